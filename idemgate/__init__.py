@@ -1,0 +1,85 @@
+"""Between triggers and work: of all duplicates run the first (`once`), of all triggers of a window run one delivery (`merge`)."""
+
+from __future__ import annotations
+
+from idemgate.core.claims import Record
+from idemgate.core.merging import Merge, append, union
+from idemgate.core.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
+from idemgate.errors import (
+    AlreadyDone,
+    AlreadyInProgress,
+    AttemptsExhausted,
+    BadInput,
+    ForeignData,
+    IdemgateError,
+    KeyReused,
+    LeaseLost,
+    NotConfigured,
+    NotDecodable,
+    NotInside,
+    OutcomeUnknown,
+    PolicyChanged,
+    Refused,
+    ReplayedFailure,
+    ResultUnavailable,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from idemgate.gate import AioGate, Gate, default_gate
+from idemgate.once.claim import AioClaim, Claim
+from idemgate.once.current import Execution, current
+from idemgate.topic.faces import AioTopic, Topic
+from idemgate.topic.merged import Merged
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AioClaim",
+    "AioGate",
+    "AioTopic",
+    "AlreadyDone",
+    "AlreadyInProgress",
+    "AttemptsExhausted",
+    "BadInput",
+    "Claim",
+    "DeadLetter",
+    "Delivery",
+    "Execution",
+    "ForeignData",
+    "Gate",
+    "IdemgateError",
+    "KeyReused",
+    "LeaseLost",
+    "Merge",
+    "Merged",
+    "Message",
+    "NotConfigured",
+    "NotDecodable",
+    "NotInside",
+    "OutcomeUnknown",
+    "Peek",
+    "PolicyChanged",
+    "Receipt",
+    "Record",
+    "Refused",
+    "ReplayedFailure",
+    "ResultUnavailable",
+    "Stats",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "Topic",
+    "Trigger",
+    "append",
+    "current",
+    "default_gate",
+    "merge",
+    "once",
+    "union",
+]
+
+once = default_gate.once
+"""`Gate.once` of the default gate, whose store is named by IDEMGATE_URL."""
+merge = default_gate.merge
+"""`Gate.merge` of the default gate, whose store is named by IDEMGATE_URL."""

@@ -1,0 +1,119 @@
+"""Arguments of a function by name, found in `args` and `kwargs` without binding the signature at each call.
+
+A call is (instance, args, kwargs), as wrapt gives it: with an instance, `args` lack the first parameter.
+Without one (plain functions, or a decorator that leaves `self` in `args`) they hold it. Both are found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from inspect import Parameter, ismethod, signature
+from typing import Any, cast
+
+__all__ = ["Args", "Arguments", "Find", "Kwargs"]
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+Find = Callable[[object, Args, Kwargs], Any]
+
+_MISSING: Any = object()
+_NOWHERE = sys.maxsize
+
+
+def _unwrapped(func: Callable[..., object]) -> Callable[..., object]:
+    """The function in a bound method, classmethod or staticmethod: its signature has `self` or `cls`."""
+    if isinstance(func, (classmethod, staticmethod)) or ismethod(func):
+        return cast(Callable[..., object], cast(Any, func).__func__)
+    return func
+
+
+class Arguments:
+    """What `func` takes. Raises ValueError or TypeError, as `inspect.signature` does, for some builtins."""
+
+    __slots__ = ("_finds", "_of_method", "_rest", "names")
+
+    def __init__(self, func: Callable[..., object]) -> None:
+        func = _unwrapped(func)
+        parameters = list(signature(func).parameters.values())
+        named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        self.names = tuple(parameter.name for parameter in parameters)
+        self._finds = {p.name: _find(at, p, named) for at, p in enumerate(parameters)}
+        self._rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._of_method = _takes_self(func, self.names)
+
+    def find(self, name: str) -> Find | None:
+        """How to find argument `name`; None: the function takes no such argument. Found late in **kwargs."""
+        found = self._finds.get(name)
+        return _Extra(name) if found is None and self._rest else found
+
+    def all(self, instance: object, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+        """Every argument by name, defaults filled in, without the instance or class a method is called on."""
+        skip = instance is not None or self._of_method
+        return {name: self._finds[name](instance, args, kwargs) for name in self.names[skip:]}
+
+
+def _find(at: int, parameter: Parameter, named: frozenset[str]) -> Find:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return _Positionals(at)
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return _Keywords(named)
+    return _One(at, parameter)
+
+
+def _takes_self(func: Callable[..., object], names: tuple[str, ...]) -> bool:
+    """Written in a class, as `Shop.pay` but not `make.<locals>.pay`, and its first parameter says so."""
+    around = getattr(func, "__qualname__", "").rpartition(".")[0]
+    return bool(around) and not around.endswith("<locals>") and names[:1] in (("self",), ("cls",))
+
+
+class _One:
+    __slots__ = ("_at", "_default", "_keyword", "_name")
+
+    def __init__(self, at: int, parameter: Parameter) -> None:
+        self._at = _NOWHERE if parameter.kind is parameter.KEYWORD_ONLY else at
+        self._name = parameter.name
+        # A positional-only name may also be a name in **kwargs, which is another argument.
+        self._keyword = "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
+        self._default = _MISSING if parameter.default is parameter.empty else parameter.default
+
+    def __call__(self, instance: object, args: Args, kwargs: Kwargs) -> Any:
+        at = self._at if instance is None else self._at - 1
+        if at < len(args):
+            return args[at] if at >= 0 else instance
+        value = kwargs.get(self._keyword, self._default)
+        if value is _MISSING:
+            raise TypeError(f"missing a required argument: {self._name!r}")  # as calling the function would
+        return value
+
+
+class _Positionals:
+    __slots__ = ("_at",)
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __call__(self, instance: object, args: Args, _kwargs: Kwargs) -> Args:
+        return (args if instance is None else (instance, *args))[self._at :]
+
+
+class _Keywords:
+    __slots__ = ("_named",)
+
+    def __init__(self, named: frozenset[str]) -> None:
+        self._named = named
+
+    def __call__(self, _instance: object, _args: Args, kwargs: Kwargs) -> dict[str, Any]:
+        return {name: value for name, value in kwargs.items() if name not in self._named}
+
+
+class _Extra:
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, _instance: object, _args: Args, kwargs: Kwargs) -> Any:
+        if self._name not in kwargs:
+            raise TypeError(f"missing a keyword argument: {self._name!r}")
+        return kwargs[self._name]

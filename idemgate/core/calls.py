@@ -1,0 +1,54 @@
+"""A request to Redis as a value: built by pure functions, carried by a link, so that sync and async differ in one word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from idemgate.errors import ForeignData
+from idemgate.lua import Script, script
+
+__all__ = ["Arg", "Batch", "Call", "call", "text"]
+
+T = TypeVar("T")
+Arg = bytes | str | int
+Reply = list[Any]
+"""What a script answers: a status word, the server's time in ms, then what its header says; bytes and ints only."""
+
+
+class Call(Generic[T]):
+    """One script call: atomic, one round trip, safe to send again. `read` turns the reply into what the caller gets."""
+
+    __slots__ = ("args", "keys", "read", "script")
+
+    def __init__(self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.read = read
+
+    def answer(self, reply: Reply) -> T:
+        """What the caller gets for this reply, or ForeignData."""
+        if reply[0] == b"foreign":
+            raise ForeignData(text(self.keys[0]), text(reply[2]))
+        return self.read(reply)
+
+
+class Batch(Generic[T]):
+    """Calls that travel together (one script call each, not atomic as a whole), and how their answers become one."""
+
+    __slots__ = ("calls", "join")
+
+    def __init__(self, calls: Sequence[Call[Any]], join: Callable[[list[Any]], T]) -> None:
+        self.calls = calls
+        self.join = join
+
+
+def call(name: str, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> Call[T]:
+    """A Call of the script of that name."""
+    return Call(script(name), keys, args, read)
+
+
+def text(value: bytes) -> str:
+    """Bytes of ours as text."""
+    return value.decode(errors="backslashreplace")

@@ -1,0 +1,89 @@
+"""Spans and points of time, from what people write to the integer milliseconds Redis gets."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import isfinite
+from typing import TypeAlias
+
+from idemgate.errors import BadInput
+
+__all__ = ["LONGEST_MS", "Duration", "instant", "milliseconds"]
+
+Duration: TypeAlias = int | float | timedelta | str
+"""Seconds as int or float, a timedelta, or text such as "500ms", "2s", "5m", "24h", "7d", "1h30m"."""
+
+LONGEST_MS = 100 * 36525 * 24 * 36000
+"""100 years: far below 2^53, so now + any duration stays exact in Lua, and a mistake in units is seen."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_FIX = 'Pass seconds (2, 0.5), a timedelta, or text like "500ms", "2s", "5m", "24h", "7d", "1h30m"'
+
+_UNITS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_TEXT = re.compile("".join(rf"(?:([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?){unit}(?![a-z]))?" for unit in _UNITS))
+
+
+def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
+    """`value` in whole milliseconds, to the nearest; `name` is the parameter to blame in the error.
+
+    Raises BadInput for anything that is not a duration, is negative, is zero (unless `zero`), lies
+    between 0 and 1 ms (never rounded down to "no time at all"), or is longer than 100 years.
+    """
+    exact = _exact(value, name)
+    if exact < 0:
+        raise BadInput(name, value, "is negative", "Pass a duration that lies ahead")
+    if 0 < exact < 1:
+        raise BadInput(name, value, "is shorter than a millisecond", 'Pass at least 0.001 seconds, or "1ms"')
+    if exact > LONGEST_MS:
+        raise BadInput(name, value, "is longer than 100 years", "Numbers are seconds, not milliseconds")
+    if exact == 0 and not zero:
+        raise BadInput(name, value, "is zero", 'Pass at least 0.001 seconds, or "1ms"')
+    return round(exact)
+
+
+def instant(value: datetime, name: str) -> int:
+    """An aware datetime as whole milliseconds since 1970 UTC, rounded down; exact, no floats in between.
+
+    Raises BadInput for naive datetimes (whose midnight would they mean?), for numbers, and for times
+    before 1970.
+    """
+    since = (_aware(value, name) - _EPOCH) // _MILLISECOND
+    if since < 0:
+        raise BadInput(name, value, "lies before 1970", "Pass a time on this side of 1970-01-01 UTC")
+    return since
+
+
+def _aware(value: object, name: str) -> datetime:
+    if not isinstance(value, datetime):
+        fix = "Pass an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)"
+        raise BadInput(name, value, "is not a datetime", fix)
+    if value.utcoffset() is None:
+        fix = "Give it a zone: value.replace(tzinfo=UTC), or value.astimezone() if local time is meant"
+        raise BadInput(name, value, "is a naive datetime", fix)
+    return value
+
+
+def _exact(value: object, name: str) -> Fraction | int:
+    """Milliseconds, not yet rounded: the checks need to see half a millisecond."""
+    if isinstance(value, str):
+        return _parsed(value, name)
+    if isinstance(value, timedelta):
+        return Fraction(value // timedelta(microseconds=1), 1000)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadInput(name, value, "is not a duration", _FIX)
+    if isinstance(value, int):
+        return int(value) * 1000
+    if not isfinite(value):
+        raise BadInput(name, value, "is not a finite number", _FIX)
+    return Fraction(repr(float(value))) * 1000  # what was written: 0.001 is 1 ms, not a hair more
+
+
+def _parsed(text: str, name: str) -> Fraction:
+    found = _TEXT.fullmatch(text)
+    if found is None or found.lastindex is None:
+        raise BadInput(name, text, "is not a duration", _FIX)
+    numbers = zip(found.groups(), _UNITS.values(), strict=True)
+    return sum((Fraction(number) * unit for number, unit in numbers if number is not None), Fraction(0))

@@ -1,0 +1,111 @@
+"""Every key in Redis, one function each: pattern, type and meaning. Reading this module is reading the data model.
+
+| key | type | what |
+|---|---|---|
+| `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also its wake-up channel |
+| `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
+| `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the eleven parts of one slot; `:due` is also its wake-up channel |
+
+`ig1` is the layout. What stands in braces decides the Redis Cluster slot; it comes first and holds no other brace, so no user
+key can steer where it goes. Text of users is percent-encoded, and hashed where it is long.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import crc32
+from functools import lru_cache
+from hashlib import blake2b
+from urllib.parse import quote_from_bytes
+
+from idemgate.errors import BadInput
+
+__all__ = ["Key", "check_name", "digest", "raw", "record", "slot", "slot_of", "text_of", "topics"]
+
+Key = str | bytes | int
+
+PARTS = ("due", "pending", "lease", "flight", "dead", "grave", "facts", "memo", "fade", "told0", "told1")
+LONGEST = 128
+"""Longer escaped texts are replaced by a hash: a key is stored once a record, and memory is dear."""
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_.@:/+=,-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SAFE = "_.@:/+=,-"
+
+
+def check_name(value: str, what: str) -> str:
+    """A namespace or topic name, or BadInput. These are written by programmers, so they are refused rather than escaped."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput(what, value, "not a name", "Use 1 to 64 of A-Z a-z 0-9 _ . -")
+    return value
+
+
+def raw(key: Key) -> bytes:
+    """The key's own bytes: str as UTF-8, an int as its decimal digits, so `7` and `"7"` are the same key."""
+    if isinstance(key, str):
+        try:
+            encoded = key.encode()
+        except UnicodeEncodeError as error:
+            raise BadInput("key", key, f"not valid Unicode ({error.reason})", "Pass bytes, or repair the text") from None
+    elif isinstance(key, bytes):
+        encoded = key
+    elif isinstance(key, int) and not isinstance(key, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        encoded = b"%d" % key
+    else:
+        raise BadInput("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
+    if not encoded:
+        raise BadInput("key", key, "empty", "A key names the work; an empty one would make all work one")
+    if len(encoded) > 65_536:
+        raise BadInput("key", key, f"{len(encoded)} bytes long", "Use at most 65,536 bytes, or a hash of what you have")
+    return encoded
+
+
+def text_of(key: Key) -> str:
+    """The key as people read it in errors and logs."""
+    return raw(key).decode(errors="backslashreplace")
+
+
+def digest(key: Key, what: str) -> bytes:
+    """A text of users where only its identity matters, such as an event id: 16 bytes."""
+    try:
+        return blake2b(raw(key), digest_size=16).digest()
+    except BadInput as error:
+        raise BadInput(what, error.value, error.problem, error.fix) from None
+
+
+def _escape(text: bytes) -> bytes:
+    """Injective: plain text stays, other bytes become %XX, and what is long becomes `#` and a hash (no text escapes to a `#`)."""
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = quote_from_bytes(text, safe=_SAFE).encode()
+    if len(escaped) <= LONGEST:
+        return escaped
+    return b"#" + blake2b(text, digest_size=16).hexdigest().encode()
+
+
+@lru_cache(4096)
+def _record_prefix(namespace: str, scope: str) -> bytes:
+    # The scope may not hold the colon that ends it; the key, being last, may.
+    return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape(scope.encode()).replace(b":", b"%3A"))
+
+
+def record(namespace: str, scope: str, key: Key) -> bytes:
+    """The record of one idempotency key."""
+    return _record_prefix(namespace, scope) + _escape(raw(key)) + b"}"
+
+
+def topics(namespace: str) -> bytes:
+    """The registry: which topics exist, and their policies."""
+    return b"ig1:{%s:topics}" % namespace.encode()
+
+
+@lru_cache(65_536)
+def slot(namespace: str, topic: str, number: int) -> tuple[bytes, ...]:
+    """The parts of one slot of a topic, in the order in which scripts get them."""
+    tag = f"ig1:{{{namespace}:topic:{topic}:{number}}}"
+    return tuple(f"{tag}:{part}".encode() for part in PARTS)
+
+
+def slot_of(key: bytes, slots: int) -> int:
+    """Which slot a key belongs to: CRC32 of its bytes, modulo the number of slots (a power of two)."""
+    return crc32(key) & (slots - 1)

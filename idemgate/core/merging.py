@@ -1,0 +1,186 @@
+"""Merge policies: how the payloads of one window become one.
+
+A payload is *lifted* to an accumulator when it is triggered, accumulators are merged in Lua (`lua/lib/merge.lua`, the only place
+that knows how), and what a delivery carries is *lowered* back to a payload here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, cast
+
+import msgpack
+
+from idemgate.core.codec import Codec
+from idemgate.errors import BadInput
+
+__all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "union"]
+
+Name = Literal["last", "first", "append", "union", "count", "sum", "min", "max"]
+NAMES = ("last", "first", "append", "union", "count", "sum", "min", "max")
+EXACT = 2**53
+"""Redis scripts count in doubles: integers beyond this are not exact."""
+MAX_BYTES = 1_048_576
+
+
+class Merge:
+    """One merge policy as a value; made by name, by `append(cap)`, `union(cap)`, or as a mapping of field -> policy."""
+
+    __slots__ = ("fields", "raw", "rest", "spec")
+
+    def __init__(
+        self, spec: dict[str, object], fields: dict[str, Merge] | None = None, rest: Merge | None = None
+    ) -> None:
+        self.spec = spec
+        self.fields = fields or {}
+        self.rest = rest
+        self.raw = spec["op"] in ("last", "first")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Merge) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash(repr(self.spec))
+
+    def __repr__(self) -> str:
+        return f"Merge({self.spec!r})"
+
+    def lift(self, payload: object, codec: Codec) -> bytes:
+        """The accumulator of one payload as a script takes it. BadInput if the policy cannot merge such a payload."""
+        if self.raw:
+            return codec.encode(payload)
+        return _pack(self._unit(payload, codec, "payload"))
+
+    def lower(self, acc: Any, codec: Codec) -> Any:
+        """The payload that an accumulator (as unpacked from a message, strings as bytes) stands for."""
+        op = self.spec["op"]
+        if op in ("last", "first"):
+            return codec.decode(acc)
+        if op == "count":
+            return acc[0]
+        if op == "sum":
+            return float(acc[0]) if acc[1] else acc[0]
+        if op in ("min", "max"):
+            return codec.decode(acc[1])
+        if op == "append":
+            return [codec.decode(item) for item in _items(acc[2])]
+        if op == "union":
+            return [codec.decode(item) for item in acc[1]]
+        return {name.decode(): self._of(name.decode()).lower(part, codec) for name, part in _map(acc).items()}
+
+    def dropped(self, acc: Any) -> int:
+        """How many items an `append` or a `union` had no room for."""
+        op = self.spec["op"]
+        if op == "append":
+            return int(acc[1])
+        if op == "union":
+            return int(acc[0])
+        if op == "fields":
+            return sum(self._of(name.decode()).dropped(part) for name, part in _map(acc).items())
+        return 0
+
+    def _of(self, field: str) -> Merge:
+        return self.fields.get(field) or cast(Merge, self.rest)
+
+    def _unit(self, payload: object, codec: Codec, name: str) -> object:
+        op = self.spec["op"]
+        if op in ("last", "first"):
+            return codec.encode(payload, name)
+        if op == "count":
+            return [1, 0]
+        if op == "sum":
+            return [_number(payload, name, "sum"), 1 if isinstance(payload, float) else 0]
+        if op in ("min", "max"):
+            return [_number(payload, name, cast(str, op)), codec.encode(payload, name)]
+        if op == "append":
+            return [1, 0, _pack(codec.encode(payload, name))]
+        if op == "union":
+            return self._set(payload, codec, name)
+        if not isinstance(payload, Mapping):
+            raise BadInput(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
+        return {_field(field): self._of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]") for field, value in cast(Mapping[object, object], payload).items()}
+
+    def _set(self, payload: object, codec: Codec, name: str) -> object:
+        if not isinstance(payload, list | tuple | set | frozenset):
+            raise BadInput(name, payload, "not a collection", 'merge="union" needs a list, tuple or set of items')
+        items = list(dict.fromkeys(codec.encode(item, name) for item in cast("list[object]", payload)))
+        cap = cast(int, self.spec["cap"])
+        return [len(items[cap:]), items[:cap]]
+
+
+MergeSpec: TypeAlias = Name | Merge | Mapping[str, "Name | Merge"]
+
+
+def append(cap: int = 1000) -> Merge:
+    """All payloads in the order of their triggers, the first `cap` of them (and at most 1 MiB); the rest is dropped and counted
+    in `delivery.dropped`."""
+    return Merge({"op": "append", "cap": _cap(cap), "bytes": MAX_BYTES})
+
+
+def union(cap: int = 1000) -> Merge:
+    """The distinct items of all payloads (each a list, tuple or set), first seen first; at most `cap` items and 1 MiB, the rest
+    is dropped and counted in `delivery.dropped`. Items are the same when they are encoded the same: 1 and 1.0 are two."""
+    return Merge({"op": "union", "cap": _cap(cap), "bytes": MAX_BYTES})
+
+
+def merge_of(given: MergeSpec) -> Merge:
+    """The policy that a user's `merge=` means, or BadInput. A mapping's `"*"` is for fields that it does not name (default: last)."""
+    if isinstance(given, Merge):
+        return given
+    if isinstance(given, str):
+        if given not in NAMES:
+            raise BadInput("merge", given, "no such merge policy", f"Use one of {', '.join(NAMES)}, or a dict of field -> policy")
+        return {"append": append, "union": union}.get(given, lambda: Merge({"op": given}))()
+    if not isinstance(given, Mapping) or not given:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput("merge", given, "not a merge policy", f"Use one of {', '.join(NAMES)}, or a dict of field -> policy")
+    policies = {_field(field): merge_of(policy) for field, policy in given.items()}
+    if any(policy.fields or policy.rest for policy in policies.values()):
+        raise BadInput("merge", given, "a field's policy is itself one per field", "Only the fields of the payload itself can have policies")
+    rest = policies.pop("*", Merge({"op": "last"}))
+    fields = {field: policy.spec for field, policy in sorted(policies.items())}
+    return Merge({"op": "fields", "fields": fields, "rest": rest.spec}, policies, rest)
+
+
+def merge_of_spec(spec: dict[str, Any]) -> Merge:
+    """The policy that a stored spec stands for."""
+    if spec["op"] != "fields":
+        return Merge(spec)
+    fields = {field: Merge(part) for field, part in cast("dict[str, Any]", spec["fields"] or {}).items()}
+    return Merge(spec, fields, Merge(spec["rest"]))
+
+
+def _field(name: object) -> str:
+    if not isinstance(name, str):
+        raise BadInput("payload", name, "a field's name is not a str", "Use text for the fields of a merged payload")
+    return name
+
+
+def _cap(cap: int) -> int:
+    if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= 100_000:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput("cap", cap, "not a number of items", "Use 1 to 100,000")
+    return cap
+
+
+def _number(value: object, name: str, op: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInput(name, value, "not an int or float", f'merge="{op}" needs numbers')
+    if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT):
+        raise BadInput(name, value, "not a number that merges exactly", "Use finite numbers, and integers up to 2**53")
+    return value
+
+
+def _pack(value: object) -> bytes:
+    # The old string type: every Redis' cmsgpack reads it back as a string.
+    return cast(bytes, msgpack.packb(value, use_bin_type=False))
+
+
+def _items(wrapped: bytes) -> list[bytes]:
+    unpacker = msgpack.Unpacker(raw=True, max_buffer_size=0, max_str_len=len(wrapped))
+    unpacker.feed(wrapped)
+    return list(unpacker)
+
+
+def _map(acc: Any) -> dict[bytes, Any]:
+    # An empty Lua table comes back as an empty array.
+    return cast("dict[bytes, Any]", acc) if isinstance(acc, dict) else {}

@@ -1,0 +1,266 @@
+"""What topics carry, as Python sees it: triggers going in, receipts, deliveries, dead letters and counts coming out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import msgpack
+
+from idemgate.core.codec import Codec
+from idemgate.core.durations import Duration
+from idemgate.core.keys import Key
+from idemgate.core.merging import Merge
+
+Outcome = Literal["ok", "dead", "cancelled", "lost"]
+
+__all__ = ["DeadLetter", "Delivery", "Message", "Outcome", "Peek", "Receipt", "Stats", "Taken", "Trigger"]
+
+P = TypeVar("P")
+ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate"]
+Reason = Literal["now", "window", "quiet", "max_delay", "max_size", "leading", "time", "flush", "retry", "redrive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """One trigger of `trigger_many`; the fields are those of `Topic.trigger`."""
+
+    key: Key
+    payload: object = None
+    delay: Duration | None = field(default=None, kw_only=True)
+    at: datetime | None = field(default=None, kw_only=True)
+    version: int | None = field(default=None, kw_only=True)
+    event_id: Key | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a trigger.
+
+    - "scheduled": it made a new pending message. - "merged": it joined the pending message of its key.
+    - "replaced": it joined, and moved the message to the time it named.
+    - "dropped": not accepted: an older `version`, or inside the window of a leading edge. - "duplicate": its `event_id` was seen.
+    `due_at` is when the message is due; None where nothing was accepted.
+    """
+
+    status: ReceiptStatus
+    due_at: datetime | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a delivery will follow."""
+        return self.due_at is not None
+
+
+class Message:
+    """A merged message as a script packed it. Places as in `lua/lib/message.lua`."""
+
+    __slots__ = ("_acc", "_codec", "_merge", "attempts", "count", "due_ms", "failure", "first_ms", "last_ms", "reason", "version")
+
+    def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
+        fields = _unpacked(packed)
+        self.count: int = fields[0]
+        self.first_ms: int = fields[1]
+        self.last_ms: int = fields[2]
+        self.due_ms: int = fields[3]
+        self.attempts: int = fields[4]
+        self.reason: Reason = fields[5].decode()
+        self.version: int | None = int(fields[7]) if fields[7] != b"" else None
+        self.failure: str = fields[9].decode(errors="replace")
+        self._acc = fields[8]
+        self._merge = merge
+        self._codec = codec
+
+    @property
+    def payload(self) -> Any:
+        """The merged payload; NotDecodable if it was written by another codec."""
+        return self._merge.lower(self._acc, self._codec)
+
+    @property
+    def dropped(self) -> int:
+        """How many items the merge policy had no room for."""
+        return self._merge.dropped(self._acc)
+
+
+class Delivery(Generic[P]):
+    """One attempt to hand a merged message to a handler.
+
+    `key` is the text of the key (bytes that are not UTF-8 are escaped; `raw_key` has them as they are), `count` how many triggers
+    were merged, `reason` why it is delivered now ("window", "quiet", "max_delay", "max_size", "leading", "time", "now", "flush",
+    "retry", "redrive"), `attempt` 1 for the first, `token` the fencing token: pass it to whatever the handler changes, and let that
+    refuse a lower one. `lost` turns true when the lease is known to be gone: stop, somebody else runs this key.
+    """
+
+    __slots__ = ("_message", "_payload", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
+
+    def __init__(self, topic: str, slot: int, raw_key: bytes, token: int, due_ms: int, message: Message) -> None:
+        self.topic = topic
+        self.slot = slot
+        self.raw_key = raw_key
+        self.token = token
+        self.due_ms = due_ms
+        self.lost = False
+        self.cancelled = False
+        self._message = message
+        self._payload: P | None = None
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.topic}/{self.key} count={self.count} attempt={self.attempt} token={self.token}>"
+
+    @property
+    def key(self) -> str:
+        return self.raw_key.decode(errors="backslashreplace")
+
+    @property
+    def payload(self) -> P:
+        """The merged payload, decoded once. NotDecodable if another codec wrote it."""
+        if self._payload is None:
+            self._payload = cast(P, self._message.payload)
+        return self._payload
+
+    @property
+    def count(self) -> int:
+        return self._message.count
+
+    @property
+    def first_at(self) -> datetime:
+        """When its first trigger was accepted, by the server's clock."""
+        return moment(self._message.first_ms)
+
+    @property
+    def last_at(self) -> datetime:
+        """When its last trigger was accepted, by the server's clock."""
+        return moment(self._message.last_ms)
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was due; it is never handed out earlier, by the server's clock."""
+        return moment(self.due_ms)
+
+    @property
+    def reason(self) -> Reason:
+        return self._message.reason
+
+    @property
+    def attempt(self) -> int:
+        return self._message.attempts
+
+    @property
+    def version(self) -> int | None:
+        """The newest version among its triggers, None if none named one."""
+        return self._message.version
+
+    @property
+    def dropped(self) -> int:
+        """How many items an `append` or `union` had no room for."""
+        return self._message.dropped
+
+    @property
+    def failure(self) -> str:
+        """How the attempt before failed; empty for a first attempt."""
+        return self._message.failure
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one `take` brought: its deliveries, how many lapsed ones it put back, and when this slot next has work (ms, 0 = never)."""
+
+    deliveries: list[Delivery[Any]]
+    lapsed: int
+    next_due_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of each delivery: "ok", "dead" (given up), "cancelled" (not tried again) or "lost" (not this owner's any more)."""
+
+    outcomes: list[str]
+    next_due_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What is known of a key. `pending` waits (due at `due_at`); `in_flight` is being handled under `token` until `lease_until`."""
+
+    pending: Message | None
+    due_at: datetime | None
+    in_flight: Message | None
+    token: int | None
+    lease_until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up. `id` names it for `redrive` and `delete`; `reason` is the last line of the failure."""
+
+    id: str
+    key: str
+    reason: str
+    died_at: datetime
+    attempts: int
+    count: int
+    first_at: datetime
+    last_at: datetime
+    message: Message
+
+    @property
+    def payload(self) -> Any:
+        return self.message.payload
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How many messages are where, and what was counted since the topic exists.
+
+    `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `in_flight` are being handled.
+    Of the counters, those that end in `_triggers` and accepted, merged, dropped, duplicate, replaced count triggers; the rest count
+    messages or deliveries. accepted = acked_triggers + cancelled_triggers + deleted_triggers + expired_triggers + what is held.
+    """
+
+    scheduled: int
+    ready: int
+    waiting: int
+    in_flight: int
+    dead: int
+    next_due: datetime | None
+    counters: Mapping[str, int]
+
+    @property
+    def pending(self) -> int:
+        return self.scheduled + self.ready + self.waiting
+
+    def __getitem__(self, counter: str) -> int:
+        """A counter by name; 0 if that never happened."""
+        return self.counters.get(counter, 0)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(ms: int) -> datetime:
+    """Milliseconds since the epoch as an aware datetime, exactly."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def letter_of(slot: int, id: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
+    raw_key, raw_message, reason, died_ms, _ = _unpacked(packed)
+    message = Message(raw_message, merge, codec)
+    return DeadLetter(
+        id=f"{slot}-{id.decode()}",
+        key=raw_key.decode(errors="backslashreplace"),
+        reason=reason.decode(errors="replace"),
+        died_at=moment(died_ms),
+        attempts=message.attempts,
+        count=message.count,
+        first_at=moment(message.first_ms),
+        last_at=moment(message.last_ms),
+        message=message,
+    )
+
+
+def _unpacked(packed: bytes) -> list[Any]:
+    return cast("list[Any]", msgpack.unpackb(packed, raw=True, strict_map_key=False))

@@ -1,0 +1,229 @@
+"""One guarded call as a pure state machine: it builds the calls and judges their answers; two short drivers in `once` perform."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Literal, cast
+
+from idemgate.core.calls import Call
+from idemgate.core.claims import Claims, Entry
+from idemgate.core.codec import Codec
+from idemgate.core.keys import Key, text_of
+from idemgate.core.models import rebuild
+from idemgate.core.tokens import token
+from idemgate.errors import (
+    AlreadyDone,
+    AlreadyInProgress,
+    AttemptsExhausted,
+    BadInput,
+    IdemgateError,
+    KeyReused,
+    LeaseLost,
+    NotDecodable,
+    OutcomeUnknown,
+    ReplayedFailure,
+    ResultUnavailable,
+)
+
+__all__ = ["Answer", "ErrorPolicy", "Guard", "Passage", "Seen", "refusal"]
+
+OnDone = Literal["replay", "skip", "raise"]
+OnInProgress = Literal["raise", "skip", "wait"]
+OnError = Literal["release", "keep", "store"]
+OnLeaseLoss = Literal["retry", "hold"]
+OnStoreError = Literal["raise", "run", "local"]
+ErrorPolicy = OnError | Callable[[BaseException], OnError]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The checked options of one decorator. Durations in ms."""
+
+    scope: str
+    retention: int
+    lease: int
+    on_done: OnDone
+    on_in_progress: OnInProgress
+    on_error: ErrorPolicy
+    on_lease_loss: OnLeaseLoss
+    on_store_error: OnStoreError
+    max_attempts: int
+    at_most_once: bool
+    wait: int
+    shadow: bool
+    codec: Codec
+    returns: object
+
+
+class Answer:
+    """What a duplicate gets instead of a run: a value, or an error to raise."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: object = None, error: IdemgateError | None = None) -> None:
+        self.value = value
+        self.error = error
+
+    def give(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Seen:
+    """Keys that this process knows to be done, the `size` last used, each until its retention ends. Only done keys: they cannot
+    become anything else, unless somebody forgets them, which this process then learns when the entry fades."""
+
+    __slots__ = ("_entries", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[bytes, tuple[float, bytes, Entry]] = OrderedDict()
+
+    def recall(self, record: bytes, fingerprint: bytes) -> Entry | None:
+        """What is known of the key; "reused" where the fingerprint differs, None where nothing is known."""
+        found = self._entries.get(record)
+        if found is None:
+            return None
+        until, known, entry = found
+        if until <= monotonic():
+            self._entries.pop(record, None)
+            return None
+        return entry if known == fingerprint else Entry("reused")
+
+    def keep(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
+        self._entries[record] = (monotonic() + milliseconds / 1000, fingerprint, entry)
+        while len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+
+    def drop(self, record: bytes) -> None:
+        self._entries.pop(record, None)
+
+
+def refusal(entry: Entry, key: Key, token: int = 0) -> IdemgateError | None:
+    """The error that an entry other than started, in progress or done stands for, else None."""
+    if entry.state == "reused":
+        return KeyReused(text_of(key))
+    if entry.state == "held":
+        return OutcomeUnknown(text_of(key), entry.attempt)
+    if entry.state == "exhausted":
+        return AttemptsExhausted(text_of(key), entry.attempt)
+    return LeaseLost(text_of(key), token) if entry.state == "stale" else None
+
+
+class Passage:
+    """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim was answered."""
+
+    __slots__ = ("claims", "entry", "fingerprint", "guard", "key", "owner", "record", "since")
+
+    def __init__(self, guard: Guard, claims: Claims, key: Key, fingerprint: bytes) -> None:
+        self.guard = guard
+        self.claims = claims
+        self.key = key
+        self.record = claims.key(guard.scope, key)
+        self.fingerprint = fingerprint
+        self.owner = token()
+        self.entry: Entry | None = None
+        self.since = 0.0
+
+    def enter(self) -> Call[Entry]:
+        guard = self.guard
+        if guard.at_most_once:
+            return self.claims.mark(self.record, self.owner, guard.retention, self.fingerprint)
+        return self.claims.claim(
+            self.record,
+            self.owner,
+            guard.lease,
+            guard.retention,
+            self.fingerprint,
+            guard.max_attempts,
+            guard.on_lease_loss == "hold",
+            guard.on_in_progress == "wait",
+        )
+
+    def judge(self, entry: Entry) -> Answer | float | None:
+        """None: run. A number: wait that many seconds and enter again. An Answer: give it."""
+        self.entry = entry
+        if entry.state == "started":
+            return None
+        if entry.state == "done":
+            return self._done(entry)
+        if entry.state == "in_progress":
+            return self._in_progress(entry)
+        return Answer(error=refusal(entry, self.key))
+
+    def _done(self, entry: Entry) -> Answer:
+        guard = self.guard
+        if guard.on_done == "skip":
+            return Answer()
+        name = text_of(self.key)
+        if entry.kind == b"e":
+            kind, text = cast("tuple[str, str]", guard.codec.decode(entry.result))
+            return Answer(error=ReplayedFailure(name, kind, text))
+        if entry.kind == b"n":
+            missing = ResultUnavailable(name, _NOT_KEPT if guard.at_most_once else entry.result.decode(errors="replace"))
+            return Answer(error=AlreadyDone(name)) if guard.on_done == "raise" else Answer(error=missing)
+        try:
+            value = rebuild(guard.codec.decode(entry.result), guard.returns)
+        except (NotDecodable, BadInput, TypeError, ValueError) as error:
+            return Answer(error=ResultUnavailable(name, f"it cannot be read back: {error}"))
+        return Answer(error=AlreadyDone(name, value)) if guard.on_done == "raise" else Answer(value)
+
+    def _in_progress(self, entry: Entry) -> Answer | float:
+        guard = self.guard
+        if guard.on_in_progress == "skip":
+            return Answer()
+        error = AlreadyInProgress(text_of(self.key), entry.left_ms / 1000)
+        if guard.on_in_progress == "raise":
+            return Answer(error=error)
+        now = monotonic()
+        self.since = self.since or now
+        left = self.since + guard.wait / 1000 - now
+        if left <= 0:
+            return Answer(error=error)
+        # A wake-up ends the wait; this is only its safety net, and never later than the lease could end.
+        return min(left, 1.0, max(entry.left_ms / 1000, 0.01))
+
+    def complete(self, result: object) -> Call[bool]:
+        """Done, with its result; or without, when it cannot be stored: the effect happened, so it must not run again."""
+        guard = self.guard
+        try:
+            kind, data = b"v", guard.codec.encode(result, "result")
+        except BadInput as error:
+            kind, data = b"n", str(error).encode()[:500]
+        self.entry = self._finished(kind, data)
+        return self.claims.complete(self.record, self.owner, guard.retention, kind, data)
+
+    def _finished(self, kind: bytes, data: bytes) -> Entry:
+        entry = Entry("done", token=self.entry.token if self.entry else 0, left_ms=self.guard.retention)
+        entry.kind, entry.result = kind, data
+        return entry
+
+    def fail(self, error: BaseException) -> Call[bool] | None:
+        """What happens to the claim when the work raised; None: nothing, its lease runs out."""
+        policy = self.guard.on_error
+        if not isinstance(error, Exception):
+            policy = "release"
+        elif callable(policy):
+            policy = policy(error)
+        if policy == "keep":
+            return None
+        if policy == "store":
+            return self.claims.complete(self.record, self.owner, self.guard.retention, b"e", self._failure(error))
+        return self.release()
+
+    def release(self, undo: bool = False) -> Call[bool]:
+        return self.claims.release(self.record, self.owner, self.guard.retention, undo)
+
+    def renew(self) -> Call[bool]:
+        return self.claims.renew(self.record, self.owner, self.guard.lease, self.guard.retention)
+
+    def _failure(self, error: BaseException) -> bytes:
+        text = str(error).encode(errors="replace").decode()
+        return self.guard.codec.encode((f"{type(error).__module__}.{type(error).__qualname__}", text[:1000]))
+
+
+_NOT_KEPT = "with at_most_once nothing is kept but the mark; use on_done='skip' or 'raise'"

@@ -1,0 +1,194 @@
+"""Every error idemgate raises. One root; arranged by who can act on it; facts are fields, the text is derived from them.
+
+- `BadInput`: the caller passed something that can never work. Raised before anything is written.
+- `Refused`: the store answered, and the answer is no, for a reason that is part of normal life.
+- `StoreError`: the store, or the way to it, is at fault.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyDone",
+    "AlreadyInProgress",
+    "AttemptsExhausted",
+    "BadInput",
+    "ForeignData",
+    "IdemgateError",
+    "KeyReused",
+    "LeaseLost",
+    "NotConfigured",
+    "NotInside",
+    "NotDecodable",
+    "OutcomeUnknown",
+    "PolicyChanged",
+    "Refused",
+    "ReplayedFailure",
+    "ResultUnavailable",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+]
+
+
+class IdemgateError(Exception):
+    """Root of every error of this library."""
+
+
+# -- the caller can mend it -------------------------------------------------------------------------------------------
+
+
+class BadInput(IdemgateError, ValueError):
+    """A value that can never work; nothing was written. `name` is the parameter, `value` what was passed."""
+
+    def __init__(self, name: str, value: object, problem: str, fix: str) -> None:
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{name}={shown}: {problem}. {fix}")
+        self.name = name
+        self.value = value
+        self.problem = problem
+        self.fix = fix
+
+
+class NotConfigured(IdemgateError):
+    """No server was named, so there is nobody to coordinate with."""
+
+
+class NotInside(IdemgateError, RuntimeError):
+    """Something was asked that only a guarded function or a handler can be told."""
+
+
+class PolicyChanged(IdemgateError):
+    """A topic was opened with another policy than the one it was made with.
+
+    `topic`, `stored` and `asked` (the differing values by name) say what differs.
+    """
+
+    def __init__(self, topic: str, stored: dict[str, object], asked: dict[str, object]) -> None:
+        differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
+        super().__init__(
+            f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
+            f"or change it for everybody with redefine=True (slots cannot be changed that way)."
+        )
+        self.topic = topic
+        self.stored = stored
+        self.asked = asked
+
+
+# -- the store said no ------------------------------------------------------------------------------------------------
+
+
+class Refused(IdemgateError):
+    """The store answered no. `key` is the idempotency key as the caller gave it."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class AlreadyInProgress(Refused):
+    """Another owner is running this key. `retry_after`: seconds until its lease ends unless it is renewed."""
+
+    def __init__(self, key: str, retry_after: float) -> None:
+        super().__init__(key, f"{key!r} is in progress elsewhere; try again in {retry_after:.3f} s")
+        self.retry_after = retry_after
+
+
+class AlreadyDone(Refused):
+    """The key is done and the guard was told to raise on duplicates. `result` is the stored result, or None."""
+
+    def __init__(self, key: str, result: object = None) -> None:
+        super().__init__(key, f"{key!r} is already done")
+        self.result = result
+
+
+class ResultUnavailable(Refused):
+    """The key is done, but its result could not be stored, so there is nothing to replay. The work must not run again."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(key, f"{key!r} is done, but its result was not stored: {why}")
+        self.why = why
+
+
+class ReplayedFailure(Refused):
+    """The first run failed and its failure was stored (`on_error="store"`). `kind` and `text` describe that exception."""
+
+    def __init__(self, key: str, kind: str, text: str) -> None:
+        super().__init__(key, f"{key!r} failed before with {kind}: {text}")
+        self.kind = kind
+        self.text = text
+
+
+class KeyReused(Refused):
+    """Same key, other payload: the fingerprints differ. Nothing ran, no result is disclosed."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key, f"{key!r} was used before with another payload; use a new key for a new intent")
+
+
+class LeaseLost(Refused):
+    """This owner's lease ended and its right is gone. `token` is the fencing token it held."""
+
+    def __init__(self, key: str, token: int) -> None:
+        super().__init__(key, f"the lease of {key!r} (fencing token {token}) was lost")
+        self.token = token
+
+
+class OutcomeUnknown(Refused):
+    """A former owner vanished and the guard holds (`on_lease_loss="hold"`): somebody must look, then `gate.resolve`."""
+
+    def __init__(self, key: str, attempt: int) -> None:
+        super().__init__(
+            key,
+            f"{key!r} was started (attempt {attempt}) and its owner vanished; its outcome is unknown. "
+            f"Look whether the effect happened, then gate.resolve(key, done=True or False)",
+        )
+        self.attempt = attempt
+
+
+class AttemptsExhausted(Refused):
+    """The key was started `attempts` times without success and may not be started again within its retention."""
+
+    def __init__(self, key: str, attempts: int) -> None:
+        super().__init__(key, f"{key!r} was started {attempts} times without success; gate.forget(key) allows it again")
+        self.attempts = attempts
+
+
+# -- the store is at fault --------------------------------------------------------------------------------------------
+
+
+class StoreError(IdemgateError):
+    """The store, or the way to it, is at fault."""
+
+
+class StoreUnavailable(StoreError):
+    """No answer within the deadline. `executed` is "no" when the request certainly did not run, else "unknown"."""
+
+    def __init__(self, text: str, executed: str) -> None:
+        super().__init__(text)
+        self.executed = executed
+
+
+class StoreRefused(StoreError):
+    """The server answered with an error that repeating cannot mend (permission, configuration, script error)."""
+
+
+class ForeignData(StoreError):
+    """A key of our namespace holds something we did not write: a wrong type or another version. Nothing was written."""
+
+    def __init__(self, redis_key: str, text: str) -> None:
+        super().__init__(f"{redis_key}: {text}. Nothing was written; move or delete that key, or use another namespace")
+        self.redis_key = redis_key
+
+
+class NotDecodable(StoreError):
+    """Stored bytes cannot be turned back into a value; repeating cannot mend it. Nothing was written.
+
+    They are not ours, damaged, of another version, over a limit, or not what the handler's annotation asks for:
+    `why` says which.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"stored bytes cannot be decoded: {why}")
+        self.why = why

@@ -1,0 +1,452 @@
+"""The gate: one store, one namespace, and everything that can be asked of them. `gate.aio` is the awaiting face of the same object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import tenacity
+
+from idemgate.core.backoff import BackoffPolicy
+from idemgate.core.calls import Batch
+from idemgate.core.claims import Claims, Entry, Record
+from idemgate.core.clock import Clock
+from idemgate.core.codec import Codec, digest
+from idemgate.core.counters import Counters
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keys import Key, check_name, text_of
+from idemgate.core.merging import MergeSpec
+from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage
+from idemgate.core.policy import Edge, Policy, policy_of
+from idemgate.core.tokens import token
+from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
+from idemgate.link.aio import AsyncLink
+from idemgate.link.endpoint import Endpoint, of_client, of_url
+from idemgate.link.pulse import Pulse
+from idemgate.link.sync import SyncLink
+from idemgate.once.claim import AioClaim, Claim
+from idemgate.once.options import decorate, guard_of
+from idemgate.topic.faces import AioTopic, Topic
+from idemgate.topic.merged import Merged, merged
+
+if TYPE_CHECKING:
+    from idemgate.work.worker import Worker
+
+__all__ = ["AioGate", "Gate", "default_gate"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Gate:
+    """One store and one namespace. Making a gate connects to nothing; the first use does.
+
+    - `url`: redis://, rediss://, unix://, redis+cluster://h1:p,h2:p, redis+sentinel://h1:p,h2:p/service, or embedded://[dir].
+      None: the environment variable IDEMGATE_URL; with neither, the first use raises NotConfigured.
+    - `client`: instead of a URL, a redis-py client, sync or async. Its address and credentials are used, not the client itself:
+      connections of our own never decode, never retry by themselves, and have time-outs. NotConfigured if that cannot be done.
+    - `namespace`: first part of every key; one for each trust domain.
+    - `timeout`: how long a call is tried while the store does not answer, then StoreUnavailable.
+    - `max_bytes`: the largest payload or result. - `clock`: a test clock that every script is told (`idemgate.testing.Clock`).
+
+    Safe to share between threads and event loops; a forked child makes its own connections.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: object | None = None,
+        namespace: str = "default",
+        timeout: Duration = "5s",
+        max_bytes: int = 262_144,
+        clock: Clock | None = None,
+    ) -> None:
+        if url is not None and client is not None:
+            raise BadInput("client", client, "a URL was given too", "Pass one of url and client")
+        self.namespace = check_name(namespace, "namespace")
+        self.seconds = milliseconds(timeout, "timeout") / 1000
+        self.clock = clock
+        self.codec = Codec(max_bytes)
+        self.claims = Claims(namespace, clock)
+        self.counters = Counters()
+        self.topics: dict[str, Topic] = {}
+        self._given = of_client(client) if client is not None else url
+        if isinstance(self._given, str) and not self._given.startswith("embedded:"):
+            self._given = of_url(self._given)
+        self._lock = Lock()
+        self._link: SyncLink | None = None
+        self._alink: AsyncLink | None = None
+        self.pulse = Pulse(lambda: SyncLink(self.endpoint, seconds=1.0))
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.namespace!r} {self._given if self._given is not None else 'IDEMGATE_URL'}>"
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def endpoint(self) -> Endpoint:
+        """Where the store is; starts the embedded server if that is what the URL says."""
+        given = self._given if self._given is not None else os.environ.get("IDEMGATE_URL")
+        if given is None or given == "":
+            raise NotConfigured(
+                "no store was named. Pass a URL, Gate('redis://localhost:6379/0'); or set IDEMGATE_URL; "
+                "or pass client=; or Gate('embedded://') for a server of this process"
+            )
+        if isinstance(given, Endpoint):
+            return given
+        if given.startswith("embedded:"):
+            from idemgate.link.embedded import shared
+
+            return of_url(shared(given).url)
+        return of_url(given)
+
+    @property
+    def link(self) -> SyncLink:
+        """The blocking link: `gate.link.run(call)`."""
+        if self._link is None:
+            with self._lock:
+                self._link = self._link or SyncLink(self.endpoint, self.seconds)
+        return self._link
+
+    @cached_property
+    def aio(self) -> AioGate:
+        """The awaiting face of this gate."""
+        return AioGate(self)
+
+    def _async_link(self) -> AsyncLink:
+        if self._alink is None:
+            self._alink = AsyncLink(self.endpoint, self.seconds)
+        return self._alink
+
+    def close(self) -> None:
+        """Ends heartbeats and blocking connections. Those of an event loop are closed by `await gate.aio.close()`."""
+        self.pulse.close()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- once ---------------------------------------------------------------------------------------------------------
+
+    def once(
+        self,
+        key: str | Callable[..., object] | None = None,
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        retention: Duration = "24h",
+        lease: Duration = "30s",
+        on_done: OnDone | None = None,
+        on_in_progress: OnInProgress = "raise",
+        wait: Duration = "30s",
+        on_error: ErrorPolicy = "release",
+        on_lease_loss: OnLeaseLoss = "retry",
+        on_store_error: OnStoreError = "raise",
+        max_attempts: int | None = None,
+        retry: tenacity.BaseRetrying | None = None,
+        at_most_once: bool = False,
+        max_result_bytes: int | None = None,
+        remember: int = 0,
+        shadow: bool = False,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Of all calls with the same key, run the first; give the others its result.
+
+        Works on functions, methods, classmethods and staticmethods, sync and async; generator functions are refused. Two round trips
+        for a new key, one for a duplicate.
+
+        - `key`: a template over the arguments, "{event[id]}" or "{order.id}"; or a callable that gets the same arguments; None: all
+          arguments, which must be storable. Checked now, compiled once.
+        - `scope`: keys of one scope are the same work. None: the function's qualified name.
+        - `fingerprint`: names of arguments, or a callable: the same key with another fingerprint raises KeyReused.
+        - `retention`: how long a done key is remembered. - `lease`: how long the right to run holds without a heartbeat; renewed
+          while the function runs. Make it three times the longest time that C code may hold the GIL.
+        - `on_done`: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), "raise" AlreadyDone.
+          None: "replay", or "skip" with at_most_once.
+        - `on_in_progress`: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for at most `wait`.
+        - `on_error`: what a raised exception does: "release" (the next caller may run), "keep" (not before the lease ends), "store"
+          (duplicates get ReplayedFailure); or a callable from the exception to one of these. Cancellation, KeyboardInterrupt and
+          SystemExit always release.
+        - `on_lease_loss`: when an owner vanished, "retry", or "hold": OutcomeUnknown until `gate.resolve`.
+        - `on_store_error`: when the store is away, "raise"; "run" unguarded; "local": guarded by this process alone. Each is counted.
+        - `max_attempts`: starts of a key without success before AttemptsExhausted; None: any number.
+        - `retry`: a tenacity policy for attempts inside one claim.
+        - `at_most_once`: mark the key before running, in one round trip: no lease, no result, and no second chance after a failure.
+        - `max_result_bytes`: larger results are not stored (the key is done all the same); None: the gate's `max_bytes`.
+        - `remember`: how many done keys this process keeps in memory, to answer without a round trip; 0 = none. A key that was
+          forgotten elsewhere is remembered here until it fades.
+        - `shadow`: run everything; only count and log what would have been dropped.
+
+        The wrapped function raises what it raises, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable, ReplayedFailure,
+        OutcomeUnknown, AttemptsExhausted, StoreError, and BadInput for arguments that give no key.
+        """
+        guard = guard_of(
+            self.codec, scope, retention, lease, on_done, on_in_progress, wait, on_error, on_lease_loss, on_store_error,
+            max_attempts, retry, at_most_once, max_result_bytes, shadow,
+        )  # fmt: skip
+
+        def once(func: Callable[P, R]) -> Callable[P, R]:
+            return decorate(self, guard, func, key, fingerprint, retry, remember)
+
+        return once
+
+    def _passage(
+        self,
+        key: Key,
+        scope: str,
+        lease: Duration,
+        retention: Duration,
+        fingerprint: object,
+        on_lease_loss: OnLeaseLoss,
+        max_attempts: int | None,
+    ) -> Passage:
+        guard = guard_of(
+            self.codec, scope, retention, lease, "replay", "wait", "30s", "release", on_lease_loss, "raise",
+            max_attempts, None, False, None, False,
+        )  # fmt: skip
+        return Passage(guard, self.claims, key, b"" if fingerprint is None else digest(fingerprint, name="fingerprint"))
+
+    def claim(
+        self,
+        key: Key,
+        *,
+        scope: str = "claim",
+        lease: Duration = "30s",
+        retention: Duration = "24h",
+        fingerprint: object | None = None,
+        on_lease_loss: OnLeaseLoss = "retry",
+        max_attempts: int | None = None,
+    ) -> Claim:
+        """Asks once for the right to run `key` and answers at once: see `Claim.state`. One round trip.
+
+        Raises KeyReused, OutcomeUnknown, AttemptsExhausted, StoreError. `scope` is as in `once`: a decorator with the same scope
+        guards the same keys.
+        """
+        return Claim(self, self._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)).ask()
+
+    def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
+        """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is stored but the mark."""
+        return first_of(self.link.run(self.claims.mark(self.claims.key(scope, key), token(), milliseconds(retention, "retention"))))
+
+    def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
+        """`first` for many keys, answers in their order; they travel together. Of equal keys in one call the first is first.
+
+        Not atomic as a whole: each key is decided by itself.
+        """
+        return self.link.run_all(self.marks(keys, retention, scope))
+
+    def marks(self, keys: Iterable[Key], retention: Duration, scope: str) -> Batch[list[bool]]:
+        """The calls of `first_many`."""
+        kept = milliseconds(retention, "retention")
+        calls = [self.claims.mark(self.claims.key(scope, key), token(), kept) for key in keys]
+        return Batch(calls, lambda entries: [first_of(entry) for entry in entries])
+
+    def inspect(self, key: Key, *, scope: str = "claim") -> Record:
+        """What is remembered of a key. Changes nothing."""
+        return self.link.run(self.claims.inspect(self.claims.key(scope, key)))
+
+    def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
+        """Forgets a key, so that its next call is the first. False if nothing was known.
+
+        Raises AlreadyInProgress while an owner's lease holds, unless `force`: then two may run at once.
+        """
+        return changed(key, "forgotten", self.link.run(self.claims.forget(self.claims.key(scope, key), force)))
+
+    def resolve(self, key: Key, *, done: bool, result: object = None, retention: Duration = "24h", scope: str = "claim") -> bool:
+        """Decides about a key whose owner vanished (OutcomeUnknown): it is done, with this result, or it may run again.
+
+        False if there is nothing to decide. Raises AlreadyInProgress while an owner's lease holds.
+        """
+        record = self.claims.key(scope, key)
+        data = self.codec.encode(result, "result")
+        answer = self.link.run(self.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data))
+        return changed(key, "ok", answer)
+
+    # -- merge --------------------------------------------------------------------------------------------------------
+
+    def topic(
+        self,
+        name: str,
+        *,
+        window: Duration | None = None,
+        quiet: Duration | None = None,
+        max_delay: Duration | None = None,
+        max_size: int | None = None,
+        edge: Edge = "trailing",
+        merge: MergeSpec = "last",
+        slots: int = 1,
+        lease: Duration = "30s",
+        max_attempts: int = 17,
+        backoff: BackoffPolicy = None,
+        retention: Duration = "30d",
+        max_dead: int = 10_000,
+        remember: Duration = "24h",
+        redefine: bool = False,
+    ) -> Topic:
+        """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked against the
+        stored one with the first use (PolicyChanged), one round trip.
+
+        - `window`: triggers of a key within this span of the *first* make one delivery, when it ends.
+        - `quiet`: one delivery when no trigger came for this span; at the latest `max_delay` after the first, or with `max_size`
+          triggers. None of the three: deliver as soon as possible; what is pending still merges.
+        - `edge`: "trailing" delivers when the window ends; "leading" delivers the first trigger at once and drops (and counts) the
+          others of the window.
+        - `merge`: how payloads become one: "last", "first", "append", "union", "count", "sum", "min", "max"; `append(cap)`,
+          `union(cap)`; or a dict of field -> policy, with "*" for the fields it does not name (default: last).
+        - `slots`: shards, a power of two; cannot be changed later. - `lease`: as in `once`, of a delivery.
+        - `max_attempts`: deliveries of a message before it becomes a dead letter. - `backoff`: pauses between them: a list of
+          durations (the last repeats), one duration, a tenacity wait strategy; None: exponential with full jitter, 1 s to 10 min.
+        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and counted.
+        - `remember`: how long an `event_id` or a `version` is remembered. - `redefine`: replace the stored policy for everybody.
+
+        With no policy given at all, the stored one is used, or the plain one if the topic is new.
+        """
+        facts = dict(locals())
+        for local in ("self", "name", "redefine"):
+            facts.pop(local)
+        declared = policy_of(**facts)
+        return self._declare(check_name(name, "topic"), declared, plain=declared.stored() == _PLAIN.stored(), redefine=redefine)
+
+    def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
+        known = self.topics.get(name)
+        if known is None:
+            known = self.topics[name] = Topic(self, name, declared, plain, redefine)
+        elif not plain:
+            known.opening.declare(declared, redefine)
+        return known
+
+    def merge(
+        self,
+        key: str | Callable[..., object] | None = None,
+        *,
+        window: Duration | None = None,
+        quiet: Duration | None = None,
+        max_delay: Duration | None = None,
+        max_size: int | None = None,
+        edge: Edge = "trailing",
+        merge: MergeSpec = "last",
+        slots: int = 1,
+        lease: Duration = "30s",
+        max_attempts: int = 17,
+        backoff: BackoffPolicy = None,
+        retention: Duration = "30d",
+        name: str | None = None,
+    ) -> Callable[[Callable[P, R]], Merged[P, R]]:
+        """The short form of a topic: `f.trigger(...)` takes the function's own arguments, and a worker later calls `f` once with the
+        merged ones. `f(...)` itself still calls directly. `key` is as in `once`, the rest as in `topic`; `merge` may name arguments.
+        `name`: the topic's; None: the function's qualified name."""
+
+        def decorate(func: Callable[P, R]) -> Merged[P, R]:
+            return merged(self, func, key, name, options)
+
+        options = {
+            "window": window, "quiet": quiet, "max_delay": max_delay, "max_size": max_size, "edge": edge, "merge": merge,
+            "slots": slots, "lease": lease, "max_attempts": max_attempts, "backoff": backoff, "retention": retention,
+        }  # fmt: skip
+        return decorate
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def run(self, *topics: str, concurrency: int = 32, grace: Duration = "30s") -> None:
+        """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see `Worker`."""
+        from idemgate.work.worker import run
+
+        run(self, topics, concurrency=concurrency, grace=grace)
+
+
+class AioGate:
+    """The awaiting face of a gate; each method is as the gate's own."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._topics: dict[str, AioTopic] = {}
+
+    @property
+    def link(self) -> AsyncLink:
+        """The awaiting link: `await gate.aio.link.run(call)`."""
+        return self._gate._async_link()  # pyright: ignore[reportPrivateUsage]
+
+    def claim(
+        self,
+        key: Key,
+        *,
+        scope: str = "claim",
+        lease: Duration = "30s",
+        retention: Duration = "24h",
+        fingerprint: object | None = None,
+        on_lease_loss: OnLeaseLoss = "retry",
+        max_attempts: int | None = None,
+    ) -> AioClaim:
+        """As `Gate.claim`: `await` it, or use it in `async with`."""
+        passage = self._gate._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)  # pyright: ignore[reportPrivateUsage]
+        return AioClaim(self._gate, passage)
+
+    async def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
+        """As `Gate.first`."""
+        claims = self._gate.claims
+        return first_of(await self.link.run(claims.mark(claims.key(scope, key), token(), milliseconds(retention, "retention"))))
+
+    async def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
+        """As `Gate.first_many`."""
+        return await self.link.run_all(self._gate.marks(keys, retention, scope))
+
+    async def inspect(self, key: Key, *, scope: str = "claim") -> Record:
+        """As `Gate.inspect`."""
+        return await self.link.run(self._gate.claims.inspect(self._gate.claims.key(scope, key)))
+
+    async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
+        """As `Gate.forget`."""
+        return changed(key, "forgotten", await self.link.run(self._gate.claims.forget(self._gate.claims.key(scope, key), force)))
+
+    async def resolve(self, key: Key, *, done: bool, result: object = None, retention: Duration = "24h", scope: str = "claim") -> bool:
+        """As `Gate.resolve`."""
+        record = self._gate.claims.key(scope, key)
+        data = self._gate.codec.encode(result, "result")
+        answer = await self.link.run(self._gate.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data))
+        return changed(key, "ok", answer)
+
+    def topic(self, name: str, **policy: Any) -> AioTopic:
+        """As `Gate.topic`; the same topic, awaiting."""
+        return self._gate.topic(name, **policy).aio
+
+    def worker(self, *topics: str, concurrency: int = 32, grace: Duration = "30s") -> Worker:
+        """A worker for use inside of an application: `async with gate.aio.worker(): ...`; see `Worker`."""
+        from idemgate.work.worker import Worker
+
+        return Worker(self._gate, topics, concurrency=concurrency, grace=grace)
+
+    async def close(self) -> None:
+        """Waits for the calls under way, then closes the connections of this event loop."""
+        if self._gate._alink is not None:  # pyright: ignore[reportPrivateUsage]
+            await self._gate._alink.close()  # pyright: ignore[reportPrivateUsage]
+
+
+def first_of(entry: Entry) -> bool:
+    """Whether this mark was the first."""
+    return entry.state == "started"
+
+
+def changed(key: Key, wanted: str, answer: tuple[str, int]) -> bool:
+    """Whether a record was changed; AlreadyInProgress if a live owner stands in the way."""
+    word, left_ms = answer
+    if word == "busy":
+        raise AlreadyInProgress(text_of(key), left_ms / 1000)
+    return word == wanted
+
+
+_PLAIN = policy_of(
+    window=None, quiet=None, max_delay=None, max_size=None, edge="trailing", merge="last", slots=1, lease="30s", max_attempts=17,
+    backoff=None, retention="30d", max_dead=10_000, remember="24h",
+)  # fmt: skip
+"""What `gate.topic(name)` says when nothing is said."""
+
+default_gate = Gate(namespace=os.environ.get("IDEMGATE_NAMESPACE", "default"))
+"""The gate behind `idemgate.once` and `idemgate.merge`; its store is named by IDEMGATE_URL, read with the first use."""

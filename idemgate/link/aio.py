@@ -1,0 +1,153 @@
+"""The awaiting link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import redis.exceptions as rx
+
+from idemgate.core.calls import Batch, Call
+from idemgate.link.endpoint import Endpoint, async_client
+from idemgate.link.faults import Patience
+from idemgate.link.listen import Ear
+
+__all__ = ["AsyncLink"]
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """What belongs to one event loop: its client, its ear, and the calls under way."""
+
+    __slots__ = ("blocking", "client", "ear", "tasks")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.client = async_client(endpoint)
+        self.blocking: Any = None
+        self.ear = Ear(endpoint)
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+
+class AsyncLink:
+    """Carries calls and awaits. One set of connections per event loop; no call is ever cancelled half-way."""
+
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+        self.endpoint = endpoint
+        self.seconds = seconds
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
+
+    @property
+    def _here(self) -> _Loop:
+        loop = asyncio.get_running_loop()
+        here = self._loops.get(loop)
+        if here is None:
+            here = self._loops[loop] = _Loop(self.endpoint)
+        return here
+
+    def start(self, call: Call[T], within: float | None = None) -> asyncio.Task[T]:
+        """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the outcome."""
+        return self.spawn(self._run(call, within))
+
+    async def run(self, call: Call[T], within: float | None = None) -> T:
+        """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
+        return await asyncio.shield(self.start(call, within))
+
+    async def run_all(self, batch: Batch[T]) -> T:
+        """As `SyncLink.run_all`; on a cluster its calls travel side by side."""
+        return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls))))
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        tasks = self._here.tasks
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    async def _run(self, call: Call[T], within: float | None) -> T:
+        patience = Patience(self.seconds if within is None else within)
+        while True:
+            try:
+                return call.answer(await self._send(call))
+            except rx.RedisError as error:
+                pause = patience.pause(error)
+            await asyncio.sleep(pause)
+
+    async def _run_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        if len(calls) < 2 or self.endpoint.kind == "cluster":
+            return await asyncio.gather(*(self._run(call, None) for call in calls))
+        try:
+            replies = await self._send_together(calls)
+        except rx.RedisError:
+            return [await self._run(call, None) for call in calls]
+        return [
+            await self._run(call, None) if isinstance(reply, Exception) else call.answer(reply)
+            for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    async def _send(self, call: Call[Any]) -> list[Any]:
+        script, client = call.script, self._here.client
+        try:
+            return await client.execute_command("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return await client.execute_command("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+
+    async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        async with self._here.client.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+            return await pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
+
+    async def command(self, *args: Any) -> Any:
+        """As `SyncLink.command`."""
+        return await asyncio.shield(self.spawn(_translated(self._here.client.execute_command(*args))))
+
+    async def blocking(self, *args: Any) -> Any:
+        """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out. Cancelling it drops
+        its connection."""
+        here = self._here
+        if here.blocking is None:
+            here.blocking = async_client(self.endpoint, socket_timeout=None)
+        return await _translated(here.blocking.execute_command(*args))
+
+    @asynccontextmanager
+    async def waiting(self, channel: bytes) -> AsyncIterator[asyncio.Event]:
+        """An event that is set when something is published on the channel, or when the subscription had to be made anew."""
+        event = asyncio.Event()
+        ear = self._here.ear
+
+        def heard(_channel: bytes, _data: bytes | None) -> None:
+            event.set()
+
+        await ear.add(channel, heard)
+        try:
+            yield event
+        finally:
+            ear.remove(channel, heard)
+
+    def ear(self) -> Ear:
+        """A Pub/Sub connection of its own, for a subscriber; the caller closes it."""
+        return Ear(self.endpoint)
+
+    async def close(self) -> None:
+        """Waits for the calls under way, then closes this event loop's connections."""
+        here = self._loops.pop(asyncio.get_running_loop(), None)
+        if here is None:
+            return
+        if here.tasks:
+            await asyncio.wait(here.tasks, timeout=self.seconds)
+        await here.ear.close()
+        await here.client.aclose()
+        if here.blocking is not None:
+            await here.blocking.aclose()
+
+
+async def _translated(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except rx.RedisError as error:
+        Patience(0).pause(error)
+        raise

@@ -1,0 +1,126 @@
+"""The blocking link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis.exceptions as rx
+
+from idemgate.core.calls import Batch, Call
+from idemgate.link.endpoint import Endpoint, one_node, sync_client
+from idemgate.link.faults import Patience
+
+__all__ = ["SyncLink", "Waiter"]
+
+T = TypeVar("T")
+
+
+class SyncLink:
+    """Carries calls and blocks. Safe to share between threads; a forked child makes its own connections."""
+
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+        self.endpoint = endpoint
+        self.seconds = seconds
+        self._made: Any = None
+
+    @property
+    def _client(self) -> Any:
+        if self._made is None:
+            self._made = sync_client(self.endpoint)
+        return self._made
+
+    def run(self, call: Call[T], within: float | None = None) -> T:
+        """The answer of one call; sent again, with the same tokens, for `within` seconds (default: the gate's time-out).
+
+        Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
+        """
+        patience = Patience(self.seconds if within is None else within)
+        while True:
+            try:
+                return call.answer(self._send(call))
+            except rx.RedisError as error:
+                pause = patience.pause(error)
+            time.sleep(pause)
+
+    def run_all(self, batch: Batch[T]) -> T:
+        """The answer of a batch. On one server its calls travel together, one round trip; on a cluster one after the other."""
+        return batch.join(self._run_together(batch.calls))
+
+    def _run_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        if len(calls) < 2 or self.endpoint.kind == "cluster":
+            return [self.run(call) for call in calls]
+        try:
+            replies = self._send_together(calls)
+        except rx.RedisError:
+            return [self.run(call) for call in calls]
+        return [self.run(call) if isinstance(reply, Exception) else call.answer(reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _send(self, call: Call[Any]) -> list[Any]:
+        script = call.script
+        try:
+            return self._client.execute_command("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return self._client.execute_command("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+
+    def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        with self._client.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+            return pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
+
+    def command(self, *args: Any) -> Any:
+        """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable, StoreRefused."""
+        try:
+            return self._client.execute_command(*args)
+        except rx.RedisError as error:
+            Patience(0).pause(error)
+            raise
+
+    @contextmanager
+    def waiting(self, channel: bytes) -> Iterator[Waiter]:
+        """Subscribes to a channel on a connection of its own; what is published from then on is not missed by `Waiter.wait`."""
+        client = sync_client(one_node(self.endpoint, 0))
+        pubsub = client.pubsub()
+        waiter = Waiter(pubsub)
+        try:
+            waiter.subscribe(channel)
+            yield waiter
+        finally:
+            pubsub.close()
+            client.close()
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+
+class Waiter:
+    """Waits for a wake-up. Where the connection fails it waits out the time: wake-ups only shorten a poll."""
+
+    def __init__(self, pubsub: Any) -> None:
+        self._pubsub = pubsub
+
+    def subscribe(self, channel: bytes) -> None:
+        try:
+            self._pubsub.subscribe(channel)
+            self._pubsub.get_message(timeout=1.0)
+        except rx.RedisError:
+            self._pubsub = None
+
+    def wait(self, seconds: float) -> bool:
+        """True if woken, False after `seconds`."""
+        end = time.monotonic() + seconds
+        while self._pubsub is not None and (left := end - time.monotonic()) > 0:
+            try:
+                message = self._pubsub.get_message(timeout=left)
+            except rx.RedisError:
+                self._pubsub = None
+                break
+            if message is not None and message["type"] == "message":
+                return True
+        time.sleep(max(0.0, end - time.monotonic()))
+        return False

@@ -1,0 +1,20 @@
+--- @include "lib/count"
+--- @include "lib/digits"
+--- @include "lib/message"
+-- Moves a message to the dead letters, and discards and counts those past retention (at most 100 a call) or beyond the cap.
+local function bury(K, key, packed, reason, fence_number, now_ms, retention, cap)
+  local id = digits(fence_number)
+  redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, fence_number }))
+  redis.call("ZADD", K.dead, now_ms, id)
+  local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - retention, "LIMIT", 0, 100)
+  if #old == 0 and redis.call("ZCARD", K.dead) > cap then
+    old = redis.call("ZRANGE", K.dead, 0, 0)
+  end
+  local triggers = 0
+  for _, letter in ipairs(old) do
+    triggers = triggers + cmsgpack.unpack(cmsgpack.unpack(redis.call("HGET", K.grave, letter))[2])[message.count]
+    redis.call("HDEL", K.grave, letter)
+    redis.call("ZREM", K.dead, letter)
+  end
+  count(K, { expired = #old, expired_triggers = triggers })
+end

@@ -1,0 +1,81 @@
+-- Merges two accumulators of one policy, `a` the older; associative, so that it serves triggers and returning deliveries alike.
+--   last, first   the packed payload
+--   count, sum    {number, 1 if it is a float}; beyond 2^53 an integer becomes a float
+--   min, max      {number, packed payload}
+--   append        {items, dropped, items' packed payloads, each wrapped as a msgpack string, one after the other}
+--   union         {dropped, {packed payload, ...}}
+--   fields        {[field] = accumulator of its own policy}
+local merge
+local function append(spec, a, b)
+  local room, size = spec.cap - a[1], spec.bytes - #a[3]
+  if b[1] <= room and #b[3] <= size then
+    return { a[1] + b[1], a[2] + b[2], a[3] .. b[3] }
+  end
+  local kept, from = 0, 0
+  while kept < b[1] and kept < room do
+    local after = cmsgpack.unpack_one(b[3], from)
+    if after == -1 then
+      after = #b[3]
+    end
+    if after > size then
+      break
+    end
+    kept, from = kept + 1, after
+  end
+  return { a[1] + kept, a[2] + b[2] + b[1] - kept, a[3] .. string.sub(b[3], 1, from) }
+end
+local function union(spec, a, b)
+  local seen, size, dropped = {}, 0, a[1] + b[1]
+  for _, item in ipairs(a[2]) do
+    seen[item] = true
+    size = size + #item
+  end
+  for _, item in ipairs(b[2]) do
+    if not seen[item] then
+      if #a[2] < spec.cap and size + #item <= spec.bytes then
+        a[2][#a[2] + 1] = item
+        seen[item] = true
+        size = size + #item
+      else
+        dropped = dropped + 1
+      end
+    end
+  end
+  return { dropped, a[2] }
+end
+local function add(a, b)
+  local total, float = a[1] + b[1], math.max(a[2], b[2])
+  if math.abs(total) > 9007199254740992 then
+    float = 1
+  end
+  return { total, float }
+end
+local function by_field(spec, a, b)
+  for field, acc in pairs(b) do
+    if a[field] == nil then
+      a[field] = acc
+    else
+      a[field] = merge(spec.fields[field] or spec.rest, a[field], acc)
+    end
+  end
+  return a
+end
+function merge(spec, a, b)
+  local op = spec.op
+  if op == "last" then
+    return b
+  elseif op == "first" then
+    return a
+  elseif op == "sum" or op == "count" then
+    return add(a, b)
+  elseif op == "min" then
+    return b[1] < a[1] and b or a
+  elseif op == "max" then
+    return b[1] > a[1] and b or a
+  elseif op == "append" then
+    return append(spec, a, b)
+  elseif op == "union" then
+    return union(spec, a, b)
+  end
+  return by_field(spec, a, b)
+end

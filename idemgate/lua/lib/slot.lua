@@ -1,0 +1,17 @@
+-- The keys of one slot of a topic, by name, in the order in which every topic script gets them. Data dictionary:
+--   due      zset  key -> due time, ms                  scheduled: pending and not blocked
+--   pending  hash  key -> message (lib/message)         waiting to be taken, or behind the delivery of the same key
+--   lease    zset  key -> lease end, ms                 in flight
+--   flight   hash  key -> delivery (lib/delivery)       in flight
+--   dead     zset  fence -> when it died, ms            dead letters, by age
+--   grave    hash  fence -> dead letter {key, message, reason, died at, fence}
+--   facts    hash  v layout, fence last token, and one counter a name
+--   memo     hash  "e" event id, "v" key, "k" key -> what to remember about it
+--   fade     zset  the same names -> when to forget, ms
+--   told0/1  hash  request id -> reply given, of even / odd half minutes; "" -> which half minute
+local function slot(keys)
+  return {
+    due = keys[1], pending = keys[2], lease = keys[3], flight = keys[4], dead = keys[5], grave = keys[6],
+    facts = keys[7], memo = keys[8], fade = keys[9], told = { [0] = keys[10], [1] = keys[11] },
+  }
+end

@@ -1,0 +1,14 @@
+-- Remembers the reply of a request, so that a copy of the request gets the same answer and has no second effect.
+-- Call it after the first write that may be refused for want of memory.
+local function tell(K, request, now_ms, reply)
+  local half = math.floor(now_ms / 30000)
+  local told = K.told[half % 2]
+  local period = redis.call("HGET", told, "")
+  if tonumber(period) ~= half then
+    redis.call("DEL", told)
+    redis.call("HSET", told, "", string.format("%.0f", half))
+    redis.call("PEXPIRE", told, 120000)
+  end
+  redis.call("HSET", told, request, cmsgpack.pack(reply))
+  return reply
+end

@@ -1,0 +1,41 @@
+--- Cancel the pending message of a key. One that is in flight may be running: it is not tried again.
+--- KEYS[1..11] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] request id
+--- ARGV[3] key
+--- Returns {"cancelled", now ms} (no delivery starts after this) {"in_flight", now ms} {"absent", now ms} {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/told"
+--- @include "lib/tell"
+--- @include "lib/message"
+--- @include "lib/delivery"
+--- @include "lib/count"
+local K, key = slot(KEYS), ARGV[3]
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = wrong(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local given = told(K, ARGV[2], now_ms)
+if given then
+  return given
+end
+local packed = redis.call("HGET", K.pending, key)
+local d = redis.call("HGET", K.flight, key)
+if not packed and not d then
+  return { "absent", now_ms }
+end
+if packed then
+  redis.call("ZREM", K.due, key)
+  redis.call("HDEL", K.pending, key)
+  count(K, { cancelled = 1, cancelled_triggers = cmsgpack.unpack(packed)[message.count] })
+end
+if d then
+  d = cmsgpack.unpack(d)
+  d[delivery.cancelled] = 1
+  redis.call("HDEL", K.flight, key)
+  redis.call("HSET", K.flight, key, cmsgpack.pack(d))
+end
+return tell(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

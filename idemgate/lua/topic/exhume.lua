@@ -1,0 +1,54 @@
+--- Take dead letters out: back to the pending ones with their attempts reset, due now, or deleted for good.
+--- KEYS[1..11] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] request id
+--- ARGV[3] "redrive" | "delete"
+--- ARGV[4] merge policy, packed
+--- ARGV[5] most letters to take when none is named, oldest first
+--- ARGV[6..] ids
+--- Returns {"ok", now ms, letters taken out, letters left} {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/told"
+--- @include "lib/tell"
+--- @include "lib/restore"
+--- @include "lib/count"
+--- @include "lib/head"
+--- @include "lib/hint"
+local K, spec = slot(KEYS), cmsgpack.unpack(ARGV[4])
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = wrong(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local given = told(K, ARGV[2], now_ms)
+if given then
+  return given
+end
+local ids = { unpack(ARGV, 6) }
+if #ids == 0 then
+  ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
+end
+local before, taken, triggers, folded = head(K), 0, 0, 0
+for _, id in ipairs(ids) do
+  local letter = redis.call("HGET", K.grave, id)
+  if letter then
+    letter = cmsgpack.unpack(letter)
+    local m = cmsgpack.unpack(letter[2])
+    redis.call("ZREM", K.dead, id)
+    redis.call("HDEL", K.grave, id)
+    taken, triggers = taken + 1, triggers + m[message.count]
+    if ARGV[3] == "redrive" then
+      m[message.attempts], m[message.pinned] = 0, 0
+      folded = folded + restore(K, spec, letter[1], m, now_ms, "redrive")
+    end
+  end
+end
+if taken > 0 and ARGV[3] == "redrive" then
+  count(K, { redriven = taken, redriven_triggers = triggers, folded = folded })
+  hint(K, before, now_ms)
+elseif taken > 0 then
+  count(K, { deleted = taken, deleted_triggers = triggers })
+end
+return tell(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead) })

@@ -1,0 +1,33 @@
+--- Heartbeat: the leases of these deliveries run anew from now. Naturally idempotent.
+--- KEYS[1..11] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] lease, ms
+--- ARGV[3..] two a delivery: key; fence
+--- Returns {"ok", now ms, then one a delivery: "ok" | "cancelled" (still held, will not be tried again) | "lost"}
+---         {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/digits"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/delivery"
+local K, lease = slot(KEYS), tonumber(ARGV[2])
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = wrong(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local reply = { "ok", now_ms }
+for i = 3, #ARGV, 2 do
+  local key = ARGV[i]
+  local d = redis.call("HGET", K.flight, key)
+  d = d and cmsgpack.unpack(d)
+  if d and digits(d[delivery.fence]) == ARGV[i + 1] then
+    -- ZREM first: a server without memory refuses a script whose first write is ZADD, and a lease must outlive that.
+    redis.call("ZREM", K.lease, key)
+    redis.call("ZADD", K.lease, now_ms + lease, key)
+    reply[#reply + 1] = d[delivery.cancelled] == 1 and "cancelled" or "ok"
+  else
+    reply[#reply + 1] = "lost"
+  end
+end
+return reply

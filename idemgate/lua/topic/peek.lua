@@ -1,0 +1,21 @@
+--- What is known of a key: its pending message, and its delivery in flight. Writes nothing.
+--- KEYS[1..11] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] key
+--- Returns {"ok", now ms, message or "", due ms, fence or 0, lease end ms, message in flight or ""} {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/message"
+--- @include "lib/delivery"
+local K, key = slot(KEYS), ARGV[2]
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = wrong(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local packed = redis.call("HGET", K.pending, key)
+local d = redis.call("HGET", K.flight, key)
+local due = tonumber(redis.call("ZSCORE", K.due, key)) or packed and cmsgpack.unpack(packed)[message.due] or 0
+d = d and cmsgpack.unpack(d) or { 0, "", 0, "" }
+return { "ok", now_ms, packed or "", due, d[delivery.fence], tonumber(redis.call("ZSCORE", K.lease, key)) or 0, d[delivery.message] }

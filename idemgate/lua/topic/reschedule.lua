@@ -1,0 +1,41 @@
+--- Give the pending message of a key another time.
+--- KEYS[1..11] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] request id
+--- ARGV[3] key
+--- ARGV[4] when: "a" + ms since the epoch, "d" + ms from now
+--- Returns {"rescheduled", now ms, due ms} {"in_flight", now ms, 0} (nothing is pending behind it) {"absent", now ms, 0}
+---         {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/told"
+--- @include "lib/tell"
+--- @include "lib/message"
+--- @include "lib/when"
+--- @include "lib/head"
+--- @include "lib/hint"
+local K, key = slot(KEYS), ARGV[3]
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = wrong(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local given = told(K, ARGV[2], now_ms)
+if given then
+  return given
+end
+local packed = redis.call("HGET", K.pending, key)
+local in_flight = redis.call("HEXISTS", K.flight, key) == 1
+if not packed then
+  return { in_flight and "in_flight" or "absent", now_ms, 0 }
+end
+local m, due, before = cmsgpack.unpack(packed), when(ARGV[4], now_ms), head(K)
+m[message.due], m[message.why], m[message.pinned] = due, "time", 1
+redis.call("HDEL", K.pending, key)
+redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+if not in_flight then
+  redis.call("ZADD", K.due, due, key)
+  hint(K, before, due)
+end
+return tell(K, ARGV[2], now_ms, { "rescheduled", now_ms, due })

@@ -1,0 +1,96 @@
+--- End deliveries: done, try again, dead, or never started. What waited behind each is scheduled in the same step.
+--- A delivery that is not this owner's any more is left alone and answered "lost".
+--- KEYS[1..11] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] request id
+--- ARGV[3] attempts allowed
+--- ARGV[4] merge policy, packed
+--- ARGV[5] retention of dead letters, ms
+--- ARGV[6] dead letters kept at most
+--- ARGV[7..] five a delivery: "ack" | "nack" | "bury" | "return"; key; fence; delay before the next attempt, ms; failure
+--- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost"}
+---         {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/digits"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/told"
+--- @include "lib/tell"
+--- @include "lib/delivery"
+--- @include "lib/restore"
+--- @include "lib/promote"
+--- @include "lib/bury"
+--- @include "lib/count"
+--- @include "lib/next_due"
+local K, allowed, spec = slot(KEYS), tonumber(ARGV[3]), cmsgpack.unpack(ARGV[4])
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = wrong(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local given = told(K, ARGV[2], now_ms)
+if given then
+  return given
+end
+
+local done = {}
+local function add(name, n)
+  done[name] = (done[name] or 0) + n
+end
+
+local function dead(key, d, m, failure)
+  add("buried", 1)
+  add("buried_triggers", m[message.count])
+  bury(K, key, d[delivery.message], failure, d[delivery.fence], now_ms, tonumber(ARGV[5]), tonumber(ARGV[6]))
+  promote(K, key)
+  return "dead"
+end
+
+local function settle(verb, key, d, delay, failure)
+  local m = cmsgpack.unpack(d[delivery.message])
+  redis.call("ZREM", K.lease, key)
+  redis.call("HDEL", K.flight, key)
+  if verb == "ack" then
+    add("acked", 1)
+    add("acked_triggers", m[message.count])
+    promote(K, key)
+    return "ok"
+  elseif verb == "bury" then
+    return dead(key, d, m, failure)
+  elseif d[delivery.cancelled] == 1 then
+    add("cancelled", 1)
+    add("cancelled_triggers", m[message.count])
+    promote(K, key)
+    return "cancelled"
+  elseif verb == "return" then
+    add("returned", 1)
+    m[message.attempts] = m[message.attempts] - 1
+    add("folded", restore(K, spec, key, m, m[message.due], m[message.why]))
+    return "ok"
+  end
+  add("nacked", 1)
+  if m[message.attempts] >= allowed then
+    return dead(key, d, m, failure)
+  end
+  m[message.failure], m[message.pinned] = failure, 0
+  add("folded", restore(K, spec, key, m, now_ms + delay, "retry"))
+  return "ok"
+end
+
+-- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
+redis.call("HDEL", K.facts, "")
+local reply = { "ok", now_ms, 0 }
+for i = 7, #ARGV, 5 do
+  local key = ARGV[i + 1]
+  local d = redis.call("HGET", K.flight, key)
+  d = d and cmsgpack.unpack(d)
+  if d and digits(d[delivery.fence]) == ARGV[i + 2] then
+    reply[#reply + 1] = settle(ARGV[i], key, d, tonumber(ARGV[i + 3]), ARGV[i + 4])
+  else
+    reply[#reply + 1] = "lost"
+    add("lost", 1)
+  end
+end
+count(K, done)
+reply[3] = next_due(K)
+return tell(K, ARGV[2], now_ms, reply)

@@ -1,0 +1,39 @@
+"""Asking for a claim so that being cancelled meanwhile leaves nothing held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from idemgate.core.claims import Entry
+from idemgate.core.keys import text_of
+from idemgate.core.passage import Passage
+from idemgate.errors import StoreError
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["claimed"]
+
+log = logging.getLogger("idemgate.once")
+
+
+async def claimed(gate: Gate, passage: Passage) -> Entry:
+    """The claim's answer. Cancelled meanwhile: the outcome is learnt and what was granted is given back, while the cancellation
+    goes on."""
+    asking = gate.aio.link.start(passage.enter())
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        gate.aio.link.spawn(_give_back(gate, passage, asking))
+        raise
+
+
+async def _give_back(gate: Gate, passage: Passage, asking: asyncio.Task[Entry]) -> None:
+    try:
+        entry = await asking
+        if entry.state == "started" and not passage.guard.at_most_once:
+            await gate.aio.link.run(passage.release(undo=True))
+    except StoreError as error:
+        log.warning("once.cancelled_claim_left", extra={"key": text_of(passage.key), "error": str(error)})

@@ -1,0 +1,45 @@
+"""Keeping a claim alive while its work runs, and waiting for one to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from idemgate.core.calls import Batch, Call
+from idemgate.link.pulse import Beat
+from idemgate.once.current import Execution
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["beating", "woken"]
+
+
+@contextmanager
+def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution) -> Iterator[None]:
+    """Heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on `execution` when the lease is lost."""
+
+    def lost() -> None:
+        execution.lease_lost = True
+        gate.counters.add("once.lease_lost_while_running")
+
+    def heard(held: bool) -> None:
+        if not held:
+            gate.pulse.remove(beat)
+            lost()
+
+    beat = Beat(lease / 1000, lambda: Batch([renew()], lambda answers: heard(answers[0])), lost)
+    gate.pulse.add(beat)
+    try:
+        yield
+    finally:
+        gate.pulse.remove(beat)
+
+
+async def woken(wake: asyncio.Event, seconds: float) -> None:
+    """Returns when woken, or after that many seconds."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(wake.wait(), seconds)
+    wake.clear()

@@ -1,0 +1,250 @@
+"""A claim as an object: asked once, answered at once. The primitive that the decorator is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AsyncExitStack, ExitStack
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from idemgate.core.calls import Call
+from idemgate.core.claims import Entry
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keys import text_of
+from idemgate.core.passage import Passage, refusal
+from idemgate.errors import BadInput, ResultUnavailable
+from idemgate.once.asking import claimed
+from idemgate.once.beating import beating, woken
+from idemgate.once.current import Execution, executing
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["AioClaim", "Claim"]
+
+State = Literal["started", "in_progress", "done"]
+
+
+class _Claimed:
+    """What both flavours know of a claim.
+
+    `state` is "started" (this owner may run), "in_progress" (another runs; `retry_after` seconds are left of its lease) or "done".
+    `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent, `recovered` what one of
+    them left with `checkpoint`.
+    """
+
+    __slots__ = ("_ended", "_entry", "_gate", "_passage", "_stack")
+
+    def __init__(self, gate: Gate, passage: Passage) -> None:
+        self._gate = gate
+        self._passage = passage
+        self._entry: Entry | None = None
+        self._ended = False
+
+    def __repr__(self) -> str:
+        state = self._entry.state if self._entry else "not asked"
+        return f"<{type(self).__name__} {text_of(self._passage.key)!r} {state} token={self._entry.token if self._entry else 0}>"
+
+    def _take(self, entry: Entry) -> None:
+        if (error := refusal(entry, self._passage.key)) is not None:
+            raise error
+        self._entry = entry
+        self._passage.entry = entry
+
+    @property
+    def _answer(self) -> Entry:
+        if self._entry is None:
+            raise BadInput("claim", self._passage.key, "it was not asked yet", "Write `claim = await gate.aio.claim(...)` or `async with`")
+        return self._entry
+
+    @property
+    def state(self) -> State:
+        return self._answer.state  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+    @property
+    def started(self) -> bool:
+        return self._answer.state == "started"
+
+    @property
+    def token(self) -> int:
+        return self._answer.token
+
+    @property
+    def attempt(self) -> int:
+        return self._answer.attempt
+
+    @property
+    def taken_over(self) -> int:
+        return self._answer.taken_over
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the other owner's lease ends unless it is renewed; None unless in progress."""
+        return self._answer.left_ms / 1000 if self._answer.state == "in_progress" else None
+
+    @property
+    def result(self) -> Any:
+        """The stored result of a done key; None while there is none. ResultUnavailable if it is done without a value.
+
+        A failure that was stored (`on_error="store"`) is a dict {"failed": kind, "text": text}.
+        """
+        entry = self._answer
+        if entry.state != "done":
+            return None
+        if entry.kind == b"n":
+            raise ResultUnavailable(text_of(self._passage.key), entry.result.decode(errors="replace") or "nothing was stored")
+        value = self._passage.guard.codec.decode(entry.result)
+        return {"failed": value[0], "text": value[1]} if entry.kind == b"e" else value
+
+    @property
+    def recovered(self) -> Any:
+        """What a former attempt kept with `checkpoint`; None if nothing."""
+        note = self._answer.checkpoint
+        return self._passage.guard.codec.decode(note) if note else None
+
+    def _ending(self, call: Call[bool]) -> Call[bool]:
+        self._ended = True
+        return call
+
+    def _completing(self, result: object, retention: Duration | None) -> Call[bool]:
+        passage = self._passage
+        kept = passage.guard.retention if retention is None else milliseconds(retention, "retention")
+        data = passage.guard.codec.encode(result, "result")
+        return self._ending(passage.claims.complete(passage.record, passage.owner, kept, b"v", data))
+
+    def _extending(self, lease: Duration | None) -> Call[bool]:
+        passage = self._passage
+        length = passage.guard.lease if lease is None else milliseconds(lease, "lease")
+        return passage.claims.renew(passage.record, passage.owner, length, passage.guard.retention)
+
+    def _noting(self, data: object) -> Call[bool]:
+        passage = self._passage
+        return passage.claims.checkpoint(passage.record, passage.owner, passage.guard.codec.encode(data, "checkpoint"))
+
+    def _enter_running(self, stack: ExitStack | AsyncExitStack) -> None:
+        if not self.started:
+            return
+        passage = self._passage
+
+        def save(data: object) -> tuple[Gate, Call[bool]]:
+            return self._gate, self._noting(data)
+
+        execution = Execution(text_of(passage.key), self.token, self.attempt, self.recovered, save)
+        stack.enter_context(executing(execution))
+        stack.enter_context(beating(self._gate, passage.guard.lease, passage.renew, execution))
+
+    def _exit_call(self, error: BaseException | None) -> Call[bool] | None:
+        """How a `with` block ends a claim that its body has not ended itself."""
+        if not self.started or self._ended:
+            return None
+        return self._completing(None, None) if error is None else self._ending(self._passage.release())
+
+
+class Claim(_Claimed):
+    """One owner's claim of a key, blocking; make it with `gate.claim`.
+
+    In a `with` block heartbeats keep it while the body runs; leaving the block completes it (result None) unless the body did, or
+    releases it if the body raised. Outside of one, nothing renews it but `extend`. The body also runs when the claim is not
+    `started`: ask.
+    """
+
+    def ask(self) -> Self:
+        """Asks, if nobody did yet; `gate.claim` does."""
+        if self._entry is None:
+            self._take(self._gate.link.run(self._passage.enter()))
+        return self
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        self._enter_running(self._stack)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+        if (call := self._exit_call(error)) is not None and not self._gate.link.run(call):
+            self._gate.counters.add("once.lease_lost")
+
+    def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
+        """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was written.
+
+        BadInput if the result cannot be stored; the claim is then still held."""
+        return self._gate.link.run(self._completing(result, retention))
+
+    def release(self) -> bool:
+        """Gives the right back: the next caller may run. False if the claim was lost."""
+        return self._gate.link.run(self._ending(self._passage.release()))
+
+    def extend(self, lease: Duration | None = None) -> bool:
+        """The lease runs anew from now, for `lease` (None: the claim's). False if the claim was lost."""
+        return self._gate.link.run(self._extending(lease))
+
+    def checkpoint(self, data: object) -> bool:
+        """Keeps a note for the next attempt, should this one not finish. False if the claim was lost."""
+        return self._gate.link.run(self._noting(data))
+
+    def wait(self, timeout: Duration) -> State:
+        """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell silent, and this
+        owner may run now), or "in_progress" after `timeout`."""
+        end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
+        if self.state != "in_progress":
+            return self.state
+        with self._gate.link.waiting(self._passage.record[0]) as waiter:
+            while True:
+                self._take(self._gate.link.run(self._passage.enter()))
+                left = end - monotonic()
+                if self.state != "in_progress" or left <= 0:
+                    return self.state
+                waiter.wait(min(left, 1.0, max(self._answer.left_ms / 1000, 0.01)))
+
+
+class AioClaim(_Claimed):
+    """As `Claim`, awaiting: `claim = await gate.aio.claim(...)`, or `async with gate.aio.claim(...) as claim`."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._ask().__await__()
+
+    async def _ask(self) -> Self:
+        if self._entry is None:
+            self._take(await claimed(self._gate, self._passage))
+        return self
+
+    async def __aenter__(self) -> Self:
+        await self._ask()
+        self._stack = AsyncExitStack()
+        self._enter_running(self._stack)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stack.aclose()
+        if (call := self._exit_call(error)) is not None and not await self._gate.aio.link.run(call):
+            self._gate.counters.add("once.lease_lost")
+
+    async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
+        """As `Claim.complete`."""
+        return await self._gate.aio.link.run(self._completing(result, retention))
+
+    async def release(self) -> bool:
+        """As `Claim.release`."""
+        return await self._gate.aio.link.run(self._ending(self._passage.release()))
+
+    async def extend(self, lease: Duration | None = None) -> bool:
+        """As `Claim.extend`."""
+        return await self._gate.aio.link.run(self._extending(lease))
+
+    async def checkpoint(self, data: object) -> bool:
+        """As `Claim.checkpoint`."""
+        return await self._gate.aio.link.run(self._noting(data))
+
+    async def wait(self, timeout: Duration) -> State:
+        """As `Claim.wait`."""
+        end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
+        if self.state != "in_progress":
+            return self.state
+        async with self._gate.aio.link.waiting(self._passage.record[0]) as wake:
+            while True:
+                self._take(await claimed(self._gate, self._passage))
+                left = end - monotonic()
+                if self.state != "in_progress" or left <= 0:
+                    return self.state
+                await woken(wake, min(left, 1.0, max(self._answer.left_ms / 1000, 0.01)))

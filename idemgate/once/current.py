@@ -1,0 +1,92 @@
+"""What code may ask about the guarded run or the delivery that it is part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from idemgate.core.calls import Call
+from idemgate.errors import NotInside
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["AioExecution", "Execution", "current", "executing"]
+
+Save = Callable[[object], "tuple[Gate, Call[bool]]"]
+"""Builds the call that keeps a checkpoint, and names the gate that carries it."""
+_current: ContextVar[Execution] = ContextVar("idemgate_current")
+
+class Execution:
+    """The guarded run or delivery that this code is part of; get it with `idemgate.current()`.
+
+    `token` is the fencing token, `attempt` 1 for the first, `lease_lost` turns true when the right to run is known to be gone: stop.
+    `recovered` is what an earlier attempt left with `checkpoint`, None if nothing. `aio.checkpoint` is the awaiting form.
+    """
+
+    __slots__ = ("_save", "attempt", "key", "lease_lost", "recovered", "token")
+
+    def __init__(self, key: str, token: int, attempt: int, recovered: object, save: Save | None) -> None:
+        self.key = key
+        self.token = token
+        self.attempt = attempt
+        self.lease_lost = False
+        self.recovered = recovered
+        self._save = save
+
+    def checkpoint(self, data: object) -> bool:
+        """Keeps a note for the next attempt, should this one not finish: "the card was charged". One round trip.
+
+        False if the lease is lost: nothing was written. BadInput if the data cannot be stored.
+        """
+        gate, call = self._checkpoint(data)
+        return self._noted(gate.link.run(call))
+
+    @property
+    def aio(self) -> AioExecution:
+        return AioExecution(self)
+
+    def _checkpoint(self, data: object) -> tuple[Gate, Call[bool]]:
+        if self._save is None:
+            raise NotInside("checkpoint() works inside a function guarded with once; this is not one, or it runs unguarded")
+        return self._save(data)
+
+    def _noted(self, held: bool) -> bool:
+        self.lease_lost = self.lease_lost or not held
+        return held
+
+
+class AioExecution:
+    """The awaiting face of an `Execution`."""
+
+    __slots__ = ("_execution",)
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+
+    async def checkpoint(self, data: object) -> bool:
+        """As `Execution.checkpoint`."""
+        gate, call = self._execution._checkpoint(data)  # pyright: ignore[reportPrivateUsage]
+        return self._execution._noted(await gate.aio.link.run(call))  # pyright: ignore[reportPrivateUsage]
+
+
+def current() -> Execution:
+    """The guarded run or delivery that the caller is part of; NotInside if there is none."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise NotInside("current() was called outside of a guarded function and outside of a topic's handler") from None
+
+
+@contextmanager
+def executing(execution: Execution) -> Iterator[Execution]:
+    """Makes `current()` answer with this execution."""
+    reset = _current.set(execution)
+    try:
+        yield execution
+    finally:
+        _current.reset(reset)
+
+

@@ -1,0 +1,291 @@
+"""The decorator's two drivers, one blocking and one awaiting. They perform; what to do is decided in `core.passage`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import tenacity
+import wrapt
+
+from idemgate.core.calls import Call
+from idemgate.core.claims import Entry
+from idemgate.core.keys import text_of
+from idemgate.core.keyspec import FingerprintSpec, KeySpec
+from idemgate.core.passage import Answer, Guard, Passage, Seen
+from idemgate.errors import AlreadyDone, AlreadyInProgress, BadInput, ForeignData, ResultUnavailable, StoreError
+from idemgate.once.asking import claimed
+from idemgate.once.beating import beating, woken
+from idemgate.once.current import Execution, executing
+from idemgate.once.local import Local
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["Guarded", "refuse_generator"]
+
+log = logging.getLogger("idemgate.once")
+R = TypeVar("R")
+
+
+def refuse_generator(func: object) -> None:
+    """BadInput for generator functions: they have not run when they return, so there is nothing to be done once."""
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise BadInput(
+            "function",
+            getattr(func, "__qualname__", func),
+            "a generator function returns before its body has run, so it cannot be guarded",
+            "Guard a function that runs the generator to its end",
+        )
+
+
+class Guarded:
+    """One decorated function: which key and fingerprint its arguments have, and the drivers that run it through its guard."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        guard: Guard,
+        key: KeySpec,
+        fingerprint: FingerprintSpec,
+        retry: tenacity.BaseRetrying | None,
+        remember: int,
+    ) -> None:
+        self.gate = gate
+        self.guard = guard
+        self.key = key
+        self.fingerprint = fingerprint
+        self.retry = retry
+        self.seen = Seen(remember) if remember else None
+        self.local = Local()
+
+    def wrap(self, func: Any) -> Any:
+        """The function behind its guard; signature, name and kind of the function stay as they are."""
+        inner = getattr(func, "__func__", func)
+        asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))
+        return wrapt.FunctionWrapper(func, self.await_call if asynchronous else self.call)
+
+    def _passage(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passage:
+        key = self.key.of(instance, args, kwargs)
+        return Passage(self.guard, self.gate.claims, key, self.fingerprint.of(instance, args, kwargs))
+
+    # The blocking driver.
+
+    def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        passage = self._passage(instance, args, kwargs)
+        answer, guarded = self._enter(passage)
+        if answer is not None:
+            return self._give(passage, answer, functools.partial(wrapped, *args, **kwargs))
+        if not guarded or self.guard.at_most_once:
+            return self._run_free(passage, guarded, wrapped, args, kwargs)
+        try:
+            with self._running(passage):
+                result = cast(R, self.retry.copy()(wrapped, *args, **kwargs)) if self.retry else wrapped(*args, **kwargs)
+        except BaseException as error:
+            failed = passage.fail(error)
+            if failed is not None:
+                self._settle_quietly(passage, failed)
+            raise
+        self._settle_quietly(passage, passage.complete(result), done=True)
+        return result
+
+    def _enter(self, passage: Passage) -> tuple[Answer | None, bool]:
+        """(what the duplicate gets or None to run, whether the store guards the run)."""
+        if (known := self._known(passage)) is not None:
+            return known, True
+        link = self.gate.link
+        try:
+            with ExitStack() as stack:
+                waiter = None
+                while True:
+                    verdict = passage.judge(link.run(passage.enter()))
+                    if not isinstance(verdict, float):
+                        return self._noted(passage, verdict), True
+                    if waiter is None:
+                        # Subscribe first, then ask once more: what ended in between is not missed.
+                        waiter = stack.enter_context(link.waiting(passage.record[0]))
+                    else:
+                        waiter.wait(verdict)
+        except StoreError as error:
+            return self._without_store(passage, error), False
+
+    def _settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
+        """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is counted, not raised."""
+        try:
+            self._settled(passage, self.gate.link.run(call, within=self._patience()), done)
+        except StoreError as error:
+            self._unsaved(passage, error)
+
+    # The awaiting driver.
+
+    async def await_call(self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        passage = self._passage(instance, args, kwargs)
+        answer, guarded = await self._await_enter(passage)
+        if answer is not None:
+            given = self._give(passage, answer, functools.partial(wrapped, *args, **kwargs))
+            return await given if inspect.isawaitable(given) else cast(R, given)
+        if not guarded or self.guard.at_most_once:
+            return await self._await_run_free(passage, guarded, wrapped, args, kwargs)
+        try:
+            with self._running(passage):
+                result = await (_asynchronous(self.retry)(wrapped, *args, **kwargs) if self.retry else wrapped(*args, **kwargs))
+        except BaseException as error:
+            failed = passage.fail(error)
+            if failed is not None:
+                await self._await_settle_quietly(passage, failed)
+            raise
+        await self._await_settle_quietly(passage, passage.complete(result), done=True)
+        return result
+
+    async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
+        if (known := self._known(passage)) is not None:
+            return known, True
+        link = self.gate.aio.link
+        try:
+            async with AsyncExitStack() as stack:
+                wake = None
+                while True:
+                    verdict = passage.judge(await claimed(self.gate, passage))
+                    if not isinstance(verdict, float):
+                        return self._noted(passage, verdict), True
+                    if wake is None:
+                        wake = await stack.enter_async_context(link.waiting(passage.record[0]))
+                    else:
+                        await woken(wake, verdict)
+        except StoreError as error:
+            return self._without_store(passage, error), False
+
+    async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
+        """Finishes even when the caller is cancelled meanwhile."""
+
+        async def settle() -> None:
+            try:
+                self._settled(passage, await self.gate.aio.link.run(call, within=self._patience()), done)
+            except StoreError as error:
+                self._unsaved(passage, error)
+
+        await asyncio.shield(self.gate.aio.link.spawn(settle()))
+
+    # What both share.
+
+    def _known(self, passage: Passage) -> Answer | None:
+        if self.seen is None:
+            return None
+        entry = self.seen.recall(passage.record[0], passage.fingerprint)
+        if entry is None:
+            return None
+        self.gate.counters.add("once.remembered")
+        return self._noted(passage, cast("Answer | None", passage.judge(entry)))
+
+    def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
+        entry = cast(Entry, passage.entry)
+        if entry.state == "started":
+            self.gate.counters.add("once.started")
+            if entry.taken_over:
+                self.gate.counters.add("once.taken_over")
+                log.warning("once.taken_over", extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt})
+        else:
+            self.gate.counters.add(f"once.{entry.state}")
+            if entry.state == "done" and self.seen is not None and entry.left_ms > 0:
+                self.seen.keep(passage.record[0], passage.fingerprint, entry, entry.left_ms)
+        return verdict
+
+    def _give(self, passage: Passage, answer: Answer, run: Callable[[], R]) -> R:
+        if not self.guard.shadow:
+            return cast(R, answer.give())
+        self.gate.counters.add("once.shadowed")
+        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
+        return run()
+
+    @contextmanager
+    def _running(self, passage: Passage) -> Iterator[Execution]:
+        """Heartbeats, and `current()`, while the work runs."""
+        entry, guard = cast(Entry, passage.entry), self.guard
+        recovered = guard.codec.decode(entry.checkpoint) if entry.checkpoint else None
+
+        def save(data: object) -> tuple[Gate, Call[bool]]:
+            return self.gate, passage.claims.checkpoint(passage.record, passage.owner, guard.codec.encode(data, "checkpoint"))
+
+        execution = Execution(text_of(passage.key), entry.token, entry.attempt, recovered, save)
+        with executing(execution), beating(self.gate, guard.lease, passage.renew, execution):
+            yield execution
+
+    def _run_free(self, passage: Passage, guarded: bool, wrapped: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Without a lease: marked before it runs, or not guarded by the store at all."""
+        with executing(self._free(passage)), self._locally(passage, guarded):
+            return wrapped(*args, **kwargs)
+
+    async def _await_run_free(
+        self, passage: Passage, guarded: bool, wrapped: Callable[..., Awaitable[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R:
+        with executing(self._free(passage)), self._locally(passage, guarded):
+            return await wrapped(*args, **kwargs)
+
+    def _free(self, passage: Passage) -> Execution:
+        entry = passage.entry
+        started = entry is not None and entry.state == "started"
+        return Execution(text_of(passage.key), entry.token if started and entry else 0, entry.attempt if started and entry else 1, None, None)
+
+    @contextmanager
+    def _locally(self, passage: Passage, guarded: bool) -> Iterator[None]:
+        if guarded or self.guard.on_store_error != "local":
+            yield
+        else:
+            with self.local.running(passage.record[0], self.guard.retention):
+                yield
+
+    def _without_store(self, passage: Passage, error: StoreError) -> Answer | None:
+        """What `on_store_error` says: raise, run unguarded, or run guarded by this process alone."""
+        policy = self.guard.on_store_error
+        if policy == "raise" or isinstance(error, ForeignData):
+            raise error
+        self.gate.counters.add(f"once.store_error.{policy}")
+        log.error("once.store_error", extra={"key": text_of(passage.key), "policy": policy, "error": str(error)})
+        if policy == "run":
+            return None
+        state = self.local.enter(passage.record[0])
+        if state == "started":
+            return None
+        passage.entry = Entry("done" if state == "done" else "in_progress")
+        return self._local_answer(text_of(passage.key), state)
+
+    def _local_answer(self, key: str, state: str) -> Answer:
+        if state == "in_progress":
+            skip = self.guard.on_in_progress == "skip"
+            return Answer() if skip else Answer(error=AlreadyInProgress(key, self.guard.lease / 1000))
+        if self.guard.on_done == "skip":
+            return Answer()
+        why = "it ran here while the store was away"
+        return Answer(error=AlreadyDone(key) if self.guard.on_done == "raise" else ResultUnavailable(key, why))
+
+    def _patience(self) -> float:
+        return max(self.gate.seconds, self.guard.lease / 1000)
+
+    def _settled(self, passage: Passage, held: bool, done: bool) -> None:
+        if not held:
+            self.gate.counters.add("once.lease_lost")
+            log.warning("once.lease_lost", extra={"key": text_of(passage.key)})
+        elif done:
+            self.gate.counters.add("once.completed")
+            if self.seen is not None and passage.entry is not None:
+                self.seen.keep(passage.record[0], passage.fingerprint, passage.entry, self.guard.retention)
+
+    def _unsaved(self, passage: Passage, error: StoreError) -> None:
+        self.gate.counters.add("once.unsaved")
+        log.error("once.unsaved", extra={"key": text_of(passage.key), "error": str(error)})
+
+
+def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
+    """The same policy for a coroutine function; strategies are shared, the loop is tenacity's own."""
+    if isinstance(retry, tenacity.AsyncRetrying):
+        return retry.copy()
+    facts = {name: getattr(retry, name) for name in _STRATEGIES}
+    return tenacity.AsyncRetrying(**facts)
+
+
+_STRATEGIES = ("stop", "wait", "retry", "before", "after", "before_sleep", "reraise", "retry_error_cls", "retry_error_callback")

@@ -1,0 +1,137 @@
+"""The options of `once`, checked when the decorator is made: what can never work is refused before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
+
+import tenacity
+
+from idemgate.core.codec import Codec
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keyspec import compile_fingerprint, compile_key
+from idemgate.core.passage import ErrorPolicy, Guard, OnDone, OnError, OnInProgress, OnLeaseLoss, OnStoreError
+from idemgate.errors import BadInput
+from idemgate.once.guarded import Guarded, refuse_generator
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["decorate", "guard_of", "qualified_name", "returned"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guard_of(
+    codec: Codec,
+    scope: str | None,
+    retention: Duration,
+    lease: Duration,
+    on_done: OnDone | None,
+    on_in_progress: OnInProgress,
+    wait: Duration,
+    on_error: ErrorPolicy,
+    on_lease_loss: OnLeaseLoss,
+    on_store_error: OnStoreError,
+    max_attempts: int | None,
+    retry: tenacity.BaseRetrying | None,
+    at_most_once: bool,
+    max_result_bytes: int | None,
+    shadow: bool,
+) -> Guard:
+    """The checked options, or BadInput naming the first that is wrong. `scope` and `returns` are filled in for each function."""
+    _one_of("on_in_progress", on_in_progress, OnInProgress)
+    _one_of("on_lease_loss", on_lease_loss, OnLeaseLoss)
+    _one_of("on_store_error", on_store_error, OnStoreError)
+    if on_done is not None:
+        _one_of("on_done", on_done, OnDone)
+    if not callable(on_error):
+        _one_of("on_error", on_error, OnError)
+    if scope is not None and (not isinstance(scope, str) or not scope):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput("scope", scope, "not a name", "Use a text that is not empty, or None for the function's name")
+    if retry is not None and not isinstance(retry, tenacity.BaseRetrying):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput("retry", retry, "not a tenacity policy", "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)")
+    if at_most_once:
+        _check_at_most_once(on_done, on_error, on_lease_loss, max_attempts)
+    return Guard(
+        scope=scope or "",
+        retention=milliseconds(retention, "retention"),
+        lease=milliseconds(lease, "lease"),
+        on_done=on_done or ("skip" if at_most_once else "replay"),
+        on_in_progress=on_in_progress,
+        on_error=on_error,
+        on_lease_loss=on_lease_loss,
+        on_store_error=on_store_error,
+        max_attempts=0 if max_attempts is None else _count("max_attempts", max_attempts, 1),
+        at_most_once=at_most_once,
+        wait=milliseconds(wait, "wait"),
+        shadow=shadow,
+        codec=codec if max_result_bytes is None else Codec(_count("max_result_bytes", max_result_bytes, 1)),
+        returns=None,
+    )
+
+
+def decorate(
+    gate: Gate,
+    guard: Guard,
+    func: Callable[P, R],
+    key: str | Callable[..., object] | None,
+    fingerprint: Sequence[str] | Callable[..., object] | None,
+    retry: tenacity.BaseRetrying | None,
+    remember: int,
+) -> Callable[P, R]:
+    """The function behind its guard; BadInput if it is a generator or does not have the fields that `key` names."""
+    inner = getattr(func, "__func__", func)
+    if not callable(inner):
+        raise BadInput("function", func, "not callable", "Decorate a function or a method")
+    refuse_generator(inner)
+    guard = dataclasses.replace(guard, scope=guard.scope or qualified_name(inner), returns=returned(inner))
+    guarded = Guarded(
+        gate, guard, compile_key(key, inner), compile_fingerprint(fingerprint, inner), retry, _count("remember", remember, 0)
+    )
+    return cast("Callable[P, R]", guarded.wrap(func))
+
+
+def qualified_name(func: Any) -> str:
+    """Module and qualified name; partial objects and callables of classes are named by what they are."""
+    while hasattr(func, "func"):
+        func = func.func
+    named = func if hasattr(func, "__qualname__") else type(func)
+    return f"{named.__module__}.{named.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
+
+
+def returned(func: Any) -> object:
+    """The type a replayed result is rebuilt as: the function's annotation, or None where it has none that can be read."""
+    try:
+        return typing.get_type_hints(func).get("return")
+    except Exception:  # an annotation may be anything, and be unreadable for any reason
+        annotation = inspect.signature(func).return_annotation
+        return None if annotation is inspect.Signature.empty or isinstance(annotation, str) else annotation
+
+
+def _check_at_most_once(on_done: object, on_error: object, on_lease_loss: object, max_attempts: object) -> None:
+    for name, value, default in (
+        ("on_error", on_error, "release"),
+        ("on_lease_loss", on_lease_loss, "retry"),
+        ("max_attempts", max_attempts, None),
+    ):
+        if value != default:
+            raise BadInput(name, value, "has no meaning with at_most_once: the key is done before the work starts", f"Drop {name}")
+    if on_done == "replay":
+        raise BadInput("on_done", on_done, "at_most_once stores no result to replay", "Use 'skip' or 'raise'")
+
+
+def _one_of(name: str, value: object, literal: Any) -> None:
+    allowed = get_args(literal)
+    if value not in allowed:
+        raise BadInput(name, value, "no such choice", f"Use one of {', '.join(map(repr, allowed))}")
+
+
+def _count(name: str, value: int, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput(name, value, f"not a whole number of at least {least}", "Pass an int")
+    return value

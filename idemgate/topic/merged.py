@@ -1,0 +1,119 @@
+"""The short form of a topic: a function that can be triggered with its own arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
+
+from idemgate.core.keyspec import KeySpec, compile_key
+from idemgate.core.messages import Delivery, Receipt
+from idemgate.core.models import rebuild
+from idemgate.core.merging import Merge, merge_of
+from idemgate.errors import BadInput
+from idemgate.topic.faces import AioTopic, Topic
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["AioMerged", "Merged", "merged"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Merged(Generic[P, R]):
+    """A function behind a topic. Calling it calls the function; `trigger` takes the same arguments and lets a worker call it later,
+    once for all triggers of a window. `aio.trigger` awaits; `topic` is the topic itself."""
+
+    def __init__(self, func: Callable[P, R], topic: Topic, key: KeySpec, signature: inspect.Signature) -> None:
+        functools.update_wrapper(self, func)
+        self.topic = topic
+        self._func = func
+        self._key = key
+        self._signature = signature
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._func(*args, **kwargs)
+
+    def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """Triggers a later call with these arguments (merged with others of the same key). TypeError if they do not fit, BadInput if
+        they cannot be stored; one round trip."""
+        key, payload = self._bound(args, kwargs)
+        return self.topic.trigger(key, payload)
+
+    @functools.cached_property
+    def aio(self) -> AioMerged[P, R]:
+        """The awaiting face: `await f.aio.trigger(...)`."""
+        return AioMerged(self)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._key.of(None, args, kwargs), dict(bound.arguments)
+
+
+class AioMerged(Generic[P, R]):
+    """The awaiting face of a `Merged` function."""
+
+    def __init__(self, merged: Merged[P, R]) -> None:
+        self._merged = merged
+
+    @property
+    def topic(self) -> AioTopic:
+        return self._merged.topic.aio
+
+    async def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """As `Merged.trigger`."""
+        key, payload = self._merged._bound(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        return await self.topic.trigger(key, payload)
+
+
+def merged(gate: Gate, func: Callable[P, R], key: Any, name: str | None, options: dict[str, Any]) -> Merged[P, R]:
+    """Makes the topic of a function and registers the handler that calls it."""
+    signature = inspect.signature(func)
+    _check(func, signature, merge_of(options["merge"]))
+    topic = gate.topic(_topic_name(func) if name is None else name, **options)
+    topic.handler(_handler(func, signature))
+    return Merged(func, topic, compile_key(key, func), signature)
+
+
+def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:
+    first = next(iter(signature.parameters), "")
+    if first in ("self", "cls"):
+        raise BadInput("function", func, "a method needs its object, which cannot be stored", "Use a function, or a topic with a handler")
+    op = merge.spec["op"]
+    if op not in ("last", "first", "fields"):
+        raise BadInput("merge", op, "would not leave the arguments of a call", 'Use "last", "first", or a dict of argument -> policy')
+    unknown = sorted(merge.fields.keys() - signature.parameters.keys())
+    if unknown:
+        raise BadInput("merge", unknown[0], "not an argument of the function", f"It has {', '.join(signature.parameters)}")
+
+
+def _topic_name(func: Callable[..., Any]) -> str:
+    name = f"{func.__module__}.{func.__qualname__}".replace("<locals>.", "")
+    if len(name) > 64 or "<" in name:
+        raise BadInput("name", name, "not a topic name", "Pass name=, 1 to 64 of A-Z a-z 0-9 _ . -")
+    return name
+
+
+def _handler(func: Callable[..., Any], signature: inspect.Signature) -> Callable[[Delivery[Any]], Any]:
+    hints = _hints(func)
+
+    def call(delivery: Delivery[Any]) -> Any:
+        arguments = {name: rebuild(value, hints.get(name)) for name, value in delivery.payload.items()}
+        bound = inspect.BoundArguments(signature, arguments)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return func(*bound.args, **bound.kwargs)
+
+    async def call_and_wait(delivery: Delivery[Any]) -> Any:
+        return await call(delivery)
+
+    return call_and_wait if inspect.iscoroutinefunction(func) else call
+
+
+def _hints(func: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(func)
+    except Exception:  # an annotation may be anything, and be unreadable for any reason
+        return {}

@@ -1,0 +1,69 @@
+"""What a topic is, whichever face it is used through: its policy, its handler, and whether the store agrees with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from idemgate.core.calls import Call
+from idemgate.core.policy import Policy, differing, from_stored
+from idemgate.core.topics import TopicCalls, open_topic, stored_policy
+from idemgate.errors import BadInput, PolicyChanged
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["Opening"]
+
+
+class Opening:
+    """One topic of one gate, shared by its faces. `declared` is what this program says; `calls` appear once the store agreed.
+
+    A topic that was named without any policy (`plain`) takes over the stored one, if there is one.
+    """
+
+    def __init__(self, gate: Gate, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
+        self.gate = gate
+        self.name = name
+        self.declared = declared
+        self.plain = plain
+        self.redefine = redefine
+        self.handler: Callable[..., Any] | None = None
+        self.calls: TopicCalls | None = None
+
+    def declare(self, declared: Policy, redefine: bool) -> None:
+        """The same name again: the same policy, or a new one with `redefine`."""
+        if self.plain or redefine:
+            self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
+        elif declared.stored() != self.declared.stored():
+            raise PolicyChanged(self.name, *differing(self.declared.stored(), declared.stored()))
+
+    def handle(self, handler: Callable[..., Any]) -> None:
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            raise BadInput("handler", handler, "a generator function returns before its body has run", "Use a plain or async function")
+        if self.handler is not None and self.handler is not handler:
+            raise BadInput("handler", handler, f"topic {self.name!r} has one already: {self.handler!r}", "A topic has one handler")
+        self.handler = handler
+
+    def provisional(self) -> TopicCalls:
+        """Calls by the declared policy: to check a trigger before the topic itself is written."""
+        return TopicCalls(self.gate.namespace, self.name, self.declared, self.gate.codec, self.gate.clock)
+
+    def ask(self) -> Call[Any]:
+        """The call that opens the topic."""
+        if self.plain:
+            return stored_policy(self.gate.namespace, self.gate.clock, self.name)
+        return open_topic(self.gate.namespace, self.gate.clock, self.name, self.declared, self.redefine)
+
+    def answered(self, answer: Any) -> bool:
+        """Takes the answer of `ask`; False if it has to be asked once more (a plain topic that nobody has made yet)."""
+        if self.plain:
+            if answer is None:
+                self.plain = False
+                return False
+            self.declared = from_stored(answer, self.declared)
+        elif answer[0] == "differs":
+            raise PolicyChanged(self.name, *differing(answer[1], self.declared.stored()))
+        self.calls = self.provisional()
+        return True

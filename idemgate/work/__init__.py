@@ -1,0 +1,1 @@
+"""What runs for a long time: the worker, subscribers, heartbeats."""

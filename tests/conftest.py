@@ -1,0 +1,119 @@
+"""One real server a test process, a fresh namespace a test, and the two flavours of every behaviour.
+
+`IDEMGATE_TEST_URL` names another server to run on; else one is started and ends with the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import Gate
+from idemgate.link.embedded import start
+from idemgate.once.claim import Claim
+from idemgate.testing import Clock
+from idemgate.topic.faces import Dead, Topic
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """The server of this test process."""
+    given = os.environ.get("IDEMGATE_TEST_URL")
+    if given:
+        yield given
+        return
+    with start() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def raw(url: str) -> Iterator[Any]:
+    """A plain client of the same server, to look at keys and to break things."""
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+async def gate(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
+    """A gate on a namespace of its own, whose time is `clock`."""
+    made = Gate(url, namespace=namespace, clock=clock)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture(params=["blocking", "awaiting"])
+def face(request: pytest.FixtureRequest, gate: Gate) -> Face:
+    """The gate through one of its faces; every method is awaited, in both flavours."""
+    return Face(gate, request.param == "awaiting")
+
+
+class Face:
+    """`await face.claim("k")`, `topic = face.topic("t", window="60s")`, `await topic.trigger("k", 1)`, in both flavours."""
+
+    def __init__(self, gate: Gate, awaiting: bool) -> None:
+        self.gate = gate
+        self.awaiting = awaiting
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.gate.aio, name) if self.awaiting else getattr(Awaited(self.gate), name)
+
+    def topic(self, name: str, **policy: Any) -> Any:
+        made = self.gate.topic(name, **policy)
+        return made.aio if self.awaiting else Awaited(made)
+
+    def once(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """`gate.once` on a plain function; the result is awaited. The awaiting flavour guards an `async def` with the same signature,
+        whose body runs in a thread, so that a body may block in both."""
+
+        def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
+            if not self.awaiting:
+                guarded = self.gate.once(*args, **options)(body)
+                return lambda *a, **k: asyncio.to_thread(guarded, *a, **k)
+
+            @functools.wraps(body)
+            async def awaiting(*a: Any, **k: Any) -> Any:
+                return await asyncio.to_thread(body, *a, **k)
+
+            return self.gate.once(*args, **options)(awaiting)
+
+        return decorate
+
+
+class Awaited:
+    """A blocking object whose methods are awaited; they run in a thread."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if isinstance(found, Dead):
+            return Awaited(found)
+        if not callable(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            result = await asyncio.to_thread(found, *args, **kwargs)
+            return Awaited(result) if isinstance(result, Claim | Topic) else result
+
+        return call

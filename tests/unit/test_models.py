@@ -1,0 +1,270 @@
+"""rebuild: decoded values become models again where an annotation asks for it, and only there."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, asdict, dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Generic, NewType, Optional, TypeVar, Union
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idemgate.core.codec import Codec
+from idemgate.core.models import rebuild
+from idemgate.errors import NotDecodable
+
+CODEC = Codec()
+T = TypeVar("T")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Line:
+    sku: str
+    price: Decimal
+    colour: Colour | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    id: int
+    at: datetime
+    lines: list[Line]
+    by_name: dict[str, Line] = field(default_factory=dict)
+    pair: tuple[Line, str] | None = None
+    next: Order | None = None
+    total: int = field(default=0, init=False)
+
+
+@dataclass
+class Refund:
+    order: int
+    reason: str
+
+
+@dataclass
+class Box(Generic[T]):
+    inside: T
+
+
+@dataclass
+class Late:
+    line: Nowhere  # noqa: F821 - what a TYPE_CHECKING import looks like when it runs
+
+
+@dataclass
+class Picky:
+    n: int
+    scale: InitVar[int] = 1
+
+    def __post_init__(self, scale: int) -> None:
+        if self.n < 0:
+            raise ValueError("n is negative")
+
+
+class Model:
+    """Looks like a pydantic model, before 2.11."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__dict__ == self.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def model_dump(self, *, mode: str, round_trip: bool) -> dict[str, Any]:
+        assert (mode, round_trip) == ("python", True)
+        return dict(self.__dict__)
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Model:
+        if "id" not in value:
+            raise ValueError("id: field required")
+        return cls(**value)
+
+
+class NamedModel(Model):
+    """And from 2.11 on."""
+
+    @classmethod
+    def model_validate(cls, value: Any, *, by_name: bool | None = None) -> Model:
+        assert by_name is True
+        return cls(**value)
+
+
+ORDER = Order(
+    1,
+    datetime(2024, 1, 1, tzinfo=UTC),
+    [Line("a", Decimal("1.50"), Colour.RED), Line("b", Decimal(2))],
+    {"x": Line("c", Decimal(3))},
+    (Line("d", Decimal(4)), "gift"),
+    Order(2, datetime(2024, 1, 2, tzinfo=UTC), []),
+)
+
+
+def through(value: Any, annotation: object) -> Any:
+    return rebuild(CODEC.decode(CODEC.encode(value)), annotation)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (ORDER, Order),
+        (ORDER, Optional[Order]),  # noqa: UP045 - people write both
+        (ORDER, Refund | Order | None),
+        (None, Order | None),
+        (Refund(1, "late"), Union[Order, Refund]),  # noqa: UP007
+        ([ORDER], list[Order]),
+        ([ORDER], Sequence[Order]),
+        ((ORDER, 1), tuple[Order, int]),
+        ((ORDER, ORDER), tuple[Order, ...]),
+        ({"a": [ORDER]}, dict[str, list[Order]]),
+        ({"a": ORDER}, Mapping[str, Order | int]),
+        ({"a": 3}, Mapping[str, Order | int]),
+        (ORDER, Annotated[Order, "doc"]),
+        (ORDER, Annotated[Order, ["unhashable"]]),
+        ([ORDER], list[Annotated[Order, []]]),
+        (ORDER, NewType("NewOrder", Order)),
+        ("text", Order | str),
+        (Model(id=1), Model),
+        (Model(id=1), Model | None),
+        ([Model(id=1)], list[Model]),
+        (NamedModel(id=1), NamedModel),
+        (Model(id=1), int | Model),
+        (Box(1), Box[int]),
+        ([1, {"a": (2,)}], Any),
+        ([1, {"a": (2,)}], None),
+        ([1, {"a": (2,)}], inspect.Parameter.empty),
+        ({"a": {1, 2}}, dict[str, set[int]]),
+    ],
+)
+def test_a_value_comes_back_as_annotated(value: Any, annotation: object) -> None:
+    back = through(value, annotation)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_enums_come_back_by_value() -> None:
+    assert rebuild(["red", None], list[Colour | None]) == [Colour.RED, None]
+    assert rebuild("red", Colour | str) is Colour.RED
+    assert rebuild("red", str | Colour) == "red"
+    assert rebuild({"red": 1}, dict[Colour, int]) == {Colour.RED: 1}
+    with pytest.raises(NotDecodable, match="Colour"):
+        rebuild("green", Colour)
+
+
+def test_fields_that_init_does_not_take_come_back_too() -> None:
+    order = Order(1, ORDER.at, [])
+    object.__setattr__(order, "total", 7)
+    assert through(order, Order).total == 7
+
+
+def test_two_versions_of_a_model_can_share_a_topic() -> None:
+    # Given what a newer version stored: a field more, and one with a default less
+    stored = {"sku": "a", "price": Decimal(1), "colour": "red", "weight": 3}
+    assert rebuild(stored, Line) == Line("a", Decimal(1), Colour.RED)
+    assert rebuild({"sku": "a", "price": Decimal(1)}, Line | None) == Line("a", Decimal(1))
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "says"),
+    [
+        ({"sku": "a"}, Line, "price"),
+        ({"sku": "a"}, Line | None, "price"),
+        ([{"sku": "a"}], list[Line], "price"),
+        ({"n": -1}, Picky, "n is negative"),
+        ({}, Model, "field required"),
+        ({"x": 1}, Model | None, "field required"),
+        ({"line": {}}, Late, "Nowhere"),
+    ],
+)
+def test_what_the_model_refuses_is_not_decodable(value: Any, annotation: object, says: str) -> None:
+    with pytest.raises(NotDecodable, match=says):
+        rebuild(value, annotation)
+
+
+@pytest.mark.parametrize(
+    "annotation", [Order, list[Order], dict[str, Order], tuple[Order, int], "Order", Box[Order]]
+)
+def test_a_value_of_another_shape_stays_as_it_is(annotation: object) -> None:
+    assert rebuild(7, annotation) == 7
+    assert rebuild("text", annotation) == "text"
+
+
+def test_data_cannot_choose_a_class() -> None:
+    hostile = {"__class__": "os.system", "py/object": "subprocess.Popen", "args": ["true"]}
+    assert rebuild(hostile, Any) is hostile
+    assert rebuild({**hostile, "order": 1, "reason": "x"}, Refund) == Refund(1, "x")
+
+
+def test_plain_annotations_are_not_walked() -> None:
+    value = {"a": [1, 2]}
+    assert rebuild(value, dict[str, list[int]]) is value
+
+
+def test_type_aliases_are_looked_through() -> None:
+    class TypeAliasType(types.SimpleNamespace):  # as Python 3.12 has it
+        pass
+
+    assert rebuild({"order": 1, "reason": "x"}, TypeAliasType(__value__=Refund)) == Refund(1, "x")
+
+
+LINES = st.builds(
+    Line,
+    st.text(st.characters(exclude_categories=("Cs",))),
+    st.decimals(allow_nan=False),
+    st.sampled_from([*Colour, None]),
+)
+ORDERS = st.builds(
+    Order, st.integers(), st.datetimes(timezones=st.just(UTC)), st.lists(LINES, max_size=3),
+    st.dictionaries(st.just("k"), LINES),
+    st.none() | st.tuples(LINES, st.just("x")), st.just(ORDER) | st.none(),
+)  # fmt: skip
+
+
+@given(ORDERS)
+def test_any_order_survives(order: Order) -> None:
+    assert through(order, Order) == order
+    assert through(order, None) == CODEC.decode(CODEC.encode(plain(asdict(order))))
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    return value.value if isinstance(value, Enum) else value
+
+
+def test_real_pydantic_models() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Part(pydantic.BaseModel):
+        colour: Colour
+        price: Decimal
+        at: datetime
+
+    class Whole(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(alias_generator=lambda name: name.title(), populate_by_name=True)
+        parts: tuple[Part, ...]
+        tags: set[str] = set()  # noqa: RUF012 - pydantic copies it
+        size: int = pydantic.Field(1, alias="howBig")
+
+    # Given nested models with aliases, When they are stored and rebuilt, Then they are the same
+    whole = Whole(parts=(Part(colour=Colour.RED, price=Decimal("1.5"), at=ORDER.at),), tags={"a"}, size=3)
+    assert through(whole, Whole) == whole
+    assert through([whole], list[Whole | Refund]) == [whole]
+    assert through(whole, Any)["parts"][0]["colour"] == "red"
+    with pytest.raises(NotDecodable, match="Whole"):
+        rebuild({"parts": 3}, Whole)
