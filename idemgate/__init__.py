@@ -1,4 +1,5 @@
-"""Between triggers and work: of all duplicates run the first (`once`), of all triggers of a window run one delivery (`merge`)."""
+"""Between triggers and work: of all duplicates run the first (`once`), of all triggers of a window run one delivery
+(`merge`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every error idemgate raises. One root; arranged by who can act on it; facts are fields, the text is derived from them.
+"""Every error idemgate raises. One root; arranged by who can act on it; facts are fields, the text is derived from
+them.
 
 - `BadInput`: the caller passed something that can never work. Raised before anything is written.
 - `Refused`: the store answered, and the answer is no, for a reason that is part of normal life.
@@ -7,23 +8,28 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 __all__ = [
     "AlreadyDone",
     "AlreadyInProgress",
     "AttemptsExhausted",
     "BadInput",
+    "Bury",
     "ForeignData",
     "IdemgateError",
     "KeyReused",
     "LeaseLost",
     "NotConfigured",
-    "NotInside",
     "NotDecodable",
+    "NotInside",
     "OutcomeUnknown",
     "PolicyChanged",
     "Refused",
     "ReplayedFailure",
     "ResultUnavailable",
+    "Retry",
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
@@ -41,14 +47,23 @@ class BadInput(IdemgateError, ValueError):
     """A value that can never work; nothing was written. `name` is the parameter, `value` what was passed."""
 
     def __init__(self, name: str, value: object, problem: str, fix: str) -> None:
-        shown = repr(value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{name}={shown}: {problem}. {fix}")
+        super().__init__(f"{name}={_shown(value)}: {problem}. {fix}")
         self.name = name
         self.value = value
         self.problem = problem
         self.fix = fix
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 120
+
+
+def _shown(value: object) -> str:
+    """A short repr that cannot fail: values that are refused are the strange ones."""
+    try:
+        return _REPR.repr(value)
+    except Exception:  # noqa: BLE001 - a repr of a user's class may fail in any way
+        return f"<{type(value).__name__}>"
 
 
 class NotConfigured(IdemgateError):
@@ -104,7 +119,8 @@ class AlreadyDone(Refused):
 
 
 class ResultUnavailable(Refused):
-    """The key is done, but its result could not be stored, so there is nothing to replay. The work must not run again."""
+    """The key is done, but its result could not be stored, so there is nothing to replay. The work must not run
+    again."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(key, f"{key!r} is done, but its result was not stored: {why}")
@@ -112,7 +128,8 @@ class ResultUnavailable(Refused):
 
 
 class ReplayedFailure(Refused):
-    """The first run failed and its failure was stored (`on_error="store"`). `kind` and `text` describe that exception."""
+    """The first run failed and its failure was stored (`on_error="store"`). `kind` and `text` describe that
+    exception."""
 
     def __init__(self, key: str, kind: str, text: str) -> None:
         super().__init__(key, f"{key!r} failed before with {kind}: {text}")
@@ -192,3 +209,18 @@ class NotDecodable(StoreError):
     def __init__(self, why: str) -> None:
         super().__init__(f"stored bytes cannot be decoded: {why}")
         self.why = why
+
+
+# -- what a handler may raise -----------------------------------------------------------------------------------------
+
+
+class Bury(Exception):
+    """Raised by a topic's handler: trying again cannot help, so the message goes to the dead letters now."""
+
+
+class Retry(Exception):
+    """Raised by a topic's handler: try again after `delay` (seconds, timedelta or "30s"; None: the topic's backoff)."""
+
+    def __init__(self, text: str = "", *, delay: Any = None) -> None:
+        super().__init__(text)
+        self.delay = delay

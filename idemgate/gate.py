@@ -1,4 +1,5 @@
-"""The gate: one store, one namespace, and everything that can be asked of them. `gate.aio` is the awaiting face of the same object."""
+"""The gate: one store, one namespace, and everything that can be asked of them. `gate.aio` is the awaiting face of the
+same object."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import tenacity
 
@@ -44,13 +45,16 @@ R = TypeVar("R")
 class Gate:
     """One store and one namespace. Making a gate connects to nothing; the first use does.
 
-    - `url`: redis://, rediss://, unix://, redis+cluster://h1:p,h2:p, redis+sentinel://h1:p,h2:p/service, or embedded://[dir].
-      None: the environment variable IDEMGATE_URL; with neither, the first use raises NotConfigured.
-    - `client`: instead of a URL, a redis-py client, sync or async. Its address and credentials are used, not the client itself:
-      connections of our own never decode, never retry by themselves, and have time-outs. NotConfigured if that cannot be done.
+    - `url`: redis://, rediss://, unix://, redis+cluster://h1:p,h2:p, redis+sentinel://h1:p,h2:p/service, or
+      embedded://[dir]. None: the environment variable IDEMGATE_URL; with neither, the first use raises NotConfigured.
+    - `client`: instead of a URL, a redis-py client, sync or async. Its address and credentials are used, not the
+      client itself: connections of our own never decode, never retry by themselves, and have time-outs. NotConfigured
+      if that cannot be done.
     - `namespace`: first part of every key; one for each trust domain.
     - `timeout`: how long a call is tried while the store does not answer, then StoreUnavailable.
-    - `max_bytes`: the largest payload or result. - `clock`: a test clock that every script is told (`idemgate.testing.Clock`).
+    - `max_bytes`: the largest payload or result.
+        - `clock`: a test clock that every script is told
+      (`idemgate.testing.Clock`).
 
     Safe to share between threads and event loops; a forked child makes its own connections.
     """
@@ -129,7 +133,7 @@ class Gate:
             self._link.close()
             self._link = None
 
-    def __enter__(self) -> Gate:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,33 +164,39 @@ class Gate:
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Of all calls with the same key, run the first; give the others its result.
 
-        Works on functions, methods, classmethods and staticmethods, sync and async; generator functions are refused. Two round trips
-        for a new key, one for a duplicate.
+        Works on functions, methods, classmethods and staticmethods, sync and async; generator functions are refused.
+        Two round trips for a new key, one for a duplicate.
 
-        - `key`: a template over the arguments, "{event[id]}" or "{order.id}"; or a callable that gets the same arguments; None: all
-          arguments, which must be storable. Checked now, compiled once.
+        - `key`: a template over the arguments, "{event[id]}" or "{order.id}"; or a callable that gets the same
+          arguments; None: all arguments, which must be storable. Checked now, compiled once.
         - `scope`: keys of one scope are the same work. None: the function's qualified name.
         - `fingerprint`: names of arguments, or a callable: the same key with another fingerprint raises KeyReused.
-        - `retention`: how long a done key is remembered. - `lease`: how long the right to run holds without a heartbeat; renewed
-          while the function runs. Make it three times the longest time that C code may hold the GIL.
-        - `on_done`: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), "raise" AlreadyDone.
-          None: "replay", or "skip" with at_most_once.
-        - `on_in_progress`: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for at most `wait`.
-        - `on_error`: what a raised exception does: "release" (the next caller may run), "keep" (not before the lease ends), "store"
-          (duplicates get ReplayedFailure); or a callable from the exception to one of these. Cancellation, KeyboardInterrupt and
-          SystemExit always release.
+        - `retention`: how long a done key is remembered.
+        - `lease`: how long the right to run holds without a
+          heartbeat; renewed while the function runs. Make it three times the longest time that C code may hold the
+          GIL.
+        - `on_done`: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), "raise"
+          AlreadyDone. None: "replay", or "skip" with at_most_once.
+        - `on_in_progress`: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for at
+          most `wait`.
+        - `on_error`: what a raised exception does: "release" (the next caller may run), "keep" (not before the lease
+          ends), "store" (duplicates get ReplayedFailure); or a callable from the exception to one of these.
+          Cancellation, KeyboardInterrupt and SystemExit always release.
         - `on_lease_loss`: when an owner vanished, "retry", or "hold": OutcomeUnknown until `gate.resolve`.
-        - `on_store_error`: when the store is away, "raise"; "run" unguarded; "local": guarded by this process alone. Each is counted.
+        - `on_store_error`: when the store is away, "raise"; "run" unguarded; "local": guarded by this process alone.
+          Each is counted.
         - `max_attempts`: starts of a key without success before AttemptsExhausted; None: any number.
         - `retry`: a tenacity policy for attempts inside one claim.
-        - `at_most_once`: mark the key before running, in one round trip: no lease, no result, and no second chance after a failure.
-        - `max_result_bytes`: larger results are not stored (the key is done all the same); None: the gate's `max_bytes`.
-        - `remember`: how many done keys this process keeps in memory, to answer without a round trip; 0 = none. A key that was
-          forgotten elsewhere is remembered here until it fades.
+        - `at_most_once`: mark the key before running, in one round trip: no lease, no result, and no second chance
+          after a failure.
+        - `max_result_bytes`: larger results are not stored (the key is done all the same); None: the gate's
+          `max_bytes`.
+        - `remember`: how many done keys this process keeps in memory, to answer without a round trip; 0 = none. A key
+          that was forgotten elsewhere is remembered here until it fades.
         - `shadow`: run everything; only count and log what would have been dropped.
 
-        The wrapped function raises what it raises, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable, ReplayedFailure,
-        OutcomeUnknown, AttemptsExhausted, StoreError, and BadInput for arguments that give no key.
+        The wrapped function raises what it raises, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
+        ReplayedFailure, OutcomeUnknown, AttemptsExhausted, StoreError, and BadInput for arguments that give no key.
         """
         guard = guard_of(
             self.codec, scope, retention, lease, on_done, on_in_progress, wait, on_error, on_lease_loss, on_store_error,
@@ -227,17 +237,21 @@ class Gate:
     ) -> Claim:
         """Asks once for the right to run `key` and answers at once: see `Claim.state`. One round trip.
 
-        Raises KeyReused, OutcomeUnknown, AttemptsExhausted, StoreError. `scope` is as in `once`: a decorator with the same scope
-        guards the same keys.
+        Raises KeyReused, OutcomeUnknown, AttemptsExhausted, StoreError. `scope` is as in `once`: a decorator with the
+        same scope guards the same keys.
         """
         return Claim(self, self._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)).ask()
 
     def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
-        """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is stored but the mark."""
-        return first_of(self.link.run(self.claims.mark(self.claims.key(scope, key), token(), milliseconds(retention, "retention"))))
+        """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is
+        stored but the mark."""
+        return first_of(
+            self.link.run(self.claims.mark(self.claims.key(scope, key), token(), milliseconds(retention, "retention")))
+        )
 
     def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
-        """`first` for many keys, answers in their order; they travel together. Of equal keys in one call the first is first.
+        """`first` for many keys, answers in their order; they travel together. Of equal keys in one call the first is
+        first.
 
         Not atomic as a whole: each key is decided by itself.
         """
@@ -260,7 +274,15 @@ class Gate:
         """
         return changed(key, "forgotten", self.link.run(self.claims.forget(self.claims.key(scope, key), force)))
 
-    def resolve(self, key: Key, *, done: bool, result: object = None, retention: Duration = "24h", scope: str = "claim") -> bool:
+    def resolve(
+        self,
+        key: Key,
+        *,
+        done: bool,
+        result: object = None,
+        retention: Duration = "24h",
+        scope: str = "claim",
+    ) -> bool:
         """Decides about a key whose owner vanished (OutcomeUnknown): it is done, with this result, or it may run again.
 
         False if there is nothing to decide. Raises AlreadyInProgress while an owner's lease holds.
@@ -291,21 +313,28 @@ class Gate:
         remember: Duration = "24h",
         redefine: bool = False,
     ) -> Topic:
-        """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked against the
-        stored one with the first use (PolicyChanged), one round trip.
+        """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked
+        against the stored one with the first use (PolicyChanged), one round trip.
 
         - `window`: triggers of a key within this span of the *first* make one delivery, when it ends.
-        - `quiet`: one delivery when no trigger came for this span; at the latest `max_delay` after the first, or with `max_size`
-          triggers. None of the three: deliver as soon as possible; what is pending still merges.
-        - `edge`: "trailing" delivers when the window ends; "leading" delivers the first trigger at once and drops (and counts) the
-          others of the window.
-        - `merge`: how payloads become one: "last", "first", "append", "union", "count", "sum", "min", "max"; `append(cap)`,
-          `union(cap)`; or a dict of field -> policy, with "*" for the fields it does not name (default: last).
-        - `slots`: shards, a power of two; cannot be changed later. - `lease`: as in `once`, of a delivery.
-        - `max_attempts`: deliveries of a message before it becomes a dead letter. - `backoff`: pauses between them: a list of
-          durations (the last repeats), one duration, a tenacity wait strategy; None: exponential with full jitter, 1 s to 10 min.
-        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and counted.
-        - `remember`: how long an `event_id` or a `version` is remembered. - `redefine`: replace the stored policy for everybody.
+        - `quiet`: one delivery when no trigger came for this span; at the latest `max_delay` after the first, or with
+          `max_size` triggers. None of the three: deliver as soon as possible; what is pending still merges.
+        - `edge`: "trailing" delivers when the window ends; "leading" delivers the first trigger at once and drops
+          (and counts) the others of the window.
+        - `merge`: how payloads become one: "last", "first", "append", "union", "count", "sum", "min", "max";
+          `append(cap)`, `union(cap)`; or a dict of field -> policy, with "*" for the fields it does not name
+          (default: last).
+        - `slots`: shards, a power of two; cannot be changed later.
+        - `lease`: as in `once`, of a delivery.
+        - `max_attempts`: deliveries of a message before it becomes a dead letter.
+        - `backoff`: pauses between them: a
+          list of durations (the last repeats), one duration, a tenacity wait strategy; None: exponential with full
+          jitter, 1 s to 10 min.
+        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
+          counted.
+        - `remember`: how long an `event_id` or a `version` is remembered.
+        - `redefine`: replace the stored policy for
+          everybody.
 
         With no policy given at all, the stored one is used, or the plain one if the topic is new.
         """
@@ -313,7 +342,9 @@ class Gate:
         for local in ("self", "name", "redefine"):
             facts.pop(local)
         declared = policy_of(**facts)
-        return self._declare(check_name(name, "topic"), declared, plain=declared.stored() == _PLAIN.stored(), redefine=redefine)
+        return self._declare(
+            check_name(name, "topic"), declared, plain=declared.stored() == _PLAIN.stored(), redefine=redefine
+        )
 
     def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
         known = self.topics.get(name)
@@ -340,24 +371,27 @@ class Gate:
         retention: Duration = "30d",
         name: str | None = None,
     ) -> Callable[[Callable[P, R]], Merged[P, R]]:
-        """The short form of a topic: `f.trigger(...)` takes the function's own arguments, and a worker later calls `f` once with the
-        merged ones. `f(...)` itself still calls directly. `key` is as in `once`, the rest as in `topic`; `merge` may name arguments.
+        """The short form of a topic: `f.trigger(...)` takes the function's own arguments, and a worker later calls `f`
+        once with the merged ones. `f(...)` itself still calls directly. `key` is as in `once`, the rest as in
+        `topic`; `merge` may name arguments.
         `name`: the topic's; None: the function's qualified name."""
 
         def decorate(func: Callable[P, R]) -> Merged[P, R]:
             return merged(self, func, key, name, options)
 
         options = {
-            "window": window, "quiet": quiet, "max_delay": max_delay, "max_size": max_size, "edge": edge, "merge": merge,
-            "slots": slots, "lease": lease, "max_attempts": max_attempts, "backoff": backoff, "retention": retention,
+            "window": window, "quiet": quiet, "max_delay": max_delay, "max_size": max_size, "edge": edge,
+            "merge": merge, "slots": slots, "lease": lease, "max_attempts": max_attempts, "backoff": backoff,
+            "retention": retention,
         }  # fmt: skip
         return decorate
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def run(self, *topics: str, concurrency: int = 32, grace: Duration = "30s") -> None:
-        """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see `Worker`."""
-        from idemgate.work.worker import run
+        """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see
+        `Worker`."""
+        from idemgate.work.running import run
 
         run(self, topics, concurrency=concurrency, grace=grace)
 
@@ -372,7 +406,7 @@ class AioGate:
     @property
     def link(self) -> AsyncLink:
         """The awaiting link: `await gate.aio.link.run(call)`."""
-        return self._gate._async_link()  # pyright: ignore[reportPrivateUsage]
+        return self._gate._async_link()
 
     def claim(
         self,
@@ -386,13 +420,15 @@ class AioGate:
         max_attempts: int | None = None,
     ) -> AioClaim:
         """As `Gate.claim`: `await` it, or use it in `async with`."""
-        passage = self._gate._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)  # pyright: ignore[reportPrivateUsage]
+        passage = self._gate._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)
         return AioClaim(self._gate, passage)
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
         """As `Gate.first`."""
         claims = self._gate.claims
-        return first_of(await self.link.run(claims.mark(claims.key(scope, key), token(), milliseconds(retention, "retention"))))
+        return first_of(
+            await self.link.run(claims.mark(claims.key(scope, key), token(), milliseconds(retention, "retention")))
+        )
 
     async def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
         """As `Gate.first_many`."""
@@ -404,13 +440,27 @@ class AioGate:
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """As `Gate.forget`."""
-        return changed(key, "forgotten", await self.link.run(self._gate.claims.forget(self._gate.claims.key(scope, key), force)))
+        return changed(
+            key,
+            "forgotten",
+            await self.link.run(self._gate.claims.forget(self._gate.claims.key(scope, key), force)),
+        )
 
-    async def resolve(self, key: Key, *, done: bool, result: object = None, retention: Duration = "24h", scope: str = "claim") -> bool:
+    async def resolve(
+        self,
+        key: Key,
+        *,
+        done: bool,
+        result: object = None,
+        retention: Duration = "24h",
+        scope: str = "claim",
+    ) -> bool:
         """As `Gate.resolve`."""
         record = self._gate.claims.key(scope, key)
         data = self._gate.codec.encode(result, "result")
-        answer = await self.link.run(self._gate.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data))
+        answer = await self.link.run(
+            self._gate.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data)
+        )
         return changed(key, "ok", answer)
 
     def topic(self, name: str, **policy: Any) -> AioTopic:
@@ -425,8 +475,8 @@ class AioGate:
 
     async def close(self) -> None:
         """Waits for the calls under way, then closes the connections of this event loop."""
-        if self._gate._alink is not None:  # pyright: ignore[reportPrivateUsage]
-            await self._gate._alink.close()  # pyright: ignore[reportPrivateUsage]
+        if self._gate._alink is not None:
+            await self._gate._alink.close()
 
 
 def first_of(entry: Entry) -> bool:
@@ -443,8 +493,8 @@ def changed(key: Key, wanted: str, answer: tuple[str, int]) -> bool:
 
 
 _PLAIN = policy_of(
-    window=None, quiet=None, max_delay=None, max_size=None, edge="trailing", merge="last", slots=1, lease="30s", max_attempts=17,
-    backoff=None, retention="30d", max_dead=10_000, remember="24h",
+    window=None, quiet=None, max_delay=None, max_size=None, edge="trailing", merge="last", slots=1, lease="30s",
+    max_attempts=17, backoff=None, retention="30d", max_dead=10_000, remember="24h",
 )  # fmt: skip
 """What `gate.topic(name)` says when nothing is said."""
 

@@ -15,7 +15,8 @@ __all__ = ["Clock"]
 class Clock:
     """A clock for `Gate(..., clock=clock)`: every script of that gate is told its time instead of asking the server.
 
-    `start` in seconds since the epoch. Only leases, windows, retention and the like follow it; how long a worker sleeps does too.
+    `start` in seconds since the epoch. Only leases, windows, retention and the like follow it; how long a worker
+    sleeps does too.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -46,7 +47,8 @@ class Clock:
         self._moved()
 
     def on_move(self, listener: Callable[[], None]) -> None:
-        """Calls `listener`, in the thread that moves the clock, after each move: so that whoever sleeps can look again."""
+        """Calls `listener`, in the thread that moves the clock, after each move: so that whoever sleeps can look
+        again."""
         self._listeners.append(listener)
 
     def _moved(self) -> None:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -97,6 +98,16 @@ class Face:
             return self.gate.once(*args, **options)(awaiting)
 
         return decorate
+
+    @asynccontextmanager
+    async def inside(self, key: Any, **options: Any) -> AsyncIterator[Any]:
+        """`with gate.claim(...)` or `async with gate.aio.claim(...)`; the claim's methods are awaited in both."""
+        if self.awaiting:
+            async with self.gate.aio.claim(key, **options) as claim:
+                yield claim
+        else:
+            with self.gate.claim(key, **options) as claim:
+                yield Awaited(claim)
 
 
 class Awaited:

@@ -87,9 +87,7 @@ class _Tenacity:
     def _clamped(self, seconds: object) -> int:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):
             raise BadInput("backoff", self._wait, f"returned {seconds!r}", "It has to return seconds")
-        return round(
-            min(max(seconds, 0), LONGEST_MS / 1000) * 1000
-        )  # tenacity's default maximum: 10^11 years
+        return round(min(max(seconds, 0), LONGEST_MS / 1000) * 1000)  # tenacity's default maximum: 10^11 years
 
 
 def _checked(attempt: object) -> int:

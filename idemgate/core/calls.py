@@ -1,4 +1,5 @@
-"""A request to Redis as a value: built by pure functions, carried by a link, so that sync and async differ in one word."""
+"""A request to Redis as a value: built by pure functions, carried by a link, so that sync and async differ in one
+word."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class Call(Generic[T]):
 
     __slots__ = ("args", "keys", "read", "script")
 
-    def __init__(self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> None:
+    def __init__(
+        self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]
+    ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
@@ -30,8 +33,15 @@ class Call(Generic[T]):
     def answer(self, reply: Reply) -> T:
         """What the caller gets for this reply, or ForeignData."""
         if reply[0] == b"foreign":
-            raise ForeignData(text(self.keys[0]), text(reply[2]))
+            raise self._foreign(reply[2])
         return self.read(reply)
+
+    def _foreign(self, problem: bytes) -> ForeignData:
+        # A script of many keys begins the text with the one at fault; a script of one key need not.
+        for key in self.keys:
+            if problem.startswith(key + b" "):
+                return ForeignData(text(key), text(problem[len(key) + 1 :]))
+        return ForeignData(text(self.keys[0]), text(problem))
 
 
 class Batch(Generic[T]):

@@ -15,7 +15,8 @@ State = Literal["started", "in_progress", "done", "reused", "held", "exhausted",
 
 
 class Entry:
-    """What a claim was answered; which fields have a meaning depends on `state`. Times in ms, `token` the fencing token."""
+    """What a claim was answered; which fields have a meaning depends on `state`. Times in ms, `token` the fencing
+    token."""
 
     __slots__ = ("attempt", "checkpoint", "kind", "left_ms", "result", "state", "taken_over", "token")
 
@@ -34,8 +35,8 @@ class Entry:
 class Record:
     """What is remembered of a key. Seconds; None where a field has no meaning in that state.
 
-    `state` is "absent", "in_progress", "lapsed" (its owner fell silent), "held" (lapsed, and waiting for `resolve`), "done",
-    "failed" (done with a stored failure) or "released". `token` is the last fencing token granted.
+    `state` is "absent", "in_progress", "lapsed" (its owner fell silent), "held" (lapsed, and waiting for `resolve`),
+    "done", "failed" (done with a stored failure) or "released". `token` is the last fencing token granted.
     """
 
     state: str
@@ -67,8 +68,10 @@ def _entry(reply: list[Any]) -> Entry:
         return entry
     if word == b"busy":
         return Entry("in_progress", left_ms=reply[2], attempt=reply[3])
-    if word == b"held" or word == b"exhausted":
-        return Entry("held" if word == b"held" else "exhausted", attempt=reply[2])
+    if word == b"held":
+        return Entry("held", attempt=reply[2])
+    if word == b"exhausted":
+        return Entry("exhausted", attempt=reply[2])
     return Entry("reused" if word == b"reused" else "stale")
 
 
@@ -127,13 +130,24 @@ class Claims:
         hold: bool = False,
         wait: bool = False,
     ) -> Call[Entry]:
-        args = (stamp(self.clock), owner, lease, keep, fingerprint, max_attempts, b"1" if hold else b"0", b"1" if wait else b"0")
+        args = (
+            stamp(self.clock),
+            owner,
+            lease,
+            keep,
+            fingerprint,
+            max_attempts,
+            b"1" if hold else b"0",
+            b"1" if wait else b"0",
+        )
         return call("once/claim", record, args, _entry)
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
         return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _entry)
 
-    def complete(self, record: tuple[bytes, ...], owner: bytes, retention: int, kind: bytes, result: bytes) -> Call[bool]:
+    def complete(
+        self, record: tuple[bytes, ...], owner: bytes, retention: int, kind: bytes, result: bytes
+    ) -> Call[bool]:
         return call("once/complete", record, (stamp(self.clock), owner, retention, kind, result), _held)
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
@@ -152,5 +166,12 @@ class Claims:
         """(word, ms left of the lease that stands in the way)."""
         return call("once/forget", record, (stamp(self.clock), b"1" if force else b"0"), _word)
 
-    def resolve(self, record: tuple[bytes, ...], done: bool, retention: int, kind: bytes, result: bytes) -> Call[tuple[str, int]]:
-        return call("once/resolve", record, (stamp(self.clock), b"1" if done else b"0", retention, kind, result), _word)
+    def resolve(
+        self, record: tuple[bytes, ...], done: bool, retention: int, kind: bytes, result: bytes
+    ) -> Call[tuple[str, int]]:
+        return call(
+            "once/resolve",
+            record,
+            (stamp(self.clock), b"1" if done else b"0", retention, kind, result),
+            _word,
+        )

@@ -31,13 +31,9 @@ class Codec:
 
     __slots__ = ("max_bytes", "max_depth", "max_items")
 
-    def __init__(
-        self, max_bytes: int = 262_144, max_depth: int = _MAX_DEPTH, max_items: int = 100_000
-    ) -> None:
+    def __init__(self, max_bytes: int = 262_144, max_depth: int = _MAX_DEPTH, max_items: int = 100_000) -> None:
         if not 1 <= max_depth <= 128:
-            raise BadInput(
-                "max_depth", max_depth, "is out of range", "Pass 1 to 128: more would not unpack everywhere"
-            )
+            raise BadInput("max_depth", max_depth, "is out of range", "Pass 1 to 128: more would not unpack everywhere")
         self.max_bytes = max_bytes
         self.max_depth = max_depth
         self.max_items = max_items
@@ -50,9 +46,7 @@ class Codec:
             self._check_measure(body, value, name)
         if len(body) >= self.max_bytes:
             problem = f"takes {len(body) + 1:,} bytes; the limit is {self.max_bytes:,}"
-            raise BadInput(
-                name, type(value), problem, "Store it elsewhere and pass a reference, or raise the limit"
-            )
+            raise BadInput(name, type(value), problem, "Store it elsewhere and pass a reference, or raise the limit")
         return _VERSION + body
 
     def decode(self, data: bytes) -> Any:
@@ -63,7 +57,8 @@ class Codec:
             raise NotDecodable(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}")
         body = data[1:]
         try:
-            if len(body) > _SMALL or not looks_plain(body, min(self.max_depth, _MAX_DEPTH)):
+            small = len(body) <= min(_SMALL, self.max_items)
+            if not small or not looks_plain(body, min(self.max_depth, _MAX_DEPTH)):
                 measure(body, self.max_depth, self.max_items)
             return unpack(body)
         except (ValueError, TypeError, ArithmeticError) as error:

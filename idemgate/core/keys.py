@@ -2,12 +2,14 @@
 
 | key | type | what |
 |---|---|---|
-| `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also its wake-up channel |
+| `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also
+its wake-up channel |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
-| `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the eleven parts of one slot; `:due` is also its wake-up channel |
+| `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the eleven parts of one slot; `:due` is also its
+wake-up channel |
 
-`ig1` is the layout. What stands in braces decides the Redis Cluster slot; it comes first and holds no other brace, so no user
-key can steer where it goes. Text of users is percent-encoded, and hashed where it is long.
+`ig1` is the layout. What stands in braces decides the Redis Cluster slot; it comes first and holds no other brace, so
+no user key can steer where it goes. Text of users is percent-encoded, and hashed where it is long.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _SAFE = "_.@:/+=,-"
 
 
 def check_name(value: str, what: str) -> str:
-    """A namespace or topic name, or BadInput. These are written by programmers, so they are refused rather than escaped."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+    """A namespace or topic name, or BadInput. These are written by programmers, so they are refused rather than
+    escaped."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise BadInput(what, value, "not a name", "Use 1 to 64 of A-Z a-z 0-9 _ . -")
     return value
 
@@ -46,10 +49,12 @@ def raw(key: Key) -> bytes:
         try:
             encoded = key.encode()
         except UnicodeEncodeError as error:
-            raise BadInput("key", key, f"not valid Unicode ({error.reason})", "Pass bytes, or repair the text") from None
+            raise BadInput(
+                "key", key, f"not valid Unicode ({error.reason})", "Pass bytes, or repair the text"
+            ) from None
     elif isinstance(key, bytes):
         encoded = key
-    elif isinstance(key, int) and not isinstance(key, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+    elif isinstance(key, int) and not isinstance(key, bool):
         encoded = b"%d" % key
     else:
         raise BadInput("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
@@ -74,7 +79,8 @@ def digest(key: Key, what: str) -> bytes:
 
 
 def _escape(text: bytes) -> bytes:
-    """Injective: plain text stays, other bytes become %XX, and what is long becomes `#` and a hash (no text escapes to a `#`)."""
+    """Injective: plain text stays, other bytes become %XX, and what is long becomes `#` and a hash (no text escapes to
+    a `#`)."""
     if _PLAIN.fullmatch(text):
         return text
     escaped = quote_from_bytes(text, safe=_SAFE).encode()

@@ -59,7 +59,7 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
         return _bound(_Called(_sync(spec, "key")), func)
     if spec is None:
         return _bound(_AllArguments(_arguments(func, "key", spec)), func)
-    if not isinstance(spec, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(spec, str):
         raise BadInput("key", spec, "is neither a template nor a callable", _LIKE)
     return _bound(_template(spec, _arguments(func, "key", spec)), func)
 
@@ -77,9 +77,7 @@ def compile_fingerprint(
         return _bound(_CalledFingerprint(_sync(spec, "fingerprint")), func)
     names = [spec] if isinstance(spec, str) else list(spec)
     if not names:
-        raise BadInput(
-            "fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint"
-        )
+        raise BadInput("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
     arguments = _arguments(func, "fingerprint", spec)
     return _bound(_Fingerprint([_field(name, arguments, "fingerprint", spec) for name in names]), func)
 
@@ -102,9 +100,7 @@ class _Field:
                 value = value[step] if is_member else getattr(value, step)  # type: ignore[arg-type]
         except (LookupError, AttributeError, TypeError) as error:
             problem = f"has nothing there ({type(error).__name__}: {error})"
-            raise BadInput(
-                self.name, value, problem, "Members are {event[id]}, attributes {event.id}"
-            ) from error
+            raise BadInput(self.name, value, problem, "Members are {event[id]}, attributes {event.id}") from error
         return value
 
     def text(self, instance: object, args: Args, kwargs: Kwargs) -> str:
@@ -120,9 +116,7 @@ class _OneField:
         self._after = after
 
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
-        return check_encodes(
-            self._before + self._field.text(instance, args, kwargs) + self._after, self._field.name
-        )
+        return check_encodes(self._before + self._field.text(instance, args, kwargs) + self._after, self._field.name)
 
 
 class _ManyFields:
@@ -261,9 +255,7 @@ def _separator(between: str, template: str) -> str:
     for char in between:
         if not char.isalnum() and char != "%":
             return char
-    raise BadInput(
-        "key", template, "has fields that run into each other", 'Put ":" between them, as in "{a}:{b}"'
-    )
+    raise BadInput("key", template, "has fields that run into each other", 'Put ":" between them, as in "{a}:{b}"')
 
 
 def _percent(char: str) -> str:
@@ -273,15 +265,11 @@ def _percent(char: str) -> str:
 def _field(written: object, arguments: Arguments, name: str, spec: object) -> _Field:
     found = _FIELD.fullmatch(written) if isinstance(written, str) else None
     if found is None:
-        raise BadInput(
-            name, spec, f"{{{written}}} is not a field: fields start with the name of a parameter", _LIKE
-        )
+        raise BadInput(name, spec, f"{{{written}}} is not a field: fields start with the name of a parameter", _LIKE)
     find = arguments.find(found[1])
     if find is None:
         takes = ", ".join(arguments.names) or "none"
-        raise BadInput(
-            name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}"
-        )
+        raise BadInput(name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}")
     return _Field(found[0], find, tuple(_step(step, name, spec) for step in _STEP.finditer(found[2])), name)
 
 

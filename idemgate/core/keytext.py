@@ -13,9 +13,7 @@ from idemgate.errors import BadInput
 
 __all__ = ["check_encodes", "text_of"]
 
-_NO_NAME = (
-    "A missing key would make all such messages one; refuse the message, or name the work by something it has"
-)
+_NO_NAME = "A missing key would make all such messages one; refuse the message, or name the work by something it has"
 _KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
 
 
@@ -40,9 +38,7 @@ def check_encodes(key: str, name: str) -> str:
         try:
             key.encode()
         except UnicodeEncodeError:
-            raise BadInput(
-                name, key, "holds half a surrogate pair", "Pass bytes, or repair the text"
-            ) from None
+            raise BadInput(name, key, "holds half a surrogate pair", "Pass bytes, or repair the text") from None
     return key
 
 
@@ -50,9 +46,7 @@ def _int_text(value: Any, name: str) -> str:
     try:
         return int.__repr__(value)
     except ValueError:  # Python refuses to write out thousands of digits
-        raise BadInput(
-            name, f"int of {value.bit_length()} bits", "is too long for a key", "Use a hash of it"
-        ) from None
+        raise BadInput(name, f"int of {value.bit_length()} bits", "is too long for a key", "Use a hash of it") from None
 
 
 def _other_text(value: object, name: str) -> str:
@@ -95,9 +89,7 @@ def _datetime_text(value: datetime, name: str) -> str:
     try:
         return value.astimezone(UTC).isoformat()
     except OverflowError:
-        raise BadInput(
-            name, value, "has no such moment in UTC", "Pass a time well inside years 1 to 9999"
-        ) from None
+        raise BadInput(name, value, "has no such moment in UTC", "Pass a time well inside years 1 to 9999") from None
 
 
 _WRITERS: list[tuple[type, Callable[[Any, str], str]]] = [

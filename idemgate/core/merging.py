@@ -1,7 +1,7 @@
 """Merge policies: how the payloads of one window become one.
 
-A payload is *lifted* to an accumulator when it is triggered, accumulators are merged in Lua (`lua/lib/merge.lua`, the only place
-that knows how), and what a delivery carries is *lowered* back to a payload here.
+A payload is *lifted* to an accumulator when it is triggered, accumulators are merged in Lua (`lua/lib/merge.lua`, the
+only place that knows how), and what a delivery carries is *lowered* back to a payload here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class Merge:
         """The accumulator of one payload as a script takes it. BadInput if the policy cannot merge such a payload."""
         if self.raw:
             return codec.encode(payload)
-        return _pack(self._unit(payload, codec, "payload"))
+        unit = _pack(self._unit(payload, codec, "payload"))
+        if self.spec["op"] in ("fields", "union") and len(unit) > codec.max_bytes:
+            problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
+            raise BadInput(
+                "payload", type(payload), problem, "Store it elsewhere and pass a reference, or raise the limit"
+            )
+        return unit
 
     def lower(self, acc: Any, codec: Codec) -> Any:
         """The payload that an accumulator (as unpacked from a message, strings as bytes) stands for."""
@@ -92,14 +98,17 @@ class Merge:
         if op == "sum":
             return [_number(payload, name, "sum"), 1 if isinstance(payload, float) else 0]
         if op in ("min", "max"):
-            return [_number(payload, name, cast(str, op)), codec.encode(payload, name)]
+            return [_number(payload, name, op), codec.encode(payload, name)]
         if op == "append":
             return [1, 0, _pack(codec.encode(payload, name))]
         if op == "union":
             return self._set(payload, codec, name)
         if not isinstance(payload, Mapping):
             raise BadInput(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
-        return {_field(field): self._of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]") for field, value in cast(Mapping[object, object], payload).items()}
+        return {
+            _field(field): self._of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
+            for field, value in cast(Mapping[object, object], payload).items()
+        }
 
     def _set(self, payload: object, codec: Codec, name: str) -> object:
         if not isinstance(payload, list | tuple | set | frozenset):
@@ -113,30 +122,47 @@ MergeSpec: TypeAlias = Name | Merge | Mapping[str, "Name | Merge"]
 
 
 def append(cap: int = 1000) -> Merge:
-    """All payloads in the order of their triggers, the first `cap` of them (and at most 1 MiB); the rest is dropped and counted
-    in `delivery.dropped`."""
+    """All payloads in the order of their triggers, the first `cap` of them (and at most 1 MiB); the rest is dropped and
+    counted in `delivery.dropped`."""
     return Merge({"op": "append", "cap": _cap(cap), "bytes": MAX_BYTES})
 
 
 def union(cap: int = 1000) -> Merge:
-    """The distinct items of all payloads (each a list, tuple or set), first seen first; at most `cap` items and 1 MiB, the rest
-    is dropped and counted in `delivery.dropped`. Items are the same when they are encoded the same: 1 and 1.0 are two."""
+    """The distinct items of all payloads (each a list, tuple or set), first seen first; at most `cap` items and 1 MiB,
+    the rest is dropped and counted in `delivery.dropped`. Items are the same when they are encoded the same: 1 and
+    1.0 are two."""
     return Merge({"op": "union", "cap": _cap(cap), "bytes": MAX_BYTES})
 
 
 def merge_of(given: MergeSpec) -> Merge:
-    """The policy that a user's `merge=` means, or BadInput. A mapping's `"*"` is for fields that it does not name (default: last)."""
+    """The policy that a user's `merge=` means, or BadInput. A mapping's `"*"` is for fields that it does not name
+    (default: last)."""
     if isinstance(given, Merge):
         return given
     if isinstance(given, str):
         if given not in NAMES:
-            raise BadInput("merge", given, "no such merge policy", f"Use one of {', '.join(NAMES)}, or a dict of field -> policy")
+            raise BadInput(
+                "merge",
+                given,
+                "no such merge policy",
+                f"Use one of {', '.join(NAMES)}, or a dict of field -> policy",
+            )
         return {"append": append, "union": union}.get(given, lambda: Merge({"op": given}))()
-    if not isinstance(given, Mapping) or not given:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BadInput("merge", given, "not a merge policy", f"Use one of {', '.join(NAMES)}, or a dict of field -> policy")
+    if not isinstance(given, Mapping) or not given:
+        raise BadInput(
+            "merge",
+            given,
+            "not a merge policy",
+            f"Use one of {', '.join(NAMES)}, or a dict of field -> policy",
+        )
     policies = {_field(field): merge_of(policy) for field, policy in given.items()}
     if any(policy.fields or policy.rest for policy in policies.values()):
-        raise BadInput("merge", given, "a field's policy is itself one per field", "Only the fields of the payload itself can have policies")
+        raise BadInput(
+            "merge",
+            given,
+            "a field's policy is itself one per field",
+            "Only the fields of the payload itself can have policies",
+        )
     rest = policies.pop("*", Merge({"op": "last"}))
     fields = {field: policy.spec for field, policy in sorted(policies.items())}
     return Merge({"op": "fields", "fields": fields, "rest": rest.spec}, policies, rest)
@@ -157,7 +183,7 @@ def _field(name: object) -> str:
 
 
 def _cap(cap: int) -> int:
-    if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= 100_000:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= 100_000:
         raise BadInput("cap", cap, "not a number of items", "Use 1 to 100,000")
     return cap
 
@@ -172,7 +198,7 @@ def _number(value: object, name: str, op: str) -> int | float:
 
 def _pack(value: object) -> bytes:
     # The old string type: every Redis' cmsgpack reads it back as a string.
-    return cast(bytes, msgpack.packb(value, use_bin_type=False))
+    return msgpack.packb(value, use_bin_type=False)
 
 
 def _items(wrapped: bytes) -> list[bytes]:

@@ -16,7 +16,18 @@ from idemgate.core.merging import Merge
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
 
-__all__ = ["DeadLetter", "Delivery", "Message", "Outcome", "Peek", "Receipt", "Stats", "Taken", "Trigger"]
+__all__ = [
+    "DeadLetter",
+    "Delivery",
+    "Message",
+    "Outcome",
+    "Peek",
+    "Receipt",
+    "ReceiptStatus",
+    "Stats",
+    "Taken",
+    "Trigger",
+]
 
 P = TypeVar("P")
 ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate"]
@@ -41,7 +52,8 @@ class Receipt:
 
     - "scheduled": it made a new pending message. - "merged": it joined the pending message of its key.
     - "replaced": it joined, and moved the message to the time it named.
-    - "dropped": not accepted: an older `version`, or inside the window of a leading edge. - "duplicate": its `event_id` was seen.
+    - "dropped": not accepted: an older `version`, or inside the window of a leading edge. - "duplicate": its
+      `event_id` was seen for this key.
     `due_at` is when the message is due; None where nothing was accepted.
     """
 
@@ -57,7 +69,19 @@ class Receipt:
 class Message:
     """A merged message as a script packed it. Places as in `lua/lib/message.lua`."""
 
-    __slots__ = ("_acc", "_codec", "_merge", "attempts", "count", "due_ms", "failure", "first_ms", "last_ms", "reason", "version")
+    __slots__ = (
+        "_acc",
+        "_codec",
+        "_merge",
+        "attempts",
+        "count",
+        "due_ms",
+        "failure",
+        "first_ms",
+        "last_ms",
+        "reason",
+        "version",
+    )
 
     def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
         fields = _unpacked(packed)
@@ -87,10 +111,11 @@ class Message:
 class Delivery(Generic[P]):
     """One attempt to hand a merged message to a handler.
 
-    `key` is the text of the key (bytes that are not UTF-8 are escaped; `raw_key` has them as they are), `count` how many triggers
-    were merged, `reason` why it is delivered now ("window", "quiet", "max_delay", "max_size", "leading", "time", "now", "flush",
-    "retry", "redrive"), `attempt` 1 for the first, `token` the fencing token: pass it to whatever the handler changes, and let that
-    refuse a lower one. `lost` turns true when the lease is known to be gone: stop, somebody else runs this key.
+    `key` is the text of the key (bytes that are not UTF-8 are escaped; `raw_key` has them as they are), `count` how
+    many triggers were merged, `reason` why it is delivered now ("window", "quiet", "max_delay", "max_size",
+    "leading", "time", "now", "flush", "retry", "redrive"), `attempt` 1 for the first, `token` the fencing token: pass
+    it to whatever the handler changes, and let that refuse a lower one. `lost` turns true when the lease is known to
+    be gone: stop, somebody else runs this key.
     """
 
     __slots__ = ("_message", "_payload", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
@@ -165,7 +190,8 @@ class Delivery(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one `take` brought: its deliveries, how many lapsed ones it put back, and when this slot next has work (ms, 0 = never)."""
+    """What one `take` brought: its deliveries, how many lapsed ones it put back, and when this slot next has work (ms,
+    0 = never)."""
 
     deliveries: list[Delivery[Any]]
     lapsed: int
@@ -175,7 +201,8 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of each delivery: "ok", "dead" (given up), "cancelled" (not tried again) or "lost" (not this owner's any more)."""
+    """What became of each delivery: "ok", "dead" (given up), "cancelled" (not tried again) or "lost" (not this owner's
+    any more)."""
 
     outcomes: list[str]
     next_due_ms: int
@@ -184,7 +211,8 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What is known of a key. `pending` waits (due at `due_at`); `in_flight` is being handled under `token` until `lease_until`."""
+    """What is known of a key. `pending` waits (due at `due_at`); `in_flight` is being handled under `token` until
+    `lease_until`."""
 
     pending: Message | None
     due_at: datetime | None
@@ -195,7 +223,8 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was given up. `id` names it for `redrive` and `delete`; `reason` is the last line of the failure."""
+    """A message that was given up. `id` names it for `redrive` and `delete`; `reason` is the last line of the
+    failure."""
 
     id: str
     key: str
@@ -216,9 +245,11 @@ class DeadLetter:
 class Stats:
     """How many messages are where, and what was counted since the topic exists.
 
-    `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `in_flight` are being handled.
-    Of the counters, those that end in `_triggers` and accepted, merged, dropped, duplicate, replaced count triggers; the rest count
-    messages or deliveries. accepted = acked_triggers + cancelled_triggers + deleted_triggers + expired_triggers + what is held.
+    `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `in_flight` are
+    being handled.
+    Of the counters, those that end in `_triggers` and accepted, merged, dropped, duplicate, replaced count triggers;
+    the rest count messages or deliveries. accepted = acked_triggers + cancelled_triggers + deleted_triggers +
+    expired_triggers + what is held.
     """
 
     scheduled: int
@@ -246,11 +277,11 @@ def moment(ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=ms)
 
 
-def letter_of(slot: int, id: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
+def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
     raw_key, raw_message, reason, died_ms, _ = _unpacked(packed)
     message = Message(raw_message, merge, codec)
     return DeadLetter(
-        id=f"{slot}-{id.decode()}",
+        id=f"{slot}-{number.decode()}",
         key=raw_key.decode(errors="backslashreplace"),
         reason=reason.decode(errors="replace"),
         died_at=moment(died_ms),

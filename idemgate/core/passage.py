@@ -1,4 +1,5 @@
-"""One guarded call as a pure state machine: it builds the calls and judges their answers; two short drivers in `once` perform."""
+"""One guarded call as a pure state machine: it builds the calls and judges their answers; two short drivers in `once`
+perform."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from idemgate.core.calls import Call
 from idemgate.core.claims import Claims, Entry
@@ -28,7 +29,7 @@ from idemgate.errors import (
     ResultUnavailable,
 )
 
-__all__ = ["Answer", "ErrorPolicy", "Guard", "Passage", "Seen", "refusal"]
+__all__ = ["Answer", "ErrorPolicy", "Guard", "Passage", "Seen", "Wait", "refusal"]
 
 OnDone = Literal["replay", "skip", "raise"]
 OnInProgress = Literal["raise", "skip", "wait"]
@@ -73,9 +74,16 @@ class Answer:
         return self.value
 
 
+class Wait(NamedTuple):
+    """Another owner runs: enter again when woken, or after so many seconds."""
+
+    seconds: float
+
+
 class Seen:
-    """Keys that this process knows to be done, the `size` last used, each until its retention ends. Only done keys: they cannot
-    become anything else, unless somebody forgets them, which this process then learns when the entry fades."""
+    """Keys that this process knows to be done, the `size` last used, each until its retention ends. Only done keys:
+    they cannot become anything else, unless somebody forgets them, which this process then learns when the entry
+    fades."""
 
     __slots__ = ("_entries", "_size")
 
@@ -115,7 +123,8 @@ def refusal(entry: Entry, key: Key, token: int = 0) -> IdemgateError | None:
 
 
 class Passage:
-    """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim was answered."""
+    """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim
+    was answered."""
 
     __slots__ = ("claims", "entry", "fingerprint", "guard", "key", "owner", "record", "since")
 
@@ -144,8 +153,8 @@ class Passage:
             guard.on_in_progress == "wait",
         )
 
-    def judge(self, entry: Entry) -> Answer | float | None:
-        """None: run. A number: wait that many seconds and enter again. An Answer: give it."""
+    def judge(self, entry: Entry) -> Answer | Wait | None:
+        """None: run. Wait: until woken, and enter again. An Answer: give it."""
         self.entry = entry
         if entry.state == "started":
             return None
@@ -164,7 +173,9 @@ class Passage:
             kind, text = cast("tuple[str, str]", guard.codec.decode(entry.result))
             return Answer(error=ReplayedFailure(name, kind, text))
         if entry.kind == b"n":
-            missing = ResultUnavailable(name, _NOT_KEPT if guard.at_most_once else entry.result.decode(errors="replace"))
+            missing = ResultUnavailable(
+                name, _NOT_KEPT if guard.at_most_once else entry.result.decode(errors="replace")
+            )
             return Answer(error=AlreadyDone(name)) if guard.on_done == "raise" else Answer(error=missing)
         try:
             value = rebuild(guard.codec.decode(entry.result), guard.returns)
@@ -172,7 +183,7 @@ class Passage:
             return Answer(error=ResultUnavailable(name, f"it cannot be read back: {error}"))
         return Answer(error=AlreadyDone(name, value)) if guard.on_done == "raise" else Answer(value)
 
-    def _in_progress(self, entry: Entry) -> Answer | float:
+    def _in_progress(self, entry: Entry) -> Answer | Wait:
         guard = self.guard
         if guard.on_in_progress == "skip":
             return Answer()
@@ -185,15 +196,16 @@ class Passage:
         if left <= 0:
             return Answer(error=error)
         # A wake-up ends the wait; this is only its safety net, and never later than the lease could end.
-        return min(left, 1.0, max(entry.left_ms / 1000, 0.01))
+        return Wait(min(left, 1.0, max(entry.left_ms / 1000, 0.01)))
 
     def complete(self, result: object) -> Call[bool]:
-        """Done, with its result; or without, when it cannot be stored: the effect happened, so it must not run again."""
+        """Done, with its result; or without, when it cannot be stored: the effect happened, so it must not run
+        again."""
         guard = self.guard
         try:
             kind, data = b"v", guard.codec.encode(result, "result")
-        except BadInput as error:
-            kind, data = b"n", str(error).encode()[:500]
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
+            kind, data = b"n", f"{type(error).__name__}: {error}".encode(errors="replace")[:500]
         self.entry = self._finished(kind, data)
         return self.claims.complete(self.record, self.owner, guard.retention, kind, data)
 

@@ -121,16 +121,12 @@ class Walk:
         place = self._enter(value, outer.inside(step, levels=2)).hashing()
         items = [self.plain(item, place, at) for at, item in enumerate(value)]
         if len(set(items)) != len(value):
-            raise BadInput(
-                place.path(), value, "has members that become one", "Use members of one plain type"
-            )
+            raise BadInput(place.path(), value, "has members that become one", "Use members of one plain type")
         return ExtType(wire.SET if isinstance(value, set) else wire.FROZENSET, pack(sorted(items, key=pack)))
 
     def write_datetime(self, value: datetime, outer: Place, step: object) -> ExtType:
         offset = value.utcoffset()
-        if (
-            offset is not None and offset.microseconds
-        ):  # datetime.fromisoformat takes +00:00:00.000001 for UTC
+        if offset is not None and offset.microseconds:  # datetime.fromisoformat takes +00:00:00.000001 for UTC
             fix = "Pass value.astimezone(UTC)"
             raise BadInput(outer.inside(step).path(), value, "has a zone with fractions of a second", fix)
         if offset is None:
@@ -172,9 +168,7 @@ _WRITERS: dict[type, Callable[[Walk, Any, Place, object], object]] = {
     datetime: Walk.write_datetime,
     date: lambda _walk, value, _outer, _step: ExtType(wire.DATE, value.isoformat().encode()),
     timedelta: lambda _walk, value, _outer, _step: ExtType(wire.TIMEDELTA, _int_bytes(value // _MICROSECOND)),
-    Decimal: lambda _walk, value, _outer, _step: ExtType(
-        wire.DECIMAL, str(value).upper().encode()
-    ),  # 1e5 by context
+    Decimal: lambda _walk, value, _outer, _step: ExtType(wire.DECIMAL, str(value).upper().encode()),  # 1e5 by context
     UUID: lambda _walk, value, _outer, _step: ExtType(wire.UUID, value.bytes),
 }
 
@@ -206,9 +200,7 @@ def _members(value: object, place: Place) -> dict[str, object] | None:
         dump = getattr(type(value), "model_dump", None)
         return None if dump is None else dump(value, mode="python", round_trip=True)
     except Exception as error:
-        raise BadInput(
-            place.path(), type(value), f"its fields cannot be read ({error})", "Pass a dict"
-        ) from error
+        raise BadInput(place.path(), type(value), f"its fields cannot be read ({error})", "Pass a dict") from error
 
 
 def _sorted(pairs: dict[Any, object]) -> dict[Any, object]:

@@ -100,15 +100,26 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
     """The stored policy, with what is not stored (lease, attempts, backoff, retention) taken from `local`."""
     facts = _unpacked(stored)
     merge = merge_of_spec(facts.pop("merge"))
-    names = ("window", "quiet", "max_delay", "max_size", "edge", "slots", "remember")
-    return replace(local, merge=merge, **{name: facts.get(name) for name in names})
+    return replace(
+        local,
+        merge=merge,
+        window=facts.get("window"),
+        quiet=facts.get("quiet"),
+        max_delay=facts.get("max_delay"),
+        max_size=facts.get("max_size"),
+        edge=facts["edge"],
+        slots=facts["slots"],
+        remember=facts["remember"],
+    )
 
 
 def differing(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:
     """The facts in which two policies differ, as people wrote them: durations in seconds, None = not set."""
     before, after = _unpacked(stored), _unpacked(asked)
     names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    return {name: _shown(name, before.get(name)) for name in names}, {name: _shown(name, after.get(name)) for name in names}
+    return {name: _shown(name, before.get(name)) for name in names}, {
+        name: _shown(name, after.get(name)) for name in names
+    }
 
 
 def _shown(name: str, value: Any) -> object:
@@ -121,21 +132,51 @@ def _unpacked(stored: bytes) -> dict[str, Any]:
 
 def _check_together(policy: Policy) -> None:
     if policy.window is not None and policy.quiet is not None:
-        raise BadInput("quiet", policy.quiet / 1000, "a topic has a window or a quiet time, not both", "Drop one of window and quiet")
+        raise BadInput(
+            "quiet",
+            policy.quiet / 1000,
+            "a topic has a window or a quiet time, not both",
+            "Drop one of window and quiet",
+        )
     if policy.edge not in ("trailing", "leading"):
         raise BadInput("edge", policy.edge, "no such edge", 'Use "trailing" or "leading"')
     if policy.max_delay is not None and policy.quiet is None:
-        raise BadInput("max_delay", policy.max_delay / 1000, "only bounds a quiet time", "Add quiet=, or drop max_delay (a window never grows)")
+        raise BadInput(
+            "max_delay",
+            policy.max_delay / 1000,
+            "only bounds a quiet time",
+            "Add quiet=, or drop max_delay (a window never grows)",
+        )
     if policy.max_delay is not None and policy.quiet is not None and policy.max_delay < policy.quiet:
-        raise BadInput("max_delay", policy.max_delay / 1000, f"shorter than quiet ({policy.quiet / 1000} s)", "Make it at least as long as quiet")
+        raise BadInput(
+            "max_delay",
+            policy.max_delay / 1000,
+            f"shorter than quiet ({policy.quiet / 1000} s)",
+            "Make it at least as long as quiet",
+        )
     timed = policy.window is not None or policy.quiet is not None
     if policy.max_size is not None and not timed:
-        raise BadInput("max_size", policy.max_size, "there is no window to cut short", "Add window= or quiet=, or drop max_size")
+        raise BadInput(
+            "max_size",
+            policy.max_size,
+            "there is no window to cut short",
+            "Add window= or quiet=, or drop max_size",
+        )
     if policy.edge == "leading":
         if not timed:
-            raise BadInput("edge", policy.edge, "there is no window whose leading edge it could be", "Add window= or quiet=")
+            raise BadInput(
+                "edge",
+                policy.edge,
+                "there is no window whose leading edge it could be",
+                "Add window= or quiet=",
+            )
         if policy.max_delay is not None or policy.max_size is not None:
-            raise BadInput("edge", policy.edge, "max_delay and max_size bound a trailing edge", "Drop them, or use edge='trailing'")
+            raise BadInput(
+                "edge",
+                policy.edge,
+                "max_delay and max_size bound a trailing edge",
+                "Drop them, or use edge='trailing'",
+            )
 
 
 def _ms(value: Duration | None, name: str) -> int | None:
@@ -143,16 +184,16 @@ def _ms(value: Duration | None, name: str) -> int | None:
 
 
 def _positive(value: int, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadInput(name, value, "not a positive whole number", "Use an int of at least 1")
     return value
 
 
 def _power_of_two(slots: int) -> int:
-    if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 16_384 or slots & (slots - 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 16_384 or slots & (slots - 1):
         raise BadInput("slots", slots, "not a power of two from 1 to 16,384", "Use 1, 2, 4, 8, ...")
     return slots
 
 
 def _packed(value: object) -> bytes:
-    return cast(bytes, msgpack.packb(value))
+    return msgpack.packb(value)

@@ -7,19 +7,26 @@ from itertools import count
 
 __all__ = ["token"]
 
-_prefix = os.urandom(10)
 _counter = count()
+
+
+class _Prefix:
+    __slots__ = ("text",)
+
+    def __init__(self) -> None:
+        self.draw()
+
+    def draw(self) -> None:
+        self.text = os.urandom(10)
+
+
+_prefix = _Prefix()
 
 
 def token() -> bytes:
     """16 bytes: ten random ones of this process, then a counter. A forked child draws new random ones."""
-    return _prefix + next(_counter).to_bytes(6, "big")
-
-
-def _after_fork() -> None:
-    global _prefix
-    _prefix = os.urandom(10)
+    return _prefix.text + next(_counter).to_bytes(6, "big")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_prefix.draw)

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
-from idemgate.core.messages import DeadLetter, Delivery, Message, Peek, Receipt, Settled, Stats, Taken, Trigger, letter_of, moment
+from idemgate.core.keys import Key
+from idemgate.core.messages import (
+    DeadLetter,
+    Delivery,
+    Message,
+    Peek,
+    Receipt,
+    ReceiptStatus,
+    Settled,
+    Stats,
+    Taken,
+    Trigger,
+    letter_of,
+    moment,
+)
 from idemgate.core.policy import Policy
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
@@ -23,7 +37,8 @@ BATCH = 500
 
 
 class Settlement(NamedTuple):
-    """How one delivery ends. `verb`: ack, nack, bury or return (never started); `delay` ms before the next attempt."""
+    """How one delivery ends. `verb`: ack, nack, bury, return (never started) or defer (not possible yet, no attempt);
+    `delay` ms before the next attempt."""
 
     verb: str
     delivery: Delivery[Any]
@@ -31,18 +46,31 @@ class Settlement(NamedTuple):
     failure: str = ""
 
 
-def open_topic(namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool) -> Call[tuple[str, bytes]]:
+def open_topic(
+    namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool
+) -> Call[tuple[str, bytes]]:
     """(word, stored policy): "made", "same", "changed" (with the former one) or "differs" (with the stored one)."""
     args = (stamp(clock), name, policy.stored(), b"1" if redefine else b"0", policy.slots)
-    return call("topic/open", (keys.topics(namespace),), args, lambda reply: (text(reply[0]), reply[2] if len(reply) > 2 else b""))
+    return call(
+        "topic/open",
+        (keys.topics(namespace),),
+        args,
+        lambda reply: (text(reply[0]), reply[2] if len(reply) > 2 else b""),
+    )
 
 
 def stored_policy(namespace: str, clock: Clock | None, name: str) -> Call[bytes | None]:
-    return call("topic/policy", (keys.topics(namespace),), (stamp(clock), name), lambda reply: reply[2] if reply[0] == b"ok" else None)
+    return call(
+        "topic/policy",
+        (keys.topics(namespace),),
+        (stamp(clock), name),
+        lambda reply: reply[2] if reply[0] == b"ok" else None,
+    )
 
 
 class TopicCalls:
-    """Builds the calls of one topic. What concerns one key or one slot is a Call; what spreads over slots is a Batch of them."""
+    """Builds the calls of one topic. What concerns one key or one slot is a Call; what spreads over slots is a Batch
+    of them."""
 
     __slots__ = ("_merge", "_trigger", "clock", "codec", "name", "namespace", "policy")
 
@@ -58,7 +86,7 @@ class TopicCalls:
     def keys(self, slot: int) -> tuple[bytes, ...]:
         return keys.slot(self.namespace, self.name, slot)
 
-    def slot_of(self, key: keys.Key) -> int:
+    def slot_of(self, key: Key) -> int:
         return keys.slot_of(keys.raw(key), self.policy.slots)
 
     def _call(self, script: str, slot: int, args: Sequence[Arg], read: Callable[[list[Any]], Any]) -> Call[Any]:
@@ -68,7 +96,12 @@ class TopicCalls:
 
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
         fields = self._fields(trigger)
-        return self._call("trigger", keys.slot_of(fields[0], self.policy.slots), (token(), self._trigger, *fields), lambda reply: _receipts(reply)[0])
+        return self._call(
+            "trigger",
+            keys.slot_of(fields[0], self.policy.slots),
+            (token(), self._trigger, *fields),
+            lambda reply: _receipts(reply)[0],
+        )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
         """One script call per slot and 500 triggers. All are checked before the first call is made."""
@@ -99,7 +132,13 @@ class TopicCalls:
     def _fields(self, trigger: Trigger) -> tuple[bytes, bytes, bytes, bytes, bytes]:
         version = b"" if trigger.version is None else _version(trigger.version)
         event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
-        return keys.raw(trigger.key), _when(trigger), version, event, self.policy.merge.lift(trigger.payload, self.codec)
+        return (
+            keys.raw(trigger.key),
+            _when(trigger),
+            version,
+            event,
+            self.policy.merge.lift(trigger.payload, self.codec),
+        )
 
     # -- taking out ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +148,14 @@ class TopicCalls:
 
         def read(reply: list[Any]) -> Taken:
             found = [
-                Delivery[Any](self.name, slot, reply[i], reply[i + 1], reply[i + 2], Message(reply[i + 3], policy.merge, self.codec))
+                Delivery[Any](
+                    self.name,
+                    slot,
+                    reply[i],
+                    reply[i + 1],
+                    reply[i + 2],
+                    Message(reply[i + 3], policy.merge, self.codec),
+                )
                 for i in range(4, len(reply), 4)
             ]
             return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
@@ -121,11 +167,26 @@ class TopicCalls:
         args: list[Arg] = [token(), policy.max_attempts, self._merge, policy.retention, policy.max_dead]
         for verb, delivery, delay, failure in settlements:
             args += (verb, delivery.raw_key, delivery.token, delay, failure)
-        return self._call("settle", slot, args, lambda reply: Settled([text(word) for word in reply[3:]], reply[2], reply[1]))
+        return self._call(
+            "settle",
+            slot,
+            args,
+            lambda reply: Settled([text(word) for word in reply[3:]], reply[2], reply[1]),
+        )
 
-    def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
-        """One script call per slot and 500 deliveries; the outcomes in the order of the settlements."""
-        return self._spread(settlements, lambda entry: entry.delivery.slot, lambda slot, part: self.settle(slot, part), lambda answer: answer.outcomes)
+    def settle_many(
+        self,
+        settlements: Iterable[Settlement],
+        told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
+    ) -> Batch[list[str]]:
+        """One script call per slot and 500 deliveries; the outcomes in the order of the settlements. `told` hears each
+        answer."""
+
+        def read(slot: int, answer: Settled) -> list[str]:
+            told(slot, answer)
+            return answer.outcomes
+
+        return self._spread(settlements, lambda entry: entry.delivery.slot, self.settle, read)
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
         args: list[Arg] = [self.policy.lease if lease is None else lease]
@@ -134,10 +195,19 @@ class TopicCalls:
         return self._call("extend", slot, args, lambda reply: [text(word) for word in reply[2:]])
 
     def extend_many(self, deliveries: Iterable[Delivery[Any]], lease: int | None = None) -> Batch[list[str]]:
-        return self._spread(deliveries, lambda entry: entry.slot, lambda slot, part: self.extend(slot, part, lease), lambda answer: answer)
+        return self._spread(
+            deliveries,
+            lambda entry: entry.slot,
+            lambda slot, part: self.extend(slot, part, lease),
+            lambda _, answer: answer,
+        )
 
     def _spread(
-        self, entries: Iterable[Any], slot_of: Callable[[Any], int], build: Callable[[int, list[Any]], Call[Any]], read: Callable[[Any], list[str]]
+        self,
+        entries: Iterable[Any],
+        slot_of: Callable[[Any], int],
+        build: Callable[[int, list[Any]], Call[Any]],
+        read: Callable[[int, Any], list[str]],
     ) -> Batch[list[str]]:
         by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for place, entry in enumerate(entries):
@@ -146,32 +216,39 @@ class TopicCalls:
         order = [place for _, part in parts for place, _ in part]
 
         def join(answers: list[Any]) -> list[str]:
-            outcomes = [outcome for answer in answers for outcome in read(answer)]
+            outcomes = [
+                outcome for (slot, _), answer in zip(parts, answers, strict=True) for outcome in read(slot, answer)
+            ]
             return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def cancel(self, key: keys.Key) -> Call[str]:
+    def cancel(self, key: Key) -> Call[str]:
         return self._call("cancel", self.slot_of(key), (token(), keys.raw(key)), lambda reply: text(reply[0]))
 
     def reschedule(self, trigger: Trigger) -> Call[str]:
         when = _when(trigger)
         if not when:
             raise BadInput("at", None, "no time named", "Pass at= (an aware datetime) or delay=")
-        return self._call("reschedule", self.slot_of(trigger.key), (token(), keys.raw(trigger.key), when), lambda reply: text(reply[0]))
+        return self._call(
+            "reschedule",
+            self.slot_of(trigger.key),
+            (token(), keys.raw(trigger.key), when),
+            lambda reply: text(reply[0]),
+        )
 
-    def flush(self, key: keys.Key) -> Call[int]:
-        return self._call("flush", self.slot_of(key), (keys.raw(key),), lambda reply: int(reply[2]))
+    def flush(self, key: Key) -> Call[int]:
+        return self._call("flush", self.slot_of(key), (token(), keys.raw(key)), lambda reply: int(reply[2]))
 
     def flush_slot(self, slot: int) -> Call[tuple[int, int]]:
         """(moved, still due later): one call moves at most 1,000."""
-        return self._call("flush", slot, (b"",), lambda reply: (reply[2], reply[3]))
+        return self._call("flush", slot, (token(), b""), lambda reply: (reply[2], reply[3]))
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def peek(self, key: keys.Key) -> Call[Peek]:
+    def peek(self, key: Key) -> Call[Peek]:
         merge, codec = self.policy.merge, self.codec
 
         def read(reply: list[Any]) -> Peek:
@@ -193,7 +270,9 @@ class TopicCalls:
         """(dead letters in the slot, the wanted ones, newest first)."""
 
         def read(reply: list[Any]) -> tuple[int, list[DeadLetter]]:
-            letters = [letter_of(slot, reply[i], reply[i + 1], self.policy.merge, self.codec) for i in range(3, len(reply), 2)]
+            letters = [
+                letter_of(slot, reply[i], reply[i + 1], self.policy.merge, self.codec) for i in range(3, len(reply), 2)
+            ]
             return reply[2], letters
 
         return self._call("dead", slot, (skip, n), read)
@@ -204,7 +283,8 @@ class TopicCalls:
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:
-    return [Receipt(text(reply[i]), moment(reply[i + 1]) if reply[i + 1] else None) for i in range(2, len(reply), 2)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pairs = zip(reply[2::2], reply[3::2], strict=True)
+    return [Receipt(cast(ReceiptStatus, text(status)), moment(due) if due else None) for status, due in pairs]
 
 
 def _stats(replies: list[list[Any]]) -> Stats:
@@ -215,11 +295,13 @@ def _stats(replies: list[list[Any]]) -> Stats:
                 counters[text(name)] += int(value)
     sums = [sum(reply[i] for reply in replies) for i in range(2, 7)]
     soonest = min((reply[7] for reply in replies if reply[7]), default=0)
-    return Stats(*sums, next_due=moment(soonest) if soonest else None, counters=dict(counters))
+    scheduled, ready, waiting, in_flight, dead = sums
+    next_due = moment(soonest) if soonest else None
+    return Stats(scheduled, ready, waiting, in_flight, dead, next_due, dict(counters))
 
 
 def _version(version: int) -> bytes:
-    if not isinstance(version, int) or isinstance(version, bool) or abs(version) > 2**53:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(version, int) or isinstance(version, bool) or abs(version) > 2**53:
         raise BadInput("version", version, "not an integer up to 2**53", "Use a revision number, or a time in ms")
     return b"%d" % version
 

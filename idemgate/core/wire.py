@@ -92,9 +92,7 @@ def measure(body: bytes, max_depth: int, max_items: int) -> bool:
     not ours, for more than `max_items` values (keys, values and containers each count) and for more than
     `max_depth` levels (a tuple or set is two: the ext and the array in it).
     """
-    outer: list[
-        tuple[int, int]
-    ] = []  # of the containers around: values to come, where it has to end (0: anywhere)
+    outer: list[tuple[int, int]] = []  # of the containers around: values to come, where it has to end (0: anywhere)
     left, end, pos, items, plain = 1, len(body), 0, 1, True
     try:
         while True:

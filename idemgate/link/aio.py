@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -49,16 +49,17 @@ class AsyncLink:
         return here
 
     def start(self, call: Call[T], within: float | None = None) -> asyncio.Task[T]:
-        """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the outcome."""
+        """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the
+        outcome."""
         return self.spawn(self._run(call, within))
 
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
         return await asyncio.shield(self.start(call, within))
 
-    async def run_all(self, batch: Batch[T]) -> T:
+    async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """As `SyncLink.run_all`; on a cluster its calls travel side by side."""
-        return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls))))
+        return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, within))))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         tasks = self._here.tasks
@@ -76,15 +77,15 @@ class AsyncLink:
                 pause = patience.pause(error)
             await asyncio.sleep(pause)
 
-    async def _run_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def _run_together(self, calls: Sequence[Call[Any]], within: float | None) -> list[Any]:
         if len(calls) < 2 or self.endpoint.kind == "cluster":
-            return await asyncio.gather(*(self._run(call, None) for call in calls))
+            return await asyncio.gather(*(self._run(call, within) for call in calls))
         try:
             replies = await self._send_together(calls)
         except rx.RedisError:
-            return [await self._run(call, None) for call in calls]
+            return [await self._run(call, within) for call in calls]
         return [
-            await self._run(call, None) if isinstance(reply, Exception) else call.answer(reply)
+            await self._run(call, within) if isinstance(reply, Exception) else call.answer(reply)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -106,16 +107,17 @@ class AsyncLink:
         return await asyncio.shield(self.spawn(_translated(self._here.client.execute_command(*args))))
 
     async def blocking(self, *args: Any) -> Any:
-        """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out. Cancelling it drops
-        its connection."""
+        """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out.
+        Cancelling it drops its connection."""
         here = self._here
         if here.blocking is None:
             here.blocking = async_client(self.endpoint, socket_timeout=None)
         return await _translated(here.blocking.execute_command(*args))
 
     @asynccontextmanager
-    async def waiting(self, channel: bytes) -> AsyncIterator[asyncio.Event]:
-        """An event that is set when something is published on the channel, or when the subscription had to be made anew."""
+    async def waiting(self, channel: bytes) -> AsyncGenerator[asyncio.Event]:
+        """An event that is set when something is published on the channel, or when the subscription had to be made
+        anew."""
         event = asyncio.Event()
         ear = self._here.ear
 

@@ -128,18 +128,12 @@ def directory_of(url: str) -> str | None:
     """
     parts = urlsplit(url)
     if parts.scheme != "embedded" or not url[len("embedded:") :].startswith("//"):
-        raise BadInput(
-            "url", url, "is not embedded://", "Use embedded://, or embedded:///abs/dir to keep the data"
-        )
+        raise BadInput("url", url, "is not embedded://", "Use embedded://, or embedded:///abs/dir to keep the data")
     if parts.query or parts.fragment or url.endswith(("?", "#")):
-        raise BadInput(
-            "url", url, "embedded:// takes no options", "Leave out what follows ? or # (write %3F, %23)"
-        )
+        raise BadInput("url", url, "embedded:// takes no options", "Leave out what follows ? or # (write %3F, %23)")
     path = unquote(parts.netloc + parts.path)
     if "\0" in path or (path and not path.strip("/")):
-        raise BadInput(
-            "url", url, "is not a directory to keep data in", "Use embedded:// for a temporary server"
-        )
+        raise BadInput("url", url, "is not a directory to keep data in", "Use embedded:// for a temporary server")
     return os.path.expanduser(path) if path else None  # noqa: PTH111 - Path raises where there is no home
 
 

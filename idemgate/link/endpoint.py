@@ -1,8 +1,9 @@
 """Where the store is: a URL or a client of the user's, reduced to what is needed to make clients of our own.
 
-A client handed in by the user is never used itself: ours never decode replies, never retry by themselves and have time-outs, since
-each of those breaks the guard (a reply that fails to decode after its script ran, a script run eleven times, a call that never
-ends). Where its settings cannot be carried over, it is refused with the reason before anything runs.
+A client handed in by the user is never used itself: ours never decode replies, never retry by themselves and have
+time-outs, since each of those breaks the guard (a reply that fails to decode after its script ran, a script run
+eleven times, a call that never ends). Where its settings cannot be carried over, it is refused with the reason before
+anything runs.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import redis
 import redis.asyncio as aredis
 import redis.asyncio.connection as aconnection
 import redis.asyncio.sentinel as asentinel
-import redis.connection as connection
-import redis.sentinel as sentinel
+from redis import connection, sentinel
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from idemgate.errors import BadInput, NotConfigured
 
 __all__ = ["Endpoint", "async_client", "of_client", "of_url", "one_node", "sync_client"]
 
+# redis-py annotates some of what it offers, and not as it is used.
+_redis, _aredis = cast(Any, redis), cast(Any, aredis)
 SOCKET_TIMEOUT = 2.0
 CONNECTIONS = 64
 """Most connections of one client of ours; further calls wait for one."""
@@ -32,7 +36,8 @@ CONNECTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`kind` says how to reach it, `nodes` are host and port of cluster nodes or sentinels, `settings` those of a connection."""
+    """`kind` says how to reach it, `nodes` are host and port of cluster nodes or sentinels, `settings` those of a
+    connection."""
 
     kind: Literal["single", "cluster", "sentinel"]
     settings: dict[str, Any] = field(repr=False)
@@ -56,12 +61,16 @@ def of_url(url: str) -> Endpoint:
     """redis, rediss and unix URLs as redis-py reads them; redis+cluster://h1:p1,h2:p2; redis+sentinel://h1:p1,h2:p2/service/db."""
     scheme = urlsplit(url).scheme
     base, _, topology = scheme.partition("+")
-    if base not in ("redis", "rediss", "unix") or topology not in ("", "cluster", "sentinel") or (base == "unix" and topology):
+    if (
+        base not in ("redis", "rediss", "unix")
+        or topology not in ("", "cluster", "sentinel")
+        or (base == "unix" and topology)
+    ):
         raise BadInput("url", _without_secrets(url), "not a URL of a store", f"Use one of {_SCHEMES}")
     if topology:
         return _of_many(url, base, topology)
     try:
-        settings = cast("dict[str, Any]", connection.parse_url(url))
+        settings = cast("dict[str, Any]", cast(Any, connection).parse_url(url))
     except ValueError as error:
         raise BadInput("url", _without_secrets(url), str(error), f"Use one of {_SCHEMES}") from None
     return Endpoint("single", _kept(settings, "url"))
@@ -72,12 +81,12 @@ def _of_many(url: str, base: str, topology: str) -> Endpoint:
     authority, _, path = rest.partition("/")
     path, _, query = path.partition("?")
     userinfo, _, hosts = authority.rpartition("@")
-    settings = dict(parse_qsl(query))
+    settings: dict[str, Any] = dict(parse_qsl(query))
     if userinfo:
         username, _, password = userinfo.partition(":")
         settings |= {"username": unquote(username) or None, "password": unquote(password)}
     nodes = tuple(_node(url, host, 26379 if topology == "sentinel" else 6379) for host in hosts.split(","))
-    parsed = _kept(cast("dict[str, Any]", settings), "url")
+    parsed = _kept(settings, "url")
     if base == "rediss":
         parsed["connection_class"] = connection.SSLConnection
     if topology == "cluster":
@@ -93,7 +102,12 @@ def _node(url: str, text: str, port: int) -> tuple[str, int]:
     if not separator:
         host, number = text, str(port)
     if not host or not number.isdigit():
-        raise BadInput("url", _without_secrets(url), f"{text!r} is not host:port", "Separate nodes by commas, as in h1:6379,h2:6379")
+        raise BadInput(
+            "url",
+            _without_secrets(url),
+            f"{text!r} is not host:port",
+            "Separate nodes by commas, as in h1:6379,h2:6379",
+        )
     return host.strip("[]"), int(number)
 
 
@@ -110,18 +124,50 @@ _KEPT = frozenset(
         "socket_keepalive", "socket_keepalive_options", "connection_class",
     }
 )  # fmt: skip
+# Ours, whatever the user's client does: no decoding, no retries of redis-py, our time-outs and protocol.
 _IGNORED = frozenset(
-    {
-        # Ours, whatever the user's client does: no decoding, no retries of redis-py, our time-outs and protocol.
-        "decode_responses", "encoding", "encoding_errors", "retry", "retry_on_timeout", "retry_on_error", "socket_timeout",
-        "socket_connect_timeout", "socket_read_size", "health_check_interval", "protocol", "parser_class", "max_connections",
-        "lib_name", "lib_version", "driver_info", "legacy_responses", "command_packer", "event_dispatcher", "timeout",
-        "maint_notifications_config", "maint_notifications_pool_handler", "maintenance_state", "orig_host_address",
-        "maintenance_notification_hash", "orig_socket_timeout", "orig_socket_connect_timeout", "socket_type",
-        "oss_cluster_maint_notifications_handler", "himport_registry", "is_master", "connection_pool", "single_connection_client",
-        "cache", "cache_config", "response_callbacks", "read_from_replicas", "load_balancing_strategy", "auto_close_connection_pool",
-    }
-)  # fmt: skip
+    [
+        "decode_responses",
+        "encoding",
+        "encoding_errors",
+        "retry",
+        "retry_on_timeout",
+        "retry_on_error",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "socket_read_size",
+        "health_check_interval",
+        "protocol",
+        "parser_class",
+        "max_connections",
+        "lib_name",
+        "lib_version",
+        "driver_info",
+        "legacy_responses",
+        "command_packer",
+        "event_dispatcher",
+        "timeout",
+        "maint_notifications_config",
+        "maint_notifications_pool_handler",
+        "maintenance_state",
+        "orig_host_address",
+        "maintenance_notification_hash",
+        "orig_socket_timeout",
+        "orig_socket_connect_timeout",
+        "socket_type",
+        "oss_cluster_maint_notifications_handler",
+        "himport_registry",
+        "is_master",
+        "connection_pool",
+        "single_connection_client",
+        "cache",
+        "cache_config",
+        "response_callbacks",
+        "read_from_replicas",
+        "load_balancing_strategy",
+        "auto_close_connection_pool",
+    ]
+)
 _CLASSES = {
     aconnection.Connection: connection.Connection,
     aconnection.SSLConnection: connection.SSLConnection,
@@ -134,7 +180,8 @@ _CLASSES = {
 
 
 def of_client(client: object) -> Endpoint:
-    """The endpoint of a redis-py client, sync or async; NotConfigured with the reason if its settings cannot be carried over."""
+    """The endpoint of a redis-py client, sync or async; NotConfigured with the reason if its settings cannot be
+    carried over."""
     if isinstance(client, redis.RedisCluster | aredis.RedisCluster):
         return _of_cluster(client)
     if not isinstance(client, redis.Redis | aredis.Redis):
@@ -147,7 +194,13 @@ def of_client(client: object) -> Endpoint:
         addresses = [manager.connection_pool.connection_kwargs for manager in managers]
         nodes = tuple((address["host"], int(address["port"])) for address in addresses)
         kwargs.pop("connection_pool", None)
-        return Endpoint("sentinel", _kept(kwargs, client), nodes, str(pool.service_name), _kept(addresses[0], client, nodes=True))
+        return Endpoint(
+            "sentinel",
+            _kept(kwargs, client),
+            nodes,
+            str(cast(Any, pool).service_name),
+            _kept(addresses[0], client, nodes=True),
+        )
     return Endpoint("single", _kept(kwargs, client))
 
 
@@ -165,13 +218,23 @@ def _kept(kwargs: dict[str, Any], client: object, nodes: bool = False) -> dict[s
         if value is None or name in _IGNORED or (nodes and name in ("host", "port", "db")):
             continue
         if name not in _KEPT and not name.startswith("ssl"):
-            raise _refused(client, f"has the setting {name}, which cannot be carried over to a client that is safe for idemgate")
+            raise _refused(
+                client,
+                f"has the setting {name}, which cannot be carried over to a client that is safe for idemgate",
+            )
         kept[name] = value
     used = kept.pop("connection_class", None)
     if used is not None:
         used = _CLASSES.get(used, used)
-        if used not in (connection.Connection, connection.SSLConnection, connection.UnixDomainSocketConnection):
-            raise _refused(client, f"connects through {used.__module__}.{used.__qualname__}, which is not one of redis-py's own connections")
+        if used not in (
+            connection.Connection,
+            connection.SSLConnection,
+            connection.UnixDomainSocketConnection,
+        ):
+            raise _refused(
+                client,
+                f"connects through {used!r}, which is not one of redis-py's own connections",
+            )
         kept["connection_class"] = used
     if kept.pop("ssl", False):
         kept["connection_class"] = connection.SSLConnection
@@ -185,7 +248,12 @@ def _refused(client: object, why: str) -> NotConfigured:
 
 # -- clients of our own -----------------------------------------------------------------------------------------------
 
-_OURS: dict[str, Any] = {"decode_responses": False, "socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": SOCKET_TIMEOUT, "protocol": 2}
+_OURS: dict[str, Any] = {
+    "decode_responses": False,
+    "socket_timeout": SOCKET_TIMEOUT,
+    "socket_connect_timeout": SOCKET_TIMEOUT,
+    "protocol": 2,
+}
 """RESP2 everywhere: replies then have one shape, and connecting needs no HELLO."""
 _ASYNC_CLASSES = {sync: awaiting for awaiting, sync in list(_CLASSES.items())[:3]}
 
@@ -201,13 +269,13 @@ def sync_client(endpoint: Endpoint, **over: Any) -> Any:
     """A blocking client of ours. `over` replaces settings (a blocking read needs another time-out)."""
     settings = _ours(endpoint.settings, Retry(NoBackoff(), 0), over)
     if endpoint.kind == "cluster":
-        return _cluster(redis.RedisCluster, redis.cluster.ClusterNode, endpoint, settings)
+        return _cluster(redis.RedisCluster, ClusterNode, endpoint, settings)
     if endpoint.kind == "sentinel":
         ssl_used = settings.pop("connection_class", None) is connection.SSLConnection
-        made = redis.Sentinel(list(endpoint.nodes), sentinel_kwargs=_OURS | endpoint.sentinel_settings)
+        made = _redis.Sentinel(list(endpoint.nodes), sentinel_kwargs=_OURS | endpoint.sentinel_settings)
         return made.master_for(endpoint.service, ssl=ssl_used, **settings)
     cls = settings.pop("connection_class", connection.Connection)
-    pool = redis.BlockingConnectionPool(CONNECTIONS, timeout=SOCKET_TIMEOUT, connection_class=cls, **settings)
+    pool = _redis.BlockingConnectionPool(CONNECTIONS, timeout=SOCKET_TIMEOUT, connection_class=cls, **settings)
     return redis.Redis.from_pool(pool)
 
 
@@ -215,13 +283,13 @@ def async_client(endpoint: Endpoint, **over: Any) -> Any:
     """An awaiting client of ours, for the running event loop only."""
     settings = _ours(endpoint.settings, AsyncRetry(NoBackoff(), 0), over)
     if endpoint.kind == "cluster":
-        return _cluster(aredis.RedisCluster, aredis.cluster.ClusterNode, endpoint, settings)
+        return _cluster(aredis.RedisCluster, AsyncClusterNode, endpoint, settings)
     if endpoint.kind == "sentinel":
         ssl_used = settings.pop("connection_class", None) is connection.SSLConnection
-        made = aredis.Sentinel(list(endpoint.nodes), sentinel_kwargs=_OURS | endpoint.sentinel_settings)
+        made = _aredis.Sentinel(list(endpoint.nodes), sentinel_kwargs=_OURS | endpoint.sentinel_settings)
         return made.master_for(endpoint.service, ssl=ssl_used, **settings)
     cls = _ASYNC_CLASSES[settings.pop("connection_class", connection.Connection)]
-    pool = aredis.BlockingConnectionPool(CONNECTIONS, timeout=SOCKET_TIMEOUT, connection_class=cls, **settings)
+    pool = _aredis.BlockingConnectionPool(CONNECTIONS, timeout=SOCKET_TIMEOUT, connection_class=cls, **settings)
     return aredis.Redis.from_pool(pool)
 
 
@@ -230,7 +298,11 @@ def _cluster(client: Any, node: Any, endpoint: Endpoint, settings: dict[str, Any
     settings.pop("db", None)
     if int(redis.__version__.partition(".")[0]) < 6:
         settings["cluster_error_retry_attempts"] = 0
-    return client(startup_nodes=[node(host, port) for host, port in endpoint.nodes], require_full_coverage=False, **settings)
+    return client(
+        startup_nodes=[node(host, port) for host, port in endpoint.nodes],
+        require_full_coverage=False,
+        **settings,
+    )
 
 
 def one_node(endpoint: Endpoint, number: int) -> Endpoint:
@@ -239,5 +311,3 @@ def one_node(endpoint: Endpoint, number: int) -> Endpoint:
         return endpoint
     host, port = endpoint.nodes[number % len(endpoint.nodes)]
     return Endpoint("single", endpoint.settings | {"host": host, "port": port})
-
-

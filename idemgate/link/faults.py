@@ -1,7 +1,7 @@
 """What an error of redis-py means: may the request be sent again, and may it have been executed?
 
-Every script answers a copy of its request with the same reply and no second effect, so everything that may pass is sent again,
-until the deadline. redis-py's own retries stay off: nested under ours they ran one script eleven times.
+Every script answers a copy of its request with the same reply and no second effect, so everything that may pass is
+sent again, until the deadline. redis-py's own retries stay off: nested under ours they ran one script eleven times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def is_passing(error: rx.RedisError) -> bool:
         return False
     if isinstance(error, rx.ConnectionError | rx.TimeoutError | rx.ClusterError | rx.RedisClusterException):
         return True
-    return isinstance(error, rx.ResponseError) and (str(error).startswith(_PASSING) or isinstance(error, _PASSING_TYPES))
+    return isinstance(error, rx.ResponseError) and (
+        str(error).startswith(_PASSING) or isinstance(error, _PASSING_TYPES)
+    )
 
 
 # redis-py strips the word from the text of the errors that have a class of their own.

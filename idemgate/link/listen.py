@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from typing import Any
 
 import redis.exceptions as rx
@@ -17,11 +16,13 @@ __all__ = ["Ear", "Heard"]
 
 log = logging.getLogger("idemgate.listen")
 Heard = Callable[[bytes, bytes | None], None]
-"""Called with channel and data; data is None after a gap: the connection was lost and what was published meanwhile is not known."""
+"""Called with channel and data; data is None after a gap: the connection was lost and what was published meanwhile is
+not known."""
 
 
 class Ear:
-    """One Pub/Sub connection of the running event loop. It connects with the first listener and closes with the last."""
+    """One Pub/Sub connection of the running event loop. It connects with the first listener and closes with the
+    last."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -32,7 +33,8 @@ class Ear:
         self._task: asyncio.Task[None] | None = None
 
     async def add(self, name: bytes, heard: Heard, *, pattern: bool = False) -> None:
-        """Listens to a channel, or to a pattern. Returns once the server confirmed, or after 2 s: hearing starts when it can."""
+        """Listens to a channel, or to a pattern. Returns once the server confirmed, or after 2 s: hearing starts when
+        it can."""
         table = self._patterns if pattern else self._channels
         new = name not in table
         table.setdefault(name, set()).add(heard)
@@ -62,27 +64,30 @@ class Ear:
             self._task = None
 
     async def _listen(self) -> None:
-        for number in count():
-            client = async_client(one_node(self._endpoint, number), health_check_interval=5)
+        failures = 0
+        # Asked anew after every await: somebody may have come while the last connection was being closed.
+        while self._channels or self._patterns:
+            client = async_client(one_node(self._endpoint, failures), health_check_interval=5)
             try:
-                await self._hear(client.pubsub(), gap=number > 0)
-                return
+                await self._hear(client.pubsub(), gap=failures > 0)
             except (rx.RedisError, OSError) as error:
                 log.warning("listen.lost", extra={"error": str(error)})
+                await asyncio.sleep(min(1.0, 0.05 * 2 ** min(failures, 5)))
+                failures += 1
             finally:
-                self._pubsub = None
                 with suppress(rx.RedisError, OSError):
                     await client.aclose()
-            await asyncio.sleep(min(1.0, 0.05 * 2 ** min(number, 5)))
 
     async def _hear(self, pubsub: Any, gap: bool) -> None:
         """Until nobody listens any more; raises where the connection fails."""
         try:
-            if self._channels:
-                await pubsub.subscribe(*self._channels)
-            if self._patterns:
-                await pubsub.psubscribe(*self._patterns)
+            await pubsub.connect()
+            # From here `add` subscribes by itself: what comes during the next awaits is not in these snapshots.
             self._pubsub = pubsub
+            if channels := tuple(self._channels):
+                await pubsub.subscribe(*channels)
+            if patterns := tuple(self._patterns):
+                await pubsub.psubscribe(*patterns)
             if gap:
                 self._tell_all(None)
             while self._channels or self._patterns:

@@ -1,7 +1,8 @@
 """Heartbeats: one thread with a connection of its own renews every lease of the process.
 
-A thread, because a coroutine of a blocked event loop cannot; a connection of its own, because a pool that the handlers have emptied
-cannot. It cannot beat while C code holds the GIL: a lease should be three times the longest such hold.
+A thread, because a coroutine of a blocked event loop cannot; a connection of its own, because a pool that the
+handlers have emptied cannot. It cannot beat while C code holds the GIL: a lease should be three times the longest
+such hold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ log = logging.getLogger("idemgate.lease")
 class Beat:
     """Something to keep alive: `renew` builds the calls, whose `join` is told the answers; `lease` is in seconds.
 
-    `lost` is called from the heartbeat's thread, once, when no renewal succeeded for so long that the lease may be gone.
+    `lost` is called from the heartbeat's thread, once, when no renewal succeeded for so long that the lease may be
+    gone.
     """
 
     __slots__ = ("due", "interval", "last", "lease", "lost", "renew")

@@ -441,9 +441,7 @@ def run(order: Order) -> None:
         if supervisor:
             supervisor.note(traceback.format_exc())
         with contextlib.suppress(OSError):
-            starter.sendall(
-                json.dumps({"state": "failed", "text": f"{order['data']}: {failure!r}"}).encode() + b"\n"
-            )
+            starter.sendall(json.dumps({"state": "failed", "text": f"{order['data']}: {failure!r}"}).encode() + b"\n")
     finally:
         if supervisor:
             supervisor.stop()

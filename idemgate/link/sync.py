@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -33,7 +33,8 @@ class SyncLink:
         return self._made
 
     def run(self, call: Call[T], within: float | None = None) -> T:
-        """The answer of one call; sent again, with the same tokens, for `within` seconds (default: the gate's time-out).
+        """The answer of one call; sent again, with the same tokens, for `within` seconds (default: the gate's
+        time-out).
 
         Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
         """
@@ -46,7 +47,8 @@ class SyncLink:
             time.sleep(pause)
 
     def run_all(self, batch: Batch[T]) -> T:
-        """The answer of a batch. On one server its calls travel together, one round trip; on a cluster one after the other."""
+        """The answer of a batch. On one server its calls travel together, one round trip; on a cluster one after the
+        other."""
         return batch.join(self._run_together(batch.calls))
 
     def _run_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -56,7 +58,10 @@ class SyncLink:
             replies = self._send_together(calls)
         except rx.RedisError:
             return [self.run(call) for call in calls]
-        return [self.run(call) if isinstance(reply, Exception) else call.answer(reply) for call, reply in zip(calls, replies, strict=True)]
+        return [
+            self.run(call) if isinstance(reply, Exception) else call.answer(reply)
+            for call, reply in zip(calls, replies, strict=True)
+        ]
 
     def _send(self, call: Call[Any]) -> list[Any]:
         script = call.script
@@ -72,7 +77,8 @@ class SyncLink:
             return pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
 
     def command(self, *args: Any) -> Any:
-        """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable, StoreRefused."""
+        """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,
+        StoreRefused."""
         try:
             return self._client.execute_command(*args)
         except rx.RedisError as error:
@@ -80,8 +86,9 @@ class SyncLink:
             raise
 
     @contextmanager
-    def waiting(self, channel: bytes) -> Iterator[Waiter]:
-        """Subscribes to a channel on a connection of its own; what is published from then on is not missed by `Waiter.wait`."""
+    def waiting(self, channel: bytes) -> Generator[Waiter]:
+        """Subscribes to a channel on a connection of its own; what is published from then on is not missed by
+        `Waiter.wait`."""
         client = sync_client(one_node(self.endpoint, 0))
         pubsub = client.pubsub()
         waiter = Waiter(pubsub)
@@ -102,7 +109,7 @@ class Waiter:
     """Waits for a wake-up. Where the connection fails it waits out the time: wake-ups only shorten a poll."""
 
     def __init__(self, pubsub: Any) -> None:
-        self._pubsub = pubsub
+        self._pubsub: Any = pubsub
 
     def subscribe(self, channel: bytes) -> None:
         try:

@@ -20,8 +20,8 @@ log = logging.getLogger("idemgate.once")
 
 
 async def claimed(gate: Gate, passage: Passage) -> Entry:
-    """The claim's answer. Cancelled meanwhile: the outcome is learnt and what was granted is given back, while the cancellation
-    goes on."""
+    """The claim's answer. Cancelled meanwhile: the outcome is learnt and what was granted is given back, while the
+    cancellation goes on."""
     asking = gate.aio.link.start(passage.enter())
     try:
         return await asyncio.shield(asking)

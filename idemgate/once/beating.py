@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,12 @@ __all__ = ["beating", "woken"]
 
 
 @contextmanager
-def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution) -> Iterator[None]:
-    """Heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on `execution` when the lease is lost."""
+def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution) -> Generator[None]:
+    """Heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on `execution` when the
+    lease is lost."""
 
     def lost() -> None:
-        execution.lease_lost = True
+        execution.lose()
         gate.counters.add("once.lease_lost_while_running")
 
     def heard(held: bool) -> None:

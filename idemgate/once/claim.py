@@ -29,8 +29,10 @@ State = Literal["started", "in_progress", "done"]
 class _Claimed:
     """What both flavours know of a claim.
 
-    `state` is "started" (this owner may run), "in_progress" (another runs; `retry_after` seconds are left of its lease) or "done".
-    `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent, `recovered` what one of
+    `state` is "started" (this owner may run), "in_progress" (another runs; `retry_after` seconds are left of its
+    lease) or "done".
+    `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent,
+    `recovered` what one of
     them left with `checkpoint`.
     """
 
@@ -43,8 +45,9 @@ class _Claimed:
         self._ended = False
 
     def __repr__(self) -> str:
-        state = self._entry.state if self._entry else "not asked"
-        return f"<{type(self).__name__} {text_of(self._passage.key)!r} {state} token={self._entry.token if self._entry else 0}>"
+        entry = self._entry
+        answer = f"{entry.state} token={entry.token}" if entry else "not asked"
+        return f"<{type(self).__name__} {text_of(self._passage.key)!r} {answer}>"
 
     def _take(self, entry: Entry) -> None:
         if (error := refusal(entry, self._passage.key)) is not None:
@@ -55,7 +58,12 @@ class _Claimed:
     @property
     def _answer(self) -> Entry:
         if self._entry is None:
-            raise BadInput("claim", self._passage.key, "it was not asked yet", "Write `claim = await gate.aio.claim(...)` or `async with`")
+            raise BadInput(
+                "claim",
+                self._passage.key,
+                "it was not asked yet",
+                "Write `claim = await gate.aio.claim(...)` or `async with`",
+            )
         return self._entry
 
     @property
@@ -93,7 +101,9 @@ class _Claimed:
         if entry.state != "done":
             return None
         if entry.kind == b"n":
-            raise ResultUnavailable(text_of(self._passage.key), entry.result.decode(errors="replace") or "nothing was stored")
+            raise ResultUnavailable(
+                text_of(self._passage.key), entry.result.decode(errors="replace") or "nothing was stored"
+            )
         value = self._passage.guard.codec.decode(entry.result)
         return {"failed": value[0], "text": value[1]} if entry.kind == b"e" else value
 
@@ -144,9 +154,9 @@ class _Claimed:
 class Claim(_Claimed):
     """One owner's claim of a key, blocking; make it with `gate.claim`.
 
-    In a `with` block heartbeats keep it while the body runs; leaving the block completes it (result None) unless the body did, or
-    releases it if the body raised. Outside of one, nothing renews it but `extend`. The body also runs when the claim is not
-    `started`: ask.
+    In a `with` block heartbeats keep it while the body runs; leaving the block completes it (result None) unless the
+    body did, or releases it if the body raised. Outside of one, nothing renews it but `extend`. The body also runs
+    when the claim is not `started`: ask.
     """
 
     def ask(self) -> Self:
@@ -160,13 +170,16 @@ class Claim(_Claimed):
         self._enter_running(self._stack)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
         if (call := self._exit_call(error)) is not None and not self._gate.link.run(call):
             self._gate.counters.add("once.lease_lost")
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
-        """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was written.
+        """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was
+        written.
 
         BadInput if the result cannot be stored; the claim is then still held."""
         return self._gate.link.run(self._completing(result, retention))
@@ -184,8 +197,8 @@ class Claim(_Claimed):
         return self._gate.link.run(self._noting(data))
 
     def wait(self, timeout: Duration) -> State:
-        """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell silent, and this
-        owner may run now), or "in_progress" after `timeout`."""
+        """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell
+        silent, and this owner may run now), or "in_progress" after `timeout`."""
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
@@ -215,7 +228,9 @@ class AioClaim(_Claimed):
         self._enter_running(self._stack)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self._stack.aclose()
         if (call := self._exit_call(error)) is not None and not await self._gate.aio.link.run(call):
             self._gate.counters.add("once.lease_lost")
@@ -236,7 +251,7 @@ class AioClaim(_Claimed):
         """As `Claim.checkpoint`."""
         return await self._gate.aio.link.run(self._noting(data))
 
-    async def wait(self, timeout: Duration) -> State:
+    async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - it answers, it does not raise
         """As `Claim.wait`."""
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":

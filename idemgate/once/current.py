@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -19,22 +19,33 @@ Save = Callable[[object], "tuple[Gate, Call[bool]]"]
 """Builds the call that keeps a checkpoint, and names the gate that carries it."""
 _current: ContextVar[Execution] = ContextVar("idemgate_current")
 
+
 class Execution:
     """The guarded run or delivery that this code is part of; get it with `idemgate.current()`.
 
-    `token` is the fencing token, `attempt` 1 for the first, `lease_lost` turns true when the right to run is known to be gone: stop.
-    `recovered` is what an earlier attempt left with `checkpoint`, None if nothing. `aio.checkpoint` is the awaiting form.
+    `token` is the fencing token, `attempt` 1 for the first, `lease_lost` turns true when the right to run is known to
+    be gone: stop.
+    `recovered` is what an earlier attempt left with `checkpoint`, None if nothing. `aio.checkpoint` is the awaiting
+    form.
     """
 
-    __slots__ = ("_save", "attempt", "key", "lease_lost", "recovered", "token")
+    __slots__ = ("_lost", "_save", "attempt", "key", "recovered", "token")
 
     def __init__(self, key: str, token: int, attempt: int, recovered: object, save: Save | None) -> None:
         self.key = key
         self.token = token
         self.attempt = attempt
-        self.lease_lost = False
+        self._lost = False
         self.recovered = recovered
         self._save = save
+
+    @property
+    def lease_lost(self) -> bool:
+        return self._lost
+
+    def lose(self) -> None:
+        """The heartbeat says: the right to run is gone."""
+        self._lost = True
 
     def checkpoint(self, data: object) -> bool:
         """Keeps a note for the next attempt, should this one not finish: "the card was charged". One round trip.
@@ -50,11 +61,14 @@ class Execution:
 
     def _checkpoint(self, data: object) -> tuple[Gate, Call[bool]]:
         if self._save is None:
-            raise NotInside("checkpoint() works inside a function guarded with once; this is not one, or it runs unguarded")
+            raise NotInside(
+                "checkpoint() works inside a function guarded with once; this is not one, or it runs unguarded"
+            )
         return self._save(data)
 
     def _noted(self, held: bool) -> bool:
-        self.lease_lost = self.lease_lost or not held
+        if not held:
+            self.lose()
         return held
 
 
@@ -68,8 +82,8 @@ class AioExecution:
 
     async def checkpoint(self, data: object) -> bool:
         """As `Execution.checkpoint`."""
-        gate, call = self._execution._checkpoint(data)  # pyright: ignore[reportPrivateUsage]
-        return self._execution._noted(await gate.aio.link.run(call))  # pyright: ignore[reportPrivateUsage]
+        gate, call = self._execution._checkpoint(data)
+        return self._execution._noted(await gate.aio.link.run(call))
 
 
 def current() -> Execution:
@@ -81,12 +95,10 @@ def current() -> Execution:
 
 
 @contextmanager
-def executing(execution: Execution) -> Iterator[Execution]:
+def executing(execution: Execution) -> Generator[Execution]:
     """Makes `current()` answer with this execution."""
     reset = _current.set(execution)
     try:
         yield execution
     finally:
         _current.reset(reset)
-
-

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,10 +15,17 @@ import wrapt
 
 from idemgate.core.calls import Call
 from idemgate.core.claims import Entry
+from idemgate.core.functions import awaited
 from idemgate.core.keys import text_of
 from idemgate.core.keyspec import FingerprintSpec, KeySpec
-from idemgate.core.passage import Answer, Guard, Passage, Seen
-from idemgate.errors import AlreadyDone, AlreadyInProgress, BadInput, ForeignData, ResultUnavailable, StoreError
+from idemgate.core.passage import Answer, Guard, Passage, Seen, Wait
+from idemgate.errors import (
+    AlreadyDone,
+    AlreadyInProgress,
+    ForeignData,
+    ResultUnavailable,
+    StoreError,
+)
 from idemgate.once.asking import claimed
 from idemgate.once.beating import beating, woken
 from idemgate.once.current import Execution, executing
@@ -27,25 +34,15 @@ from idemgate.once.local import Local
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["Guarded", "refuse_generator"]
+__all__ = ["Guarded"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
 
 
-def refuse_generator(func: object) -> None:
-    """BadInput for generator functions: they have not run when they return, so there is nothing to be done once."""
-    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise BadInput(
-            "function",
-            getattr(func, "__qualname__", func),
-            "a generator function returns before its body has run, so it cannot be guarded",
-            "Guard a function that runs the generator to its end",
-        )
-
-
 class Guarded:
-    """One decorated function: which key and fingerprint its arguments have, and the drivers that run it through its guard."""
+    """One decorated function: which key and fingerprint its arguments have, and the drivers that run it through its
+    guard."""
 
     def __init__(
         self,
@@ -67,8 +64,7 @@ class Guarded:
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
         inner = getattr(func, "__func__", func)
-        asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))
-        return wrapt.FunctionWrapper(func, self.await_call if asynchronous else self.call)
+        return wrapt.FunctionWrapper(func, self.await_call if awaited(inner) else self.call)
 
     def _passage(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passage:
         key = self.key.of(instance, args, kwargs)
@@ -85,7 +81,7 @@ class Guarded:
             return self._run_free(passage, guarded, wrapped, args, kwargs)
         try:
             with self._running(passage):
-                result = cast(R, self.retry.copy()(wrapped, *args, **kwargs)) if self.retry else wrapped(*args, **kwargs)
+                result = self.retry.copy()(wrapped, *args, **kwargs) if self.retry else wrapped(*args, **kwargs)
         except BaseException as error:
             failed = passage.fail(error)
             if failed is not None:
@@ -104,18 +100,19 @@ class Guarded:
                 waiter = None
                 while True:
                     verdict = passage.judge(link.run(passage.enter()))
-                    if not isinstance(verdict, float):
+                    if not isinstance(verdict, Wait):
                         return self._noted(passage, verdict), True
                     if waiter is None:
                         # Subscribe first, then ask once more: what ended in between is not missed.
                         waiter = stack.enter_context(link.waiting(passage.record[0]))
                     else:
-                        waiter.wait(verdict)
+                        waiter.wait(verdict.seconds)
         except StoreError as error:
             return self._without_store(passage, error), False
 
     def _settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
-        """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is counted, not raised."""
+        """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
+        counted, not raised."""
         try:
             self._settled(passage, self.gate.link.run(call, within=self._patience()), done)
         except StoreError as error:
@@ -123,7 +120,13 @@ class Guarded:
 
     # The awaiting driver.
 
-    async def await_call(self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    async def await_call(
+        self,
+        wrapped: Callable[..., Awaitable[R]],
+        instance: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
         passage = self._passage(instance, args, kwargs)
         answer, guarded = await self._await_enter(passage)
         if answer is not None:
@@ -133,7 +136,8 @@ class Guarded:
             return await self._await_run_free(passage, guarded, wrapped, args, kwargs)
         try:
             with self._running(passage):
-                result = await (_asynchronous(self.retry)(wrapped, *args, **kwargs) if self.retry else wrapped(*args, **kwargs))
+                attempts = _asynchronous(self.retry) if self.retry else None
+                result: R = await (attempts(wrapped, *args, **kwargs) if attempts else wrapped(*args, **kwargs))
         except BaseException as error:
             failed = passage.fail(error)
             if failed is not None:
@@ -151,12 +155,12 @@ class Guarded:
                 wake = None
                 while True:
                     verdict = passage.judge(await claimed(self.gate, passage))
-                    if not isinstance(verdict, float):
+                    if not isinstance(verdict, Wait):
                         return self._noted(passage, verdict), True
                     if wake is None:
                         wake = await stack.enter_async_context(link.waiting(passage.record[0]))
                     else:
-                        await woken(wake, verdict)
+                        await woken(wake, verdict.seconds)
         except StoreError as error:
             return self._without_store(passage, error), False
 
@@ -188,7 +192,10 @@ class Guarded:
             self.gate.counters.add("once.started")
             if entry.taken_over:
                 self.gate.counters.add("once.taken_over")
-                log.warning("once.taken_over", extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt})
+                log.warning(
+                    "once.taken_over",
+                    extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt},
+                )
         else:
             self.gate.counters.add(f"once.{entry.state}")
             if entry.state == "done" and self.seen is not None and entry.left_ms > 0:
@@ -203,25 +210,39 @@ class Guarded:
         return run()
 
     @contextmanager
-    def _running(self, passage: Passage) -> Iterator[Execution]:
+    def _running(self, passage: Passage) -> Generator[Execution]:
         """Heartbeats, and `current()`, while the work runs."""
         entry, guard = cast(Entry, passage.entry), self.guard
         recovered = guard.codec.decode(entry.checkpoint) if entry.checkpoint else None
 
         def save(data: object) -> tuple[Gate, Call[bool]]:
-            return self.gate, passage.claims.checkpoint(passage.record, passage.owner, guard.codec.encode(data, "checkpoint"))
+            return self.gate, passage.claims.checkpoint(
+                passage.record, passage.owner, guard.codec.encode(data, "checkpoint")
+            )
 
         execution = Execution(text_of(passage.key), entry.token, entry.attempt, recovered, save)
         with executing(execution), beating(self.gate, guard.lease, passage.renew, execution):
             yield execution
 
-    def _run_free(self, passage: Passage, guarded: bool, wrapped: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_free(
+        self,
+        passage: Passage,
+        guarded: bool,
+        wrapped: Callable[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
         """Without a lease: marked before it runs, or not guarded by the store at all."""
         with executing(self._free(passage)), self._locally(passage, guarded):
             return wrapped(*args, **kwargs)
 
     async def _await_run_free(
-        self, passage: Passage, guarded: bool, wrapped: Callable[..., Awaitable[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        passage: Passage,
+        guarded: bool,
+        wrapped: Callable[..., Awaitable[R]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> R:
         with executing(self._free(passage)), self._locally(passage, guarded):
             return await wrapped(*args, **kwargs)
@@ -229,10 +250,16 @@ class Guarded:
     def _free(self, passage: Passage) -> Execution:
         entry = passage.entry
         started = entry is not None and entry.state == "started"
-        return Execution(text_of(passage.key), entry.token if started and entry else 0, entry.attempt if started and entry else 1, None, None)
+        return Execution(
+            text_of(passage.key),
+            entry.token if started and entry else 0,
+            entry.attempt if started and entry else 1,
+            None,
+            None,
+        )
 
     @contextmanager
-    def _locally(self, passage: Passage, guarded: bool) -> Iterator[None]:
+    def _locally(self, passage: Passage, guarded: bool) -> Generator[None]:
         if guarded or self.guard.on_store_error != "local":
             yield
         else:
@@ -288,4 +315,14 @@ def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
     return tenacity.AsyncRetrying(**facts)
 
 
-_STRATEGIES = ("stop", "wait", "retry", "before", "after", "before_sleep", "reraise", "retry_error_cls", "retry_error_callback")
+_STRATEGIES = (
+    "stop",
+    "wait",
+    "retry",
+    "before",
+    "after",
+    "before_sleep",
+    "reraise",
+    "retry_error_cls",
+    "retry_error_callback",
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic
@@ -25,7 +25,7 @@ class Local:
         self._lock = Lock()
 
     def enter(self, record: bytes) -> str:
-        """"started" (now running here), "in_progress" or "done"."""
+        """ "started" (now running here), "in_progress" or "done"."""
         with self._lock:
             if record in self._running:
                 return "in_progress"
@@ -35,7 +35,7 @@ class Local:
             return "started"
 
     @contextmanager
-    def running(self, record: bytes, retention: int) -> Iterator[None]:
+    def running(self, record: bytes, retention: int) -> Generator[None]:
         """From `enter` to the end of the work: done if it returned, forgotten if it raised. `retention` in ms."""
         try:
             yield

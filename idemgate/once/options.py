@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import typing
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
 
@@ -12,15 +10,16 @@ import tenacity
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.functions import hints_of, qualified_name, refuse_generator
 from idemgate.core.keyspec import compile_fingerprint, compile_key
 from idemgate.core.passage import ErrorPolicy, Guard, OnDone, OnError, OnInProgress, OnLeaseLoss, OnStoreError
 from idemgate.errors import BadInput
-from idemgate.once.guarded import Guarded, refuse_generator
+from idemgate.once.guarded import Guarded
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["decorate", "guard_of", "qualified_name", "returned"]
+__all__ = ["decorate", "guard_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +42,8 @@ def guard_of(
     max_result_bytes: int | None,
     shadow: bool,
 ) -> Guard:
-    """The checked options, or BadInput naming the first that is wrong. `scope` and `returns` are filled in for each function."""
+    """The checked options, or BadInput naming the first that is wrong. `scope` and `returns` are filled in for each
+    function."""
     _one_of("on_in_progress", on_in_progress, OnInProgress)
     _one_of("on_lease_loss", on_lease_loss, OnLeaseLoss)
     _one_of("on_store_error", on_store_error, OnStoreError)
@@ -51,10 +51,15 @@ def guard_of(
         _one_of("on_done", on_done, OnDone)
     if not callable(on_error):
         _one_of("on_error", on_error, OnError)
-    if scope is not None and (not isinstance(scope, str) or not scope):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if scope is not None and (not isinstance(scope, str) or not scope):
         raise BadInput("scope", scope, "not a name", "Use a text that is not empty, or None for the function's name")
-    if retry is not None and not isinstance(retry, tenacity.BaseRetrying):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BadInput("retry", retry, "not a tenacity policy", "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)")
+    if retry is not None and not isinstance(retry, tenacity.BaseRetrying):
+        raise BadInput(
+            "retry",
+            retry,
+            "not a tenacity policy",
+            "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)",
+        )
     if at_most_once:
         _check_at_most_once(on_done, on_error, on_lease_loss, max_attempts)
     return Guard(
@@ -89,28 +94,18 @@ def decorate(
     if not callable(inner):
         raise BadInput("function", func, "not callable", "Decorate a function or a method")
     refuse_generator(inner)
-    guard = dataclasses.replace(guard, scope=guard.scope or qualified_name(inner), returns=returned(inner))
+    guard = dataclasses.replace(
+        guard, scope=guard.scope or qualified_name(inner), returns=hints_of(inner).get("return")
+    )
     guarded = Guarded(
-        gate, guard, compile_key(key, inner), compile_fingerprint(fingerprint, inner), retry, _count("remember", remember, 0)
+        gate,
+        guard,
+        compile_key(key, inner),
+        compile_fingerprint(fingerprint, inner),
+        retry,
+        _count("remember", remember, 0),
     )
     return cast("Callable[P, R]", guarded.wrap(func))
-
-
-def qualified_name(func: Any) -> str:
-    """Module and qualified name; partial objects and callables of classes are named by what they are."""
-    while hasattr(func, "func"):
-        func = func.func
-    named = func if hasattr(func, "__qualname__") else type(func)
-    return f"{named.__module__}.{named.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
-
-
-def returned(func: Any) -> object:
-    """The type a replayed result is rebuilt as: the function's annotation, or None where it has none that can be read."""
-    try:
-        return typing.get_type_hints(func).get("return")
-    except Exception:  # an annotation may be anything, and be unreadable for any reason
-        annotation = inspect.signature(func).return_annotation
-        return None if annotation is inspect.Signature.empty or isinstance(annotation, str) else annotation
 
 
 def _check_at_most_once(on_done: object, on_error: object, on_lease_loss: object, max_attempts: object) -> None:
@@ -120,7 +115,12 @@ def _check_at_most_once(on_done: object, on_error: object, on_lease_loss: object
         ("max_attempts", max_attempts, None),
     ):
         if value != default:
-            raise BadInput(name, value, "has no meaning with at_most_once: the key is done before the work starts", f"Drop {name}")
+            raise BadInput(
+                name,
+                value,
+                "has no meaning with at_most_once: the key is done before the work starts",
+                f"Drop {name}",
+            )
     if on_done == "replay":
         raise BadInput("on_done", on_done, "at_most_once stores no result to replay", "Use 'skip' or 'raise'")
 
@@ -132,6 +132,6 @@ def _one_of(name: str, value: object, literal: Any) -> None:
 
 
 def _count(name: str, value: int, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise BadInput(name, value, f"not a whole number of at least {least}", "Pass an int")
     return value

@@ -57,11 +57,15 @@ class _Face:
         self._turn = (self._turn + 1) % slots
         return [(self._turn + i) % slots for i in range(slots)]
 
-    def _settlements(self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = "") -> list[Settlement]:
+    def _settlements(
+        self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = ""
+    ) -> list[Settlement]:
         found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
-        fixed = None if delay is None else milliseconds(delay, "delay", zero=True)
-        backoff = self.policy.backoff
-        return [Settlement(verb, one, backoff.ms(max(one.attempt, 1)) if fixed is None else fixed, reason) for one in found]
+        if verb == "nack" and delay is None:
+            backoff = self.policy.backoff
+            return [Settlement(verb, one, backoff.ms(one.attempt), reason) for one in found]
+        fixed = 0 if delay is None else milliseconds(delay, "delay", zero=True)
+        return [Settlement(verb, one, fixed, reason) for one in found]
 
 
 class Topic(_Face):
@@ -89,7 +93,8 @@ class Topic(_Face):
 
     def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
         """One call, built before the topic is made, so that bad input writes nothing at all."""
-        build(self.opening.calls or self.opening.provisional())
+        if self.opening.calls is None:
+            build(self.opening.provisional())
         calls = self.open()
         return self.opening.gate.link.run(build(calls))
 
@@ -105,18 +110,20 @@ class Topic(_Face):
     ) -> Receipt:
         """Puts one trigger in; see `Receipt` for what may become of it. One round trip, atomic.
 
-        - `delay`, `at`: when, instead of what the policy says; also moves what is pending for the key. `at` must be aware; a time in
-          the past means now.
-        - `event_id`: a second trigger with the same one is a "duplicate", within the topic's `remember`.
+        - `delay`, `at`: when, instead of what the policy says; also moves what is pending for the key. `at` must be
+          aware; a time in the past means now.
+        - `event_id`: a second trigger of this key with the same one is a "duplicate", within the topic's `remember`.
+          One event may trigger many keys.
         - `version`: a trigger with a lower one than was seen for its key is "dropped".
-        Raises BadInput before anything is written; StoreUnavailable, after which the same trigger may or may not be in: repeat it
-        with an `event_id`.
+        Raises BadInput before anything is written; StoreUnavailable, after which the same trigger may or may not be
+        in: repeat it with an `event_id`.
         """
         trigger = Trigger(key, payload, delay=delay, at=at, version=version, event_id=event_id)
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
-        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 500 triggers, each atomic.
+        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 500 triggers, each
+        atomic.
 
         All triggers are checked before the first is sent.
         """
@@ -124,7 +131,8 @@ class Topic(_Face):
         return self._run_all(lambda calls: calls.trigger_many(found))
 
     def take(self, n: int = 1) -> list[Delivery[Any]]:
-        """At most `n` deliveries that are due, oldest first within a slot; an empty list if none is. Their leases begin now:
+        """At most `n` deliveries that are due, oldest first within a slot; an empty list if none is. Their leases begin
+        now:
         `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot until `n` are found."""
         found: list[Delivery[Any]] = []
         calls = self.open()
@@ -138,15 +146,21 @@ class Topic(_Face):
     @overload
     def ack(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
     def ack(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
-        """Done. "lost" means that the lease had lapsed and somebody else has, or had, this message: nothing was changed."""
+        """Done. "lost" means that the lease had lapsed and somebody else has, or had, this message: nothing was
+        changed."""
         return self._settle(deliveries, self._settlements("ack", deliveries))
 
     @overload
     def nack(self, deliveries: Delivery[Any], *, delay: Duration | None = None, reason: str = "") -> Outcome: ...
     @overload
-    def nack(self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = "") -> list[Outcome]: ...
-    def nack(self, deliveries: Deliveries, *, delay: Duration | None = None, reason: str = "") -> Outcome | list[Outcome]:
-        """Try again after `delay` (None: the topic's backoff); "dead" after the last attempt. What was triggered meanwhile joins it."""
+    def nack(
+        self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
+    ) -> list[Outcome]: ...
+    def nack(
+        self, deliveries: Deliveries, *, delay: Duration | None = None, reason: str = ""
+    ) -> Outcome | list[Outcome]:
+        """Try again after `delay` (None: the topic's backoff); "dead" after the last attempt. What was triggered
+        meanwhile joins it."""
         return self._settle(deliveries, self._settlements("nack", deliveries, delay, reason))
 
     @overload
@@ -170,22 +184,25 @@ class Topic(_Face):
     @overload
     def extend(self, deliveries: Sequence[Delivery[Any]], lease: Duration | None = None) -> list[Outcome]: ...
     def extend(self, deliveries: Deliveries, lease: Duration | None = None) -> Outcome | list[Outcome]:
-        """Heartbeat: the leases run anew from now, for `lease` (None: the topic's). "cancelled": still held, will not be retried."""
+        """Heartbeat: the leases run anew from now, for `lease` (None: the topic's). "cancelled": still held, will not
+        be retried."""
         length = None if lease is None else milliseconds(lease, "lease")
         found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
         return _as_given(deliveries, self._run_all(lambda calls: calls.extend_many(found, length)))
 
     def cancel(self, key: Key) -> Cancelled:
-        """"cancelled": no delivery starts after this. "in_flight": one may be running; it is not tried again, and what was pending
-        behind it is gone. "absent": there was nothing."""
+        """ "cancelled": no delivery starts after this. "in_flight": one may be running; it is not tried again, and what
+        was pending behind it is gone. "absent": there was nothing."""
         return cast(Cancelled, self.run(lambda calls: calls.cancel(key)))
 
     def reschedule(self, key: Key, *, at: datetime | None = None, delay: Duration | None = None) -> Rescheduled:
-        """Gives the pending message of `key` another time. "in_flight": it is being delivered, and nothing is pending behind it."""
+        """Gives the pending message of `key` another time. "in_flight": it is being delivered, and nothing is pending
+        behind it."""
         return cast(Rescheduled, self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay))))
 
     def flush(self, key: Key | None = None) -> int:
-        """Makes what is pending due now: of one key, or (None) of the whole topic, 1,000 a call. How many were moved."""
+        """Makes what is pending due now: of one key, or (None) of the whole topic, 1,000 a call. How many were
+        moved."""
         if key is not None:
             return self.run(lambda calls: calls.flush(key))
         moved, calls = 0, self.open()
@@ -205,15 +222,17 @@ class Topic(_Face):
         return self._run_all(lambda calls: calls.stats())
 
     def next_due(self) -> datetime | None:
-        """When the earliest pending message is due; None if none is pending (or all stand behind a delivery of their key)."""
+        """When the earliest pending message is due; None if none is pending (or all stand behind a delivery of their
+        key)."""
         return self.stats().next_due
 
     def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
-        build(self.opening.calls or self.opening.provisional())
+        if self.opening.calls is None:
+            build(self.opening.provisional())
         calls = self.open()
         return self.opening.gate.link.run_all(build(calls))
 
-    def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Any:
+    def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
         return _as_given(deliveries, self._run_all(lambda calls: calls.settle_many(settlements)))
 
 
@@ -234,7 +253,8 @@ class AioTopic(_Face):
 
     async def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
         """As `Topic.run`."""
-        build(self.opening.calls or self.opening.provisional())
+        if self.opening.calls is None:
+            build(self.opening.provisional())
         calls = await self.open()
         return await self.opening.gate.aio.link.run(build(calls))
 
@@ -277,8 +297,12 @@ class AioTopic(_Face):
     @overload
     async def nack(self, deliveries: Delivery[Any], *, delay: Duration | None = None, reason: str = "") -> Outcome: ...
     @overload
-    async def nack(self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = "") -> list[Outcome]: ...
-    async def nack(self, deliveries: Deliveries, *, delay: Duration | None = None, reason: str = "") -> Outcome | list[Outcome]:
+    async def nack(
+        self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
+    ) -> list[Outcome]: ...
+    async def nack(
+        self, deliveries: Deliveries, *, delay: Duration | None = None, reason: str = ""
+    ) -> Outcome | list[Outcome]:
         """As `Topic.nack`."""
         return await self._settle(deliveries, self._settlements("nack", deliveries, delay, reason))
 
@@ -341,11 +365,12 @@ class AioTopic(_Face):
         return (await self.stats()).next_due
 
     async def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
-        build(self.opening.calls or self.opening.provisional())
+        if self.opening.calls is None:
+            build(self.opening.provisional())
         calls = await self.open()
         return await self.opening.gate.aio.link.run_all(build(calls))
 
-    async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Any:
+    async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
         return _as_given(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))
 
 
@@ -392,7 +417,11 @@ class AioDead:
         """As `Dead.list`."""
         calls = await self._topic.open()
         link = self._topic.opening.gate.aio.link
-        return newest([(await link.run(calls.dead(slot, 0, skip + n)))[1] for slot in range(calls.policy.slots)], n, skip)
+        return newest(
+            [(await link.run(calls.dead(slot, 0, skip + n)))[1] for slot in range(calls.policy.slots)],
+            n,
+            skip,
+        )
 
     async def redrive(self, ids: Iterable[str] | None = None) -> int:
         """As `Dead.redrive`."""
@@ -417,7 +446,9 @@ class AioDead:
 
 def newest(by_slot: Iterable[Sequence[DeadLetter]], n: int, skip: int) -> list[DeadLetter]:
     """The letters of several slots as one list, newest first."""
-    found = sorted((letter for letters in by_slot for letter in letters), key=lambda letter: letter.died_at, reverse=True)
+    found = sorted(
+        (letter for letters in by_slot for letter in letters), key=lambda letter: letter.died_at, reverse=True
+    )
     return found[skip : skip + n]
 
 
@@ -429,10 +460,16 @@ def by_slot(ids: Iterable[str] | None, slots: int) -> list[tuple[int, Sequence[s
     for one in ids:
         slot, separator, number = one.partition("-")
         if not separator or not slot.isdigit() or not number.isdigit() or int(slot) >= slots:
-            raise BadInput("ids", one, "not the id of a dead letter of this topic", "Use DeadLetter.id as dead.list() gives it")
+            raise BadInput(
+                "ids",
+                one,
+                "not the id of a dead letter of this topic",
+                "Use DeadLetter.id as dead.list() gives it",
+            )
         wanted.setdefault(int(slot), []).append(number)
     return [(slot, found[i : i + 500]) for slot, found in wanted.items() for i in range(0, len(found), 500)]
 
 
-def _as_given(deliveries: Deliveries, outcomes: Sequence[str]) -> Any:
-    return outcomes[0] if isinstance(deliveries, Delivery) else outcomes
+def _as_given(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:
+    found = cast("list[Outcome]", outcomes)
+    return found[0] if isinstance(deliveries, Delivery) else found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from idemgate.core.functions import awaited, hints_of, qualified_name
 from idemgate.core.keyspec import KeySpec, compile_key
+from idemgate.core.merging import Merge, merge_of
 from idemgate.core.messages import Delivery, Receipt
 from idemgate.core.models import rebuild
-from idemgate.core.merging import Merge, merge_of
 from idemgate.errors import BadInput
 from idemgate.topic.faces import AioTopic, Topic
 
@@ -24,8 +25,8 @@ R = TypeVar("R")
 
 
 class Merged(Generic[P, R]):
-    """A function behind a topic. Calling it calls the function; `trigger` takes the same arguments and lets a worker call it later,
-    once for all triggers of a window. `aio.trigger` awaits; `topic` is the topic itself."""
+    """A function behind a topic. Calling it calls the function; `trigger` takes the same arguments and lets a worker
+    call it later, once for all triggers of a window. `aio.trigger` awaits; `topic` is the topic itself."""
 
     def __init__(self, func: Callable[P, R], topic: Topic, key: KeySpec, signature: inspect.Signature) -> None:
         functools.update_wrapper(self, func)
@@ -38,8 +39,8 @@ class Merged(Generic[P, R]):
         return self._func(*args, **kwargs)
 
     def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Triggers a later call with these arguments (merged with others of the same key). TypeError if they do not fit, BadInput if
-        they cannot be stored; one round trip."""
+        """Triggers a later call with these arguments (merged with others of the same key). TypeError if they do not
+        fit, BadInput if they cannot be stored; one round trip."""
         key, payload = self._bound(args, kwargs)
         return self.topic.trigger(key, payload)
 
@@ -66,7 +67,7 @@ class AioMerged(Generic[P, R]):
 
     async def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """As `Merged.trigger`."""
-        key, payload = self._merged._bound(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        key, payload = self._merged._bound(args, kwargs)
         return await self.topic.trigger(key, payload)
 
 
@@ -82,38 +83,46 @@ def merged(gate: Gate, func: Callable[P, R], key: Any, name: str | None, options
 def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:
     first = next(iter(signature.parameters), "")
     if first in ("self", "cls"):
-        raise BadInput("function", func, "a method needs its object, which cannot be stored", "Use a function, or a topic with a handler")
+        raise BadInput(
+            "function",
+            func,
+            "a method needs its object, which cannot be stored",
+            "Use a function, or a topic with a handler",
+        )
     op = merge.spec["op"]
     if op not in ("last", "first", "fields"):
-        raise BadInput("merge", op, "would not leave the arguments of a call", 'Use "last", "first", or a dict of argument -> policy')
+        raise BadInput(
+            "merge",
+            op,
+            "would not leave the arguments of a call",
+            'Use "last", "first", or a dict of argument -> policy',
+        )
     unknown = sorted(merge.fields.keys() - signature.parameters.keys())
     if unknown:
-        raise BadInput("merge", unknown[0], "not an argument of the function", f"It has {', '.join(signature.parameters)}")
+        raise BadInput(
+            "merge",
+            unknown[0],
+            "not an argument of the function",
+            f"It has {', '.join(signature.parameters)}",
+        )
 
 
 def _topic_name(func: Callable[..., Any]) -> str:
-    name = f"{func.__module__}.{func.__qualname__}".replace("<locals>.", "")
+    name = qualified_name(func)
     if len(name) > 64 or "<" in name:
         raise BadInput("name", name, "not a topic name", "Pass name=, 1 to 64 of A-Z a-z 0-9 _ . -")
     return name
 
 
 def _handler(func: Callable[..., Any], signature: inspect.Signature) -> Callable[[Delivery[Any]], Any]:
-    hints = _hints(func)
+    hints = hints_of(func)
 
     def call(delivery: Delivery[Any]) -> Any:
         arguments = {name: rebuild(value, hints.get(name)) for name, value in delivery.payload.items()}
-        bound = inspect.BoundArguments(signature, arguments)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        bound = inspect.BoundArguments(signature, arguments)
         return func(*bound.args, **bound.kwargs)
 
     async def call_and_wait(delivery: Delivery[Any]) -> Any:
         return await call(delivery)
 
-    return call_and_wait if inspect.iscoroutinefunction(func) else call
-
-
-def _hints(func: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(func)
-    except Exception:  # an annotation may be anything, and be unreadable for any reason
-        return {}
+    return call_and_wait if awaited(func) else call

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core.calls import Call
+from idemgate.core.functions import refuse_generator
 from idemgate.core.policy import Policy, differing, from_stored
 from idemgate.core.topics import TopicCalls, open_topic, stored_policy
 from idemgate.errors import BadInput, PolicyChanged
@@ -18,7 +18,8 @@ __all__ = ["Opening"]
 
 
 class Opening:
-    """One topic of one gate, shared by its faces. `declared` is what this program says; `calls` appear once the store agreed.
+    """One topic of one gate, shared by its faces. `declared` is what this program says; `calls` appear once the store
+    agreed.
 
     A topic that was named without any policy (`plain`) takes over the stored one, if there is one.
     """
@@ -40,10 +41,14 @@ class Opening:
             raise PolicyChanged(self.name, *differing(self.declared.stored(), declared.stored()))
 
     def handle(self, handler: Callable[..., Any]) -> None:
-        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            raise BadInput("handler", handler, "a generator function returns before its body has run", "Use a plain or async function")
+        refuse_generator(handler)
         if self.handler is not None and self.handler is not handler:
-            raise BadInput("handler", handler, f"topic {self.name!r} has one already: {self.handler!r}", "A topic has one handler")
+            raise BadInput(
+                "handler",
+                handler,
+                f"topic {self.name!r} has one already: {self.handler!r}",
+                "A topic has one handler",
+            )
         self.handler = handler
 
     def provisional(self) -> TopicCalls:

@@ -2,17 +2,560 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from idemgate import (
+    AlreadyInProgress,
+    AttemptsExhausted,
+    BadInput,
+    Gate,
+    KeyReused,
+    OutcomeUnknown,
+    ResultUnavailable,
+)
 from idemgate.testing import Clock
+
+Stored = Callable[[], dict[bytes, bytes]]
 
 
 async def test_a_second_claim_is_told_that_the_first_runs(face: Any, clock: Clock) -> None:
     # Given a claim that was granted
     first = await face.claim("order-7", lease="30s")
-    assert first.started and first.attempt == 1
+    assert first.started
+    assert (first.attempt, first.taken_over, first.retry_after, first.result) == (1, 0, None, None)
     # When another owner asks ten seconds later
     clock.advance("10s")
     second = await face.claim("order-7")
     # Then it is told how long the lease still holds
-    assert (second.state, second.retry_after) == ("in_progress", 20.0)
+    assert (second.state, second.started, second.retry_after) == ("in_progress", False, 20.0)
+
+
+async def test_who_was_refused_has_no_say(face: Any, stored: Stored) -> None:
+    # Given a claim, and another that was told to wait
+    await face.claim("k")
+    refused = await face.claim("k")
+    before = stored()
+    # When the refused one acts as if it were the owner
+    said = [
+        await refused.complete("x"),
+        await refused.release(),
+        await refused.extend(),
+        await refused.checkpoint("x"),
+    ]
+    # Then it is told no, and nothing has changed
+    assert said == [False, False, False, False]
+    assert stored() == before
+
+
+@pytest.mark.parametrize("result", [None, 0, "text", {"a": [1, (2, 3)]}, b"\x00"])
+async def test_a_done_key_gives_its_result_until_retention_ends(face: Any, clock: Clock, result: object) -> None:
+    # Given a key that was done
+    first = await face.claim("k")
+    assert await first.complete(result, retention="1h")
+    # When others ask within retention, and after it
+    clock.advance(3599.999)
+    second = await face.claim("k")
+    clock.advance("1ms")
+    third = await face.claim("k")
+    # Then the former gets the result, and the latter may run as if nothing had been
+    assert (second.state, second.result, second.token) == ("done", result, first.token)
+    assert (third.state, third.attempt, third.taken_over, third.recovered) == ("started", 1, 0, None)
+    assert third.token > first.token
+
+
+async def test_retention_of_the_claim_is_the_default(face: Any, clock: Clock) -> None:
+    claim = await face.claim("k", retention="10m")
+    assert await claim.complete()
+    clock.advance(599.999)
+    assert (await face.claim("k")).state == "done"
+    clock.advance("1ms")
+    assert (await face.claim("k")).started
+
+
+async def test_completing_is_answered_alike_twice_but_written_once(face: Any, stored: Stored) -> None:
+    claim = await face.claim("k")
+    assert await claim.complete("first")
+    before = stored()
+    assert await claim.complete("second")
+    assert stored() == before
+    assert (await face.claim("k")).result == "first"
+
+
+async def test_a_lapsed_lease_is_taken_over_and_its_owner_has_no_say_any_more(
+    face: Any, clock: Clock, stored: Stored
+) -> None:
+    # Given an owner that fell silent
+    former = await face.claim("k", lease="30s")
+    clock.advance("30s")
+    # When another one asks
+    latter = await face.claim("k")
+    # Then it may run, and knows that it is not the first
+    assert (latter.started, latter.attempt, latter.taken_over) == (True, 2, 1)
+    assert latter.token > former.token
+    # And whatever the former owner still says changes nothing
+    before = stored()
+    assert not await former.complete("late")
+    assert not await former.release()
+    assert not await former.extend("1h")
+    assert not await former.checkpoint("late")
+    assert stored() == before
+    # And the latter is not disturbed by it
+    assert await latter.complete("mine")
+    assert (await face.claim("k")).result == "mine"
+
+
+async def test_one_millisecond_before_its_end_a_lease_still_holds(face: Any, clock: Clock) -> None:
+    await face.claim("k", lease="30s")
+    clock.advance(29.999)
+    assert (await face.claim("k")).retry_after == 0.001
+
+
+async def test_a_lapsed_owner_may_still_finish_as_long_as_nobody_took_over(face: Any, clock: Clock) -> None:
+    owner = await face.claim("k", lease="30s")
+    clock.advance("5m")
+    assert await owner.checkpoint("half")
+    assert await owner.extend()
+    assert (await face.claim("k")).retry_after == 30.0
+    clock.advance("5m")
+    assert await owner.complete("late but alone")
+    assert (await face.claim("k")).result == "late but alone"
+
+
+async def test_extend_runs_the_lease_anew_from_now(face: Any, clock: Clock) -> None:
+    owner = await face.claim("k", lease="30s")
+    clock.advance("20s")
+    assert await owner.extend()
+    assert (await face.claim("k")).retry_after == 30.0
+    assert await owner.extend("2m")
+    assert (await face.claim("k")).retry_after == 120.0
+    assert await owner.extend("1s")
+    assert (await face.claim("k")).retry_after == 1.0
+
+
+async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:
+    await face.claim("k", lease="30s")
+    clock.set(clock.now().timestamp() - 3600)
+    assert (await face.claim("k")).retry_after == 30.0
+
+
+async def test_a_released_key_may_run_again_and_counts_its_attempts(face: Any) -> None:
+    # Given a claim that was given back
+    first = await face.claim("k")
+    assert await first.release()
+    # When the next one asks
+    second = await face.claim("k")
+    # Then it is the second attempt, taken over from nobody
+    assert (second.started, second.attempt, second.taken_over) == (True, 2, 0)
+    assert second.token > first.token
+    assert not await first.complete("too late")
+    assert not await first.release()
+
+
+async def test_a_released_claim_is_over_for_its_owner(face: Any) -> None:
+    claim = await face.claim("k")
+    assert await claim.release()
+    assert await claim.release()
+    assert not await claim.complete("x")
+    assert not await claim.extend()
+    assert not await claim.checkpoint("x")
+
+
+async def test_attempts_are_forgotten_when_the_retention_of_a_released_key_ends(face: Any, clock: Clock) -> None:
+    claim = await face.claim("k", retention="1h")
+    await claim.checkpoint("note")
+    await claim.release()
+    clock.advance("1h")
+    again = await face.claim("k")
+    assert (again.started, again.attempt, again.recovered) == (True, 1, None)
+
+
+async def test_tokens_rise_through_everything_that_happens_to_a_key(face: Any, clock: Clock) -> None:
+    tokens = []
+    for end in ("release", "lapse", "complete", "set back", "forget", "release"):
+        claim = await face.claim("k", lease="30s", retention="1h")
+        tokens.append(claim.token)
+        if end == "release":
+            await claim.release()
+        elif end == "complete":
+            await claim.complete()
+            clock.advance("1h")
+        elif end == "set back":
+            await claim.release()
+            clock.set(clock.now().timestamp() - 60)
+        elif end == "forget":
+            await face.forget("k", force=True)
+            clock.advance("2m")
+        else:
+            clock.advance("30s")
+    assert tokens == sorted(set(tokens))
+
+
+# -- fingerprints -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_key_with_another_payload_is_refused_and_told_nothing(face: Any, stored: Stored) -> None:
+    # Given a key in progress under one payload, and one that is done
+    running = await face.claim("running", fingerprint={"amount": 1})
+    done = await face.claim("done", fingerprint={"amount": 1})
+    await done.complete("secret result")
+    before = stored()
+    for key in ("running", "done"):
+        for other in ({"amount": 2}, None):
+            # When the key comes with another payload, or with none named
+            with pytest.raises(KeyReused) as refused:
+                await face.claim(key, fingerprint=other)
+            # Then the error names the key and nothing else
+            assert refused.value.key == key
+            assert vars(refused.value) == {"key": key}
+            assert "secret" not in str(refused.value)
+    assert stored() == before
+    # And the same payload is answered as ever
+    assert (await face.claim("running", fingerprint={"amount": 1})).state == "in_progress"
+    assert (await face.claim("done", fingerprint={"amount": 1})).result == "secret result"
+    assert await running.complete()
+
+
+async def test_a_fingerprint_outlives_the_lease_but_not_the_release(face: Any, clock: Clock) -> None:
+    claim = await face.claim("k", fingerprint=1)
+    clock.advance("10m")
+    with pytest.raises(KeyReused):
+        await face.claim("k", fingerprint=2)
+    assert await claim.release()
+    assert (await face.claim("k", fingerprint=2)).started
+    with pytest.raises(KeyReused):
+        await face.claim("k", fingerprint=1)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_next_attempt_recovers_the_note_of_the_one_before(face: Any, clock: Clock) -> None:
+    # Given an owner that noted how far it came, and fell silent
+    first = await face.claim("k")
+    assert first.recovered is None
+    assert await first.checkpoint({"charged": True})
+    assert await first.checkpoint({"charged": True, "mailed": False})
+    clock.advance("30s")
+    # When another one takes over, and gives the key back
+    second = await face.claim("k")
+    assert second.recovered == {"charged": True, "mailed": False}
+    assert await second.release()
+    # Then the note is still there for the third, which finishes
+    third = await face.claim("k")
+    assert third.recovered == {"charged": True, "mailed": False}
+    assert await third.complete(retention="1h")
+    # And with that it is gone
+    clock.advance("1h")
+    assert (await face.claim("k")).recovered is None
+
+
+async def test_what_cannot_be_stored_is_refused_and_the_claim_is_still_held(face: Any, stored: Stored) -> None:
+    claim = await face.claim("k")
+    before = stored()
+    with pytest.raises(BadInput, match=r"result"):
+        await claim.complete(object())
+    with pytest.raises(BadInput, match=r"checkpoint"):
+        await claim.checkpoint(object())
+    with pytest.raises(BadInput, match=r"result.*takes 3\d\d,\d\d\d bytes"):
+        await claim.complete("x" * 300_000)
+    assert stored() == before
+    assert (await face.claim("k")).state == "in_progress"
+    assert await claim.complete("fine")
+
+
+# -- max_attempts, hold, resolve --------------------------------------------------------------------------------------
+
+
+async def test_a_key_is_started_at_most_max_attempts_times(face: Any, clock: Clock) -> None:
+    # Given a key that was started three times without success, in different ways
+    for end in ("release", "lapse", "release"):
+        claim = await face.claim("k", max_attempts=3, retention="1h")
+        assert claim.started
+        if end == "release":
+            await claim.release()
+        else:
+            clock.advance("30s")
+    # When it is asked for again
+    with pytest.raises(AttemptsExhausted) as refused:
+        await face.claim("k", max_attempts=3)
+    # Then it is refused, with the number, until it is forgotten or its retention ends
+    assert (refused.value.key, refused.value.attempts) == ("k", 3)
+    assert await face.forget("k")
+    again = await face.claim("k", max_attempts=3)
+    assert again.attempt == 1
+
+
+async def test_exhausted_attempts_fade_with_the_retention_of_the_last(face: Any, clock: Clock) -> None:
+    await (await face.claim("k", max_attempts=1, retention="1h")).release()
+    with pytest.raises(AttemptsExhausted):
+        await face.claim("k", max_attempts=1)
+    clock.advance("1h")
+    assert (await face.claim("k", max_attempts=1)).attempt == 1
+
+
+async def test_a_held_key_waits_for_a_decision(face: Any, clock: Clock, stored: Stored) -> None:
+    # Given an owner that vanished, of a key that must not be started twice
+    await face.claim("k", on_lease_loss="hold")
+    clock.advance("30s")
+    # When others ask
+    before = stored()
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown) as refused:
+            await face.claim("k")
+        assert (refused.value.key, refused.value.attempt) == ("k", 1)
+    assert not await face.first("k", "1h", scope="claim")
+    # Then nobody runs, and nothing changes
+    assert stored() == before
+
+
+async def test_resolved_as_done_a_held_key_gives_the_result_and_its_zombie_is_lost(
+    face: Any, clock: Clock, stored: Stored
+) -> None:
+    zombie = await face.claim("k", on_lease_loss="hold")
+    clock.advance("30s")
+    assert await face.resolve("k", done=True, result="found in the ledger", retention="1h")
+    before = stored()
+    assert not await zombie.complete("zombie")
+    assert not await zombie.release()
+    assert not await zombie.extend()
+    assert not await zombie.checkpoint("zombie")
+    assert stored() == before
+    later = await face.claim("k")
+    assert (later.state, later.result) == ("done", "found in the ledger")
+    clock.advance("1h")
+    assert (await face.claim("k")).started
+
+
+async def test_resolved_as_not_done_a_held_key_runs_again_and_its_zombie_is_lost(
+    face: Any, clock: Clock, stored: Stored
+) -> None:
+    zombie = await face.claim("k", on_lease_loss="hold")
+    await zombie.checkpoint("half")
+    clock.advance("30s")
+    assert await face.resolve("k", done=False)
+    before = stored()
+    assert not await zombie.complete("zombie")
+    assert not await zombie.release()
+    assert not await zombie.extend()
+    assert stored() == before
+    later = await face.claim("k", on_lease_loss="hold")
+    assert (later.started, later.attempt, later.recovered) == (True, 2, "half")
+    assert later.token > zombie.token
+    assert not await zombie.complete("zombie")
+    assert await later.complete("mine")
+
+
+async def test_a_held_owner_that_comes_back_before_the_decision_may_finish(face: Any, clock: Clock) -> None:
+    owner = await face.claim("k", on_lease_loss="hold")
+    clock.advance("10m")
+    assert await owner.complete("after all")
+    assert (await face.claim("k")).result == "after all"
+    assert not await face.resolve("k", done=False)
+    assert (await face.claim("k")).result == "after all"
+
+
+async def test_a_live_claim_cannot_be_resolved_and_nothing_has_nothing_to_resolve(face: Any, stored: Stored) -> None:
+    await face.claim("k", on_lease_loss="hold", lease="30s")
+    before = stored()
+    for done in (True, False):
+        with pytest.raises(AlreadyInProgress) as refused:
+            await face.resolve("k", done=done)
+        assert (refused.value.key, refused.value.retry_after) == ("k", 30.0)
+        assert not await face.resolve("never seen", done=done)
+    assert stored() == before
+
+
+# -- waiting for another owner ----------------------------------------------------------------------------------------
+
+
+async def listening(raw: Any, gate: Gate, key: str, scope: str = "claim") -> None:
+    """Returns once somebody listens for the end of that key."""
+    channel = gate.claims.key(scope, key)[0]
+    while raw.pubsub_numsub(channel)[0][1] == 0:
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("end", ["complete", "release", "forget"])
+async def test_waiting_ends_when_the_other_owner_does(face: Any, gate: Gate, raw: Any, end: str) -> None:
+    # Given somebody who waits for another owner
+    owner = await face.claim("k")
+    waiting = await face.claim("k")
+    task = asyncio.create_task(waiting.wait("20s"))
+    await listening(raw, gate, "k")
+    # When that owner ends
+    if end == "forget":
+        await face.forget("k", force=True)
+    else:
+        await getattr(owner, end)()
+    # Then the waiting one learns the result, or may run
+    assert await asyncio.wait_for(task, 10) == ("done" if end == "complete" else "started")
+    assert waiting.started == (end != "complete")
+    if waiting.started:
+        assert await waiting.complete()
+
+
+async def test_waiting_ends_when_the_lease_of_the_other_lapses(face: Any, gate: Gate, raw: Any, clock: Clock) -> None:
+    await face.claim("k", lease="50ms")
+    waiting = await face.claim("k")
+    task = asyncio.create_task(waiting.wait("20s"))
+    await listening(raw, gate, "k")
+    clock.advance("50ms")
+    assert await asyncio.wait_for(task, 10) == "started"
+    assert (waiting.attempt, waiting.taken_over) == (2, 1)
+
+
+async def test_waiting_gives_up_in_time_and_asks_at_least_once(face: Any) -> None:
+    owner = await face.claim("k")
+    waiting = await face.claim("k")
+    assert await waiting.wait("30ms") == "in_progress"
+    assert await waiting.wait(0) == "in_progress"
+    await owner.complete("x")
+    assert await waiting.wait(0) == "done"
+    assert waiting.result == "x"
+    assert await waiting.wait(0) == "done"
+    assert await owner.wait(0) == "started"
+
+
+# -- the once-only mark -----------------------------------------------------------------------------------------------
+
+
+async def test_first_is_true_once_within_retention(face: Any, clock: Clock) -> None:
+    assert [await face.first("k", "20s") for _ in range(3)] == [True, False, False]
+    clock.advance(19.999)
+    assert not await face.first("k", "20s")
+    clock.advance("1ms")
+    assert await face.first("k", "20s")
+
+
+async def test_first_many_answers_in_order_and_counts_equal_keys_once(face: Any) -> None:
+    assert await face.first("b", "20s")
+    assert await face.first_many(["a", "b", "c", "a", 7, "7", b"c"], "20s") == [
+        True, False, True, False, True, False, False,
+    ]  # fmt: skip
+    assert await face.first_many(iter(["d", "a"]), "20s") == [True, False]
+    assert await face.first_many([], "20s") == []
+
+
+async def test_marks_and_claims_of_one_scope_see_each_other(face: Any, clock: Clock) -> None:
+    # Given a mark, and a claim, in one scope
+    assert await face.first("marked", "1h", scope="s")
+    claim = await face.claim("claimed", scope="s")
+    # Then the mark is a done key without a result, and who claimed was first
+    marked = await face.claim("marked", scope="s")
+    assert marked.state == "done"
+    with pytest.raises(ResultUnavailable):
+        assert marked.result
+    assert not await face.first("claimed", "1h", scope="s")
+    # And a lapsed claim may be marked, after which its owner is lost
+    clock.advance("30s")
+    assert await face.first("claimed", "1h", scope="s")
+    assert not await claim.complete()
+
+
+# -- names of keys ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_number_and_its_text_are_one_key_and_scopes_are_apart(face: Any) -> None:
+    assert (await face.claim(7)).started
+    assert not (await face.claim("7")).started
+    assert not (await face.claim(b"7")).started
+    assert (await face.claim("7", scope="other")).started
+
+
+@pytest.mark.parametrize("key", ["x" * 5000, "{a}:b", "ä" * 100, b"\xff\x00", "a b", "%41"])
+async def test_any_text_is_a_key_of_its_own(face: Any, key: Any) -> None:
+    assert (await face.claim(key)).started
+    assert not (await face.claim(key)).started
+    assert (await face.claim(key + ("x" if isinstance(key, str) else b"x"))).started
+    assert (await face.claim("A")).started
+
+
+# -- looking and forgetting -------------------------------------------------------------------------------------------
+
+
+async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored) -> None:
+    now = clock.now().timestamp()
+
+    async def looks(key: str, **expected: Any) -> None:
+        before = stored()
+        record = await face.inspect(key)
+        assert {name: getattr(record, name) for name in expected} == expected
+        assert stored() == before
+
+    await looks(
+        "k", state="absent", token=0, attempts=0, taken_over=0, lease_left=None, retention_left=None, since=None, owner="",
+        has_fingerprint=False, result=b"", checkpoint=b"",
+    )  # fmt: skip
+    claim = await face.claim("k", lease="30s", retention="1h", fingerprint="f", on_lease_loss="hold")
+    await claim.checkpoint("note")
+    clock.advance("10s")
+    await looks(
+        "k", state="in_progress", token=claim.token, attempts=1, lease_left=20.0, retention_left=None, since=now,
+        has_fingerprint=True, checkpoint=face.gate.codec.encode("note"),
+    )  # fmt: skip
+    clock.advance("20s")
+    await looks("k", state="held", token=claim.token, attempts=1, lease_left=None, retention_left=None)
+    await claim.complete({"n": 1})
+    clock.advance("10m")
+    await looks(
+        "k", state="done", token=claim.token, retention_left=3000.0, lease_left=None, since=now + 30, kind="v",
+        result=face.gate.codec.encode({"n": 1}), has_fingerprint=True, checkpoint=b"",
+    )  # fmt: skip
+    clock.advance("50m")
+    await looks("k", state="absent", token=claim.token, attempts=0, retention_left=None, owner="", result=b"")
+    again = await face.claim("k", lease="30s")
+    clock.advance("30s")
+    await looks("k", state="lapsed", token=again.token, attempts=1, lease_left=None)
+    third = await face.claim("k", retention="1h")
+    await looks("k", state="in_progress", attempts=2, taken_over=1)
+    await third.release()
+    await looks("k", state="released", attempts=2, taken_over=1, retention_left=3600.0, has_fingerprint=False)
+
+
+async def test_inspect_tells_a_stored_failure(face: Any) -> None:
+    @face.once(key="{k}", scope="s", on_error="store")
+    def fails(k: str) -> None:
+        raise ValueError("no such item")
+
+    with pytest.raises(ValueError, match="no such item"):
+        await fails("k")
+    record = await face.inspect("k", scope="s")
+    assert (record.state, record.kind) == ("failed", "e")
+    assert (await face.claim("k", scope="s")).result == {"failed": "builtins.ValueError", "text": "no such item"}
+
+
+async def test_a_forgotten_key_is_new(face: Any, clock: Clock) -> None:
+    assert not await face.forget("k")
+    claim = await face.claim("k")
+    await claim.complete("x")
+    assert await face.forget("k")
+    assert not await face.forget("k")
+    again = await face.claim("k")
+    assert (again.started, again.attempt) == (True, 1)
+    clock.advance("30s")
+    assert await face.forget("k")
+    assert not await again.complete()
+    assert not await face.forget("k")
+
+
+async def test_a_live_claim_is_forgotten_by_force_only(face: Any, stored: Stored) -> None:
+    claim = await face.claim("k", lease="30s")
+    before = stored()
+    with pytest.raises(AlreadyInProgress) as refused:
+        await face.forget("k")
+    assert (refused.value.key, refused.value.retry_after) == ("k", 30.0)
+    assert stored() == before
+    assert await face.forget("k", force=True)
+    assert not await claim.complete("x")
+    assert not await claim.extend()
+    assert stored() == {}
+
+
+async def test_a_done_key_past_its_retention_was_already_forgotten(face: Any, clock: Clock) -> None:
+    await (await face.claim("k", retention="1h")).complete()
+    clock.advance("1h")
+    assert not await face.forget("k")

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from idemgate.core import wire
 from idemgate.core.codec import Codec, canonical, digest
+from idemgate.core.plain import Walk
 from idemgate.errors import BadInput, NotDecodable
 
 CODEC = Codec()
@@ -89,9 +90,7 @@ def test_what_is_accepted_comes_back_the_same(value: Any) -> None:
                     lambda inner: st.lists(inner) | st.dictionaries(TEXTS | st.integers(0, 2**64 - 1),
                     inner), max_leaves=60))  # fmt: skip
 def test_the_short_way_and_the_long_way_write_the_same(value: Any) -> None:
-    """Given plain values, When a codec that may look and one that must walk encode them, Then the bytes agree."""
-    from idemgate.core.plain import Walk
-
+    """Given plain values, When both encode them, Then the bytes agree."""
     assert CODEC.encode(value) == b"\x01" + Walk("payload", 64).packed(value)
 
 
@@ -258,7 +257,7 @@ def test_the_item_limit_is_the_same_going_in_and_coming_out(many: Any) -> None:
     with pytest.raises(BadInput, match="more than 1,000"):
         small.encode(many(1_100))
     with pytest.raises(NotDecodable):
-        small.decode(large.encode(many(6_000)))
+        small.decode(large.encode(many(1_100)))
 
 
 def test_the_size_limit_counts_every_stored_byte() -> None:
@@ -437,7 +436,8 @@ def test_stored_digests_stay_what_they_are() -> None:
     value = {"b": [1, (2.5, None)], "a": {Decimal("1.5"), "x"}, 3: datetime(2024, 1, 1, tzinfo=UTC)}
     assert (
         canonical(value).hex()
-        == "8303c71901323032342d30312d30315430303a30303a30302b30303a3030a161c7090892a178c70304312e35a1629201c70b0792cb4004000000000000c0"
+        == "8303c71901323032342d30312d30315430303a30303a30302b30303a3030a161c7090892a178c70304312e35"
+        "a1629201c70b0792cb4004000000000000c0"
     )
     assert len(digest(value)) == 16
     assert digest(value, 32).hex() == "13a363a56779aa763b8688f52fec94bc6f0f11e39f6f14b0ffe9cc05c988720e"

@@ -7,8 +7,9 @@ local function bury(K, key, packed, reason, fence_number, now_ms, retention, cap
   redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, fence_number }))
   redis.call("ZADD", K.dead, now_ms, id)
   local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - retention, "LIMIT", 0, 100)
-  if #old == 0 and redis.call("ZCARD", K.dead) > cap then
-    old = redis.call("ZRANGE", K.dead, 0, 0)
+  local beyond = redis.call("ZCARD", K.dead) - cap
+  if #old == 0 and beyond > 0 then
+    old = redis.call("ZRANGE", K.dead, 0, math.min(beyond, 100) - 1)
   end
   local triggers = 0
   for _, letter in ipairs(old) do

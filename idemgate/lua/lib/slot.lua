@@ -6,7 +6,7 @@
 --   dead     zset  fence -> when it died, ms            dead letters, by age
 --   grave    hash  fence -> dead letter {key, message, reason, died at, fence}
 --   facts    hash  v layout, fence last token, and one counter a name
---   memo     hash  "e" event id, "v" key, "k" key -> what to remember about it
+--   memo     hash  "e" event id (16 bytes) key, "v" key, "k" key -> what to remember about it
 --   fade     zset  the same names -> when to forget, ms
 --   told0/1  hash  request id -> reply given, of even / odd half minutes; "" -> which half minute
 local function slot(keys)

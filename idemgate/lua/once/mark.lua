@@ -5,7 +5,8 @@
 --- ARGV[3] retention, ms
 --- ARGV[4] fingerprint, or ""
 --- Returns {"started", now ms, fence, attempt} {"done", now ms, kind, result, fence, attempt, done at ms, retention left ms}
----         {"busy", now ms, lease left ms, attempt} (claimed with a lease, elsewhere) {"reused", now ms} {"foreign", now ms, problem}
+---         {"busy", now ms, lease left ms, attempt} (claimed with a lease, elsewhere) {"reused", now ms}
+---         {"held", now ms, attempt} (its owner vanished, and it waits for a decision) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
 --- @include "lib/digits"
@@ -34,6 +35,9 @@ if found.s == "p" then
   local left = lease_left(found.e, found.l, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, tonumber(found.n) }
+  end
+  if found.h then
+    return { "held", now_ms, tonumber(found.n) }
   end
 end
 

@@ -22,10 +22,12 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
+-- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
+redis.call("HDEL", K.facts, "")
 local packed = redis.call("HGET", K.pending, key)
 local d = redis.call("HGET", K.flight, key)
 if not packed and not d then
-  return { "absent", now_ms }
+  return tell(K, ARGV[2], now_ms, { "absent", now_ms })
 end
 if packed then
   redis.call("ZREM", K.due, key)

@@ -25,10 +25,12 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
+-- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
+redis.call("HDEL", K.facts, "")
 local packed = redis.call("HGET", K.pending, key)
 local in_flight = redis.call("HEXISTS", K.flight, key) == 1
 if not packed then
-  return { in_flight and "in_flight" or "absent", now_ms, 0 }
+  return tell(K, ARGV[2], now_ms, { in_flight and "in_flight" or "absent", now_ms, 0 })
 end
 local m, due, before = cmsgpack.unpack(packed), when(ARGV[4], now_ms), head(K)
 m[message.due], m[message.why], m[message.pinned] = due, "time", 1

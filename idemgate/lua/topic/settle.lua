@@ -1,4 +1,4 @@
---- End deliveries: done, try again, dead, or never started. What waited behind each is scheduled in the same step.
+--- End deliveries: done, try again, dead, never started, or not possible yet (try later, not counted as an attempt). What waited behind each is scheduled in the same step.
 --- A delivery that is not this owner's any more is left alone and answered "lost".
 --- KEYS[1..11] slot
 --- ARGV[1] now, us, or "" for the server's
@@ -7,7 +7,7 @@
 --- ARGV[4] merge policy, packed
 --- ARGV[5] retention of dead letters, ms
 --- ARGV[6] dead letters kept at most
---- ARGV[7..] five a delivery: "ack" | "nack" | "bury" | "return"; key; fence; delay before the next attempt, ms; failure
+--- ARGV[7..] five a delivery: "ack" | "nack" | "bury" | "return" | "defer"; key; fence; delay before the next attempt, ms; failure
 --- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -66,6 +66,12 @@ local function settle(verb, key, d, delay, failure)
     add("returned", 1)
     m[message.attempts] = m[message.attempts] - 1
     add("folded", restore(K, spec, key, m, m[message.due], m[message.why]))
+    return "ok"
+  end
+  if verb == "defer" then
+    add("deferred", 1)
+    m[message.attempts] = m[message.attempts] - 1
+    add("folded", restore(K, spec, key, m, now_ms + delay, "retry"))
     return "ok"
   end
   add("nacked", 1)

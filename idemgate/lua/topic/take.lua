@@ -50,7 +50,7 @@ end
 
 local given = told(K, ARGV[2], now_ms)
 if given then
-  return reply_of(given, 0)
+  return reply_of(given[1], given[2])
 end
 
 local done = { taken = 0, lapsed = 0 }
@@ -107,9 +107,8 @@ done.taken = #keys
 if #keys > 0 then
   redis.call("HSET", K.facts, "fence", digits(last))
 end
-local lapsed = done.lapsed
 count(K, done)
-if #keys > 0 then
-  tell(K, ARGV[2], now_ms, keys)
+if #keys > 0 or done.lapsed > 0 then
+  tell(K, ARGV[2], now_ms, { keys, done.lapsed })
 end
-return reply_of(keys, lapsed)
+return reply_of(keys, done.lapsed)

@@ -35,7 +35,7 @@ end
 
 -- Says whether this trigger counts, and leaves a note for the next one.
 local function admit(key, version, event)
-  if event ~= "" and recall(K, "e" .. event, now_ms) then
+  if event ~= "" and recall(K, "e" .. event .. key, now_ms) then
     return "duplicate"
   end
   if version ~= "" then
@@ -54,7 +54,7 @@ end
 
 local function note(key, version, event)
   if event ~= "" then
-    remember(K, "e" .. event, "", now_ms + p.remember)
+    remember(K, "e" .. event .. key, "", now_ms + p.remember)
   end
   if version ~= "" then
     remember(K, "v" .. key, version, now_ms + p.remember)
@@ -67,13 +67,17 @@ end
 -- One trigger into the pending message of its key. Returns its receipt.
 local function put(key, asked, version, acc)
   local packed = redis.call("HGET", K.pending, key)
+  -- When it stands scheduled; nil or false behind a delivery of its key, and for a new message.
+  local stands = packed and tonumber(redis.call("ZSCORE", K.due, key))
   local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "" }
   local receipt = "scheduled"
   if packed then
     m = fold(p.merge, cmsgpack.unpack(packed), m)
     receipt = "merged"
+    if stands and stands ~= m[message.due] then
+      m[message.due], m[message.why] = stands, "flush"
+    end
   end
-  local due = m[message.due]
   if asked then
     m[message.due], m[message.why], m[message.pinned] = asked, "time", 1
     receipt = packed and "replaced" or receipt
@@ -82,7 +86,7 @@ local function put(key, asked, version, acc)
     m[message.due], m[message.why] = window(p, m, not packed, now_ms)
   end
   redis.call("HSET", K.pending, key, cmsgpack.pack(m))
-  if (not packed or m[message.due] ~= due) and redis.call("HEXISTS", K.flight, key) == 0 then
+  if m[message.due] ~= stands and (stands or not packed and redis.call("HEXISTS", K.flight, key) == 0) then
     redis.call("ZADD", K.due, m[message.due], key)
   end
   return receipt, m[message.due]

@@ -1,0 +1,58 @@
+"""`gate.run()`: a worker and the subscribers of a gate as a whole program, ended by SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from idemgate.core.durations import Duration
+from idemgate.errors import BadInput
+from idemgate.work.worker import Worker
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["run"]
+
+log = logging.getLogger("idemgate.worker")
+
+
+def run(gate: Gate, topics: Sequence[str] = (), *, concurrency: int = 32, grace: Duration = "30s") -> None:
+    """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
+    asyncio.run(_run(gate, topics, concurrency, grace))
+
+
+async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Duration) -> None:
+    handled = [name for name, topic in gate.topics.items() if topic.opening.handler is not None]
+    if not handled and not gate.subscribers:
+        raise BadInput(
+            "topics",
+            list(topics),
+            "the gate has no topic with a handler and no subscriber",
+            "Register one before run()",
+        )
+    stop = asyncio.Event()
+    worker = Worker(gate, topics, concurrency=concurrency, grace=grace) if handled else None
+
+    def end() -> None:
+        if stop.is_set() and worker is not None:
+            worker.stop()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):  # Windows' loops have none
+            loop.add_signal_handler(number, end)
+    try:
+        async with asyncio.TaskGroup() as group:
+            if worker is not None:
+                group.create_task(worker.run(stop))
+            for subscriber in gate.subscribers:
+                group.create_task(subscriber.run(stop))
+    finally:
+        await gate.aio.close()
+        gate.close()

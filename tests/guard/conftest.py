@@ -1,0 +1,112 @@
+"""What tests of the guard look with: the keys of a namespace as they are stored, and a wire that counts, holds and cuts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+
+@pytest.fixture
+def stored(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
+    """Every key of the namespace and its bytes, to compare before and after."""
+    return lambda: {key: raw.dump(key) for key in raw.scan_iter(f"ig1:{{{namespace}:*", count=10_000)}
+
+
+@pytest.fixture
+def wire(url: str, tmp_path: Path) -> Iterator[Wire]:
+    """A way to the server that is watched; a gate uses it by `wire.url`."""
+    made = Wire(url, tmp_path / "wire.sock")
+    yield made
+    made.close()
+
+
+class Wire:
+    """Passes bytes between clients and the server. Counts scripts and round trips, holds replies back, and can be cut."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        self._target = urlsplit(url)
+        self._unix = self._target.scheme == "unix"
+        self._listener = socket.socket(socket.AF_UNIX if self._unix else socket.AF_INET)
+        self._listener.bind(str(path) if self._unix else ("127.0.0.1", 0))
+        self._listener.listen(64)
+        host = "127.0.0.1:%d" % self._listener.getsockname()[1] if not self._unix else ""
+        changed = {"path": str(path)} if self._unix else {"netloc": f"{self._target.netloc.rpartition('@')[0]}@{host}".lstrip("@")}
+        self.url = self._target._replace(**changed).geturl()
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self.asked = threading.Event()
+        self._cut = False
+        self._open: set[socket.socket] = set()
+        self.reset()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def reset(self) -> None:
+        """Counts from now."""
+        self.scripts = 0
+        self.trips = 0
+        self.asked.clear()
+
+    def cut(self) -> None:
+        """From now on nobody reaches the server."""
+        self._cut = True
+        self._drop()
+
+    def mend(self) -> None:
+        self._cut = False
+
+    def close(self) -> None:
+        self.cut()
+        self.flowing.set()
+        self._listener.close()
+
+    def _drop(self) -> None:
+        for one in tuple(self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self._cut:
+                    client.close()
+                    continue
+                server = self._connect()
+                self._open |= {client, server}
+                connection = {"turn": "down"}
+                threading.Thread(target=self._up, args=(client, server, connection), daemon=True).start()
+                threading.Thread(target=self._down, args=(server, client, connection), daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        if not self._unix:
+            return socket.create_connection((self._target.hostname or "localhost", self._target.port or 6379))
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(self._target.path)
+        return made
+
+    def _up(self, client: socket.socket, server: socket.socket, connection: dict[str, str]) -> None:
+        with suppress(OSError), client, server:
+            while data := client.recv(65_536):
+                scripts = data.count(b"$7\r\nEVALSHA\r\n") + data.count(b"$4\r\nEVAL\r\n")
+                self.scripts += scripts
+                if connection["turn"] == "down":
+                    self.trips += 1
+                connection["turn"] = "up"
+                server.sendall(data)
+                if scripts:
+                    self.asked.set()
+
+    def _down(self, server: socket.socket, client: socket.socket, connection: dict[str, str]) -> None:
+        with suppress(OSError), client, server:
+            while data := server.recv(65_536):
+                self.flowing.wait()
+                connection["turn"] = "down"
+                client.sendall(data)
