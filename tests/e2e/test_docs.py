@@ -1,0 +1,31 @@
+"""Every block of Python in the documentation runs as it stands, the blocks of a page in order, as one program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "```python" in page.read_text()]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_page_runs(page: Path, tmp_path: Path, url: str) -> None:
+    program = "\n\n".join(BLOCK.findall(page.read_text())).replace("redis://localhost:6379/0", url)
+    (tmp_path / "page.py").write_text(program)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import page"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
