@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 import tenacity
 
@@ -25,21 +25,26 @@ from idemgate.core.policy import Edge, Policy, policy_of
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.aio import AsyncLink
-from idemgate.link.endpoint import Endpoint, of_client, of_url
+from idemgate.link.endpoint import Endpoint, of_client
 from idemgate.link.pulse import Pulse
 from idemgate.link.sync import SyncLink
+from idemgate.link.url import of_url
 from idemgate.once.claim import AioClaim, Claim
 from idemgate.once.options import decorate, guard_of
 from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
 
 if TYPE_CHECKING:
+    from idemgate.work.subscribers import Entry as StreamEntry
+    from idemgate.work.subscribers import Heard, Subscriber, Subscribers
     from idemgate.work.worker import Worker
 
 __all__ = ["AioGate", "Gate", "default_gate"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+OnHeard = TypeVar("OnHeard", bound="Callable[[Heard], object]")
+OnEntry = TypeVar("OnEntry", bound="Callable[[StreamEntry], object]")
 
 
 class Gate:
@@ -78,6 +83,7 @@ class Gate:
         self.claims = Claims(namespace, clock)
         self.counters = Counters()
         self.topics: dict[str, Topic] = {}
+        self.subscribers: list[Subscriber] = []
         self._given = of_client(client) if client is not None else url
         if isinstance(self._given, str) and not self._given.startswith("embedded:"):
             self._given = of_url(self._given)
@@ -342,9 +348,8 @@ class Gate:
         for local in ("self", "name", "redefine"):
             facts.pop(local)
         declared = policy_of(**facts)
-        return self._declare(
-            check_name(name, "topic"), declared, plain=declared.stored() == _PLAIN.stored(), redefine=redefine
-        )
+        plain = declared.stored() == _PLAIN.stored() and not redefine
+        return self._declare(check_name(name, "topic"), declared, plain, redefine)
 
     def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
         known = self.topics.get(name)
@@ -385,6 +390,83 @@ class Gate:
             "retention": retention,
         }  # fmt: skip
         return decorate
+
+    # -- subscribers --------------------------------------------------------------------------------------------------
+
+    def on(
+        self,
+        channel: str,
+        *,
+        pattern: bool | None = None,
+        concurrency: int = 32,
+        backlog: int = 10_000,
+    ) -> Callable[[OnHeard], OnHeard]:
+        """Registers a function, sync or async, that is called with each message (`Heard`) of a Redis Pub/Sub channel.
+
+        `gate.run()` or `async with gate.aio.subscribers()` makes it listen. Every replica hears every message; guarded
+        with `once` below this decorator, one replica runs it: duplicates and keys in progress elsewhere are dropped.
+        Pub/Sub has no memory: nothing is delivered again, not after an error (logged) and not what was published while
+        the connection was lost (it is restored by itself). All of that is counted in `gate.counters`, as `channel.*`.
+
+        - `pattern`: subscribe to all channels that match, "prices.*"; None: no, and a name that looks so is BadInput.
+        - `concurrency`: calls at once; 1 keeps the order. - `backlog`: messages that may wait for their turn; what
+          comes when it is full is dropped and counted (`channel.dropped`).
+
+        Returns the function unchanged. Raises BadInput.
+        """
+
+        def on(func: OnHeard) -> OnHeard:
+            from idemgate.work.subscribers import Channel
+
+            made = Channel(self, channel, func, pattern=pattern, concurrency=concurrency, backlog=backlog)
+            self.subscribers.append(made)
+            return func
+
+        return on
+
+    def stream(
+        self,
+        stream: str,
+        *,
+        group: str,
+        consumer: str | None = None,
+        start: Literal["0", "$"] = "0",
+        concurrency: int = 32,
+        reclaim: Duration = "30s",
+        max_deliveries: int = 17,
+        dead: str | None = None,
+        max_dead: int = 10_000,
+    ) -> Callable[[OnEntry], OnEntry]:
+        """Registers a function, sync or async, that is called with each entry (`Entry`) of a Redis stream, as a member
+        of a consumer group: at least once, by one of the replicas. Guard it with `once` to make that once.
+
+        It is acknowledged when the function has returned, or its guard said that the key is done. While another owner
+        runs the key it stays pending, until that owner's lease may end; after any other error until `reclaim`, or the
+        delay of `Retry`. Where repeating cannot help (KeyReused, `Bury`, a stored failure, ...), and after
+        `max_deliveries` attempts, it goes to the dead stream, with reason and error, and is then acknowledged.
+
+        - `group`: made if missing, with the stream. - `start`: where a new group begins: "0" at the first entry there
+          is, "$" with what comes from then on.
+        - `consumer`: this member's name, of which no other live member may have the same; None: one for this run, taken
+          off the group in the end.
+        - `concurrency`: calls at once. - `reclaim`: an entry that nobody worked at for so long is taken over: at least
+          the guard's lease, and longer than anything that keeps the event loop busy. Renewed while the function runs.
+        - `dead`: name of the dead stream, None: the stream's name and ":dead"; at most `max_dead` entries are kept.
+
+        What happened is counted in `gate.counters`, as `stream.*`. Returns the function unchanged. Raises BadInput.
+        """
+
+        def on(func: OnEntry) -> OnEntry:
+            from idemgate.work.subscribers import Stream
+
+            made = Stream(
+                self, stream, func, group=group, consumer=consumer, start=start, concurrency=concurrency,
+                reclaim=reclaim, max_deliveries=max_deliveries, dead=dead, max_dead=max_dead,
+            )  # fmt: skip
+            self.subscribers.append(made)
+            return func
+
+        return on
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
@@ -472,6 +554,13 @@ class AioGate:
         from idemgate.work.worker import Worker
 
         return Worker(self._gate, topics, concurrency=concurrency, grace=grace)
+
+    def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
+        """The gate's subscribers for use inside of an application: `async with gate.aio.subscribers(): ...`; see
+        `Subscribers`."""
+        from idemgate.work.subscribers import Subscribers
+
+        return Subscribers(self._gate, grace)
 
     async def close(self) -> None:
         """Waits for the calls under way, then closes the connections of this event loop."""

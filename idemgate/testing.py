@@ -46,10 +46,11 @@ class Clock:
             self._now = _microseconds(seconds)
         self._moved()
 
-    def on_move(self, listener: Callable[[], None]) -> None:
+    def on_move(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener`, in the thread that moves the clock, after each move: so that whoever sleeps can look
-        again."""
+        again. Returns the function that ends it."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def _moved(self) -> None:
         for listener in tuple(self._listeners):

@@ -17,7 +17,8 @@ def awaited(func: object) -> bool:
 
 def refuse_generator(func: object) -> None:
     """BadInput for generator functions: they have not run when they return, so there is nothing to be done once."""
-    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+    called = getattr(type(func), "__call__", None)  # noqa: B004
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (func, called)):
         raise BadInput(
             "function",
             getattr(func, "__qualname__", func),

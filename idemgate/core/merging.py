@@ -155,7 +155,7 @@ def merge_of(given: MergeSpec) -> Merge:
             "not a merge policy",
             f"Use one of {', '.join(NAMES)}, or a dict of field -> policy",
         )
-    policies = {_field(field): merge_of(policy) for field, policy in given.items()}
+    policies = {_field(field, "merge"): merge_of(policy) for field, policy in given.items()}
     if any(policy.fields or policy.rest for policy in policies.values()):
         raise BadInput(
             "merge",
@@ -176,9 +176,9 @@ def merge_of_spec(spec: dict[str, Any]) -> Merge:
     return Merge(spec, fields, Merge(spec["rest"]))
 
 
-def _field(name: object) -> str:
+def _field(name: object, what: str = "payload") -> str:
     if not isinstance(name, str):
-        raise BadInput("payload", name, "a field's name is not a str", "Use text for the fields of a merged payload")
+        raise BadInput(what, name, "a field's name is not a str", "Use text for the fields of a merged payload")
     return name
 
 

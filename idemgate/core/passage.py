@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from idemgate.core.calls import Call
 from idemgate.core.claims import Claims, Entry
@@ -29,7 +29,7 @@ from idemgate.errors import (
     ResultUnavailable,
 )
 
-__all__ = ["Answer", "ErrorPolicy", "Guard", "Passage", "Seen", "Wait", "refusal"]
+__all__ = ["Answer", "ErrorPolicy", "Guard", "Passage", "Seen", "Wait", "failure_of", "refusal"]
 
 OnDone = Literal["replay", "skip", "raise"]
 OnInProgress = Literal["raise", "skip", "wait"]
@@ -81,7 +81,7 @@ class Wait(NamedTuple):
 
 
 class Seen:
-    """Keys that this process knows to be done, the `size` last used, each until its retention ends. Only done keys:
+    """Keys that this process knows to be done, the `size` last learnt, each until its retention ends. Only done keys:
     they cannot become anything else, unless somebody forgets them, which this process then learns when the entry
     fades."""
 
@@ -103,12 +103,10 @@ class Seen:
         return entry if known == fingerprint else Entry("reused")
 
     def keep(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
+        self._entries.pop(record, None)
         self._entries[record] = (monotonic() + milliseconds / 1000, fingerprint, entry)
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
-
-    def drop(self, record: bytes) -> None:
-        self._entries.pop(record, None)
 
 
 def refusal(entry: Entry, key: Key, token: int = 0) -> IdemgateError | None:
@@ -170,8 +168,7 @@ class Passage:
             return Answer()
         name = text_of(self.key)
         if entry.kind == b"e":
-            kind, text = cast("tuple[str, str]", guard.codec.decode(entry.result))
-            return Answer(error=ReplayedFailure(name, kind, text))
+            return Answer(error=ReplayedFailure(name, *failure_of(entry)))
         if entry.kind == b"n":
             missing = ResultUnavailable(
                 name, _NOT_KEPT if guard.at_most_once else entry.result.decode(errors="replace")
@@ -185,7 +182,7 @@ class Passage:
 
     def _in_progress(self, entry: Entry) -> Answer | Wait:
         guard = self.guard
-        if guard.on_in_progress == "skip":
+        if guard.on_in_progress == "skip" or guard.shadow:
             return Answer()
         error = AlreadyInProgress(text_of(self.key), entry.left_ms / 1000)
         if guard.on_in_progress == "raise":
@@ -221,10 +218,12 @@ class Passage:
             policy = "release"
         elif callable(policy):
             policy = policy(error)
+            if policy not in get_args(OnError):
+                raise BadInput("on_error", policy, "no such choice, as its callable answered", _ON_ERROR) from error
         if policy == "keep":
             return None
         if policy == "store":
-            return self.claims.complete(self.record, self.owner, self.guard.retention, b"e", self._failure(error))
+            return self.claims.complete(self.record, self.owner, self.guard.retention, b"e", _failure(error))
         return self.release()
 
     def release(self, undo: bool = False) -> Call[bool]:
@@ -233,9 +232,18 @@ class Passage:
     def renew(self) -> Call[bool]:
         return self.claims.renew(self.record, self.owner, self.guard.lease, self.guard.retention)
 
-    def _failure(self, error: BaseException) -> bytes:
-        text = str(error).encode(errors="replace").decode()
-        return self.guard.codec.encode((f"{type(error).__module__}.{type(error).__qualname__}", text[:1000]))
+
+def _failure(error: BaseException) -> bytes:
+    text = str(error).encode(errors="replace").decode()
+    return _FAILURES.encode((f"{type(error).__module__}.{type(error).__qualname__}", text[:1000]))
 
 
+def failure_of(entry: Entry) -> tuple[str, str]:
+    """Type and text of a stored failure."""
+    return cast("tuple[str, str]", _FAILURES.decode(entry.result))
+
+
+_FAILURES = Codec()
+"""Failures are short: no limit that is meant for results keeps them out."""
+_ON_ERROR = f"Use one of {', '.join(map(repr, get_args(OnError)))}"
 _NOT_KEPT = "with at_most_once nothing is kept but the mark; use on_done='skip' or 'raise'"

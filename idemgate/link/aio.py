@@ -11,8 +11,10 @@ from weakref import WeakKeyDictionary
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call
-from idemgate.link.endpoint import Endpoint, async_client
-from idemgate.link.faults import Patience
+from idemgate.errors import StoreUnavailable
+from idemgate.link.clients import async_client
+from idemgate.link.endpoint import Endpoint
+from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
 
 __all__ = ["AsyncLink"]
@@ -25,8 +27,8 @@ class _Loop:
 
     __slots__ = ("blocking", "client", "ear", "tasks")
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.client = async_client(endpoint)
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+        self.client = _undressed(async_client(endpoint, seconds))
         self.blocking: Any = None
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -45,13 +47,13 @@ class AsyncLink:
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
         if here is None:
-            here = self._loops[loop] = _Loop(self.endpoint)
+            here = self._loops[loop] = _Loop(self.endpoint, self.seconds)
         return here
 
     def start(self, call: Call[T], within: float | None = None) -> asyncio.Task[T]:
         """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the
         outcome."""
-        return self.spawn(self._run(call, within))
+        return self.spawn(self._insist(call, self._patience(within)))
 
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
@@ -59,7 +61,7 @@ class AsyncLink:
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """As `SyncLink.run_all`; on a cluster its calls travel side by side."""
-        return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, within))))
+        return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         tasks = self._here.tasks
@@ -68,24 +70,29 @@ class AsyncLink:
         task.add_done_callback(tasks.discard)
         return task
 
-    async def _run(self, call: Call[T], within: float | None) -> T:
-        patience = Patience(self.seconds if within is None else within)
+    def _patience(self, within: float | None) -> Patience:
+        return Patience(self.seconds if within is None else within)
+
+    async def _insist(self, call: Call[T], patience: Patience) -> T:
         while True:
             try:
                 return call.answer(await self._send(call))
-            except rx.RedisError as error:
+            except FAILURES as error:
                 pause = patience.pause(error)
             await asyncio.sleep(pause)
 
-    async def _run_together(self, calls: Sequence[Call[Any]], within: float | None) -> list[Any]:
-        if len(calls) < 2 or self.endpoint.kind == "cluster":
-            return await asyncio.gather(*(self._run(call, within) for call in calls))
-        try:
-            replies = await self._send_together(calls)
-        except rx.RedisError:
-            return [await self._run(call, within) for call in calls]
+    async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        if self.endpoint.kind == "cluster":
+            return await asyncio.gather(*(self._insist(call, patience) for call in calls))
+        replies: Sequence[Any] = [None] * len(calls)
+        if len(calls) > 1:
+            try:
+                replies = await self._send_together(calls)
+            except FAILURES as error:
+                await asyncio.sleep(patience.pause(error))
+        # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            await self._run(call, within) if isinstance(reply, Exception) else call.answer(reply)
+            call.answer(reply) if isinstance(reply, list) else await self._insist(call, patience)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -106,13 +113,19 @@ class AsyncLink:
         """As `SyncLink.command`."""
         return await asyncio.shield(self.spawn(_translated(self._here.client.execute_command(*args))))
 
-    async def blocking(self, *args: Any) -> Any:
+    async def blocking(self, *args: Any, within: float) -> Any:
         """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out.
-        Cancelling it drops its connection."""
+
+        Sent once. Cancelling it drops its connection, and so does `within`, in seconds, which should be more than the
+        time it blocks: StoreUnavailable then, as when the connection is lost; else StoreRefused.
+        """
         here = self._here
         if here.blocking is None:
-            here.blocking = async_client(self.endpoint, socket_timeout=None)
-        return await _translated(here.blocking.execute_command(*args))
+            here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
+        try:
+            return await asyncio.wait_for(_translated(here.blocking.execute_command(*args)), within)
+        except TimeoutError:
+            raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
 
     @asynccontextmanager
     async def waiting(self, channel: bytes) -> AsyncGenerator[asyncio.Event]:
@@ -150,6 +163,17 @@ class AsyncLink:
 async def _translated(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
-    except rx.RedisError as error:
+    except FAILURES as error:
         Patience(0).pause(error)
         raise
+
+
+def _undressed(client: Any) -> Any:
+    """Replies of stream commands as the server gives them, whatever this version of redis-py makes of them."""
+    for name in ("XREADGROUP", "XPENDING", "XCLAIM", "XAUTOCLAIM"):
+        client.set_response_callback(name, _as_is)
+    return client
+
+
+def _as_is(reply: Any, **_: Any) -> Any:
+    return reply

@@ -7,29 +7,40 @@ sent again, until the deadline. redis-py's own retries stay off: nested under ou
 from __future__ import annotations
 
 import random
+import re
 from time import monotonic
 
 import redis.exceptions as rx
 
 from idemgate.errors import StoreRefused, StoreUnavailable
 
-__all__ = ["Patience", "is_passing"]
+__all__ = ["FAILURES", "Patience", "is_passing"]
+
+FAILURES = (rx.RedisError, rx.RedisClusterException)
+"""Everything redis-py raises for what went wrong on the way or at the server."""
 
 _PASSING = (
     "BUSY ", "LOADING", "NOREPLICAS", "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "MISCONF",
     "max number of clients",
 )  # fmt: skip
 """The server refused before executing anything, for a reason that tends to pass."""
+_IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
+"""As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
+_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
+"""In errors of redis-py that were raised before there was a connection to send the request on."""
 
 
-def is_passing(error: rx.RedisError) -> bool:
+def is_passing(error: Exception) -> bool:
     """Whether the same request may succeed a little later."""
+    error = _refusal_within(error)
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
         return False
     if isinstance(error, rx.ConnectionError | rx.TimeoutError | rx.ClusterError | rx.RedisClusterException):
         return True
     return isinstance(error, rx.ResponseError) and (
-        str(error).startswith(_PASSING) or isinstance(error, _PASSING_TYPES)
+        isinstance(error, _PASSING_TYPES)
+        or str(error).startswith(_PASSING)
+        or _IN_SCRIPT.search(str(error)) is not None
     )
 
 
@@ -37,14 +48,22 @@ def is_passing(error: rx.RedisError) -> bool:
 _PASSING_TYPES = (rx.ReadOnlyError, rx.AskError, rx.TryAgainError, rx.ClusterDownError, rx.MasterDownError)
 
 
-def _executed(error: rx.RedisError) -> str:
-    if isinstance(error, rx.ConnectionError | rx.TimeoutError) and "connecting to" not in str(error):
-        return "no" if isinstance(error, rx.BusyLoadingError) else "unknown"
-    return "no"
+def _refusal_within(error: Exception) -> Exception:
+    # While connecting, redis-py's asyncio wraps whatever was wrong, a wrong password too.
+    within = error.__cause__ or next(iter(error.args), None)
+    return within if type(error) is rx.ConnectionError and isinstance(within, rx.RedisError) else error
+
+
+def _executed(error: Exception) -> str:
+    error = _refusal_within(error)
+    if isinstance(error, rx.ResponseError | rx.BusyLoadingError | rx.AuthenticationError | rx.AuthorizationError):
+        return "no"
+    # A cluster client may have lost its connection first, and then the way to find another node.
+    return "no" if any(text in str(error) for text in _NEVER_SENT) else "unknown"
 
 
 class Patience:
-    """How long one call is tried: until a deadline, with full-jitter pauses from 10 ms to 0.5 s."""
+    """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s."""
 
     __slots__ = ("_deadline", "_executed", "_tries")
 
@@ -53,7 +72,7 @@ class Patience:
         self._tries = 0
         self._executed = "no"
 
-    def pause(self, error: rx.RedisError) -> float:
+    def pause(self, error: Exception) -> float:
         """Seconds to wait before the next try, or the error for the caller: StoreRefused, StoreUnavailable."""
         if not is_passing(error):
             raise StoreRefused(f"the server refused: {error}") from error

@@ -10,7 +10,8 @@ from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.link.endpoint import Endpoint, async_client, one_node
+from idemgate.link.clients import async_client
+from idemgate.link.endpoint import Endpoint, one_node
 
 __all__ = ["Ear", "Heard"]
 

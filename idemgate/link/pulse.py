@@ -1,8 +1,7 @@
 """Heartbeats: one thread with a connection of its own renews every lease of the process.
 
-A thread, because a coroutine of a blocked event loop cannot; a connection of its own, because a pool that the
-handlers have emptied cannot. It cannot beat while C code holds the GIL: a lease should be three times the longest
-such hold.
+A thread, because a coroutine of a blocked event loop cannot; a connection of its own, because a pool that the handlers
+have emptied cannot. It cannot beat while C code holds the GIL: a lease should be three times the longest such hold.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from idemgate.core.calls import Batch
-from idemgate.errors import IdemgateError
+from idemgate.errors import StoreUnavailable
 from idemgate.link.sync import SyncLink
 
 __all__ = ["Beat", "Pulse"]
@@ -25,17 +24,17 @@ log = logging.getLogger("idemgate.lease")
 class Beat:
     """Something to keep alive: `renew` builds the calls, whose `join` is told the answers; `lease` is in seconds.
 
-    `lost` is called from the heartbeat's thread, once, when no renewal succeeded for so long that the lease may be
-    gone.
+    `overdue` is called when no renewal succeeded for so long that the lease may end before the next one, and again
+    with every further failure until the beat is removed. All three are called from the heartbeat's thread.
     """
 
-    __slots__ = ("due", "interval", "last", "lease", "lost", "renew")
+    __slots__ = ("due", "interval", "last", "lease", "overdue", "renew")
 
-    def __init__(self, lease: float, renew: Callable[[], Batch[None]], lost: Callable[[], None]) -> None:
+    def __init__(self, lease: float, renew: Callable[[], Batch[None]], overdue: Callable[[], None]) -> None:
         self.lease = lease
         self.interval = lease / 6
         self.renew = renew
-        self.lost = lost
+        self.overdue = overdue
         self.last = monotonic()
         self.due = self.last + self.interval
 
@@ -53,12 +52,14 @@ class Pulse:
         self._wake = threading.Condition()
         self._sleeps_until = 0.0
         self._thread: threading.Thread | None = None
-        self._link: SyncLink | None = None
-        self._closed = False
+
+    def _here(self) -> None:
+        # A forked child keeps nothing alive for its parent, and must not wait for a lock that was held at the fork.
+        if self._pid != os.getpid():
+            self._reset()
 
     def add(self, beat: Beat) -> None:
-        if self._pid != os.getpid():
-            self._reset()  # a forked child keeps nothing alive for its parent
+        self._here()
         with self._wake:
             self._beats.add(beat)
             if self._thread is None:
@@ -68,29 +69,32 @@ class Pulse:
                 self._wake.notify()
 
     def remove(self, beat: Beat) -> None:
+        self._here()
         with self._wake:
             self._beats.discard(beat)
 
     def close(self) -> None:
+        """Ends the thread; one that waits for the store ends when it has its answer."""
+        self._here()
         with self._wake:
-            self._closed = True
+            thread, self._thread = self._thread, None
+            self._beats.clear()
             self._wake.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(2.0)
-        if self._link is not None:
-            self._link.close()
-        self._reset()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2.0)
 
     def _run(self) -> None:
-        self._link = self._make()
-        while (due := self._next()) is not None:
-            for beat in due:
-                self._beat(beat)
+        link = self._make()
+        try:
+            while due := self._next():
+                self._beat(link, due)
+        finally:
+            link.close()
 
-    def _next(self) -> list[Beat] | None:
-        """The beats that are due, after having slept until one is; None when closed."""
+    def _next(self) -> list[Beat]:
+        """The beats that are due, after having slept until one is; none when closed."""
         with self._wake:
-            while not self._closed:
+            while self._thread is threading.current_thread():
                 now = monotonic()
                 due = [beat for beat in self._beats if beat.due <= now]
                 if due:
@@ -98,19 +102,28 @@ class Pulse:
                 soonest = min((beat.due for beat in self._beats), default=now + 60)
                 self._sleeps_until = soonest
                 self._wake.wait(soonest - now)
-        return None
+        return []
 
-    def _beat(self, beat: Beat) -> None:
-        assert self._link is not None
+    def _beat(self, link: SyncLink, beats: Sequence[Beat]) -> None:
+        """Renews all that are due in one round trip: while the store is away, the last to fail must not fail late."""
         started = monotonic()
-        beat.due = started + beat.interval
+        for beat in beats:
+            beat.due = started + beat.interval
         try:
-            self._link.run_all(beat.renew())
-            beat.last = started
-        except IdemgateError as error:
-            log.warning("lease.renewal_failed", extra={"error": str(error)})
+            batches = [beat.renew() for beat in beats]
+            answers = iter(link.run_all(Batch([call for batch in batches for call in batch.calls], list)))
+            for beat, batch in zip(beats, batches, strict=True):
+                batch.join([next(answers) for _ in batch.calls])
+                beat.last = started
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one lease, the others need their heartbeat
+            if len(beats) == 1 or isinstance(error, StoreUnavailable):
+                self._failed(beats, error)
+            else:
+                for beat in beats:
+                    self._beat(link, [beat])
+
+    def _failed(self, beats: Sequence[Beat], error: Exception) -> None:
+        log.warning("lease.renewal_failed", extra={"leases": len(beats), "error": str(error)})
+        for beat in beats:
             if monotonic() - beat.last > beat.lease - beat.interval:
-                self.remove(beat)
-                beat.lost()
-        except Exception:
-            log.exception("lease.renewal_failed")
+                beat.overdue()

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call
-from idemgate.link.endpoint import Endpoint, one_node, sync_client
-from idemgate.link.faults import Patience
+from idemgate.link.clients import sync_client
+from idemgate.link.endpoint import Endpoint, one_node
+from idemgate.link.faults import FAILURES, Patience
 
 __all__ = ["SyncLink", "Waiter"]
 
@@ -29,7 +30,7 @@ class SyncLink:
     @property
     def _client(self) -> Any:
         if self._made is None:
-            self._made = sync_client(self.endpoint)
+            self._made = sync_client(self.endpoint, self.seconds)
         return self._made
 
     def run(self, call: Call[T], within: float | None = None) -> T:
@@ -38,28 +39,31 @@ class SyncLink:
 
         Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
         """
-        patience = Patience(self.seconds if within is None else within)
+        return self._insist(call, Patience(self.seconds if within is None else within))
+
+    def _insist(self, call: Call[T], patience: Patience) -> T:
         while True:
             try:
                 return call.answer(self._send(call))
-            except rx.RedisError as error:
+            except FAILURES as error:
                 pause = patience.pause(error)
             time.sleep(pause)
 
-    def run_all(self, batch: Batch[T]) -> T:
-        """The answer of a batch. On one server its calls travel together, one round trip; on a cluster one after the
-        other."""
-        return batch.join(self._run_together(batch.calls))
+    def run_all(self, batch: Batch[T], within: float | None = None) -> T:
+        """The answer of a batch; `within` is for all of it. On one server its calls travel together, one round trip;
+        on a cluster one after the other."""
+        return batch.join(self._run_together(batch.calls, Patience(self.seconds if within is None else within)))
 
-    def _run_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        if len(calls) < 2 or self.endpoint.kind == "cluster":
-            return [self.run(call) for call in calls]
-        try:
-            replies = self._send_together(calls)
-        except rx.RedisError:
-            return [self.run(call) for call in calls]
+    def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        replies: Sequence[Any] = [None] * len(calls)
+        if len(calls) > 1 and self.endpoint.kind != "cluster":
+            try:
+                replies = self._send_together(calls)
+            except FAILURES as error:
+                time.sleep(patience.pause(error))
+        # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            self.run(call) if isinstance(reply, Exception) else call.answer(reply)
+            call.answer(reply) if isinstance(reply, list) else self._insist(call, patience)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -81,7 +85,7 @@ class SyncLink:
         StoreRefused."""
         try:
             return self._client.execute_command(*args)
-        except rx.RedisError as error:
+        except FAILURES as error:
             Patience(0).pause(error)
             raise
 

@@ -22,13 +22,16 @@ def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: 
     """Heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on `execution` when the
     lease is lost."""
 
+    ended = False
+
     def lost() -> None:
+        gate.pulse.remove(beat)
         execution.lose()
         gate.counters.add("once.lease_lost_while_running")
 
     def heard(held: bool) -> None:
-        if not held:
-            gate.pulse.remove(beat)
+        # A heartbeat that crosses the completion is told that nothing is held any more, and that is no loss.
+        if not held and not ended:
             lost()
 
     beat = Beat(lease / 1000, lambda: Batch([renew()], lambda answers: heard(answers[0])), lost)
@@ -36,6 +39,7 @@ def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: 
     try:
         yield
     finally:
+        ended = True
         gate.pulse.remove(beat)
 
 

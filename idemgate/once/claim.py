@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,7 +12,7 @@ from idemgate.core.calls import Call
 from idemgate.core.claims import Entry
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
-from idemgate.core.passage import Passage, refusal
+from idemgate.core.passage import Passage, failure_of, refusal
 from idemgate.errors import BadInput, ResultUnavailable
 from idemgate.once.asking import claimed
 from idemgate.once.beating import beating, woken
@@ -43,6 +43,7 @@ class _Claimed:
         self._passage = passage
         self._entry: Entry | None = None
         self._ended = False
+        self._stack: ExitStack | None = None
 
     def __repr__(self) -> str:
         entry = self._entry
@@ -54,6 +55,8 @@ class _Claimed:
             raise error
         self._entry = entry
         self._passage.entry = entry
+        if self._stack is not None and entry.state == "started":
+            self._keep_alive(self._stack)  # granted inside of its block, by `wait`
 
     @property
     def _answer(self) -> Entry:
@@ -104,8 +107,10 @@ class _Claimed:
             raise ResultUnavailable(
                 text_of(self._passage.key), entry.result.decode(errors="replace") or "nothing was stored"
             )
-        value = self._passage.guard.codec.decode(entry.result)
-        return {"failed": value[0], "text": value[1]} if entry.kind == b"e" else value
+        if entry.kind == b"e":
+            kind, text = failure_of(entry)
+            return {"failed": kind, "text": text}
+        return self._passage.guard.codec.decode(entry.result)
 
     @property
     def recovered(self) -> Any:
@@ -132,17 +137,25 @@ class _Claimed:
         passage = self._passage
         return passage.claims.checkpoint(passage.record, passage.owner, passage.guard.codec.encode(data, "checkpoint"))
 
-    def _enter_running(self, stack: ExitStack | AsyncExitStack) -> None:
-        if not self.started:
-            return
+    def _enter_block(self) -> None:
+        self._stack = ExitStack()
+        if self.started:
+            self._stack.enter_context(executing(self._keep_alive(self._stack)))
+
+    def _keep_alive(self, stack: ExitStack) -> Execution:
         passage = self._passage
 
         def save(data: object) -> tuple[Gate, Call[bool]]:
             return self._gate, self._noting(data)
 
         execution = Execution(text_of(passage.key), self.token, self.attempt, self.recovered, save)
-        stack.enter_context(executing(execution))
         stack.enter_context(beating(self._gate, passage.guard.lease, passage.renew, execution))
+        return execution
+
+    def _leave_block(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
 
     def _exit_call(self, error: BaseException | None) -> Call[bool] | None:
         """How a `with` block ends a claim that its body has not ended itself."""
@@ -166,14 +179,13 @@ class Claim(_Claimed):
         return self
 
     def __enter__(self) -> Self:
-        self._stack = ExitStack()
-        self._enter_running(self._stack)
+        self._enter_block()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._leave_block()
         if (call := self._exit_call(error)) is not None and not self._gate.link.run(call):
             self._gate.counters.add("once.lease_lost")
 
@@ -198,7 +210,8 @@ class Claim(_Claimed):
 
     def wait(self, timeout: Duration) -> State:
         """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell
-        silent, and this owner may run now), or "in_progress" after `timeout`."""
+        silent, and this owner may run now), or "in_progress" after `timeout`. Inside of a `with` block, heartbeats
+        begin with "started"; `current()` knows only claims that were granted before their block."""
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
@@ -224,14 +237,13 @@ class AioClaim(_Claimed):
 
     async def __aenter__(self) -> Self:
         await self._ask()
-        self._stack = AsyncExitStack()
-        self._enter_running(self._stack)
+        self._enter_block()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        self._leave_block()
         if (call := self._exit_call(error)) is not None and not await self._gate.aio.link.run(call):
             self._gate.counters.add("once.lease_lost")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -23,6 +22,7 @@ from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     ForeignData,
+    NotDecodable,
     ResultUnavailable,
     StoreError,
 )
@@ -74,14 +74,16 @@ class Guarded:
 
     def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         passage = self._passage(instance, args, kwargs)
+        work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
-        if answer is not None:
-            return self._give(passage, answer, functools.partial(wrapped, *args, **kwargs))
-        if not guarded or self.guard.at_most_once:
-            return self._run_free(passage, guarded, wrapped, args, kwargs)
+        if answer is not None and not self._shadowed(passage):
+            return cast(R, answer.give())
+        if answer is not None or not guarded or self.guard.at_most_once:
+            with self._running_free(passage, guarded or answer is not None):
+                return work(*args, **kwargs)
         try:
             with self._running(passage):
-                result = self.retry.copy()(wrapped, *args, **kwargs) if self.retry else wrapped(*args, **kwargs)
+                result = work(*args, **kwargs)
         except BaseException as error:
             failed = passage.fail(error)
             if failed is not None:
@@ -128,16 +130,18 @@ class Guarded:
         kwargs: dict[str, Any],
     ) -> R:
         passage = self._passage(instance, args, kwargs)
+        work: Callable[..., Awaitable[R]] = wrapped
+        if self.retry:
+            work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
         answer, guarded = await self._await_enter(passage)
-        if answer is not None:
-            given = self._give(passage, answer, functools.partial(wrapped, *args, **kwargs))
-            return await given if inspect.isawaitable(given) else cast(R, given)
-        if not guarded or self.guard.at_most_once:
-            return await self._await_run_free(passage, guarded, wrapped, args, kwargs)
+        if answer is not None and not self._shadowed(passage):
+            return cast(R, answer.give())
+        if answer is not None or not guarded or self.guard.at_most_once:
+            with self._running_free(passage, guarded or answer is not None):
+                return await work(*args, **kwargs)
         try:
             with self._running(passage):
-                attempts = _asynchronous(self.retry) if self.retry else None
-                result: R = await (attempts(wrapped, *args, **kwargs) if attempts else wrapped(*args, **kwargs))
+                result = await work(*args, **kwargs)
         except BaseException as error:
             failed = passage.fail(error)
             if failed is not None:
@@ -184,7 +188,8 @@ class Guarded:
         if entry is None:
             return None
         self.gate.counters.add("once.remembered")
-        return self._noted(passage, cast("Answer | None", passage.judge(entry)))
+        self.gate.counters.add(f"once.{entry.state}")
+        return cast(Answer, passage.judge(entry))
 
     def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
         entry = cast(Entry, passage.entry)
@@ -202,74 +207,52 @@ class Guarded:
                 self.seen.keep(passage.record[0], passage.fingerprint, entry, entry.left_ms)
         return verdict
 
-    def _give(self, passage: Passage, answer: Answer, run: Callable[[], R]) -> R:
-        if not self.guard.shadow:
-            return cast(R, answer.give())
-        self.gate.counters.add("once.shadowed")
-        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
-        return run()
+    def _shadowed(self, passage: Passage) -> bool:
+        """Whether what would be dropped runs all the same; then it is counted."""
+        if self.guard.shadow:
+            self.gate.counters.add("once.shadowed")
+            log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
+        return self.guard.shadow
 
     @contextmanager
     def _running(self, passage: Passage) -> Generator[Execution]:
         """Heartbeats, and `current()`, while the work runs."""
         entry, guard = cast(Entry, passage.entry), self.guard
-        recovered = guard.codec.decode(entry.checkpoint) if entry.checkpoint else None
-
-        def save(data: object) -> tuple[Gate, Call[bool]]:
-            return self.gate, passage.claims.checkpoint(
-                passage.record, passage.owner, guard.codec.encode(data, "checkpoint")
-            )
-
+        recovered = self.gate.codec.decode(entry.checkpoint) if entry.checkpoint else None
+        save = functools.partial(self._note, passage)
         execution = Execution(text_of(passage.key), entry.token, entry.attempt, recovered, save)
         with executing(execution), beating(self.gate, guard.lease, passage.renew, execution):
             yield execution
 
-    def _run_free(
-        self,
-        passage: Passage,
-        guarded: bool,
-        wrapped: Callable[..., R],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
-        """Without a lease: marked before it runs, or not guarded by the store at all."""
-        with executing(self._free(passage)), self._locally(passage, guarded):
-            return wrapped(*args, **kwargs)
+    def _note(self, passage: Passage, data: object) -> tuple[Gate, Call[bool]]:
+        note = self.gate.codec.encode(data, "checkpoint")  # the guard's codec has a limit that is meant for results
+        return self.gate, passage.claims.checkpoint(passage.record, passage.owner, note)
 
-    async def _await_run_free(
-        self,
-        passage: Passage,
-        guarded: bool,
-        wrapped: Callable[..., Awaitable[R]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
+    @contextmanager
+    def _running_free(self, passage: Passage, guarded: bool) -> Generator[None]:
+        """Without a lease: marked before it runs, in shadow, or not guarded by the store at all."""
         with executing(self._free(passage)), self._locally(passage, guarded):
-            return await wrapped(*args, **kwargs)
+            yield
 
     def _free(self, passage: Passage) -> Execution:
         entry = passage.entry
-        started = entry is not None and entry.state == "started"
-        return Execution(
-            text_of(passage.key),
-            entry.token if started and entry else 0,
-            entry.attempt if started and entry else 1,
-            None,
-            None,
-        )
+        save = functools.partial(self._note, passage) if self.guard.shadow else None
+        if entry is not None and entry.state == "started":
+            return Execution(text_of(passage.key), entry.token, entry.attempt, None, save)
+        return Execution(text_of(passage.key), 0, 1, None, save)
 
     @contextmanager
     def _locally(self, passage: Passage, guarded: bool) -> Generator[None]:
         if guarded or self.guard.on_store_error != "local":
             yield
         else:
-            with self.local.running(passage.record[0], self.guard.retention):
+            with self.local.running(passage.record[0], self.guard.retention, self.guard.at_most_once):
                 yield
 
     def _without_store(self, passage: Passage, error: StoreError) -> Answer | None:
         """What `on_store_error` says: raise, run unguarded, or run guarded by this process alone."""
         policy = self.guard.on_store_error
-        if policy == "raise" or isinstance(error, ForeignData):
+        if policy == "raise" or isinstance(error, ForeignData | NotDecodable):
             raise error
         self.gate.counters.add(f"once.store_error.{policy}")
         log.error("once.store_error", extra={"key": text_of(passage.key), "policy": policy, "error": str(error)})

@@ -35,16 +35,21 @@ class Local:
             return "started"
 
     @contextmanager
-    def running(self, record: bytes, retention: int) -> Generator[None]:
-        """From `enter` to the end of the work: done if it returned, forgotten if it raised. `retention` in ms."""
+    def running(self, record: bytes, retention: int, even_failed: bool) -> Generator[None]:
+        """From `enter` to the end of the work: done if it returned, forgotten if it raised, unless `even_failed`.
+        `retention` in ms."""
         try:
             yield
         except BaseException:
-            with self._lock:
-                self._running.discard(record)
+            self._end(record, retention if even_failed else None)
             raise
+        self._end(record, retention)
+
+    def _end(self, record: bytes, retention: int | None) -> None:
         with self._lock:
             self._running.discard(record)
+            if retention is None:
+                return
             self._done[record] = monotonic() + retention / 1000
             self._done.move_to_end(record)
             while len(self._done) > LIMIT:

@@ -10,7 +10,7 @@ import tenacity
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.functions import hints_of, qualified_name, refuse_generator
+from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.keyspec import compile_fingerprint, compile_key
 from idemgate.core.passage import ErrorPolicy, Guard, OnDone, OnError, OnInProgress, OnLeaseLoss, OnStoreError
 from idemgate.errors import BadInput
@@ -61,7 +61,7 @@ def guard_of(
             "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)",
         )
     if at_most_once:
-        _check_at_most_once(on_done, on_error, on_lease_loss, max_attempts)
+        _check_at_most_once(on_done, on_error, on_lease_loss, max_attempts, retry)
     return Guard(
         scope=scope or "",
         retention=milliseconds(retention, "retention"),
@@ -94,6 +94,8 @@ def decorate(
     if not callable(inner):
         raise BadInput("function", func, "not callable", "Decorate a function or a method")
     refuse_generator(inner)
+    if isinstance(retry, tenacity.AsyncRetrying) and not awaited(inner):
+        raise BadInput("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")
     guard = dataclasses.replace(
         guard, scope=guard.scope or qualified_name(inner), returns=hints_of(inner).get("return")
     )
@@ -108,11 +110,14 @@ def decorate(
     return cast("Callable[P, R]", guarded.wrap(func))
 
 
-def _check_at_most_once(on_done: object, on_error: object, on_lease_loss: object, max_attempts: object) -> None:
+def _check_at_most_once(
+    on_done: object, on_error: object, on_lease_loss: object, max_attempts: object, retry: object
+) -> None:
     for name, value, default in (
         ("on_error", on_error, "release"),
         ("on_lease_loss", on_lease_loss, "retry"),
         ("max_attempts", max_attempts, None),
+        ("retry", retry, None),
     ):
         if value != default:
             raise BadInput(

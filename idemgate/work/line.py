@@ -23,6 +23,19 @@ log = logging.getLogger("idemgate.worker")
 POLL = 1.0
 """Longest sleep, seconds. Hints shorten it; none of them is needed."""
 BATCH = 100
+NEVER = float("inf")
+
+
+class _Held:
+    """A delivery between take and settle. `until` is how long its lease certainly holds (monotonic seconds); `ending`
+    is set while it is being settled, when the store may rightly say that it is ours no more."""
+
+    __slots__ = ("delivery", "ending", "until")
+
+    def __init__(self, delivery: Delivery[Any], until: float) -> None:
+        self.delivery = delivery
+        self.until = until
+        self.ending = False
 
 
 class Line:
@@ -31,7 +44,7 @@ class Line:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.gate = topic.opening.gate
-        self.held: dict[tuple[int, int], Delivery[Any]] = {}
+        self.held: dict[tuple[int, int], _Held] = {}
         self.wake = asyncio.Event()
         self._due: dict[int, float] = {}
         self._offset = 0.0
@@ -45,6 +58,10 @@ class Line:
         assert calls is not None, "opened before the first take"
         return calls
 
+    @property
+    def lease(self) -> float:
+        return self.calls.policy.lease / 1000
+
     async def open(self) -> None:
         """Checks the topic's policy; raises PolicyChanged, StoreError."""
         calls = await self.topic.aio.open()
@@ -56,7 +73,9 @@ class Line:
 
         def heard(channel: bytes, data: bytes | None) -> None:
             slot = channels[channel]
-            self._due[slot] = 0.0 if data is None else min(self._due[slot], float(data))
+            # Anybody may publish: what is no number is a reason to look, and none to fail.
+            due = float(data) if data is not None and data.isdigit() else 0.0
+            self._due[slot] = min(self._due[slot], due)
             self.wake.set()
 
         await asyncio.gather(*(self._ear.add(channel, heard) for channel in channels))
@@ -72,13 +91,18 @@ class Line:
     def _learn(self, slot: int, answer: Taken | Settled) -> None:
         # Never later than what is known already: a hint may have been heard while this answer was under way.
         self._offset = answer.now_ms - monotonic() * 1000
-        self._due[slot] = min(self._due[slot], answer.next_due_ms or float("inf"))
+        self._due[slot] = min(self._due[slot], answer.next_due_ms or NEVER)
 
     def pause(self) -> float:
-        """Seconds until a slot has work; 0 if one has now. After a whole `POLL` every slot is looked at anew."""
-        return min(POLL, max(0.0, (min(self._due.values()) - self._now()) / 1000))
+        """Seconds until a slot has work, at most `POLL`; 0 if one has now."""
+        left = (min(self._due.values()) - self._now()) / 1000
+        if left <= 0:
+            return 0.0
+        # A test clock stands still: only its moves are worth waking for.
+        return min(POLL, left) if self.gate.clock is None else POLL
 
     def look_again(self) -> None:
+        """Every slot may have work."""
         self._due = dict.fromkeys(self._due, 0.0)
 
     # -- taking ----------------------------------------------------------------------------------------------------
@@ -91,56 +115,64 @@ class Line:
         for number in range(slots):
             slot = (self._turn + number) % slots
             if room > len(found) and self._due[slot] <= self._now():
-                found += await self._take(slot, min(room - len(found), BATCH))
+                try:
+                    found += await self._take(slot, min(room - len(found), BATCH))
+                except StoreError:
+                    if not found:
+                        raise
+                    break  # what was taken before has to run; the error will be met again
         return found
 
     async def _take(self, slot: int, n: int) -> list[Delivery[Any]]:
-        before, self._due[slot] = self._due[slot], float("inf")  # what is heard from here on counts
+        before, self._due[slot] = self._due[slot], NEVER  # what is heard from here on counts
+        until = monotonic() + self.lease
         try:
             taken = await self.gate.aio.link.run(self.calls.take(slot, n))
         except BaseException:
             self._due[slot] = before
             raise
-        return self._kept(slot, taken)
+        return self._kept(slot, taken, until)
 
-    def _kept(self, slot: int, taken: Taken) -> list[Delivery[Any]]:
+    def _kept(self, slot: int, taken: Taken, until: float) -> list[Delivery[Any]]:
         self._learn(slot, taken)
         if taken.lapsed:
             self.gate.counters.add("worker.lapsed", taken.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": taken.lapsed})
         self.gate.counters.add("worker.taken", len(taken.deliveries))
         for delivery in taken.deliveries:
-            self.held[slot, delivery.token] = delivery
+            self.held[slot, delivery.token] = _Held(delivery, until)
         if taken.deliveries and self._beat is None:
-            self._start_beat()
+            self._beat = Beat(self.lease, self._extend, self._overdue)
+            self.gate.pulse.add(self._beat)
         return taken.deliveries
 
-    # -- keeping ---------------------------------------------------------------------------------------------------
-
-    def _start_beat(self) -> None:
-        self._beat = Beat(self.calls.policy.lease / 1000, self._extend, self._all_lost)
-        self.gate.pulse.add(self._beat)
+    # -- keeping: called from the heartbeat's thread, so it looks at copies ------------------------------------------
 
     def _extend(self) -> Batch[None]:
-        # Called from the heartbeat's thread: look at a copy.
-        held = list(self.held.values())
-        extending = self.calls.extend_many(held)
+        held = [one for one in tuple(self.held.values()) if not one.delivery.lost]
+        until = monotonic() + self.lease
+        extending = self.calls.extend_many([one.delivery for one in held])
 
         def heard(answers: list[Any]) -> None:
-            for delivery, outcome in zip(held, extending.join(answers), strict=True):
-                delivery.cancelled = delivery.cancelled or outcome == "cancelled"
-                if outcome == "lost" and (delivery.slot, delivery.token) in self.held:
-                    self._lose(delivery)
+            for one, outcome in zip(held, extending.join(answers), strict=True):
+                if outcome == "lost":
+                    self._lose(one)
+                else:
+                    one.until = until
+                    one.delivery.cancelled = outcome == "cancelled"
 
         return Batch(extending.calls, heard)
 
-    def _all_lost(self) -> None:
-        self._beat = None
-        for delivery in list(self.held.values()):
-            self._lose(delivery)
+    def _overdue(self) -> None:
+        """No heartbeat came through for long: those whose lease may end before the next try are lost."""
+        soon = monotonic() + self.lease / 6
+        for one in tuple(self.held.values()):
+            if one.until <= soon:
+                self._lose(one)
 
-    def _lose(self, delivery: Delivery[Any]) -> None:
-        if not delivery.lost:
+    def _lose(self, one: _Held) -> None:
+        delivery = one.delivery
+        if not one.ending and not delivery.lost:
             delivery.lost = True
             self.gate.counters.add("worker.lease_lost")
             log.warning("worker.lease_lost", extra={"topic": self.topic.name, "token": delivery.token})
@@ -150,36 +182,38 @@ class Line:
     async def settle(self, settlements: list[Settlement]) -> None:
         """Ends deliveries; while the store is away, tries for as long as their leases may hold, then leaves them to
         lapse."""
-        counters = self.gate.counters
+        for settlement in settlements:
+            if (one := self.held.get((settlement.delivery.slot, settlement.delivery.token))) is not None:
+                one.ending = True
         try:
             outcomes = await self.gate.aio.link.run_all(
-                self.calls.settle_many(settlements, self._learn), within=self.calls.policy.lease / 1000
+                self.calls.settle_many(settlements, self._learn), within=self.lease
             )
             for settlement, outcome in zip(settlements, outcomes, strict=True):
-                counters.add(f"worker.{'lost' if outcome == 'lost' else _COUNTED[settlement.verb]}")
-                if outcome == "dead":
-                    counters.add("worker.dead")
-                    facts = {
-                        "topic": self.topic.name,
-                        "attempt": settlement.delivery.attempt,
-                        "failure": settlement.failure,
-                    }
-                    log.error("worker.dead", extra=facts)
+                self._settled(settlement, outcome)
         except StoreError as error:
-            counters.add("worker.unsettled", len(settlements))
-            log.warning(
-                "worker.unsettled",
-                extra={"topic": self.topic.name, "count": len(settlements), "error": str(error)},
-            )
+            self.gate.counters.add("worker.unsettled", len(settlements))
+            facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
+            log.error("worker.unsettled", extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
             self.drop(settlement.delivery for settlement in settlements)
             self.wake.set()
 
+    def _settled(self, settlement: Settlement, outcome: str) -> None:
+        self.gate.counters.add(f"worker.{'lost' if outcome == 'lost' else _COUNTED[settlement.verb]}")
+        if outcome == "dead":
+            self.gate.counters.add("worker.dead")
+            attempt, failure = settlement.delivery.attempt, settlement.failure
+            log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
+
     def drop(self, deliveries: Iterable[Delivery[Any]]) -> None:
+        """Holds these no more: their leases run out, unless they were settled."""
         for delivery in deliveries:
             self.held.pop((delivery.slot, delivery.token), None)
 
     async def close(self) -> None:
+        """Keeps nothing alive any more."""
+        self.held.clear()
         if self._beat is not None:
             self.gate.pulse.remove(self._beat)
         await self._ear.close()

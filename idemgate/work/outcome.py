@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from typing import Any
 
@@ -10,32 +11,42 @@ from idemgate.core.messages import Delivery
 from idemgate.core.policy import Policy
 from idemgate.core.topics import Settlement
 from idemgate.errors import (
+    AlreadyDone,
     AlreadyInProgress,
     AttemptsExhausted,
+    BadInput,
     Bury,
     KeyReused,
     NotDecodable,
     OutcomeUnknown,
+    ReplayedFailure,
+    ResultUnavailable,
     Retry,
 )
 
-__all__ = ["settlement_of"]
+__all__ = ["last_line", "settlement_of"]
 
-_HOPELESS = (Bury, KeyReused, OutcomeUnknown, AttemptsExhausted, NotDecodable)
+_HOPELESS = (
+    Bury, BadInput, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable, ReplayedFailure,
+    NotDecodable,
+)  # fmt: skip
+"""The same again tomorrow, so somebody has to look. A handler that is guarded and done returns; it raises none of
+these."""
 
 
-def settlement_of(delivery: Delivery[Any], error: BaseException | None, policy: Policy) -> Settlement:
+def settlement_of(
+    delivery: Delivery[Any], error: BaseException | None, policy: Policy, stopping: bool = False
+) -> Settlement:
     """No error: ack. `Bury` and what repeating cannot mend: to the dead letters. Another owner runs the key: later,
-    and that was no
-    attempt. Cancelled by the worker's stop: at once. All else: again after the backoff."""
+    and that was no attempt. Cancelled by the worker's stop: at once. All else: again after the backoff."""
     if error is None:
         return Settlement("ack", delivery)
     if isinstance(error, _HOPELESS):
         return Settlement("bury", delivery, failure=last_line(error))
     if isinstance(error, AlreadyInProgress):
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))
-    if not isinstance(error, Exception):
-        return Settlement("nack", delivery, failure="stopped before it had finished")
+    if stopping and isinstance(error, asyncio.CancelledError):
+        return Settlement("nack", delivery, failure="cancelled: its worker stopped before it had finished")
     if isinstance(error, Retry) and error.delay is not None:
         return Settlement("nack", delivery, milliseconds(error.delay, "delay", zero=True), last_line(error))
     return Settlement("nack", delivery, policy.backoff.ms(delivery.attempt, error), last_line(error))
@@ -44,4 +55,5 @@ def settlement_of(delivery: Delivery[Any], error: BaseException | None, policy: 
 def last_line(error: BaseException) -> str:
     """The last line of the traceback, at most 500 characters: what a dead letter says of its end."""
     lines = [line for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:500]
+    text = lines[-1] if lines else type(error).__name__
+    return text[:500].encode(errors="backslashreplace").decode()  # a lone surrogate of some file name cannot be sent

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from idemgate.core.durations import Duration
+from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import BadInput
 from idemgate.work.worker import Worker
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-log = logging.getLogger("idemgate.worker")
-
 
 def run(gate: Gate, topics: Sequence[str] = (), *, concurrency: int = 32, grace: Duration = "30s") -> None:
     """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
@@ -27,7 +24,7 @@ def run(gate: Gate, topics: Sequence[str] = (), *, concurrency: int = 32, grace:
 
 
 async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Duration) -> None:
-    handled = [name for name, topic in gate.topics.items() if topic.opening.handler is not None]
+    handled = any(topic.opening.handler is not None for topic in gate.topics.values())
     if not handled and not gate.subscribers:
         raise BadInput(
             "topics",
@@ -35,9 +32,23 @@ async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Durat
             "the gate has no topic with a handler and no subscriber",
             "Register one before run()",
         )
+    worker = Worker(gate, topics, concurrency=concurrency, grace=grace) if handled or topics else None
     stop = asyncio.Event()
-    worker = Worker(gate, topics, concurrency=concurrency, grace=grace) if handled else None
+    _on_signals(stop, worker)
+    try:
+        async with asyncio.TaskGroup() as group:
+            if worker is not None:
+                group.create_task(worker.run(stop))
+            for subscriber in gate.subscribers:
+                group.create_task(subscriber.run(stop, grace=milliseconds(grace, "grace", zero=True) / 1000))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # what ended it; the others were stopped for it
+    finally:
+        await gate.aio.close()
+        gate.close()
 
+
+def _on_signals(stop: asyncio.Event, worker: Worker | None) -> None:
     def end() -> None:
         if stop.is_set() and worker is not None:
             worker.stop()
@@ -47,12 +58,3 @@ async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Durat
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # Windows' loops have none
             loop.add_signal_handler(number, end)
-    try:
-        async with asyncio.TaskGroup() as group:
-            if worker is not None:
-                group.create_task(worker.run(stop))
-            for subscriber in gate.subscribers:
-                group.create_task(subscriber.run(stop))
-    finally:
-        await gate.aio.close()
-        gate.close()

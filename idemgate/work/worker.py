@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -22,6 +21,7 @@ from idemgate.errors import BadInput, StoreError
 from idemgate.once.current import Execution, executing
 from idemgate.work.line import POLL, Line
 from idemgate.work.outcome import settlement_of
+from idemgate.work.threads import Threads
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
+LAST_WORDS = 1.0
+"""Seconds that are left, when the grace time is over, to handlers that were cancelled and to what they leave to
+settle."""
 
 
 class _Ready(NamedTuple):
@@ -42,14 +45,12 @@ class Worker:
     - `topics`: names; none: every topic of the gate that has a handler.
     - `concurrency`: handlers that run at once, all topics together; sync handlers run in as many threads.
     - `prefetch`: deliveries held beyond those that run, so that no handler waits for a round trip; None: a quarter of
-      `concurrency`.
-    What was prefetched but not started goes back, its attempt undone, when the worker stops.
+      `concurrency`. What was prefetched but not started goes back, its attempt undone, when the worker stops.
     - `grace`: how long running handlers may finish when it stops; then async ones are cancelled (and tried again at
       once), while threads, which nothing can end, are left to their leases.
 
     A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury` and `Retry`
-    say otherwise.
-    While the store is away the worker waits, and goes on by itself.
+    say otherwise. While the store is away the worker waits, and goes on by itself.
     """
 
     def __init__(
@@ -66,16 +67,20 @@ class Worker:
         self.prefetch = max(1, concurrency // 4) if prefetch is None else _at_least("prefetch", prefetch, 0)
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self._names = _chosen(gate, topics)
-        self._ready: deque[_Ready] = deque()
-        self._running: dict[asyncio.Task[None], _Ready] = {}
-        self._settled: list[tuple[Line, Settlement]] = []
+        self._active = False
+        self._halt, self._hurry = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._halt = asyncio.Event()
+        halt = asyncio.Event()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self.run(self._halt, started))
-        await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
+        self._task = asyncio.create_task(self.run(halt, started))
+        try:
+            await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            halt.set()
+            await _to_the_end(self._task, self.stop)
+            raise
         if self._task.done():
             await self._task
         return self
@@ -83,33 +88,44 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         self._halt.set()
         if self._task is not None:
-            await self._task
+            await _to_the_end(self._task, self.stop)
 
     def stop(self) -> None:
-        """Asks it to stop; a second time: at once, without the rest of the grace time."""
+        """Asks it to stop; a second time: at once, without the rest of the grace time. From its event loop only."""
         if self._halt.is_set():
             self._hurry.set()
         self._halt.set()
 
     async def run(self, stop: asyncio.Event, started: asyncio.Future[None] | None = None) -> None:
-        """Works until `stop` is set. Raises PolicyChanged, and StoreError if the store cannot be reached at the
-        start."""
+        """Works until `stop` is set, or until cancelled: that, too, leaves the grace time, unless it happens twice.
+        Raises PolicyChanged, and StoreError if the store cannot be reached at the start."""
+        if self._active:
+            raise BadInput("worker", self, "is running already", "Make another one: gate.aio.worker()")
+        self._active = True
         self._halt, self._hurry = stop, asyncio.Event()
-        self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
-        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="idemgate-handler")
-        lines = [Line(self.gate.topics[name]) for name in self._names]
+        self._begin()
+        lines: list[Line] = []
         try:
-            for line in lines:
+            for name in self._names:
+                lines.append(line := Line(self.gate.topics[name]))
                 await line.open()
             await self._work(lines, started)
         finally:
             for line in lines:
                 await line.close()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
+            self._active = False
+
+    def _begin(self) -> None:
+        self._ready: deque[_Ready] = deque()
+        self._running: dict[asyncio.Task[BaseException | None], _Ready] = {}
+        self._asked = 0
+        self._settled: list[tuple[Line, Settlement]] = []
+        self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
+        self._threads = Threads("idemgate-handler")
 
     async def _work(self, lines: list[Line], started: asyncio.Future[None] | None) -> None:
-        for line in lines:
-            self._watch_clock(line)
+        unwatch = self._watch_clock(lines)
         await asyncio.gather(*(line.listen() for line in lines))
         settling = asyncio.create_task(self._settle())
         fetching = [asyncio.create_task(self._fetch(line)) for line in lines]
@@ -119,15 +135,9 @@ class Worker:
         try:
             await self._halted(fetching, settling)
         finally:
+            unwatch()
             self._halt.set()
-            for line in lines:
-                line.wake.set()
-            self._freed.set()
-            # Not cancelled: what a take under way brings has to be given back, or it would lie there until its lease
-            # ends.
-            await asyncio.gather(*fetching, return_exceptions=True)
-            await self._wind_down()
-            await settling
+            await _to_the_end(self._wind_down(lines, fetching, settling), self.stop)
             log.info("worker.stopped", extra={"topics": list(self._names)})
 
     async def _halted(self, fetching: list[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
@@ -136,18 +146,26 @@ class Worker:
         done, _ = await asyncio.wait({halted, settling, *fetching}, return_when=asyncio.FIRST_COMPLETED)
         halted.cancel()
         for task in done - {halted}:
-            task.result()
+            if (error := task.exception()) is not None:
+                log.critical("worker.failed", exc_info=error)  # now: an application may not look before it leaves
+                raise error
 
-    def _watch_clock(self, line: Line) -> None:
+    def _watch_clock(self, lines: list[Line]) -> Callable[[], object]:
         watch = getattr(self.gate.clock, "on_move", None)
-        if watch is not None:
-            loop = asyncio.get_running_loop()
+        if watch is None:
+            return lambda: None
+        loop = asyncio.get_running_loop()
 
-            def moved() -> None:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(line.wake.set)
+        def look() -> None:
+            for line in lines:
+                line.wake.set()
 
-            watch(moved)
+        def moved() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
+                loop.call_soon_threadsafe(look)
+
+        unwatch: Callable[[], object] = watch(moved)
+        return unwatch
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
@@ -155,18 +173,12 @@ class Worker:
         failures, looked = 0, monotonic()
         while not self._halt.is_set():
             try:
-                if (room := self.concurrency + self.prefetch - self._held()) <= 0:
-                    self._freed.clear()
-                    await self._freed.wait()
-                    continue
                 if (pause := line.pause()) > 0:
                     await _nap(line.wake, pause)
                 if monotonic() - looked >= POLL:
                     line.look_again()
                     looked = monotonic()
-                for delivery in await line.take(room):
-                    self._ready.append(_Ready(line, delivery))
-                self._start()
+                await self._bring(line)
                 failures = 0
             except StoreError as error:
                 if failures == 0:
@@ -175,8 +187,23 @@ class Worker:
                 self.gate.counters.add("worker.store_away")
                 await _nap(line.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))
 
-    def _held(self) -> int:
-        return len(self._ready) + len(self._running)
+    async def _bring(self, line: Line) -> None:
+        """Takes what there is room for and starts it; waits for room if there is none."""
+        room = self.concurrency + self.prefetch - len(self._ready) - len(self._running) - self._asked
+        if self._halt.is_set():
+            return
+        if room <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+            return
+        self._asked += room  # the other topics share this bound
+        try:
+            found = await line.take(room)
+            self._ready.extend(_Ready(line, delivery) for delivery in found)
+        finally:
+            self._asked -= room
+            self._freed.set()
+        self._start()
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -191,86 +218,107 @@ class Worker:
             self._running[task] = ready
             task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        ready = self._running.pop(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, asyncio.CancelledError):
-            facts = {
-                "topic": ready.line.topic.name,
-                "attempt": ready.delivery.attempt,
-                "token": ready.delivery.token,
-            }
-            log.warning("worker.handler_failed", exc_info=error, extra=facts)
-            self.gate.counters.add("worker.failed")
+    async def _handle(self, ready: _Ready) -> BaseException | None:
+        """What its handler raised, or None. An exception of a handler never travels through a task: SystemExit would
+        end the event loop with everything in it."""
+        handler, delivery = ready.line.topic.opening.handler, ready.delivery
+        assert handler is not None, "chosen for having one"
         try:
-            settlement = settlement_of(ready.delivery, error, ready.line.calls.policy)
-        except Exception as wrong:  # a user's backoff or Retry(delay=...) that makes no sense must not end the worker
-            log.exception("worker.bad_delay", extra={"topic": ready.line.topic.name})
-            settlement = Settlement("nack", ready.delivery, 1000, str(wrong)[:500])
-        self._settled.append((ready.line, settlement))
+            with executing(DeliveryExecution(delivery)):
+                if awaited(handler):
+                    await handler(delivery)
+                    return None
+                context = contextvars.copy_context()
+                result, error = await self._threads.run(lambda: context.run(_called, handler, delivery))
+                if inspect.isawaitable(result):  # a plain function that hands on a coroutine
+                    await result
+                return error
+        except KeyboardInterrupt:  # somebody's Ctrl-C, not the handler's word
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it says something about this delivery only
+            return error
+
+    def _ended(self, task: asyncio.Task[BaseException | None]) -> None:
+        ready = self._running.pop(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
+        self._settled.append((ready.line, self._settlement(ready, error)))
         self._to_settle.set()
         self._freed.set()
         self._start()
 
-    async def _handle(self, ready: _Ready) -> None:
-        handler, delivery = ready.line.topic.opening.handler, ready.delivery
-        assert handler is not None, "chosen for having one"
-        with executing(DeliveryExecution(delivery)):
-            if awaited(handler):
-                await handler(delivery)
-                return
-            context = contextvars.copy_context()
-            await asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, handler, delivery))
+    def _settlement(self, ready: _Ready, error: BaseException | None) -> Settlement:
+        delivery, topic = ready.delivery, ready.line.topic.name
+        try:
+            settlement = settlement_of(delivery, error, ready.line.calls.policy, self._halt.is_set())
+        except Exception as wrong:  # a user's backoff or Retry(delay=...) that makes no sense must not end the worker
+            log.exception("worker.bad_delay", extra={"topic": topic})
+            settlement = Settlement("nack", delivery, 1000, repr(wrong)[:500])
+        if error is not None and settlement.verb != "defer":
+            facts = {"topic": topic, "attempt": delivery.attempt, "token": delivery.token}
+            log.warning("worker.handler_failed", exc_info=error, extra=facts)
+            self.gate.counters.add("worker.failed")
+        return settlement
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
+        """Settles what has gathered, one batch a topic; what ends meanwhile makes the next batch."""
         while not self._over or self._settled:
             await self._to_settle.wait()
-            await self._settle_now()
-
-    async def _settle_now(self) -> None:
-        """Settles what has gathered, one batch a topic; what ends meanwhile makes the next batch."""
-        self._to_settle.clear()
-        by_line: defaultdict[Line, list[Settlement]] = defaultdict(list)
-        for line, settlement in self._settled:
-            by_line[line].append(settlement)
-        self._settled = []
-        await asyncio.gather(*(asyncio.shield(line.settle(batch)) for line, batch in by_line.items()))
+            self._to_settle.clear()
+            by_line: defaultdict[Line, list[Settlement]] = defaultdict(list)
+            for line, settlement in self._settled:
+                by_line[line].append(settlement)
+            self._settled = []
+            await asyncio.gather(*(line.settle(batch) for line, batch in by_line.items()))
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    async def _wind_down(self) -> None:
+    async def _wind_down(
+        self, lines: list[Line], fetching: list[asyncio.Task[None]], settling: asyncio.Task[None]
+    ) -> None:
         """Gives back what never started, lets the rest finish within the grace time, then cancels what can be
         cancelled."""
-        while self._ready:
-            line, delivery = self._ready.popleft()
-            self._settled.append((line, Settlement("return", delivery)))
+        end = monotonic() + self.grace
+        for line in lines:
+            line.wake.set()
+        self._freed.set()
+        # Not cancelled: what a take under way brings has to be given back, or it would lie there until its lease ends.
+        await self._until(fetching, self.grace)
+        for task in fetching:
+            task.cancel()
+        self._settled += [(line, Settlement("return", delivery)) for line, delivery in self._ready]
+        self._ready.clear()
         self._to_settle.set()
-        await self._finish(self.grace)
-        for task, ready in list(self._running.items()):
-            log.error("worker.cut_short", extra={"topic": ready.line.topic.name, "token": ready.delivery.token})
-            self.gate.counters.add("worker.cut_short")
-            if awaited(ready.line.topic.opening.handler):
-                task.cancel()
-            else:
-                # A thread goes on: its delivery is left to its lease, so that nobody runs it beside that thread.
-                self._abandon(task)
-        await self._finish(1.0)
+        await self._until(self._running, end - monotonic())
+        self._cut_short()
+        if self._running:
+            await asyncio.wait(self._running, timeout=LAST_WORDS)
         self._over = True
         self._to_settle.set()
+        await self._until([settling], max(line.lease for line in lines))
+        await asyncio.wait({settling}, timeout=LAST_WORDS)
+        settling.cancel()
 
-    def _abandon(self, task: asyncio.Task[None]) -> None:
-        task.remove_done_callback(self._ended)
-        ready = self._running.pop(task)
-        ready.line.drop([ready.delivery])
-        task.cancel()
+    def _cut_short(self) -> None:
+        for task, (line, delivery) in list(self._running.items()):
+            log.error("worker.cut_short", extra={"topic": line.topic.name, "token": delivery.token})
+            self.gate.counters.add("worker.cut_short")
+            if not awaited(line.topic.opening.handler):
+                # Its thread goes on: the delivery is left to its lease, so that nobody runs it beside that thread.
+                task.remove_done_callback(self._ended)
+                del self._running[task]
+                line.drop([delivery])
+            task.cancel()
 
-    async def _finish(self, seconds: float) -> None:
-        hurry = asyncio.create_task(self._hurry.wait())
-        end = monotonic() + seconds
-        while self._running and (left := end - monotonic()) > 0 and not self._hurry.is_set():
-            await asyncio.wait({*self._running, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    async def _until(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+        """Until they have ended, or that many seconds are over, or it has to hurry."""
+        end, hurry = monotonic() + seconds, asyncio.create_task(self._hurry.wait())
+        while (left := end - monotonic()) > 0 and not self._hurry.is_set():
+            waiting = {task for task in tasks if not task.done()}
+            if not waiting:
+                break
+            await asyncio.wait({*waiting, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
 
 
@@ -288,6 +336,13 @@ class DeliveryExecution(Execution):
         return self._delivery.lost
 
 
+def _called(handler: Callable[[Delivery[Any]], Any], delivery: Delivery[Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return handler(delivery), None
+    except BaseException as error:  # noqa: BLE001 - as in `_handle`, and nobody's Ctrl-C arrives in this thread
+        return None, error
+
+
 def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
     known = {name for name, topic in gate.topics.items() if topic.opening.handler is not None}
     for name in topics:
@@ -302,7 +357,7 @@ def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
         raise BadInput(
             "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
-    return tuple(topics) or tuple(sorted(known))
+    return tuple(dict.fromkeys(topics)) or tuple(sorted(known))
 
 
 def _at_least(name: str, value: int, least: int) -> int:
@@ -315,3 +370,18 @@ async def _nap(wake: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         await asyncio.wait_for(wake.wait(), seconds)
     wake.clear()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None] | asyncio.Task[None], hurry: Callable[[], None]) -> None:
+    """Not left half-way: being cancelled meanwhile only makes it hurry, and is passed on when it has ended."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            hurry()
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    task.result()

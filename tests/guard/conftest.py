@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from idemgate import Gate
+from idemgate.testing import Clock
 
 
 @pytest.fixture
@@ -20,10 +23,29 @@ def stored(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
 
 
 @pytest.fixture
+async def lasting(face: Any, url: str, namespace: str) -> AsyncIterator[Any]:
+    """As `face`, on the server's own clock: for heartbeats, which are about real time."""
+    made = Gate(url, namespace=namespace)
+    yield type(face)(made, face.awaiting)
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
 def wire(url: str, tmp_path: Path) -> Iterator[Wire]:
     """A way to the server that is watched; a gate uses it by `wire.url`."""
     made = Wire(url, tmp_path / "wire.sock")
     yield made
+    made.close()
+
+
+@pytest.fixture
+async def wired(face: Any, wire: Wire, clock: Clock, namespace: str) -> AsyncIterator[Any]:
+    """As `face`, by way of `wire`; its short time-out makes a store that is away be away soon."""
+    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="100ms")
+    yield type(face)(made, face.awaiting)
+    wire.flowing.set()
+    await made.aio.close()
     made.close()
 
 
@@ -36,9 +58,8 @@ class Wire:
         self._listener = socket.socket(socket.AF_UNIX if self._unix else socket.AF_INET)
         self._listener.bind(str(path) if self._unix else ("127.0.0.1", 0))
         self._listener.listen(64)
-        host = "127.0.0.1:%d" % self._listener.getsockname()[1] if not self._unix else ""
-        changed = {"path": str(path)} if self._unix else {"netloc": f"{self._target.netloc.rpartition('@')[0]}@{host}".lstrip("@")}
-        self.url = self._target._replace(**changed).geturl()
+        way = str(path) if self._unix else f"{self._login()}127.0.0.1:{self._listener.getsockname()[1]}{self._target.path}"
+        self.url = f"{self._target.scheme}://{way}?{self._target.query}"
         self.flowing = threading.Event()
         self.flowing.set()
         self.asked = threading.Event()
@@ -65,6 +86,10 @@ class Wire:
         self.cut()
         self.flowing.set()
         self._listener.close()
+
+    def _login(self) -> str:
+        login, found, _ = self._target.netloc.rpartition("@")
+        return login + found
 
     def _drop(self) -> None:
         for one in tuple(self._open):
@@ -100,9 +125,9 @@ class Wire:
                 if connection["turn"] == "down":
                     self.trips += 1
                 connection["turn"] = "up"
-                server.sendall(data)
                 if scripts:
                     self.asked.set()
+                server.sendall(data)
 
     def _down(self, server: socket.socket, client: socket.socket, connection: dict[str, str]) -> None:
         with suppress(OSError), client, server:

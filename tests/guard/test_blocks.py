@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -105,15 +106,17 @@ async def test_a_checkpoint_of_a_lost_claim_says_so(face: Any, gate: Gate) -> No
         assert not await current().aio.checkpoint("late")
 
 
-async def test_who_waits_inside_the_block_until_it_may_run_is_the_owner_from_then_on(face: Any) -> None:
-    owner = await face.claim("k")
-    async with face.inside("k") as claim:
+async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_then_on(lasting: Any, gate: Gate) -> None:
+    # Given a block whose claim was not granted at first
+    owner = await lasting.claim("k")
+    async with lasting.inside("k", lease="0.3s") as claim:
         await owner.release()
         assert await claim.wait("10s") == "started"
-        assert (current().key, current().token) == ("k", claim.token)
-    assert (await face.claim("k")).state == "done"
-    with pytest.raises(NotInside):
-        current()
+        # When its body runs for longer than the lease
+        await asyncio.sleep(0.4)
+        # Then the lease still holds, and the end of the block completes it
+        assert not (await lasting.claim("k")).started
+    assert (await lasting.claim("k")).state == "done"
 
 
 async def test_an_awaiting_claim_has_to_be_awaited(gate: Gate) -> None:

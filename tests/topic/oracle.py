@@ -37,8 +37,8 @@ MERGES: dict[str, Callable[[list[Any]], Any]] = {
 def deliveries(
     events: Iterable[tuple[float, str, Any]], merge: str, *, window: float = 0, quiet: float = 0, max_delay: float = 0
 ) -> list[Delivered]:
-    """Of (time, key, payload) in the order of their times. A message whose time has come is delivered before what is triggered at that
-    time; in the order of due times, then of keys."""
+    """Of (time, key, payload) in the order of their times, in the order of due times, then of keys. A message whose time
+    has come is delivered before what is triggered at that time."""
     open_: dict[str, tuple[float, str, list[tuple[float, Any]]]] = {}
     done: list[Delivered] = []
 
@@ -54,7 +54,9 @@ def deliveries(
             due, reason, seen = open_.get(key, (time + window, "window", []))
             seen.append((time, payload))
             if quiet:
-                due, reason = min((time + quiet, "quiet"), (seen[0][0] + max_delay, "max_delay"), key=lambda bound: bound[0])
+                due, reason = min(
+                    (time + quiet, "quiet"), (seen[0][0] + max_delay, "max_delay"), key=lambda bound: bound[0]
+                )
             open_[key] = (due, reason, seen)
     deliver(float("inf"))
     return sorted(done, key=lambda one: (one.due, one.key.encode()))

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate
-from idemgate.core.merging import append
+from idemgate import Gate, append
 from idemgate.testing import Clock
 from tests.topic.oracle import APPEND_CAP, MERGES, Delivered, deliveries
 
@@ -27,7 +26,8 @@ TIMINGS: dict[str, dict[str, float]] = {
     "quiet 30 s, at most 10 min": {"quiet": 30, "max_delay": 600},
 }
 PLAIN = [name for name in MERGES if name != "fields"]
-SLICE = 60_000 // (len(TIMINGS) * len(PLAIN))
+APART = 60_000 // (len(TIMINGS) * len(PLAIN))
+SLICE = 1_500
 
 Event = dict[str, Any]
 Trigger = tuple[float, str, Any]
@@ -45,7 +45,7 @@ def events() -> list[Event]:
 
 
 def _payloads(event: Event) -> dict[str, Any]:
-    """One for each policy, of the real facts of the event: a commit's number is that of its id, a path has a depth and a suffix."""
+    """One for each policy, of the real facts of the event: the number of its commit, the depth and suffix of its path."""
     path = event["path"]
     return {
         "last": {"id": event["id"], "change": event["change"]},
@@ -132,13 +132,17 @@ async def _conserved(topic: Any, triggers: int, messages: int) -> None:
     stats = await topic.stats()
     assert (stats.pending, stats.in_flight, stats.dead) == (0, 0, 0)
     assert stats.counters == {
-        "accepted": triggers, "merged": triggers - messages, "taken": messages, "acked": messages, "acked_triggers": triggers,
-    }  # fmt: skip
+        "accepted": triggers,
+        "merged": triggers - messages,
+        "taken": messages,
+        "acked": messages,
+        "acked_triggers": triggers,
+    }
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
 async def test_all_events_with_a_policy_per_field(gate: Gate, clock: Clock, events: list[Event], timing: str) -> None:
-    # Given a topic whose payloads have one field for each merge policy; for a window of a minute a path is a key, else a folder
+    # Given a topic whose payloads have one field for each merge policy; keys are paths in one timing, folders in two
     policy = TIMINGS[timing]
     topic = Inline(gate.topic("changes", merge=_policy("fields"), **policy))
     key_of = itemgetter("path") if timing == "window 60 s" else _folder
@@ -155,11 +159,14 @@ async def test_all_events_with_a_policy_per_field(gate: Gate, clock: Clock, even
 
 def _slices() -> Iterator[Any]:
     for number, (timing, merge) in enumerate((timing, merge) for timing in TIMINGS for merge in PLAIN):
-        yield pytest.param(timing, merge, number * SLICE, id=f"{merge}, {timing}")
+        flavour = ("blocking", "awaiting")[(number + number // len(PLAIN)) % 2]
+        yield pytest.param(flavour, timing, merge, number * APART, id=f"{merge}, {timing}, {flavour}")
 
 
-@pytest.mark.parametrize(("timing", "merge", "start"), _slices())
-async def test_every_policy_by_itself(face: Any, clock: Clock, events: list[Event], timing: str, merge: str, start: int) -> None:
+@pytest.mark.parametrize(("face", "timing", "merge", "start"), list(_slices()), indirect=["face"])
+async def test_every_policy_by_itself(
+    face: Any, clock: Clock, events: list[Event], timing: str, merge: str, start: int
+) -> None:
     # Given a topic with one policy for whole payloads, and this combination's own part of the file
     policy = TIMINGS[timing]
     topic = face.topic("changes", merge=_policy(merge), **policy)
@@ -183,4 +190,9 @@ def test_the_oracle_by_hand() -> None:
         Delivered(at + 230, "k", 1, at + 200, at + 200, [200], "quiet"),
     ]
     # And a window of 20 s makes four: what comes at its end is not in it
-    assert [(one.due - at, one.payload) for one in deliveries(triggers, "last", window=20)] == [(20, 0), (40, 20), (65, 45), (220, 200)]
+    assert [(one.due - at, one.payload) for one in deliveries(triggers, "last", window=20)] == [
+        (20, 0),
+        (40, 20),
+        (65, 45),
+        (220, 200),
+    ]

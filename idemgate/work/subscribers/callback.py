@@ -1,10 +1,9 @@
-"""Calling what a user registered, and what the end of that call means: done, duplicate, in progress, hopeless, failed."""
+"""Calling what a user registered, and what the end of that call means for the message."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,7 +25,6 @@ from idemgate.errors import (
 
 __all__ = ["Callback", "Ending", "checked", "ending_of", "positive"]
 
-log = logging.getLogger("idemgate.subscriber")
 T = TypeVar("T")
 Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
 
@@ -39,10 +37,10 @@ class Ending(NamedTuple):
     """How a call ended; `error` is what it raised, None if it returned."""
 
     outcome: Outcome
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
-def ending_of(error: Exception) -> Ending:
+def ending_of(error: BaseException) -> Ending:
     """What an error says about the message that led to it. A duplicate that was replayed or skipped raises nothing: it
     is handled, and the guard has counted it."""
     if isinstance(error, _DUPLICATE):
@@ -64,8 +62,13 @@ class Callback(Generic[T]):
             if self._threads is None:
                 await self._await(self._func(item))
             else:
-                work = partial(contextvars.copy_context().run, self._func, item)
+                work = partial(contextvars.copy_context().run, partial(self._func, item))
                 await self._await(await asyncio.get_running_loop().run_in_executor(self._threads, work))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Ending("failed", error)  # the callback's own; nobody cancelled us
         except Exception as error:  # noqa: BLE001 - whatever it is, it says something about one message only
             return ending_of(error)
         return Ending("handled")

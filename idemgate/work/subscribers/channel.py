@@ -1,12 +1,12 @@
 """A callback on what is published to a Pub/Sub channel.
 
-Pub/Sub has no memory: what is published while nobody listens is gone, and nothing is delivered again. So whatever happens
-to a message here, the next one comes; what is lost or dropped has a counter, and where events must not be lost, streams are
-the means. Every replica hears every message; a callback guarded with `once` runs in one of them.
+Pub/Sub has no memory: what is published while nobody listens is gone, and nothing is delivered again. So whatever
+happens to a message here, the next one comes; what is lost or dropped has a counter, and where events must not be lost,
+streams are the means. Every replica hears every message; a callback guarded with `once` runs in one of them.
 
-Counters: `channel.heard`, then one of `.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed` when the callback
-ended; `.dropped`: the backlog was full; `.abandoned`: cut short or never started when it stopped; `.gaps`: the connection
-was lost, and what was published meanwhile is not known.
+Counters: `channel.heard`, then one of `.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed` when the
+callback ended; `.dropped`: the backlog was full; `.abandoned`: cut short or never started when it stopped; `.gaps`: the
+connection was lost, and what was published meanwhile is not known.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Channel:
         ending = await callback(heard)
         self._count(ending.outcome)
         if ending.outcome in ("hopeless", "failed"):
-            log.error(f"subscriber.{ending.outcome}", extra=self._facts, exc_info=ending.error)
+            log.error("subscriber.failed", extra=self._facts | {"outcome": ending.outcome}, exc_info=ending.error)
 
     def _count(self, what: str, n: int = 1) -> None:
         self._gate.counters.add(f"channel.{what}", n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from idemgate.gate import Gate
 
 __all__ = ["Subscriber", "Subscribers"]
+
+log = logging.getLogger("idemgate.subscriber")
 
 
 class Subscriber(Protocol):
@@ -82,7 +85,10 @@ class Subscribers:
 async def _all(tasks: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None:
     """All of them; if one fails the others are stopped, and its error is raised."""
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            if not task.cancelled() and task.exception() is not None:
+                log.error("subscriber.ended", exc_info=task.exception())  # said now; raised when the others have stopped
         stop.set()
         await asyncio.wait(tasks)
     finally:

@@ -1,0 +1,80 @@
+"""The processes of the demo, each a small program as a user would write it. Started as `python -m`, with its role."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from idemgate.cli import logs
+from idemgate.cli.demo.order import Order, Report, obey
+from idemgate.core.merging import MergeSpec, append
+from idemgate.core.messages import Delivery
+from idemgate.gate import Gate
+from idemgate.topic.faces import Topic
+from idemgate.work.subscribers import Heard
+
+__all__ = ["TOPIC", "topic_of"]
+
+TOPIC = "changes"
+RETENTION = "15m"
+"""Longer than a duplicate can take; short, because a demo's keys are of no use afterwards."""
+
+
+def topic_of(gate: Gate, order: Order) -> Topic:
+    """One delivery a path and window, with the ids of all events in it and the last of their other fields."""
+    merge: MergeSpec = {"ids": append(100_000), "*": "last"}
+    return gate.topic(TOPIC, window=order.window, merge=merge, remember=RETENTION)
+
+
+def subscribe(order: Order, report: Report) -> None:
+    """Hears every event, as all other subscribers do, and handles those that nobody else handled before."""
+    gate = Gate(order.url, namespace=order.namespace)
+    changes = topic_of(gate, order).aio
+
+    @gate.once(key="{event[id]}", retention=RETENTION, on_done="skip", on_in_progress="skip")
+    async def handle(event: dict[str, Any]) -> bool:
+        receipt = await changes.trigger(event["path"], {"ids": event["id"], "change": event["change"]})
+        report.add("handled", (event["id"], event["path"], receipt.accepted))
+        return True
+
+    @gate.on(order.channel)
+    async def hear(heard: Heard) -> None:
+        event = heard.json()
+        report.add("received", event["id"])
+        if await handle(event) is None:
+            report.add("dropped", event["id"])
+
+    gate.run()
+    report.add("counters", gate.counters.snapshot())
+
+
+def work(order: Order, report: Report) -> None:
+    """Takes what is due. A real handler would render the path; this one says what it was given, and when."""
+    gate = Gate(order.url, namespace=order.namespace)
+
+    @topic_of(gate, order).handler
+    async def render(delivery: Delivery[dict[str, Any]]) -> None:
+        seconds, micros = await gate.aio.link.command("TIME")
+        now_ms = int(seconds) * 1000 + int(micros) / 1000
+        ids = delivery.payload["ids"]
+        report.add("delivered", (delivery.key, ids, delivery.count, delivery.dropped, delivery.due_ms, now_ms))
+
+    gate.run()
+    report.add("counters", gate.counters.snapshot())
+
+
+ROLES = {"subscriber": subscribe, "worker": work}
+
+
+def main(role: str) -> int:
+    logs.configure("WARNING")
+    report = Report()
+    try:
+        ROLES[role](obey(), report)
+    finally:
+        report.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

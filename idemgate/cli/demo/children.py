@@ -1,0 +1,93 @@
+"""The demo's child processes: started, heard, ended. None outlives the parent: its end is the end of their stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from idemgate.cli.demo.order import PATIENCE, Order
+
+__all__ = ["Child", "end"]
+
+
+class Child:
+    """One process. `heard` gets its reports, `said` what it writes to stderr; both in threads of their own."""
+
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        order: Order,
+        heard: Callable[[Mapping[str, Any]], None],
+        said: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._process = subprocess.Popen(  # noqa: S603 - this very interpreter
+            [sys.executable, "-m", "idemgate.cli.demo.actors", role],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the parent alone; it ends the others in their order
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._stdin = self._process.stdin
+        self._readers = [
+            _reading(self._process.stdout, lambda line: heard(json.loads(line))),
+            _reading(self._process.stderr, lambda line: said(f"{name}: {line.decode(errors='replace').rstrip()}")),
+        ]
+        with contextlib.suppress(BrokenPipeError):  # it ended already, as `ended` will say
+            self._stdin.write(order.line())
+            self._stdin.flush()
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words; empty while it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"{self.name} ended with {code}"
+
+    def dismiss(self) -> None:
+        """Asks it to end, gracefully."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+
+    def wait(self, seconds: float) -> str:
+        """Until it ended and all it said was heard. What was wrong with its end, in words; empty: nothing."""
+        wrong = ""
+        try:
+            code = self._process.wait(seconds)
+            wrong = f"{self.name} ended with {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            wrong = f"{self.name} had to be killed"
+        for reader in self._readers:
+            reader.join()
+        return wrong
+
+
+def end(children: list[Child]) -> list[str]:
+    """Ends all of them at once; what was wrong with that, in words."""
+    for child in children:
+        child.dismiss()
+    deadline = time.monotonic() + PATIENCE + 2
+    wrong = [child.wait(max(0.1, deadline - time.monotonic())) for child in children]
+    return [words for words in wrong if words]
+
+
+def _reading(stream: IO[bytes], tell: Callable[[bytes], None]) -> threading.Thread:
+    def read() -> None:
+        with stream:
+            for line in stream:
+                tell(line)
+
+    thread = threading.Thread(target=read, name="demo-reader", daemon=True)
+    thread.start()
+    return thread

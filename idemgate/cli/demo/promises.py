@@ -1,0 +1,114 @@
+"""The promises, checked against the records. Each check is blunt and reads only what the processes reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from idemgate.cli.demo.records import Records
+
+__all__ = ["PROMISES", "Promise", "judge"]
+
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A promise and what breaks it, in words; nothing: it was kept."""
+
+    text: str
+    broken: list[str]
+
+    @property
+    def kept(self) -> bool:
+        return not self.broken
+
+
+def judge(records: Records) -> list[Promise]:
+    """All promises, each with what breaks it."""
+    return [Promise(text, list(check(records))) for text, check in PROMISES]
+
+
+def received_by_all(records: Records) -> Iterable[str]:
+    """As often as it was published, by every subscriber: Pub/Sub itself keeps this only if the publisher is patient."""
+    for number, received in enumerate(records.received, 1):
+        yield from _told(f"lost on the way to subscriber {number}", records.published - received)
+        yield from _told(
+            f"received by subscriber {number} without being published so often", received - records.published
+        )
+
+
+def handled_once(records: Records) -> Iterable[str]:
+    handled = Counter(one.id for one in records.handled)
+    yield from _told("never handled", [event for event in records.published if event not in handled])
+    yield from _told("handled more than once", [event for event, times in handled.items() if times > 1])
+    yield from _told("handled without being published", [event for event in handled if event not in records.published])
+
+
+def duplicates_dropped(records: Records) -> Iterable[str]:
+    """Every copy was either handled or dropped: no call to the guard failed, or is still under way."""
+    ended = Counter(one.id for one in records.handled)
+    for dropped in records.dropped:
+        ended += dropped
+    received: Counter[str] = Counter()
+    for one in records.received:
+        received += one
+    yield from _told("received, but neither handled nor dropped", received - ended)
+    yield from _told("handled or dropped more often than received", ended - received)
+
+
+def delivered_once(records: Records) -> Iterable[str]:
+    accepted = Counter(one.id for one in records.handled if one.accepted)
+    yield from _told("handled, but its trigger was refused", [one.id for one in records.handled if not one.accepted])
+    delivered = Counter(event for delivery in records.deliveries for event in delivery.ids)
+    yield from _told("triggered, but in no delivery", accepted - delivered)
+    yield from _told("in more deliveries than it was triggered", delivered - accepted)
+    yield from _told("delivered under another path", _misplaced(records))
+    wrong = [one.path for one in records.deliveries if one.count != len(one.ids) or one.dropped]
+    yield from _told("deliveries that do not name all they merged, for", wrong)
+
+
+def never_early(records: Records) -> Iterable[str]:
+    early = [f"{one.path} by {-one.late_ms:.1f} ms" for one in records.deliveries if one.late_ms < 0]
+    yield from _told("delivered early", early)
+
+
+def nothing_left(records: Records) -> Iterable[str]:
+    """What the topic's own counters say agrees with the reports; and nothing failed on the way."""
+    yield from records.faults
+    triggers = sum(one.accepted for one in records.handled)
+    expected = {"accepted": triggers, "acked_triggers": triggers, "pending": 0, "in_flight": 0, "dead": 0}
+    if records.store is None:
+        yield "the topic's counters could not be read"
+        return
+    for name, value in expected.items():
+        if records.store[name] != value:
+            yield f"the topic counts {records.store[name]:,} {name}, the reports say {value:,}"
+
+
+PROMISES: list[tuple[str, Callable[[Records], Iterable[str]]]] = [
+    ("every subscriber received every event", received_by_all),
+    ("each event was handled once, and once only", handled_once),
+    ("every other copy was dropped", duplicates_dropped),
+    ("each trigger is in one delivery, and in one only", delivered_once),
+    ("no delivery was early by the server's clock", never_early),
+    ("nothing failed, nothing is left over", nothing_left),
+]
+
+
+def _misplaced(records: Records) -> list[str]:
+    return [
+        event
+        for delivery in records.deliveries
+        for event in delivery.ids
+        if event in records.paths and records.paths[event] != delivery.path
+    ]
+
+
+def _told(what: str, found: Counter[str] | list[str]) -> Iterable[str]:
+    number = found.total() if isinstance(found, Counter) else len(found)
+    if number:
+        examples = ", ".join(islice(found, SHOWN))
+        yield f"{number:,} {what}: {examples}{', ...' if number > SHOWN else ''}"

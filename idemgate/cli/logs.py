@@ -1,0 +1,30 @@
+"""Logging for programs that have none: the event's name, then its facts, on stderr."""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["configure"]
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class Facts(logging.Formatter):
+    """`worker.dead topic='images' attempt=17`: what was passed as `extra` is shown, not swallowed."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        facts = [f"{name}={value!r}" for name, value in vars(record).items() if name not in _STANDARD]
+        return " ".join([super().formatMessage(record), *facts])
+
+
+def configure(level: str = "INFO") -> None:
+    """Everything of idemgate from `level`, the rest from WARNING. Leaves alone what the program configured itself."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(Facts("%(asctime)s %(levelname)-7s %(name)s %(message)s"))
+    root.addHandler(handler)
+    ours = logging.getLogger("idemgate")
+    if ours.level == logging.NOTSET:
+        ours.setLevel(level)

@@ -1,0 +1,103 @@
+"""`idemgate run MODULE:GATE`: a worker as a program."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import threading
+from importlib.util import find_spec
+from typing import Any
+
+from idemgate.cli import logs
+from idemgate.errors import BadInput
+from idemgate.gate import Gate
+
+__all__ = ["add_to", "gate_at"]
+
+DESCRIPTION = """\
+Runs the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
+The first signal lets running handlers finish, for --grace; a second one does not wait. What did not finish is
+delivered again, here or elsewhere. Modules are found in the current directory, and where Python finds them."""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to argparse's."""
+    parser = commands.add_parser(
+        "run",
+        help="run the handlers and subscribers of a gate",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("gate", metavar="MODULE:GATE", help="where the gate is, such as shop.app:gate")
+    parser.add_argument(
+        "--topic", metavar="T", dest="topics", action="append", default=[], help="only this topic; may be repeated"
+    )
+    parser.add_argument("--concurrency", metavar="N", type=int, default=32, help="handlers at once (default: 32)")
+    parser.add_argument("--grace", metavar="TIME", default="30s", help="time to finish, when stopped (default: 30s)")
+    parser.set_defaults(command=work)
+
+
+def work(options: argparse.Namespace) -> int:
+    """0 after a graceful stop, 1 when handlers had to be cut short."""
+    gate = gate_at(options.gate)
+    logs.configure()
+    gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace)
+    code = 1 if gate.counters["worker.cut_short"] else 0
+    _leave_threads_behind(code)
+    return code
+
+
+def gate_at(target: str) -> Gate:
+    """The gate that `package.module:name` (or `:name.of.it`) means; BadInput says which part of it is wrong.
+
+    The current directory comes first in the search path. What the module itself raises when imported is not hidden.
+    """
+    name, colon, path = target.partition(":")
+    if not colon or not name or not path:
+        raise BadInput("MODULE:GATE", target, "not a module and a name in it", "Write it as shop.app:gate")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    _check_module(target, name)
+    found: object = importlib.import_module(name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise BadInput("MODULE:GATE", target, f"module {name!r} has no {path!r}", _gates_in(name, found))
+        found = getattr(found, part)
+    if not isinstance(found, Gate):
+        problem = f"{path!r} is a {type(found).__name__}, not a Gate"
+        raise BadInput("MODULE:GATE", target, problem, _gates_in(name, sys.modules[name]))
+    return found
+
+
+def _check_module(target: str, name: str) -> None:
+    """Apart from the import: that the module is missing is the caller's mistake, what it misses itself is not."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        package = ".".join(parts[:length])
+        spec = None
+        with contextlib.suppress(ModuleNotFoundError, ValueError):
+            spec = find_spec(package)
+        if spec is None:
+            fix = f"Looked in {os.getcwd()} and in Python's path; cd to the project, or install it"  # noqa: PTH109
+            raise BadInput("MODULE:GATE", target, f"there is no module {package!r}", fix)
+
+
+def _gates_in(name: str, module: object) -> str:
+    gates = sorted(key for key, value in vars(module).items() if isinstance(value, Gate))
+    return (
+        f"Gates in it: {', '.join(f'{name}:{gate}' for gate in gates)}" if gates else "It has no gate: gate = Gate(...)"
+    )
+
+
+def _leave_threads_behind(code: int) -> None:
+    """A handler's thread that outlived the grace time cannot be ended, and Python would wait for it for ever. Its
+    delivery is left to its lease; the process ends."""
+    left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    if left:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)

@@ -1,0 +1,40 @@
+"""`idemgate server [DIR]`: the embedded server in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from idemgate.cli import logs
+from idemgate.cli.signals import Interrupted, watching
+from idemgate.link.embedded import start
+
+__all__ = ["add_to"]
+
+DESCRIPTION = """\
+Starts a Valkey or Redis server and prints its URL; Ctrl-C or SIGTERM ends it. With DIR it keeps its data there (the
+server of a directory is shared with everybody who names the same one); without, nothing is left at the end."""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to argparse's."""
+    parser = commands.add_parser("server", help="run the embedded server", description=DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", nargs="?", help="where to keep the data (default: nowhere)")
+    parser.set_defaults(command=serve)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """0 when it was ended by a signal, 1 when the server ended by itself. Raises as `start` does."""
+    logs.configure()
+    with watching() as signals, start(options.directory) as embedded:
+        print(embedded.url, flush=True)
+        print(f"Use it with: IDEMGATE_URL={embedded.url}   (Ctrl-C ends it)", file=sys.stderr)
+        try:
+            while embedded.alive:
+                signals.check()
+                time.sleep(0.1)
+        except Interrupted:
+            return 0
+    return 1

@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM as something that is looked at, so that starting and ending are never torn in the middle."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+
+__all__ = ["Interrupted", "Signals", "watching"]
+
+
+class Interrupted(BaseException):
+    """The user, or the system, wants this program to end. `code` is its exit code: 128 + the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number
+
+
+class Signals:
+    """The first signal that came, if one did."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def note(self, number: int, _frame: object) -> None:
+        self.number = self.number or number
+
+    def check(self) -> None:
+        """Raises Interrupted once a signal came. Call it wherever it is safe to end, several times a second."""
+        if self.number:
+            raise Interrupted(self.number)
+
+
+@contextmanager
+def watching() -> Generator[Signals]:
+    """Notes SIGINT and SIGTERM instead of acting on them."""
+    signals = Signals()
+    before = {number: signal.signal(number, signals.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

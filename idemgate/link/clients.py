@@ -1,0 +1,104 @@
+"""Clients of our own: never decoding, never retrying by themselves, none of their steps without a time-out."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any, cast
+
+import redis
+import redis.asyncio as aredis
+import redis.asyncio.connection as aconnection
+from redis import connection
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+
+from idemgate.errors import NotConfigured
+from idemgate.link.endpoint import Endpoint
+
+__all__ = ["async_client", "sync_client"]
+
+# redis-py annotates some of what it offers, and not as it is used.
+_redis, _aredis = cast(Any, redis), cast(Any, aredis)
+SOCKET_TIMEOUT = 2.0
+CONNECTIONS = 64
+"""Most connections of one client of ours; further calls wait for one."""
+_OURS: dict[str, Any] = {"decode_responses": False, "protocol": 2}
+"""RESP2 everywhere: replies then have one shape, and connecting needs no HELLO."""
+_ASYNC_CLASSES = {
+    connection.Connection: aconnection.Connection,
+    connection.SSLConnection: aconnection.SSLConnection,
+    connection.UnixDomainSocketConnection: aconnection.UnixDomainSocketConnection,
+}
+
+
+def sync_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: Any) -> Any:
+    """A blocking client of ours; connecting, sending, reading take at most `seconds` each. `over` replaces settings."""
+    settings = _ours(endpoint, Retry(NoBackoff(), 0), seconds, over)
+    if endpoint.kind == "cluster":
+        return _cluster(redis.RedisCluster, ClusterNode, endpoint, settings)
+    if endpoint.kind == "sentinel":
+        return _master(_redis.Sentinel, endpoint, settings)
+    cls, timeout = settings.pop("connection_class", connection.Connection), settings["socket_connect_timeout"]
+    pool = _redis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
+    return redis.Redis.from_pool(pool)
+
+
+def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: Any) -> Any:
+    """As `sync_client`, an awaiting one, for the running event loop only."""
+    settings = _ours(endpoint, AsyncRetry(NoBackoff(), 0), seconds, over)
+    _check_awaiting(settings)
+    if endpoint.kind == "cluster":
+        return _cluster(aredis.RedisCluster, AsyncClusterNode, endpoint, settings)
+    if endpoint.kind == "sentinel":
+        return _master(_aredis.Sentinel, endpoint, settings)
+    cls = _ASYNC_CLASSES[settings.pop("connection_class", connection.Connection)]
+    timeout = settings["socket_connect_timeout"]
+    pool = _aredis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
+    return aredis.Redis.from_pool(pool)
+
+
+def _ours(endpoint: Endpoint, retry: object, seconds: float, over: dict[str, Any]) -> dict[str, Any]:
+    timeout = min(seconds, SOCKET_TIMEOUT)
+    times = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    made = endpoint.settings | _OURS | times | {"retry": retry} | over
+    if made.get("connection_class") is not connection.UnixDomainSocketConnection:
+        made["socket_keepalive"] = True
+    return made
+
+
+def _check_awaiting(settings: dict[str, Any]) -> None:
+    known = signature(cast(Any, aconnection).SSLConnection).parameters
+    for name in settings:
+        if name.startswith("ssl_") and name not in known:
+            raise NotConfigured(
+                f"{name} is a setting of blocking clients only in redis-py {redis.__version__}, so the awaiting face "
+                f"(gate.aio) cannot connect as safely. Leave it out, or use the blocking face"
+            )
+
+
+def _takes_tls(settings: dict[str, Any]) -> bool:
+    return settings.pop("connection_class", None) is connection.SSLConnection
+
+
+def _master(sentinel: Any, endpoint: Endpoint, settings: dict[str, Any]) -> Any:
+    theirs = dict(endpoint.sentinel_settings)
+    if _takes_tls(theirs):
+        theirs["ssl"] = True
+    theirs |= {name: settings[name] for name in (*_OURS, "retry", "socket_timeout", "socket_connect_timeout")}
+    tls = _takes_tls(settings)
+    return sentinel(list(endpoint.nodes), sentinel_kwargs=theirs).master_for(endpoint.service, ssl=tls, **settings)
+
+
+def _cluster(client: Any, node: Any, endpoint: Endpoint, settings: dict[str, Any]) -> Any:
+    settings["ssl"] = _takes_tls(settings)
+    settings.pop("db", None)
+    if int(redis.__version__.partition(".")[0]) < 6:
+        settings["cluster_error_retry_attempts"] = 0
+    return client(
+        startup_nodes=[node(host, port) for host, port in endpoint.nodes],
+        require_full_coverage=False,
+        **settings,
+    )

@@ -1,0 +1,79 @@
+"""A URL as an endpoint. No error quotes what may be a password."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote
+
+from redis import connection
+
+from idemgate.errors import BadInput
+from idemgate.link.endpoint import Endpoint, kept
+
+__all__ = ["of_url"]
+
+_SCHEMES = "redis://, rediss://, unix://, redis+cluster://, rediss+cluster://, redis+sentinel://, rediss+sentinel://, embedded://"
+
+
+def of_url(url: str) -> Endpoint:
+    """redis, rediss and unix URLs as redis-py reads them; redis+cluster://h1:p1,h2:p2; redis+sentinel://h1:p1,h2:p2/service/db."""
+    base, _, topology = url.partition("://")[0].lower().partition("+")
+    known = base in ("redis", "rediss", "unix") and topology in ("", "cluster", "sentinel")
+    if not known or (base == "unix" and topology):
+        raise _bad(url, "not a URL of a store", f"Use one of {_SCHEMES}")
+    if topology:
+        return _of_many(url, base, topology)
+    try:
+        settings = cast("dict[str, Any]", cast(Any, connection).parse_url(url))
+    except ValueError:  # its text may quote a part of the password
+        fix = "Write / # ? @ : in a password as %2F %23 %3F %40 %3A"
+        raise _bad(url, "not a URL that redis-py can read", fix) from None
+    return Endpoint("single", kept(settings, "url"))
+
+
+def _of_many(url: str, base: str, topology: str) -> Endpoint:
+    rest, _, query = url.partition("://")[2].partition("?")
+    userinfo, _, location = rest.rpartition("@")
+    hosts, _, path = location.partition("/")
+    settings: dict[str, Any] = dict(parse_qsl(query))
+    if userinfo:
+        username, _, password = userinfo.partition(":")
+        settings |= {"username": unquote(username) or None, "password": unquote(password)}
+    if base == "rediss":
+        settings["connection_class"] = connection.SSLConnection
+    nodes = tuple(_node(url, host, 26379 if topology == "sentinel" else 6379) for host in hosts.split(","))
+    if topology == "cluster":
+        return Endpoint("cluster", kept(settings, "url", nodes=True), nodes)
+    service, _, number = path.partition("/")
+    if not service:
+        raise _bad(url, "no service named", "Use redis+sentinel://host:port/service")
+    number = number or settings.get("db", "0")
+    if not number.isdigit():
+        raise _bad(url, f"{number!r} is not a database number", "Use redis+sentinel://host:port/service/0")
+    return Endpoint("sentinel", kept(settings, "url", nodes=True) | {"db": int(number)}, nodes, unquote(service))
+
+
+_NODE = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:@/\[\]]+))(?::(\d{1,5}))?")
+
+
+def _node(url: str, text: str, port: int) -> tuple[str, int]:
+    found = _NODE.fullmatch(text)
+    if not found or int(found[3] or port) > 65_535:
+        raise _bad(url, "not a list of host:port", "Separate nodes by commas, as in h1:6379,h2:6379")
+    return found[1] or found[2], int(found[3] or port)
+
+
+_PLAIN = re.compile(r"[\w.\[\]-]*(:\d+)?(,[\w.\[\]-]+(:\d+)?)*(/[\w./-]*)?")
+
+
+def _bad(url: str, problem: str, fix: str) -> BadInput:
+    """Shows of the URL what surely is no secret. A password may stand before the last @, in the query, and, where its
+    / ? # are not escaped, after them."""
+    scheme, separator, rest = url.partition("://")
+    location = rest.rpartition("@")[2]
+    secret = "@" in re.sub(r"^[^/?#]*", "", rest)
+    location = re.sub(r"[?#].*", "", location)
+    shown = location if separator and not secret and _PLAIN.fullmatch(location) else "***"
+    userinfo = "***@" if "@" in rest else ""
+    return BadInput("url", f"{scheme}://{userinfo}{shown}" if separator else "***", problem, fix)

@@ -1,0 +1,141 @@
+"""The awaiting wire: one connection, on which the calls of one tick, from all tasks, travel together.
+
+redis-py connects (addresses, TLS, credentials, its handshake); from then on the transport is ours. A call is a future in a queue:
+requests gathered in a tick of the event loop are written at once, replies are matched in order. A caller that is cancelled leaves its
+place in the queue behind, so that no reply is ever given to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import monotonic
+from typing import Any
+
+import redis.exceptions as rx
+
+from idemgate.link.resp import new_reader
+
+__all__ = ["Wire", "connected"]
+
+
+class Wire(asyncio.Protocol):
+    """One connection. `send` gives a future; `closed` says that it cannot be used any more."""
+
+    def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._writer = writer  # kept, because a writer that is collected closes its transport
+        self._transport = writer.transport
+        self._patience = patience
+        self._reader = new_reader()
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._out: list[bytes] = []
+        self._progress = monotonic()
+        self._watch: asyncio.TimerHandle | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self.closed = False
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, request: bytes) -> asyncio.Future[Any]:
+        """The reply's future; it is written at the end of this tick. Errors of the server are raised by awaiting it."""
+        future = self._loop.create_future()
+        if self.closed:
+            future.set_exception(rx.ConnectionError("the connection was lost before the request was sent"))
+            return future
+        if not self._waiting:
+            self._progress = monotonic()
+            if self._watch is None:
+                self._watch = self._loop.call_later(self._patience, self._check)
+        self._waiting.append(future)
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(request)
+        return future
+
+    @property
+    def crowded(self) -> bool:
+        """The other side reads more slowly than we write; `await room()` before sending more."""
+        return not self._room.is_set()
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+    def _flush(self) -> None:
+        if self._out and not self.closed:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    # -- what the transport tells -------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._progress = monotonic()
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                future = self._waiting.popleft()
+                if future.done():
+                    continue
+                if isinstance(reply, Exception):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except (rx.InvalidResponse, IndexError) as error:
+            self._end(rx.ConnectionError(f"the server's replies make no sense: {error}"))
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(rx.ConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Nothing came for too long while something was asked: the connection counts as dead."""
+        self._watch = None
+        if self.closed or not self._waiting:
+            return
+        left = self._progress + self._patience - monotonic()
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._check)
+            return
+        self._end(rx.TimeoutError("Timeout reading from the server"))
+        self._transport.abort()
+
+    def _end(self, error: rx.RedisError) -> None:
+        self.closed = True
+        self._room.set()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
+
+    async def close(self) -> None:
+        """Waits for the replies that are due, then closes."""
+        left = [future for future in self._waiting if not future.done()]
+        if left:
+            await asyncio.wait(left, timeout=self._patience)
+        self._end(rx.ConnectionError("the connection was closed"))
+        self._transport.close()
+
+
+async def connected(pool: Any, patience: float) -> Wire:
+    """A wire on a new connection of this redis-py pool."""
+    connection = pool.make_connection()
+    await connection.connect()
+    writer = connection._writer  # noqa: SLF001
+    wire = Wire(writer, patience)
+    writer.transport.set_protocol(wire)
+    # The connection object has done its work; it must not close, or complain about, a transport that is no longer its own.
+    connection._reader = connection._writer = None  # noqa: SLF001
+    return wire

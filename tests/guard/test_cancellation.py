@@ -1,0 +1,217 @@
+"""Being cancelled, at each point of a guarded call: nothing stays held that never ran, and what ran is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.testing import Clock
+
+
+@pytest.fixture
+async def gate(wire: Any, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    """A gate whose replies can be held back."""
+    made = Gate(wire.url, namespace=namespace, clock=clock)
+    await made.aio.inspect("warm")
+    yield made
+    wire.flowing.set()
+    await made.aio.close()
+    made.close()
+
+
+async def held_back(wire: Any) -> None:
+    """Returns once a script was sent whose reply is held back."""
+    assert await asyncio.to_thread(wire.asked.wait, 10)
+
+
+async def settled(gate: Gate) -> None:
+    """Returns when the calls under way have ended."""
+    await gate.aio.close()
+
+
+async def test_cancelled_while_claiming_nothing_stays_held(gate: Gate, wire: Any) -> None:
+    ran = []
+
+    @gate.once(key="{k}", scope="s")
+    async def handle(k: str) -> None:
+        ran.append(k)
+
+    # Given a call whose claim was granted, but whose reply is on its way
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(handle("x"))
+    await held_back(wire)
+    # When it is cancelled
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await settled(gate)
+    # Then the key is free, as if nobody had asked: the attempt that never started is not counted
+    record = await gate.aio.inspect("x", scope="s")
+    assert (record.state, record.attempts) == ("released", 0)
+    await handle("x")
+    assert ran == ["x"]
+    assert (await gate.aio.inspect("x", scope="s")).attempts == 1
+
+
+async def test_a_cancelled_claim_object_stays_held_by_nobody(gate: Gate, wire: Any) -> None:
+    wire.reset()
+    wire.flowing.clear()
+
+    async def ask() -> None:
+        await gate.aio.claim("x", max_attempts=1)
+
+    task = asyncio.create_task(ask())
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await settled(gate)
+    assert (await gate.aio.claim("x", max_attempts=1)).started
+
+
+async def test_cancelled_while_refused_nothing_of_the_owner_is_touched(gate: Gate, wire: Any) -> None:
+    owner = await gate.aio.claim("x", scope="s")
+
+    @gate.once(key="{k}", scope="s")
+    async def handle(k: str) -> None: ...
+
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(handle("x"))
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await settled(gate)
+    assert await owner.complete("mine")
+
+
+async def test_cancelled_while_running_the_key_is_released(gate: Gate) -> None:
+    running = asyncio.Event()
+
+    @gate.once(key="{k}", scope="s", on_error="store")
+    async def handle(k: str) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(handle("x"))
+    await running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    record = await gate.aio.inspect("x", scope="s")
+    assert (record.state, record.attempts) == ("released", 1)
+
+
+async def test_cancelled_while_completing_it_is_done_all_the_same(gate: Gate, wire: Any) -> None:
+    running = asyncio.Event()
+
+    @gate.once(key="{k}", scope="s")
+    async def handle(k: str) -> str:
+        wire.reset()
+        wire.flowing.clear()
+        running.set()
+        return "result"
+
+    task = asyncio.create_task(handle("x"))
+    await running.wait()
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await settled(gate)
+    assert gate.counters["once.completed"] == 1
+    assert (await gate.aio.claim("x", scope="s")).result == "result"
+
+
+async def test_cancelled_while_completing_though_the_store_does_not_answer_at_first(gate: Gate, wire: Any) -> None:
+    running = asyncio.Event()
+
+    @gate.once(key="{k}", scope="s")
+    async def handle(k: str) -> str:
+        wire.reset()
+        wire.flowing.clear()
+        running.set()
+        return "result"
+
+    task = asyncio.create_task(handle("x"))
+    await running.wait()
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # The reply is lost with its connection; the call is sent again, with the same token.
+    wire.cut()
+    wire.flowing.set()
+    wire.mend()
+    await settled(gate)
+    assert (gate.counters["once.completed"], gate.counters["once.lease_lost"]) == (1, 0)
+    assert (await gate.aio.claim("x", scope="s")).result == "result"
+
+
+async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -> None:
+    owner = await gate.aio.claim("x", scope="s")
+
+    @gate.once(key="{k}", scope="s", on_in_progress="wait")
+    async def handle(k: str) -> str:
+        return "ran"
+
+    task = asyncio.create_task(handle("x"))
+    channel = gate.claims.key("s", "x")[0]
+    while raw.pubsub_numsub(channel)[0][1] == 0:  # noqa: ASYNC110 - nobody tells when somebody listens
+        await asyncio.sleep(0.002)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await owner.release()
+    await settled(gate)
+    assert (await gate.aio.inspect("x", scope="s")).state == "released"
+
+
+async def test_a_cancelled_block_gives_its_claim_back(gate: Gate) -> None:
+    running = asyncio.Event()
+
+    async def work() -> None:
+        async with gate.aio.claim("x"):
+            running.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await gate.aio.inspect("x")).state == "released"
+
+
+async def test_cancelled_at_any_moment_a_key_is_done_or_free(gate: Gate) -> None:
+    # Given calls that are cancelled after another number of turns of the event loop each
+    ended = []
+
+    @gate.once(key="{k}", scope="s")
+    async def handle(k: str) -> str:
+        await asyncio.sleep(0)
+        ended.append(k)
+        return k
+
+    for turns in range(0, 50, 2):
+        task = asyncio.create_task(handle(str(turns)))
+        for _ in range(turns):
+            await asyncio.sleep(0.0001)
+        task.cancel()
+        await asyncio.wait([task])
+    await settled(gate)
+    # Then what came to its end is done, and the rest is free
+    for turns in range(0, 50, 2):
+        state = (await gate.aio.inspect(str(turns), scope="s")).state
+        assert state == "done" if str(turns) in ended else state in ("released", "absent")
+    assert 0 < len(ended) < 25

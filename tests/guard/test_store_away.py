@@ -1,0 +1,236 @@
+"""When the store is away: `on_store_error`, and what happens to work that was under way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import tenacity
+
+from idemgate import (
+    AlreadyDone,
+    AlreadyInProgress,
+    Gate,
+    KeyReused,
+    NotConfigured,
+    ResultUnavailable,
+    StoreUnavailable,
+    current,
+)
+
+
+@pytest.fixture
+async def nowhere(face: Any, tmp_path: Any) -> AsyncIterator[Any]:
+    """Both flavours of a gate whose store is not there."""
+    made = Gate(f"unix://{tmp_path}/nobody.sock", timeout="20ms")
+    yield type(face)(made, face.awaiting)
+    await made.aio.close()
+    made.close()
+
+
+async def test_on_store_error_raise_runs_nothing(nowhere: Any) -> None:
+    ran = []
+    handle = nowhere.once(key="{k}")(lambda k: ran.append(k))
+    with pytest.raises(StoreUnavailable) as refused:
+        await handle("x")
+    assert refused.value.executed == "no"
+    assert ran == []
+    assert nowhere.gate.counters.snapshot() == {}
+
+
+async def test_on_store_error_run_runs_everything_and_counts_it(nowhere: Any) -> None:
+    @nowhere.once(key="{k}", on_store_error="run")
+    def handle(k: str) -> tuple[str, int, int]:
+        return current().key, current().token, current().attempt
+
+    for _ in range(2):
+        assert await handle("x") == ("x", 0, 1)
+    assert nowhere.gate.counters.snapshot() == {"once.store_error.run": 2}
+
+
+async def test_on_store_error_local_runs_a_key_once_in_this_process(nowhere: Any) -> None:
+    ran = []
+
+    def body(k: str) -> str:
+        ran.append(k)
+        if len(ran) == 1:
+            raise ValueError("the first fails")
+        return "result"
+
+    handle = nowhere.once(key="{k}", on_store_error="local")(body)
+    # Given a run that failed, after which the key may run again
+    with pytest.raises(ValueError, match="the first fails"):
+        await handle("x")
+    assert await handle("x") == "result"
+    # When it comes again, then it is done here, though without a result
+    with pytest.raises(ResultUnavailable, match="while the store was away"):
+        await handle("x")
+    assert await handle("y") == "result"
+    assert ran == ["x", "x", "y"]
+    assert nowhere.gate.counters["once.store_error.local"] == 4
+
+
+async def test_on_store_error_local_answers_duplicates_as_on_done_says(nowhere: Any) -> None:
+    skip = nowhere.once(key="{k}", on_store_error="local", on_done="skip")(lambda k: k)
+    refuse = nowhere.once(key="{k}", on_store_error="local", on_done="raise")(lambda k: k)
+    assert [await skip("x"), await skip("x")] == ["x", None]
+    assert await refuse("x") == "x"
+    with pytest.raises(AlreadyDone):
+        await refuse("x")
+
+
+async def test_on_store_error_local_runs_a_key_one_at_a_time(nowhere: Any) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def body(k: str) -> str:
+        entered.set()
+        assert go_on.wait(10)
+        return "done"
+
+    options = {"key": "{k}", "on_store_error": "local", "lease": "30s"}
+    handle = nowhere.once(**options)(body)
+    task = asyncio.create_task(handle("x"))
+    assert await asyncio.to_thread(entered.wait, 10)
+    with pytest.raises(AlreadyInProgress) as refused:
+        await handle("x")
+    assert refused.value.retry_after == 30.0
+    go_on.set()
+    assert await task == "done"
+
+
+async def test_on_store_error_local_remembers_until_retention_ends(
+    nowhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = import_module("idemgate.once.local")
+    ran = []
+    handle = nowhere.once(key="{k}", on_store_error="local", on_done="skip", retention="1h")(lambda k: ran.append(k))
+    await handle("x")
+    now = local.monotonic()
+    monkeypatch.setattr(local, "monotonic", lambda: now + 3599)
+    await handle("x")
+    assert ran == ["x"]
+    monkeypatch.setattr(local, "monotonic", lambda: now + 3601)
+    await handle("x")
+    assert ran == ["x", "x"]
+
+
+async def test_at_most_once_has_no_second_chance_without_the_store_either(nowhere: Any) -> None:
+    ran = []
+
+    def body(k: str) -> None:
+        ran.append(k)
+        raise ValueError("no")
+
+    handle = nowhere.once(key="{k}", on_store_error="local", at_most_once=True)(body)
+    with pytest.raises(ValueError, match="no"):
+        await handle("x")
+    assert await handle("x") is None
+    assert ran == ["x"]
+
+
+@pytest.mark.parametrize("policy", ["run", "local"])
+async def test_retry_works_without_the_store_too(nowhere: Any, policy: str) -> None:
+    ran = []
+
+    def body(k: str) -> int:
+        ran.append(k)
+        if len(ran) == 1:
+            raise ConnectionError("again")
+        return len(ran)
+
+    retry = tenacity.Retrying(stop=tenacity.stop_after_attempt(2), reraise=True)
+    assert await nowhere.once(key="{k}", on_store_error=policy, retry=retry)(body)("x") == 2
+
+
+async def test_shadow_runs_everything_without_the_store_too(nowhere: Any) -> None:
+    ran = []
+    handle = nowhere.once(key="{k}", on_store_error="local", shadow=True)(lambda k: ran.append(k))
+    await handle("x")
+    await handle("x")
+    assert ran == ["x", "x"]
+    assert nowhere.gate.counters["once.shadowed"] == 1
+
+
+async def test_a_refusal_is_not_a_store_error(face: Any) -> None:
+    handle = face.once(key="{k}", fingerprint=["n"], on_store_error="run")(lambda k, n: n)
+    await handle("x", 1)
+    with pytest.raises(KeyReused):
+        await handle("x", 2)
+
+
+async def test_everything_else_says_that_the_store_is_away(nowhere: Any) -> None:
+    for ask in (
+        nowhere.claim("k"),
+        nowhere.first("k", "1h"),
+        nowhere.first_many(["a", "b"], "1h"),
+        nowhere.inspect("k"),
+        nowhere.forget("k"),
+        nowhere.resolve("k", done=True),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await ask
+
+
+# -- gone while the work ran ------------------------------------------------------------------------------------------
+
+
+async def test_a_result_that_cannot_be_recorded_is_given_all_the_same_and_counted(wired: Any, wire: Any) -> None:
+    # Given a store that goes away while the work runs
+    @wired.once(key="{k}", scope="s", lease="0.2s")
+    def handle(k: str) -> str:
+        wire.cut()
+        return "the effect happened"
+
+    # When it ends, its caller must not run it again
+    assert await handle("x") == "the effect happened"
+    assert (wired.gate.counters["once.unsaved"], wired.gate.counters["once.completed"]) == (1, 0)
+    # Then what the store knows is that it was started
+    wire.mend()
+    assert (await wired.inspect("x", scope="s")).state == "in_progress"
+
+
+async def test_a_failure_that_cannot_be_recorded_is_raised_all_the_same_and_counted(wired: Any, wire: Any) -> None:
+    @wired.once(key="{k}", scope="s", lease="0.2s")
+    def handle(k: str) -> str:
+        wire.cut()
+        raise ValueError("of the work")
+
+    with pytest.raises(ValueError, match="of the work"):
+        await handle("x")
+    assert wired.gate.counters["once.unsaved"] == 1
+
+
+async def test_a_result_is_recorded_when_the_store_comes_back_within_the_lease(wired: Any, wire: Any) -> None:
+    @wired.once(key="{k}", scope="s", lease="30s")
+    def handle(k: str) -> str:
+        wire.cut()
+        threading.Timer(0.2, wire.mend).start()
+        return "result"
+
+    # The gate gives up on a call after 100 ms, but the end of a run has as long as its lease.
+    started = time.monotonic()
+    assert await handle("x") == "result"
+    assert time.monotonic() - started > 0.15
+    assert wired.gate.counters["once.completed"] == 1
+    assert (await wired.inspect("x", scope="s")).state == "done"
+
+
+# -- no store at all --------------------------------------------------------------------------------------------------
+
+
+async def test_a_gate_without_a_store_decorates_and_says_so_when_used(
+    face: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IDEMGATE_URL", raising=False)
+    unnamed = type(face)(Gate(), face.awaiting)
+    ran = []
+    for policy in ("raise", "run", "local"):
+        handle = unnamed.once(key="{k}", on_store_error=policy)(lambda k: ran.append(k))
+        with pytest.raises(NotConfigured, match="IDEMGATE_URL"):
+            await handle("x")
+    assert ran == []

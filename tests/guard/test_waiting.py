@@ -1,0 +1,199 @@
+"""Many at once: exactly one runs, the others wait for it, and heartbeats keep it alive while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from idemgate import AlreadyInProgress, Gate, current
+from idemgate.testing import Clock
+
+
+async def listening(raw: Any, gate: Gate, key: str) -> None:
+    """Returns once somebody listens for the end of that key of scope "s"."""
+    channel = gate.claims.key("s", key)[0]
+    while raw.pubsub_numsub(channel)[0][1] == 0:  # noqa: ASYNC110 - nobody tells when somebody listens
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("end", ["complete", "release", "forget"])
+async def test_who_waits_is_woken_when_the_owner_ends(face: Any, gate: Gate, raw: Any, end: str) -> None:
+    # Given a key that runs elsewhere, and a call that waits for it
+    owner = await face.claim("x", scope="s")
+
+    @face.once(key="{k}", scope="s", on_in_progress="wait", wait="20s")
+    def handle(k: str) -> str:
+        return "ran here"
+
+    task = asyncio.create_task(handle("x"))
+    await listening(raw, gate, "x")
+    ended = time.monotonic()
+    # When its owner ends
+    if end == "complete":
+        await owner.complete("ran there")
+    elif end == "release":
+        await owner.release()
+    else:
+        await face.forget("x", scope="s", force=True)
+    # Then the call goes on, long before it would have looked by itself
+    assert await task == ("ran there" if end == "complete" else "ran here")
+    assert time.monotonic() - ended < 0.7
+
+
+async def test_who_waits_goes_on_when_the_lease_of_the_owner_lapses(lasting: Any) -> None:
+    await lasting.claim("x", scope="s", lease="0.2s")
+
+    @lasting.once(key="{k}", scope="s", on_in_progress="wait")
+    def handle(k: str) -> tuple[str, int]:
+        return "ran here", current().attempt
+
+    started = time.monotonic()
+    assert await handle("x") == ("ran here", 2)
+    assert 0.15 < time.monotonic() - started < 5
+    assert lasting.gate.counters["once.taken_over"] == 1
+
+
+async def test_waiting_ends_in_time_with_the_error_of_who_does_not_wait(face: Any) -> None:
+    await face.claim("x", scope="s", lease="30s")
+
+    @face.once(key="{k}", scope="s", on_in_progress="wait", wait="50ms")
+    def handle(k: str) -> None: ...
+
+    with pytest.raises(AlreadyInProgress) as refused:
+        await handle("x")
+    assert refused.value.retry_after == 30.0
+
+
+async def test_fifty_tasks_on_one_key_make_one_run_and_fifty_equal_results(gate: Gate) -> None:
+    ran = []
+
+    @gate.once(key="{k}", on_in_progress="wait")
+    async def handle(k: str) -> dict[str, Any]:
+        ran.append(k)
+        await asyncio.sleep(0.02)
+        return {"run": len(ran), "at": ("x", 1)}
+
+    results = await asyncio.gather(*(handle("x") for _ in range(50)))
+    assert ran == ["x"]
+    assert results == [{"run": 1, "at": ("x", 1)}] * 50
+    assert (gate.counters["once.started"], gate.counters["once.done"]) == (1, 49)
+
+
+def test_thirty_two_threads_on_one_key_make_one_run_and_equal_results(gate: Gate) -> None:
+    ran = []
+    start = threading.Barrier(32)
+
+    @gate.once(key="{k}", on_in_progress="wait")
+    def handle(k: str) -> int:
+        ran.append(k)
+        time.sleep(0.02)
+        return len(ran)
+
+    def call(_: int) -> int:
+        start.wait()
+        return handle("x")
+
+    with ThreadPoolExecutor(32) as pool:
+        results = list(pool.map(call, range(32)))
+    assert ran == ["x"]
+    assert results == [1] * 32
+
+
+@pytest.mark.parametrize("ask", ["claim", "first"])
+def test_of_thirty_two_threads_one_wins(gate: Gate, ask: str) -> None:
+    start = threading.Barrier(32)
+
+    def call(_: int) -> bool:
+        start.wait()
+        return gate.claim("x").started if ask == "claim" else gate.first("x", "1h")
+
+    with ThreadPoolExecutor(32) as pool:
+        assert sorted(pool.map(call, range(32))) == [False] * 31 + [True]
+
+
+async def test_both_flavours_guard_the_same_keys(gate: Gate) -> None:
+    def body(k: str) -> str:
+        return "blocking"
+
+    async def awaiting(k: str) -> str:
+        return "awaiting"
+
+    assert gate.once(key="{k}", scope="s")(body)("x") == "blocking"
+    assert await gate.once(key="{k}", scope="s")(awaiting)("x") == "blocking"
+    assert await gate.once(key="{k}", scope="s")(awaiting)("y") == "awaiting"
+    assert gate.once(key="{k}", scope="s")(body)("y") == "awaiting"
+
+
+# -- heartbeats -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_longer_than_its_lease_keeps_it(lasting: Any) -> None:
+    @lasting.once(key="{k}", scope="s", lease="0.3s")
+    def handle(k: str) -> str:
+        time.sleep(0.6)
+        return "kept" if not current().lease_lost else "lost"
+
+    task = asyncio.create_task(handle("x"))
+    for _ in range(5):
+        await asyncio.sleep(0.1)
+        assert not (await lasting.claim("x", scope="s", lease="1ms")).started
+    assert await task == "kept"
+    assert lasting.gate.counters.snapshot() == {"once.started": 1, "once.completed": 1}
+
+
+async def test_when_the_run_ends_so_do_its_heartbeats(lasting: Any, gate: Gate) -> None:
+    @lasting.once(key="{k}", scope="s", lease="0.3s", on_error="keep")
+    def handle(k: str) -> None:
+        raise ValueError("keep")
+
+    with pytest.raises(ValueError, match="keep"):
+        await handle("x")
+    claim = await lasting.claim("x", scope="s")
+    assert await claim.wait("10s") == "started"
+    assert claim.taken_over == 1
+
+
+async def test_a_lost_lease_is_told_to_the_run(face: Any, gate: Gate) -> None:
+    # Given a run whose record somebody forgets by force
+    told = threading.Event()
+
+    @face.once(key="{k}", scope="s", lease="0.3s")
+    def handle(k: str) -> bool:
+        execution = current()
+        assert not execution.lease_lost
+        gate.forget(k, scope="s", force=True)
+        while not execution.lease_lost:
+            told.wait(0.01)
+        return current().lease_lost
+
+    # When the next heartbeat finds nothing to renew, the run learns it, and its end is counted as lost
+    assert await asyncio.wait_for(handle("x"), 10)
+    assert gate.counters["once.lease_lost_while_running"] == 1
+    assert gate.counters["once.lease_lost"] == 1
+    assert gate.counters["once.completed"] == 0
+
+
+async def test_a_run_that_cannot_reach_the_store_is_told_before_its_lease_is_gone(wired: Any, wire: Any) -> None:
+    @wired.once(key="{k}", scope="s", lease="0.3s")
+    def handle(k: str) -> str:
+        wire.cut()
+        while not current().lease_lost:
+            time.sleep(0.01)
+        wire.mend()
+        return "told"
+
+    # The clock of the store did not move, so nobody took over, and the end could still be recorded.
+    assert await asyncio.wait_for(handle("x"), 10) == "told"
+    assert wired.gate.counters["once.lease_lost_while_running"] == 1
+    assert (await wired.inspect("x", scope="s")).state == "done"
+
+
+async def test_a_claim_outside_of_a_block_is_not_renewed(lasting: Any, clock: Clock) -> None:
+    await lasting.claim("x", lease="50ms")
+    claim = await lasting.claim("x")
+    assert await claim.wait("10s") == "started"

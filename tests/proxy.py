@@ -1,0 +1,129 @@
+"""A TCP proxy in front of a server, to break what is between: `with Proxy(url) as proxy: Gate(proxy.url)`.
+
+Its toxics act on requests that hold a word (`b"EVALSHA"`), each on the next `times` of them. What it passes on is counted.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["Proxy"]
+
+
+class Proxy:
+    """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, silently."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.port: int = self._listener.getsockname()[1]
+        parts = urlsplit(upstream)
+        userinfo, at, _ = parts.netloc.rpartition("@")
+        self.url = f"redis://{userinfo}{at}127.0.0.1:{self.port}{'' if parts.scheme == 'unix' else parts.path}"
+        self.delay = 0.0
+        self.black_hole = False
+        self.passed: list[bytes] = []
+        self._toxics: Counter[tuple[str, bytes]] = Counter()
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_reply(self, word: bytes, times: int = 1) -> None:
+        """The request reaches the server and is executed; its connection breaks instead of bringing the reply."""
+        self._toxics["cut", word] += times
+
+    def drop_request(self, word: bytes, times: int = 1) -> None:
+        """The request never reaches the server; its connection breaks."""
+        self._toxics["drop", word] += times
+
+    def count(self, word: bytes) -> int:
+        """How many times the word was in what reached the server."""
+        with self._lock:
+            return sum(data.count(word) for data in self.passed)
+
+    def cut_all(self) -> None:
+        """Breaks every connection there is."""
+        with self._lock:
+            doomed, self._sockets = self._sockets, set()
+        for one in doomed:
+            _close(one)
+
+    def close(self) -> None:
+        _close(self._listener)
+        self.cut_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = self._connect()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._lock:
+                    self._sockets |= {client, server}
+                cut = threading.Event()
+                for work in (self._requests, self._replies):
+                    threading.Thread(target=work, args=(client, server, cut), daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        parts = urlsplit(self._upstream)
+        if parts.scheme != "unix":
+            return socket.create_connection((parts.hostname or "localhost", parts.port or 6379))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(unquote(parts.path))
+        return server
+
+    def _requests(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+        with suppress(OSError):
+            while data := client.recv(1 << 20):
+                time.sleep(self.delay)
+                if self.black_hole:
+                    continue
+                if self._hit("drop", data):
+                    break
+                if self._hit("cut", data):
+                    cut.set()
+                with self._lock:
+                    self.passed.append(data)
+                server.sendall(data)
+        self._part(client, server)
+
+    def _replies(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 20):
+                time.sleep(self.delay)
+                if cut.is_set():
+                    break
+                client.sendall(data)
+        self._part(client, server)
+
+    def _hit(self, toxic: str, data: bytes) -> bool:
+        with self._lock:
+            for (kind, word), left in self._toxics.items():
+                if kind == toxic and left and word in data:
+                    self._toxics[kind, word] -= 1
+                    return True
+        return False
+
+    def _part(self, *ends: socket.socket) -> None:
+        with self._lock:
+            self._sockets -= set(ends)
+        for end in ends:
+            _close(end)
+
+
+def _close(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+    one.close()

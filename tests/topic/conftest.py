@@ -1,0 +1,46 @@
+"""What the tests of topics share: times as seconds after the start, and the whole namespace as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from idemgate.testing import Clock
+
+
+@pytest.fixture
+def at(clock: Clock) -> Callable[[float], datetime]:
+    """`at(60)`: the moment a minute after the start of the test."""
+    start = clock.now()
+    return lambda seconds: start + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def everything(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
+    """Every key of this test's namespace, with its DUMP."""
+
+    def dumped() -> dict[bytes, bytes]:
+        found = sorted(raw.scan_iter(match=f"ig1:{{{namespace}:*", count=1000))
+        return {key: raw.dump(key) for key in found}
+
+    return dumped
+
+
+@pytest.fixture
+def conserved() -> Callable[[Any], Any]:
+    """Checks the identity that `Stats` promises: every accepted trigger is accounted for, in exactly one place."""
+
+    async def check(topic: Any, keys: list[str]) -> None:
+        stats = await topic.stats()
+        held = 0
+        for key in keys:
+            seen = await topic.peek(key)
+            held += sum(message.count for message in (seen.pending, seen.in_flight) if message)
+        held += sum(letter.count for letter in await topic.dead.list(100_000))
+        gone = sum(stats[f"{end}_triggers"] for end in ("acked", "cancelled", "deleted", "expired"))
+        assert stats["accepted"] == gone + held, (dict(stats.counters), held)
+
+    return check

@@ -1,0 +1,208 @@
+"""Dead letters: kept with their reason, sent back or deleted, bounded by age and number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate
+from idemgate.testing import Clock
+
+
+async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:
+    """Buries whatever is due, `n` at most."""
+    while taken := await topic.take(min(n, 1000)):
+        await topic.bury(taken, reason=reason)
+        n -= len(taken)
+
+
+async def test_letters_are_listed_newest_first(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", slots=4)
+    # Given letters of many slots, one a second
+    for n in range(20):
+        await topic.trigger(n, {"n": n})
+        await _bury(topic, reason=f"reason {n}")
+        clock.advance("1s")
+    # When they are listed, page by page
+    first, second, beyond = await topic.dead.list(8), await topic.dead.list(15, skip=8), await topic.dead.list(5, skip=20)
+    # Then they come newest first, with all that is known of them
+    assert [letter.payload["n"] for letter in first] == list(range(19, 11, -1))
+    assert [letter.payload["n"] for letter in second] == list(range(11, -1, -1))
+    assert beyond == []
+    assert len(await topic.dead.list()) == 20
+    letter = first[0]
+    assert (letter.key, letter.reason, letter.attempts, letter.count) == ("19", "reason 19", 1, 1)
+    assert letter.died_at == letter.first_at == letter.last_at
+    assert len({letter.id for letter in first + second}) == 20
+
+
+async def test_a_redriven_letter_is_delivered_again_as_if_new(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", window="60s", max_attempts=2, backoff=0)
+    # Given a letter of three triggers and two attempts, that a caller had given a time
+    await topic.trigger_many([("k", 1), ("k", 2), ("k", 3)])
+    await topic.reschedule("k", delay="5s")
+    clock.advance("5s")
+    await topic.nack(await topic.take(1), reason="no")
+    await topic.nack(await topic.take(1), reason="no")
+    (letter,) = await topic.dead.list()
+    clock.advance("1h")
+    # When it is sent back
+    assert await topic.dead.redrive([letter.id]) == 1
+    # Then it is due now, its attempts begin anew, and its triggers are those of before
+    (delivery,) = await topic.take(10)
+    assert (delivery.attempt, delivery.reason, delivery.count, delivery.payload) == (1, "redrive", 3, 3)
+    assert (delivery.first_at, delivery.due_at) == (letter.first_at, clock.now())
+    assert await topic.dead.list() == []
+    stats = await topic.stats()
+    assert (stats["redriven"], stats["redriven_triggers"]) == (1, 3)
+    await conserved(topic, ["k"])
+    # And a second time there is nothing to send
+    assert await topic.dead.redrive([letter.id]) == 0
+
+
+async def test_a_deleted_letter_is_gone(face: Any, conserved: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger_many([("a", 1), ("b", 2)])
+    await _bury(topic)
+    letters = {letter.key: letter for letter in await topic.dead.list()}
+    assert await topic.dead.delete([letters["a"].id, "0-12345"]) == 1
+    assert [letter.key for letter in await topic.dead.list()] == ["b"]
+    assert (await topic.stats())["deleted_triggers"] == 1
+    await conserved(topic, ["a", "b"])
+
+
+@pytest.mark.parametrize("verb", ["redrive", "delete"])
+async def test_all_of_many_letters_in_many_slots(face: Any, conserved: Any, verb: str) -> None:
+    topic = face.topic("t", slots=2)
+    # Given more letters than one call takes, in each slot
+    await topic.trigger_many([(n, n) for n in range(1300)])
+    await _bury(topic, 1300)
+    assert (await topic.stats()).dead == 1300
+    # When all are sent back, or deleted
+    assert await getattr(topic.dead, verb)() == 1300
+    # Then none is left
+    stats = await topic.stats()
+    assert (stats.dead, stats.ready) == (0, 1300 if verb == "redrive" else 0)
+    assert await getattr(topic.dead, verb)() == 0
+    await conserved(topic, [str(n) for n in range(1300)] if verb == "redrive" else [])
+
+
+async def test_many_letters_by_their_ids(face: Any) -> None:
+    topic = face.topic("t", slots=2)
+    await topic.trigger_many([(n, n) for n in range(1100)])
+    await _bury(topic, 1100)
+    ids = [letter.id for letter in await topic.dead.list(2000)]
+    assert await topic.dead.redrive(iter(ids[:1050])) == 1050
+    assert (await topic.stats()).dead == 50
+    assert await topic.dead.redrive([]) == 0
+
+
+@pytest.mark.parametrize("bad", ["", "7", "x-1", "0-x", "2-5", "-1-5"])
+async def test_an_id_of_another_kind_is_refused(face: Any, everything: Any, bad: str) -> None:
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k")
+    await _bury(topic)
+    before = everything()
+    for verb in (topic.dead.redrive, topic.dead.delete):
+        with pytest.raises(BadInput, match=f"ids='{bad}'.*DeadLetter.id"):
+            await verb([bad])
+    assert everything() == before
+
+
+async def test_a_redriven_letter_joins_what_is_pending(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", window="60s", merge="append")
+    await topic.trigger("k", "old")
+    clock.advance("60s")
+    await _bury(topic)
+    # Given a newer message of the key
+    await topic.trigger("k", "new")
+    # When the letter comes back
+    assert await topic.dead.redrive() == 1
+    # Then both are one message, due now, in the order of their triggers
+    assert [(one.payload, one.count, one.reason) for one in await topic.take(10)] == [(["old", "new"], 2, "redrive")]
+    assert (await topic.stats())["folded"] == 1
+    await conserved(topic, ["k"])
+
+
+async def test_a_redriven_letter_waits_behind_a_delivery(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", merge="append")
+    await topic.trigger("k", "old")
+    await _bury(topic)
+    clock.advance("1s")
+    await topic.trigger("k", "running")
+    (running,) = await topic.take(1)
+    clock.advance("1s")
+    await topic.trigger("k", "waiting")
+    # When the letter comes back while the key is in flight
+    assert await topic.dead.redrive() == 1
+    # Then it joins what waits, and comes when that may
+    assert await topic.take(10) == []
+    await topic.ack(running)
+    assert [one.payload for one in await topic.take(10)] == [["old", "waiting"]]
+    await conserved(topic, ["k"])
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_letters_of_one_key_come_back_in_the_order_of_their_triggers(
+    face: Any, clock: Clock, newest_first: bool
+) -> None:
+    topic = face.topic("t", merge={"all": "append", "last": "last"})
+    # Given three letters of one key, and a message that is newer
+    for n in range(3):
+        await topic.trigger("k", {"all": n, "last": n})
+        await _bury(topic)
+        clock.advance("1s")
+    ids = [letter.id for letter in await topic.dead.list()]
+    # When they come back, whichever first
+    assert await topic.dead.redrive(ids if newest_first else None) == 3
+    clock.advance("1s")
+    await topic.trigger("k", {"all": 3, "last": 3})
+    # Then the newest payload is still the last
+    (delivery,) = await topic.take(1)
+    assert delivery.payload == {"all": [0, 1, 2, 3], "last": 3}
+    assert (delivery.count, (delivery.last_at - delivery.first_at).total_seconds()) == (4, 4)
+
+
+async def test_old_letters_are_discarded_and_counted(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", retention="7d", merge="count")
+    # Given letters of 150 keys, of two triggers each, and a week
+    await topic.trigger_many([(n, n) for n in range(150)] * 2)
+    await _bury(topic)
+    clock.advance("7d")
+    # When further ones are buried, each call discards at most a hundred of the old
+    await topic.trigger("new-1")
+    await _bury(topic)
+    assert ((await topic.stats()).dead, (await topic.stats())["expired"]) == (51, 100)
+    await topic.trigger("new-2")
+    await _bury(topic)
+    # Then the old are gone, and are counted
+    stats = await topic.stats()
+    assert (stats.dead, stats["expired"], stats["expired_triggers"]) == (2, 150, 300)
+    assert {letter.key for letter in await topic.dead.list()} == {"new-1", "new-2"}
+    await conserved(topic, [])
+
+
+async def test_beyond_the_cap_the_oldest_are_discarded_and_counted(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", max_dead=3)
+    for n in range(5):
+        await topic.trigger_many([(n, 1), (n, 2)])
+        await _bury(topic)
+        clock.advance("1s")
+    stats = await topic.stats()
+    assert (stats.dead, stats["expired"], stats["expired_triggers"]) == (3, 2, 4)
+    assert [letter.key for letter in await topic.dead.list()] == ["4", "3", "2"]
+    await conserved(topic, [])
+
+
+async def test_a_lower_cap_is_reached(face: Any, url: str, namespace: str, clock: Clock) -> None:
+    topic = face.topic("t")
+    await topic.trigger_many([(n, n) for n in range(20)])
+    await _bury(topic)
+    # When a program with a lower cap buries one
+    with Gate(url, namespace=namespace, clock=clock) as other:
+        lower = other.topic("t", max_dead=5)
+        lower.trigger("k")
+        lower.bury(lower.take(1))
+    # Then no more than that are left
+    assert (await topic.stats()).dead == 5

@@ -1,0 +1,347 @@
+"""Take, lease, settle: one live attempt of a key, each attempt counted and fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+import tenacity
+
+from idemgate import BadInput, Delivery, Gate
+from idemgate.core.topics import TopicCalls
+from idemgate.testing import Clock
+
+At = Callable[[float], datetime]
+
+
+async def _taken(topic: Any, n: int = 1) -> Delivery[Any]:
+    (delivery,) = await topic.take(n)
+    assert isinstance(delivery, Delivery)
+    return delivery
+
+
+# -- take -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_longest_due_are_taken_first(face: Any, clock: Clock) -> None:
+    topic = face.topic("t")
+    # Given messages due at various times, triggered in another order
+    for key, delay in (("c", 3), ("a", 1), ("e", 5), ("b", 2), ("d", 4)):
+        await topic.trigger(key, delay=delay)
+    # When four are due and are taken two by two
+    clock.advance("4s")
+    first, second, third = [await topic.take(2) for _ in range(3)]
+    # Then they come in the order of their times
+    assert [[one.key for one in taken] for taken in (first, second, third)] == [["a", "b"], ["c", "d"], []]
+
+
+async def test_nothing_is_taken_where_nothing_is_due(face: Any, everything: Any) -> None:
+    topic = face.topic("t", window="60s")
+    assert await topic.take(10) == []
+    await topic.trigger("k")
+    before = everything()
+    assert await topic.take(10) == []
+    assert await topic.take(0) == []
+    assert everything() == before
+
+
+async def test_all_slots_are_served(face: Any) -> None:
+    # Given 16 slots with work in each
+    topic = face.topic("t", slots=16)
+    await topic.trigger_many([(n, n) for n in range(400)])
+    # When a few are taken at a time, all are found, each once, and no slot is starved by those before it
+    slots_in_first_rounds = set()
+    seen = []
+    for turn in range(400):
+        taken = await topic.take(3)
+        if not taken:
+            break
+        if turn < 16:
+            slots_in_first_rounds |= {one.slot for one in taken}
+        seen += [one.payload for one in taken]
+        await topic.ack(taken)
+    assert sorted(seen) == list(range(400))
+    assert slots_in_first_rounds == set(range(16))
+
+
+async def test_a_key_has_one_live_attempt(face: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    await _taken(topic)
+    await topic.trigger("k")
+    assert await topic.take(10) == []
+
+
+async def test_tokens_rise_for_each_key(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", backoff=0, max_attempts=1000)
+    tokens = []
+    # When a key is delivered again and again, also with a clock that stands still or goes back
+    for turn in range(30):
+        await topic.trigger("k")
+        delivery = await _taken(topic, 10)
+        tokens.append(delivery.token)
+        end = (topic.ack, topic.nack, topic.give_back)[turn % 3]
+        assert await end(delivery) == "ok"
+        if turn == 10:
+            clock.advance("1h")
+        if turn == 20:
+            clock.set(clock.now().timestamp() - 1800)
+            await topic.flush("k")
+    # Then each token is above all before it
+    assert tokens == sorted(set(tokens))
+    # And those of one batch differ, too
+    await topic.trigger_many([("a", 1), ("b", 2), ("c", 3)])
+    batch = [one.token for one in await topic.take(10)]
+    assert len(set(batch)) == len(batch)
+    assert min(batch) > tokens[-1]
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lapsed_lease_is_taken_over_by_the_next_take(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k", 1)
+    first = await _taken(topic)
+    # Given an owner that fell silent; a millisecond before its lease ends nothing happens
+    clock.advance("29.999s")
+    assert await topic.take(10) == []
+    clock.advance("1ms")
+    # When somebody takes
+    second = await _taken(topic, 10)
+    # Then it is delivered again at once, as a second attempt, with a higher token
+    assert (second.attempt, second.reason, second.payload) == (2, "retry", 1)
+    assert second.token > first.token
+    assert second.failure == "lease lapsed: its worker vanished or stalled"
+    assert (await topic.stats())["lapsed"] == 1
+    await conserved(topic, ["k"])
+
+
+async def test_extend_keeps_a_lease(face: Any, clock: Clock, at: At) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger_many([("a", 1), ("b", 2)])
+    taken = await topic.take(10)
+    # When one of the two is extended, by the topic's lease and then by another
+    clock.advance("20s")
+    assert await topic.extend(taken[0]) == "ok"
+    assert (await topic.peek("a")).lease_until == at(50)
+    assert await topic.extend([taken[0]], "2m") == ["ok"]
+    assert (await topic.peek("a")).lease_until == at(140)
+    # Then only the other lapses
+    clock.advance("60s")
+    assert [(one.key, one.attempt) for one in await topic.take(10)] == [("b", 2)]
+    assert await topic.ack(taken[0]) == "ok"
+
+
+async def test_a_late_owner_that_nobody_followed_may_still_finish(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k")
+    delivery = await _taken(topic)
+    clock.advance("1h")
+    # When its lease has lapsed, but nobody took it over
+    assert await topic.extend(delivery) == "ok"
+    assert await topic.ack(delivery) == "ok"
+    assert (await topic.stats())["lapsed"] == 0
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "give_back", "extend"])
+async def test_a_former_owner_changes_nothing(face: Any, clock: Clock, everything: Any, verb: str) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k")
+    former = await _taken(topic)
+    clock.advance("30s")
+    current = await _taken(topic)
+    before = await topic.peek("k")
+    # When the former owner comes back
+    assert await getattr(topic, verb)(former) == "lost"
+    # Then it is told so; the current delivery is as it was
+    after = await topic.peek("k")
+    assert (after.pending, after.token, after.lease_until) == (None, current.token, before.lease_until)
+    assert (await topic.stats())["lost"] == (0 if verb == "extend" else 1)
+    # And when that has ended, the former owner is lost as well
+    assert await topic.ack(current) == "ok"
+    assert await getattr(topic, verb)(former) == "lost"
+    stats = await topic.stats()
+    assert (stats.pending, stats.in_flight, stats.dead) == (0, 0, 0)
+
+
+async def test_a_lost_one_does_not_hinder_the_others_of_its_batch(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", lease="30s", slots=4)
+    await topic.trigger_many([(n, n) for n in range(40)])
+    taken = sorted(await topic.take(100), key=lambda one: one.payload)
+    # Given three that were settled before
+    assert await topic.ack([taken[n] for n in (3, 17, 21)]) == ["ok"] * 3
+    # When all are acked, over four slots
+    outcomes = await topic.ack(taken)
+    # Then the outcomes are in the order of the deliveries
+    assert [n for n, outcome in enumerate(outcomes) if outcome == "lost"] == [3, 17, 21]
+    assert (await topic.stats()).in_flight == 0
+    assert await topic.ack([]) == []
+
+
+# -- settle -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_ack_ends_it(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k")
+    delivery = await _taken(topic)
+    assert await topic.ack(delivery) == "ok"
+    # Then it never comes again, and a second ack is told so
+    clock.advance("1h")
+    assert await topic.take(10) == []
+    assert await topic.ack(delivery) == "lost"
+    await conserved(topic, ["k"])
+
+
+async def test_giving_back_undoes_the_attempt(face: Any, clock: Clock, at: At, conserved: Any) -> None:
+    topic = face.topic("t", window="60s", max_attempts=2)
+    await topic.trigger("k", 1)
+    clock.advance("70s")
+    # When it is taken and given back, more often than there are attempts
+    for _ in range(5):
+        delivery = await _taken(topic)
+        assert (delivery.attempt, delivery.due_at, delivery.reason) == (1, at(60), "window")
+        assert await topic.give_back(delivery) == "ok"
+    # Then it is as it was; what is triggered now joins it
+    assert (await topic.trigger("k", 2)).status == "merged"
+    assert [(one.count, one.attempt) for one in await topic.take(10)] == [(2, 1)]
+    assert (await topic.stats())["returned"] == 5
+    await conserved(topic, ["k"])
+
+
+async def test_giving_back_a_retry_leaves_its_earlier_attempts(face: Any) -> None:
+    topic = face.topic("t", backoff=0)
+    await topic.trigger("k")
+    await topic.nack(await _taken(topic), reason="no")
+    await topic.give_back(await _taken(topic))
+    again = await _taken(topic)
+    assert (again.attempt, again.failure) == (2, "no")
+
+
+@pytest.mark.parametrize(
+    ("backoff", "expected"),
+    [
+        (["1s", "10s", "1m"], [1, 10, 60, 60, 60]),
+        ("2.5s", [2.5] * 5),
+        (0, [0] * 5),
+        (tenacity.wait_fixed(3), [3] * 5),
+        (tenacity.wait_exponential(multiplier=1), [1, 2, 4, 8, 16]),
+        (tenacity.wait_fixed(1) + tenacity.wait_incrementing(start=0, increment=2), [1, 3, 5, 7, 9]),
+    ],
+)
+async def test_a_nack_waits_by_the_backoff(face: Any, clock: Clock, backoff: Any, expected: list[float]) -> None:
+    topic = face.topic("t", backoff=backoff)
+    await topic.trigger("k", "x")
+    # When each attempt fails
+    waited = []
+    for attempt in range(1, 6):
+        delivery = await _taken(topic)
+        assert (delivery.attempt, delivery.payload) == (attempt, "x")
+        assert await topic.nack(delivery, reason=f"failure {attempt}") == "ok"
+        due = await topic.next_due()
+        waited.append((due - clock.now()).total_seconds())
+        clock.set(due.timestamp())
+    # Then the pauses are those of the policy, and the next attempt knows why
+    assert waited == expected
+    last = await _taken(topic)
+    assert (last.attempt, last.reason, last.failure) == (6, "retry", "failure 5")
+    assert (await topic.stats())["nacked"] == 5
+
+
+async def test_the_default_backoff_is_a_jitter_that_grows_to_ten_minutes(face: Any, clock: Clock) -> None:
+    topic = face.topic("t")
+    await topic.trigger_many([(n, None) for n in range(50)])
+    longest = []
+    for _ in range(16):
+        await topic.nack(await topic.take(100))
+        ends = [(await topic.peek(n)).due_at for n in range(50)] if len(longest) in (0, 15) else [clock.now()]
+        longest.append(max((end - clock.now()).total_seconds() for end in ends))
+        clock.advance("10m")
+    # Then pauses after the first attempt are below a second, those after the last spread up to ten minutes
+    assert 0.5 < longest[0] <= 1
+    assert 300 < longest[15] <= 600
+
+
+async def test_a_nack_may_name_its_delay(face: Any, clock: Clock, at: At) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    assert await topic.nack(await _taken(topic), delay="42s") == "ok"
+    assert await topic.next_due() == at(42)
+    # And what is triggered meanwhile joins it, at its time
+    assert (await topic.trigger("k")).due_at == at(42)
+    clock.advance("42s")
+    assert (await _taken(topic)).count == 2
+
+
+async def test_sixteen_retries_and_then_dead(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", backoff=0)
+    await topic.trigger("k", "x")
+    # When all attempts of the default policy fail
+    outcomes = [await topic.nack(await _taken(topic), reason=f"ValueError: {n}") for n in range(17)]
+    # Then the first delivery and 16 retries were tried; the letter says how the last one failed
+    assert outcomes == ["ok"] * 16 + ["dead"]
+    (letter,) = await topic.dead.list()
+    assert (letter.key, letter.payload, letter.reason, letter.attempts) == ("k", "x", "ValueError: 16", 17)
+    assert (letter.count, letter.died_at) == (1, clock.now())
+    assert await topic.take(10) == []
+    await conserved(topic, ["k"])
+
+
+async def test_lapses_count_as_attempts(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", max_attempts=3, lease="30s")
+    await topic.trigger("k")
+    # When its worker vanishes each time
+    for attempt in (1, 2, 3):
+        assert (await _taken(topic)).attempt == attempt
+        clock.advance("30s")
+    # Then the next take buries it instead of trying for ever
+    assert await topic.take(10) == []
+    assert [letter.reason for letter in await topic.dead.list()] == ["lease lapsed: its worker vanished or stalled"]
+    await conserved(topic, ["k"])
+
+
+async def test_bury_gives_up_at_once(face: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    assert await topic.bury(await _taken(topic), reason="KeyError: 'id'") == "dead"
+    assert [(letter.attempts, letter.reason) for letter in await topic.dead.list()] == [(1, "KeyError: 'id'")]
+
+
+async def test_a_batch_is_settled_in_its_order(face: Any) -> None:
+    topic = face.topic("t", slots=4, max_attempts=1)
+    await topic.trigger_many([(n, n) for n in range(20)])
+    taken = await topic.take(100)
+    assert await topic.nack(taken[:10], reason="no") == ["dead"] * 10
+    assert await topic.give_back(taken[10:15]) == ["ok"] * 5
+    assert await topic.extend(taken) == ["lost"] * 15 + ["ok"] * 5
+    assert await topic.bury(taken[15:], reason="no") == ["dead"] * 5
+    stats = await topic.stats()
+    assert (stats.ready, stats.in_flight, stats.dead) == (5, 0, 15)
+
+
+@pytest.mark.parametrize("delay", [-1, "soon", float("nan"), True])
+async def test_a_nack_refuses_what_is_no_delay(face: Any, delay: Any, everything: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    delivery = await _taken(topic)
+    before = everything()
+    with pytest.raises(BadInput, match="^delay="):
+        await topic.nack(delivery, delay=delay)
+    assert everything() == before
+
+
+async def test_many_lapsed_at_once_are_put_back_by_hundreds(gate: Gate, clock: Clock) -> None:
+    # Given 250 deliveries whose worker vanished
+    topic = gate.topic("t", lease="30s")
+    topic.trigger_many([(n, n) for n in range(250)])
+    assert len(topic.take(1000)) == 250
+    clock.advance("1h")
+    # When somebody takes, each call puts back a hundred
+    calls: TopicCalls = topic.open()
+    rounds = [gate.link.run(calls.take(0, 1000)) for _ in range(4)]
+    assert [(taken.lapsed, len(taken.deliveries)) for taken in rounds] == [(100, 100), (100, 100), (50, 50), (0, 0)]
+    # Then all are in flight again, once
+    assert (await topic.aio.stats()).in_flight == 250

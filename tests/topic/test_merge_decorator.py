@@ -1,0 +1,207 @@
+"""`gate.merge`: a function that is triggered with its own arguments, and later called once with the merged ones."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, append
+from idemgate.testing import Clock
+
+
+@dataclass
+class Line:
+    sku: str
+    pieces: int
+
+
+@dataclass
+class Order:
+    id: int
+    lines: list[Line]
+
+
+async def _trigger(merged: Any, face: Any, *args: Any, **kwargs: Any) -> Any:
+    """Through the flavour of `face`."""
+    if face.awaiting:
+        return await merged.aio.trigger(*args, **kwargs)
+    return await asyncio.to_thread(merged.trigger, *args, **kwargs)
+
+
+async def _deliver(merged: Any, face: Any) -> Any:
+    """Takes the one delivery that is due, calls the handler as a worker does, acks; what the function returned."""
+    topic = face.topic(merged.topic.name)
+    (delivery,) = await topic.take(10)
+    returned = merged.topic.opening.handler(delivery)
+    if inspect.isawaitable(returned):
+        returned = await returned
+    assert await topic.ack(delivery) == "ok"
+    return returned
+
+
+async def test_triggers_with_its_own_arguments_and_is_called_once(face: Any, gate: Gate, clock: Clock) -> None:
+    calls = []
+
+    @gate.merge(key="{doc_id}", quiet="5s", max_delay="1m", name="reindex")
+    def reindex(doc_id: int, reason: str = "none", *, force: bool = False) -> str:
+        """Makes the index anew."""
+        calls.append((doc_id, reason, force))
+        return f"indexed {doc_id}"
+
+    # Given three triggers, spelled in three ways
+    receipts = [
+        await _trigger(reindex, face, 7),
+        await _trigger(reindex, face, doc_id=7, reason="edit"),
+        await _trigger(reindex, face, 7, "save", force=True),
+    ]
+    assert [receipt.status for receipt in receipts] == ["scheduled", "merged", "merged"]
+    assert calls == []
+    # When the key is quiet
+    clock.advance("5s")
+    # Then the function runs once, with the arguments of the last
+    assert await _deliver(reindex, face) == "indexed 7"
+    assert calls == [(7, "save", True)]
+
+
+async def test_defaults_are_those_of_the_trigger(face: Any, gate: Gate) -> None:
+    @gate.merge(key="{a}", merge="first", name="f")
+    def f(a: int, b: list[int] | None = None, *rest: int, c: str = "c", **more: int) -> Any:
+        return a, b, rest, c, more
+
+    await _trigger(f, face, 1)
+    await _trigger(f, face, 1, [2], 3, 4, c="x", d=5)
+    assert await _deliver(f, face) == (1, None, (), "c", {})
+    await _trigger(f, face, 1, [2], 3, 4, c="x", d=5)
+    assert await _deliver(f, face) == (1, [2], (3, 4), "x", {"d": 5})
+
+
+def test_calling_it_directly_calls_it(gate: Gate, everything: Any) -> None:
+    @gate.merge(window="1m", name="f")
+    def f(a: int, b: int = 2) -> int:
+        """Adds."""
+        return a + b
+
+    assert (f(1), f(1, b=5)) == (3, 6)
+    assert (f.__name__, f.__doc__, inspect.signature(f)) == ("f", "Adds.", inspect.signature(f.__wrapped__))
+    assert everything() == {}
+
+
+async def test_an_async_function_stays_one(face: Any, gate: Gate) -> None:
+    @gate.merge(key="{a}", merge={"n": "sum"}, name="f")
+    async def f(a: str, n: int) -> str:
+        await asyncio.sleep(0)
+        return f"{a}{n}"
+
+    # Given that it can still be awaited directly
+    assert await f("direct", 1) == "direct1"
+    # When it is triggered twice, its handler is awaited with the merged arguments
+    await _trigger(f, face, "k", 1)
+    await _trigger(f, face, a="k", n=2)
+    assert inspect.iscoroutinefunction(f.topic.opening.handler)
+    assert await _deliver(f, face) == "k3"
+
+
+async def test_each_argument_may_have_its_policy(face: Any, gate: Gate) -> None:
+    @gate.merge(key="{doc}", merge={"n": "sum", "tags": "union", "log": append(2), "times": "count", "*": "first"}, name="f")
+    def f(doc: str, n: int, tags: list[str], log: str, times: int = 0, who: str = "") -> Any:
+        return doc, n, tags, log, times, who
+
+    await _trigger(f, face, "d", 1, ["a"], "x", who="ann")
+    await _trigger(f, face, "d", 2, ["b", "a"], "y", who="bob")
+    await _trigger(f, face, "d", 3, [], "z")
+    assert await _deliver(f, face) == ("d", 6, ["a", "b"], ["x", "y"], 3, "ann")
+
+
+async def test_arguments_are_made_again_by_their_annotations(face: Any, gate: Gate) -> None:
+    @gate.merge(key="{order.id}", name="f")
+    def f(order: Order, at: datetime, by: "Line | None" = None) -> Any:
+        return order, at, by
+
+    order, at = Order(7, [Line("a", 1), Line("b", 2)]), datetime(2024, 5, 1, tzinfo=UTC)
+    receipt = await _trigger(f, face, order, at, by=Line("c", 3))
+    assert receipt.status == "scheduled"
+    assert await _deliver(f, face) == (order, at, Line("c", 3))
+
+
+async def test_without_a_key_all_arguments_are_the_key(face: Any, gate: Gate) -> None:
+    @gate.merge(window="1m", name="f")
+    def f(a: int, b: int = 2) -> None: ...
+
+    statuses = [(await _trigger(f, face, *args)).status for args in ((1,), (1, 2), (1, 3), (2,))]
+    assert statuses == ["scheduled", "merged", "scheduled", "scheduled"]
+
+
+def test_the_topic_is_named_after_the_function(gate: Gate) -> None:
+    def refresh(a: int) -> None: ...
+
+    refresh.__module__, refresh.__qualname__ = "shop.images", "refresh"
+    assert gate.merge(window="1m")(refresh).topic.name == "shop.images.refresh"
+    assert gate.topic("shop.images.refresh").policy.window == 60_000
+
+
+async def test_bad_arguments_are_refused_and_nothing_is_written(face: Any, gate: Gate, everything: Any) -> None:
+    @gate.merge(key="{a}", merge={"n": "sum"}, name="f")
+    def f(a: str, n: int) -> None: ...
+
+    with pytest.raises(TypeError, match="missing a required argument: 'n'"):
+        await _trigger(f, face, "k")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
+        await _trigger(f, face, "k", 1, m=2)
+    with pytest.raises(BadInput, match=r"payload\['n'\]='x': not an int or float"):
+        await _trigger(f, face, "k", "x")
+    with pytest.raises(BadInput, match="makes an empty key"):
+        await _trigger(f, face, "", 1)
+    with pytest.raises(BadInput, match=r"payload\['a'\]"):
+        await _trigger(f, face, type("Odd", (), {"__str__": lambda self: "k"})(), 1)
+    assert everything() == {}
+
+
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+async def _async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+class _Shop:
+    def method(self, a: int) -> None: ...
+
+
+def _plain(a: int, b: int = 2) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("func", "options", "text"),
+    [
+        (_generator, {}, "a generator function"),
+        (_async_generator, {}, "a generator function"),
+        (_Shop.method, {}, "a method needs its object, which cannot be stored. Use a function"),
+        (_plain, {"merge": "sum"}, "merge='sum': would not leave the arguments of a call. Use"),
+        (_plain, {"merge": "append"}, "merge='append': would not leave the arguments"),
+        (_plain, {"merge": {"a": "sum", "c": "max"}}, "merge='c': not an argument of the function. It has a, b"),
+        (_plain, {"key": "{c}"}, "c"),
+        (_plain, {"window": "1m", "quiet": "1m"}, "quiet=60.0"),
+        (_plain, {"name": "a b"}, "topic='a b': not a name"),
+        (_plain, {"name": None, "window": -1}, "window=-1"),
+        (lambda a: a, {"name": None}, "Pass name="),
+    ],
+)
+def test_a_bad_use_is_refused_at_decoration(gate: Gate, everything: Any, func: Any, options: Any, text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        gate.merge(**({"name": "f"} | options))(func)
+    assert text in str(caught.value)
+    assert everything() == {}
+    assert gate.topics == {} or options.get("key") or "generator" in text
+
+
+def test_a_topic_has_one_handler(gate: Gate) -> None:
+    gate.merge(name="f")(_plain)
+    with pytest.raises(BadInput, match="topic 'f' has one already"):
+        gate.merge(name="f")(lambda a: a)

@@ -1,0 +1,134 @@
+"""How the payloads of one message become one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, NotDecodable, append, union
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+async def _merged(face: Any, merge: Any, payloads: list[Any]) -> Any:
+    """The one delivery of these payloads."""
+    topic = face.topic("t", merge=merge)
+    await topic.trigger_many([("k", payload) for payload in payloads])
+    (delivery,) = await topic.take(10)
+    assert delivery.count == len(payloads)
+    return delivery
+
+
+@pytest.mark.parametrize(
+    ("merge", "payloads", "expected"),
+    [
+        ("last", [1, None, {"a": [NOON]}], {"a": [NOON]}),
+        ("first", [(1, 2), 3], (1, 2)),
+        ("append", [1, "x", None, b"\x00\xff", 1.0], [1, "x", None, b"\x00\xff", 1.0]),
+        ("append", [Decimal("1.10")], [Decimal("1.10")]),
+        ("union", [[3, 1], (1, 2), {2}, []], [3, 1, 2]),
+        ("union", [[1], [1.0], ["1"], [b"1"]], [1, 1.0, "1", b"1"]),
+        ("union", [[], []], []),
+        ("count", [object, None, {}], 3),
+        ("sum", [1, -3, 7], 5),
+        ("sum", [0.5, 1], 1.5),
+        ("sum", [2**52, 2**52], 2**53),
+        ("min", [3, 1.5, 2], 1.5),
+        ("min", [1, 1.0], 1),
+        ("max", [-3, -1.5, -2], -1.5),
+        ("max", [2**53, 1], 2**53),
+    ],
+)
+async def test_a_policy(face: Any, merge: str, payloads: list[Any], expected: Any) -> None:
+    payload = (await _merged(face, merge, payloads)).payload
+    assert (payload, type(payload)) == (expected, type(expected))
+    if isinstance(expected, list):
+        assert [type(item) for item in payload] == [type(item) for item in expected]
+
+
+async def test_a_sum_beyond_what_counts_exactly_says_so_by_its_type(face: Any) -> None:
+    payload = (await _merged(face, "sum", [2**53, 2**53])).payload
+    assert (payload, type(payload)) == (2.0**54, float)
+
+
+async def test_an_append_keeps_the_first_and_counts_the_rest(face: Any) -> None:
+    delivery = await _merged(face, append(3), [1, 2, 3, 4, 5])
+    assert (delivery.payload, delivery.dropped) == ([1, 2, 3], 2)
+
+
+async def test_a_union_keeps_the_first_and_counts_the_rest(face: Any) -> None:
+    # Given a cap of three items, of which one payload alone has more
+    delivery = await _merged(face, union(3), [[1, 2], [2, 3, 4], [1, 4]])
+    assert (delivery.payload, delivery.dropped) == ([1, 2, 3], 2)
+
+
+async def test_one_payload_can_fill_a_union(face: Any) -> None:
+    delivery = await _merged(face, union(3), [list(range(10))])
+    assert (delivery.payload, delivery.dropped) == ([0, 1, 2], 7)
+
+
+async def test_an_append_is_bounded_in_bytes(face: Any) -> None:
+    # Given ten payloads of 200 kB: more than a message of an append may hold
+    delivery = await _merged(face, append(), [bytes([n]) * 200_000 for n in range(10)])
+    assert [item[0] for item in delivery.payload] == [0, 1, 2, 3, 4]
+    assert delivery.dropped == 5
+
+
+async def test_each_field_has_its_policy(face: Any) -> None:
+    merge = {"n": "count", "total": "sum", "tags": "union", "log": append(2), "best": "max", "*": "first"}
+    payloads = [
+        {"n": 0, "total": 5, "tags": ["a"], "log": "x", "best": 1, "who": "ann"},
+        {"n": 0, "total": 6, "tags": ["b", "a"], "log": "y", "who": "bob", "extra": True},
+        {"n": 0, "log": "z", "best": 9},
+    ]
+    delivery = await _merged(face, merge, payloads)
+    assert delivery.payload == {
+        "n": 3, "total": 11, "tags": ["a", "b"], "log": ["x", "y"], "best": 9, "who": "ann", "extra": True,
+    }  # fmt: skip
+    assert delivery.dropped == 1
+
+
+async def test_a_field_that_is_not_named_is_the_last(face: Any) -> None:
+    assert (await _merged(face, {"n": "sum"}, [{"n": 1, "x": 1}, {"x": 2}])).payload == {"n": 1, "x": 2}
+
+
+@pytest.mark.parametrize("payloads", [[{}, {}], [{}, {"n": 1}], [{"n": 1}, {}]])
+async def test_payloads_may_lack_fields(face: Any, payloads: list[dict[str, int]]) -> None:
+    assert (await _merged(face, {"n": "sum"}, payloads)).payload == {name: 1 for payload in payloads for name in payload}
+
+
+async def test_field_names_are_any_text(face: Any) -> None:
+    names = {"1": 1, "op": 2, "*": 3, "ü\n\x00": 4, "": 5}
+    assert (await _merged(face, {"1": "sum"}, [names, names])).payload == names | {"1": 2}
+
+
+async def test_any_key_is_kept_as_it_is(face: Any) -> None:
+    topic = face.topic("t", slots=4)
+    keys = ["a:b{c}", "ü", "x" * 5000, 7, b"\xff\x00", " "]
+    await topic.trigger_many([(key, n) for n, key in enumerate(keys)])
+    # Then deliveries name them as text, and in raw bytes
+    taken = {one.payload: one for one in await topic.take(100)}
+    assert [taken[n].key for n in range(6)] == ["a:b{c}", "ü", "x" * 5000, "7", "\\xff\x00", " "]
+    assert taken[4].raw_key == b"\xff\x00"
+    assert await topic.ack(list(taken.values())) == ["ok"] * 6
+
+
+async def test_a_payload_at_the_limit_fits_and_comes_back(face: Any) -> None:
+    payload = "x" * (262_144 - 6)
+    assert (await _merged(face, "last", [payload])).payload == payload
+
+
+async def test_a_payload_of_another_codec_is_told(face: Any, url: str, namespace: str, clock: Any) -> None:
+    # Given a payload that a gate with a larger limit wrote
+    with Gate(url, namespace=namespace, clock=clock, max_bytes=1_000_000) as other:
+        other.topic("t").trigger("k", "x" * 500_000)
+    (delivery,) = await face.topic("t").take(1)
+    # When it is read, the error says why; the delivery can be settled all the same
+    with pytest.raises(NotDecodable, match="the limit is 262,144"):
+        _ = delivery.payload
+    assert await face.topic("t").bury(delivery, reason="too large") == "dead"
+
+

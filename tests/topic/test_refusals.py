@@ -1,0 +1,391 @@
+"""What is refused, with the value and the fix in the error, and nothing written: bad input, other policies, foreign data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import tenacity
+
+from idemgate import BadInput, ForeignData, Gate, PolicyChanged, append, union
+from idemgate.core.keys import PARTS
+from idemgate.testing import Clock
+
+NAN = float("nan")
+Dumps = Callable[[], dict[bytes, bytes]]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+POLICIES: list[tuple[dict[str, Any], str]] = [
+    ({"window": "60s", "quiet": "30s"}, r"quiet=30\.0: .*not both.* Drop one of window and quiet"),
+    ({"window": 0}, r"window=0: is zero\. Pass at least"),
+    ({"window": -5}, r"window=-5: is negative\. Pass"),
+    ({"window": NAN}, r"window=nan: is not a finite number\. Pass seconds"),
+    ({"window": float("inf")}, r"window=inf: is not a finite number\. Pass seconds"),
+    ({"window": "1 minute"}, r"window='1 minute': is not a duration\. Pass seconds"),
+    ({"window": True}, r"window=True: is not a duration\. Pass seconds"),
+    ({"window": 0.0004}, r"window=0\.0004: is shorter than a millisecond\. Pass"),
+    ({"window": 60_000 * 86_400}, r"window=5184000000: is longer than 100 years\. Numbers are seconds"),
+    ({"quiet": timedelta(0)}, r"quiet=datetime.timedelta\(0\): is zero\. Pass"),
+    ({"quiet": -1, "max_delay": 5}, r"quiet=-1: is negative\. Pass"),
+    ({"quiet": 30, "max_delay": 20}, r"max_delay=20\.0: shorter than quiet \(30\.0 s\)\. Make it"),
+    ({"window": 30, "max_delay": 60}, r"max_delay=60\.0: only bounds a quiet time\. Add quiet="),
+    ({"max_size": 3}, r"max_size=3: there is no window to cut short\. Add window="),
+    ({"window": 60, "max_size": 0}, r"max_size=0: not a positive whole number\. Use"),
+    ({"window": 60, "max_size": 2.5}, r"max_size=2\.5: not a positive whole number\. Use"),
+    ({"edge": "leading"}, r"edge='leading': there is no window .*\. Add window="),
+    ({"edge": "both", "window": 60}, r"edge='both': no such edge\. Use"),
+    ({"edge": "leading", "window": 60, "max_size": 2}, r"edge='leading': .*bound a trailing edge\. Drop them"),
+    ({"edge": "leading", "quiet": 5, "max_delay": 60}, r"edge='leading': .*bound a trailing edge\. Drop them"),
+    ({"slots": 3}, r"slots=3: not a power of two .*\. Use 1, 2, 4"),
+    ({"slots": 0}, r"slots=0: not a power of two .*\. Use"),
+    ({"slots": -2}, r"slots=-2: not a power of two .*\. Use"),
+    ({"slots": 32_768}, r"slots=32768: not a power of two from 1 to 16,384\. Use"),
+    ({"slots": 4.0}, r"slots=4\.0: not a power of two .*\. Use"),
+    ({"lease": 0}, r"lease=0: is zero\. Pass"),
+    ({"lease": "-1s"}, r"lease='-1s': is not a duration\. Pass"),
+    ({"max_attempts": 0}, r"max_attempts=0: not a positive whole number\. Use"),
+    ({"backoff": []}, r"backoff=\[\]: has no delays\. Pass"),
+    ({"backoff": ["1s", -3]}, r"backoff\[1\]=-3: is negative\. Pass"),
+    ({"backoff": NAN}, r"backoff=nan: is not a finite number\. Pass"),
+    ({"retention": 0}, r"retention=0: is zero\. Pass"),
+    ({"max_dead": -1}, r"max_dead=-1: not a positive whole number\. Use"),
+    ({"remember": "soon"}, r"remember='soon': is not a duration\. Pass"),
+    ({"merge": "newest"}, r"merge='newest': no such merge policy\. Use one of last, first"),
+    ({"merge": {}}, r"merge=\{\}: not a merge policy\. Use"),
+    ({"merge": 7}, r"merge=7: not a merge policy\. Use"),
+    ({"merge": {"a": {"b": "sum"}}}, r"merge=.*itself one per field\. Only"),
+    ({"merge": {"a": "newest"}}, r"merge='newest': no such merge policy\. Use"),
+    ({"merge": {7: "sum"}}, r"merge=7: a field's name is not a str\. Use"),
+]
+
+
+@pytest.mark.parametrize(("policy", "text"), POLICIES, ids=lambda value: "" if isinstance(value, dict) else value[:30])
+def test_a_bad_policy_is_refused_at_once(gate: Gate, everything: Dumps, policy: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadInput, match=f"^{text}"):
+        gate.topic("t", **policy)
+    assert everything() == {}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a{b}", "a:b", "ü", "x" * 65, None, 7])
+def test_a_bad_name_is_refused_at_once(gate: Gate, url: str, everything: Dumps, name: Any) -> None:
+    with pytest.raises(BadInput, match=rf"^topic={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
+        gate.topic(name)
+    with pytest.raises(BadInput, match=rf"^namespace={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
+        Gate(url, namespace=name)
+    assert everything() == {}
+
+
+@pytest.mark.parametrize("make", [append, union])
+@pytest.mark.parametrize("cap", [0, -1, 2.5, 100_001, True])
+def test_a_bad_cap_is_refused(make: Callable[[Any], Any], cap: Any) -> None:
+    with pytest.raises(BadInput, match=rf"^cap={cap}: not a number of items\. Use 1 to 100,000"):
+        make(cap)
+
+
+class Thing:
+    """What no codec knows."""
+
+    def __repr__(self) -> str:
+        return "<a thing>"
+
+
+TRIGGERS: list[tuple[Any, dict[str, Any], str]] = [
+    ("last", {"key": ""}, r"key='': empty\. A key names"),
+    ("last", {"key": b""}, r"key=b'': empty\. A key names"),
+    ("last", {"key": None}, r"key=None: a NoneType is not a key\. Use a str, bytes or int"),
+    ("last", {"key": 1.5}, r"key=1\.5: a float is not a key\. Use"),
+    ("last", {"key": True}, r"key=True: a bool is not a key\. Use"),
+    ("last", {"key": "\ud800"}, r"key='\\ud800': not valid Unicode .*\. Pass bytes"),
+    ("last", {"key": "x" * 65_537}, r"key='xxx.*: 65537 bytes long\. Use at most"),
+    ("last", {"payload": "x" * 262_144}, r"payload=<class 'str'>: takes 262,150 bytes; the limit is 262,144\. Store it"),
+    ("first", {"payload": b"x" * 262_144}, r"payload=<class 'bytes'>: takes 262,150 bytes; .*\. Store it"),
+    ("append", {"payload": "x" * 262_144}, r"payload=<class 'str'>: takes 262,150 bytes; .*\. Store it"),
+    ("union", {"payload": ["x" * 300 + str(n) for n in range(1000)]},
+     r"payload=<class 'list'>: takes 3\d\d,\d\d\d bytes; .*\. Store it"),
+    ({"a": "last"}, {"payload": {"a": "x" * 200_000, "b": "x" * 200_000}}, r"payload=<class 'dict'>: takes 400,\d\d\d bytes; .*"),
+    ("last", {"payload": Thing()}, r"payload=<a thing>: "),
+    ("last", {"payload": {"lines": [1, {2: Thing()}]}}, r"payload\['lines'\]\[1\]\[2\]=<a thing>: "),
+    ("last", {"payload": datetime(2024, 1, 1)}, r"payload=datetime.*naive"),  # noqa: DTZ001
+    ("append", {"payload": Thing()}, r"payload=<a thing>: "),
+    ("union", {"payload": [Thing()]}, r"payload=<a thing>: "),
+    ("union", {"payload": "abc"}, r"payload='abc': not a collection\. merge=\"union\" needs"),
+    ("union", {"payload": {"a": 1}}, r"payload=\{'a': 1\}: not a collection\. "),
+    ("sum", {"payload": "7"}, r"payload='7': not an int or float\. merge=\"sum\" needs numbers"),
+    ("sum", {"payload": None}, r"payload=None: not an int or float\. "),
+    ("sum", {"payload": True}, r"payload=True: not an int or float\. "),
+    ("min", {"payload": [1]}, r"payload=\[1\]: not an int or float\. merge=\"min\" needs numbers"),
+    ("max", {"payload": NAN}, r"payload=nan: not a number that merges exactly\. Use finite"),
+    ("sum", {"payload": float("inf")}, r"payload=inf: not a number that merges exactly\. Use finite"),
+    ("sum", {"payload": 2**53 + 1}, r"payload=9007199254740993: not a number that merges exactly\. Use"),
+    ({"a": "sum"}, {"payload": 7}, r"payload=7: not a mapping\. A merge policy per field needs a dict"),
+    ({"a": "sum"}, {"payload": {"a": "x"}}, r"payload\['a'\]='x': not an int or float\. "),
+    ({"a": "sum"}, {"payload": {"b": Thing()}}, r"payload\['b'\]=<a thing>: "),
+    ({"a": "sum"}, {"payload": {7: 1}}, r"payload=7: a field's name is not a str\. Use text"),
+    ("last", {"delay": -1}, r"delay=-1: is negative\. Pass"),
+    ("last", {"delay": NAN}, r"delay=nan: is not a finite number\. Pass"),
+    ("last", {"delay": "tomorrow"}, r"delay='tomorrow': is not a duration\. Pass"),
+    ("last", {"delay": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)}, r"delay=1: at= was given too\. Pass one of"),
+    ("last", {"at": datetime(2030, 1, 1)}, r"at=datetime.*: is a naive datetime\. Give it a zone"),  # noqa: DTZ001
+    ("last", {"at": 1_700_000_000}, r"at=1700000000: is not a datetime\. Pass an aware"),
+    ("last", {"at": datetime(1969, 12, 31, tzinfo=UTC)}, r"at=datetime.*: lies before 1970\. Pass"),
+    ("last", {"version": "7"}, r"version='7': not an integer up to 2\*\*53\. Use"),
+    ("last", {"version": 1.5}, r"version=1\.5: not an integer .*\. Use"),
+    ("last", {"version": True}, r"version=True: not an integer .*\. Use"),
+    ("last", {"version": 2**53 + 1}, r"version=9007199254740993: not an integer up to .*\. Use"),
+    ("last", {"event_id": ""}, r"event_id='': empty\. "),
+    ("last", {"event_id": 1.5}, r"event_id=1\.5: a float is not a key\. Use"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["new", "opened"])
+@pytest.mark.parametrize(("merge", "trigger", "text"), TRIGGERS, ids=lambda value: value[:30] if isinstance(value, str) else "")
+async def test_a_bad_trigger_is_refused_before_anything_is_written(
+    gate: Gate, everything: Dumps, merge: Any, trigger: dict[str, Any], text: str, opened: bool
+) -> None:
+    topic = gate.topic("t", merge=merge)
+    if opened:
+        topic.open()
+    before = everything()
+    arguments = {"key": "k"} | trigger
+    with pytest.raises(BadInput, match=f"^{text}"):
+        topic.trigger(**arguments)
+    with pytest.raises(BadInput, match=f"^{text}"):
+        await topic.aio.trigger(**arguments)
+    assert everything() == before
+    assert len(before) == opened
+
+
+async def test_keys_are_checked_wherever_they_are_named(face: Any, everything: Dumps) -> None:
+    topic = face.topic("t")
+    for verb in (topic.cancel, topic.flush, topic.peek):
+        with pytest.raises(BadInput, match=r"^key='': empty"):
+            await verb("")
+    with pytest.raises(BadInput, match=r"^key='': empty"):
+        await topic.reschedule("", delay=1)
+    assert everything() == {}
+
+
+async def test_a_backoff_that_returns_nonsense_does_not_hinder_an_ack(face: Any) -> None:
+    class Broken(tenacity.wait.wait_base):
+        def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+            return NAN
+
+    topic = face.topic("t", backoff=Broken())
+    await topic.trigger("k")
+    taken = await topic.take(1)
+    with pytest.raises(BadInput, match="^backoff="):
+        await topic.nack(taken)
+    assert await topic.ack(taken) == ["ok"]
+
+
+# -- another policy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(url: str, namespace: str, clock: Clock) -> Any:
+    """A second gate on the same namespace: another program."""
+    with Gate(url, namespace=namespace, clock=clock) as gate:
+        yield gate
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"window": "60s"}, {"window": 60.0}, {"window": "2m"}),
+    ({"quiet": "5s"}, {"quiet": 5}, {"window": "5s"}),
+    ({"quiet": 5, "max_delay": 60}, {"quiet": 5, "max_delay": "1m"}, {"quiet": 5}),
+    ({"window": 60, "max_size": 5}, {"window": 60, "max_size": 5}, {"window": 60, "max_size": 6}),
+    ({"window": 60, "edge": "leading"}, {"window": 60, "edge": "leading"}, {"window": 60}),
+    ({"merge": "append"}, {"merge": append(1000)}, {"merge": append(7)}),
+    ({"merge": {"a": "sum", "b": "min"}}, {"merge": {"b": "min", "a": "sum", "*": "last"}}, {"merge": {"a": "sum"}}),
+    ({"slots": 4}, {"slots": 4}, {"slots": 8}),
+    ({"remember": "2h"}, {"remember": 7200}, {"remember": "1h"}),
+]
+
+
+@pytest.mark.parametrize(("made", "same", "changed"), CHANGES, ids=lambda value: " ".join(value))
+async def test_a_topic_reopened_with_another_policy(
+    face: Any, other: Gate, everything: Dumps, made: Any, same: Any, changed: Any
+) -> None:
+    # Given a topic that another program made
+    other.topic("t", **made).open()
+    other.topic("u", **made).open()
+    before = everything()
+    # When it is opened with the same policy, spelled in another way, and with another lease
+    await face.topic("t", **same, lease="5m").stats()
+    # Then that is well; a differing one is an error that names topic, value and fix, and writes nothing
+    with pytest.raises(PolicyChanged, match=r"^topic 'u' exists with another policy \(.*redefine=True") as caught:
+        await face.topic("u", **changed).trigger("k", {"a": 1, "b": 1})
+    assert caught.value.topic == "u"
+    assert caught.value.stored.keys() == caught.value.asked.keys() != set()
+    assert everything() == before
+
+
+def test_the_error_says_both_values(gate: Gate, other: Gate) -> None:
+    other.topic("t", window="60s").open()
+    with pytest.raises(PolicyChanged) as caught:
+        gate.topic("t", quiet="5s", slots=2).open()
+    assert caught.value.stored == {"quiet": None, "slots": 1, "window": 60.0}
+    assert caught.value.asked == {"quiet": 5.0, "slots": 2, "window": None}
+
+
+def test_one_program_may_not_say_two_policies(gate: Gate, everything: Dumps) -> None:
+    assert gate.topic("t", window="60s") is gate.topic("t", window=60)
+    with pytest.raises(PolicyChanged, match=r"window is 60\.0, asked 61\.0"):
+        gate.topic("t", window="61s")
+    assert everything() == {}
+
+
+async def test_redefine_changes_it_for_everybody(face: Any, other: Gate, url: str, clock: Clock) -> None:
+    other.topic("t", window="60s").trigger("k")
+    # When a program redefines it
+    topic = face.topic("t", window="5s", redefine=True)
+    await topic.trigger("j")
+    # Then the new policy holds for new messages; what is pending keeps its time
+    clock.advance("5s")
+    taken = await topic.take(10)
+    assert [one.key for one in taken] == ["j"]
+    await topic.ack(taken)
+    clock.advance("55s")
+    assert [one.key for one in await topic.take(10)] == ["k"]
+    with Gate(url, namespace=other.namespace) as third, pytest.raises(PolicyChanged, match=r"window is 5\.0, asked 60"):
+        third.topic("t", window="60s").open()
+
+
+async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock) -> None:
+    other.topic("t", window="60s").open()
+    # When it is redefined to have no policy at all, that is not the stored one taken over
+    topic = face.topic("t", redefine=True)
+    assert (await topic.trigger("k")).due_at == clock.now()
+
+
+async def test_redefine_does_not_change_slots(face: Any, other: Gate, everything: Dumps) -> None:
+    other.topic("t", slots=4).open()
+    before = everything()
+    with pytest.raises(PolicyChanged, match="slots cannot be changed"):
+        await face.topic("t", slots=8, redefine=True).trigger("k")
+    assert everything() == before
+
+
+async def test_a_topic_named_without_a_policy_takes_the_stored_one_over(face: Any, other: Gate, clock: Clock) -> None:
+    # Given a topic with a policy that another program made
+    other.topic("t", window="60s", max_size=3, merge={"n": "sum", "*": "first"}, slots=4).trigger("k", {"n": 1, "x": 1})
+    # When this one names it only, with a lease of its own
+    topic = face.topic("t", lease="5m")
+    receipt = await topic.trigger("k", {"n": 2, "x": 2})
+    # Then its triggers merge by the stored policy
+    assert receipt.status == "merged"
+    assert (receipt.due_at - clock.now()).total_seconds() == 60
+    clock.advance("60s")
+    (delivery,) = await topic.take(1)
+    assert delivery.payload == {"n": 3, "x": 1}
+    assert ((await topic.peek("k")).lease_until - clock.now()).total_seconds() == 300
+    assert (await topic.trigger("j", {"n": 1})).due_at is not None
+    with pytest.raises(BadInput, match="not an int or float"):
+        await topic.trigger("j", {"n": "x"})
+
+
+async def test_a_topic_named_without_a_policy_is_made_plain_when_it_is_new(face: Any, other: Gate, clock: Clock) -> None:
+    topic = face.topic("t")
+    assert (await topic.trigger("k")).due_at == clock.now()
+    with pytest.raises(PolicyChanged):
+        other.topic("t", window="60s").open()
+
+
+def test_the_policy_may_be_said_after_the_name(gate: Gate) -> None:
+    # Given a topic that was first named without its policy, as a module does that only triggers
+    named = gate.topic("t")
+    said = gate.topic("t", window="60s")
+    assert named is said is gate.topic("t")
+    assert (said.trigger("k").due_at, said.policy.window) != (None, None)
+    assert gate.aio.topic("t").policy.window == 60_000
+
+
+# -- foreign data -----------------------------------------------------------------------------------------------------
+
+
+def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]:
+    return {
+        "trigger": lambda: topic.trigger("k", event_id="e", version=1),
+        "trigger_many": lambda: topic.trigger_many([("k", 1), ("j", 2)]),
+        "take": lambda: topic.take(1),
+        "ack": lambda: topic.ack(delivery),
+        "nack": lambda: topic.nack(delivery),
+        "bury": lambda: topic.bury(delivery),
+        "give_back": lambda: topic.give_back(delivery),
+        "extend": lambda: topic.extend(delivery),
+        "cancel": lambda: topic.cancel("k"),
+        "reschedule": lambda: topic.reschedule("k", delay=1),
+        "flush a key": lambda: topic.flush("k"),
+        "flush": lambda: topic.flush(),
+        "peek": lambda: topic.peek("k"),
+        "stats": lambda: topic.stats(),
+        "next_due": lambda: topic.next_due(),
+        "dead.list": lambda: topic.dead.list(),
+        "dead.redrive": lambda: topic.dead.redrive(),
+        "dead.delete": lambda: topic.dead.delete(["0-1"]),
+    }
+
+
+async def _used(face: Any, clock: Clock) -> tuple[Any, Any]:
+    """A topic with something everywhere: pending, in flight, waiting, dead."""
+    topic = face.topic("t")
+    await topic.trigger_many([("dead", 1), ("flying", 1)])
+    dead, flying = await topic.take(2)
+    await topic.bury(dead)
+    await topic.trigger("flying", event_id="e0", version=0)
+    await topic.trigger("k", delay="60s")
+    clock.advance("31s")
+    await topic.extend(flying)
+    await topic.trigger("k")
+    return topic, flying
+
+
+async def _all_refuse(topic: Any, delivery: Any, everything: Dumps, at_fault: bytes, problem: str) -> None:
+    before = everything()
+    for name, verb in _verbs(topic, delivery).items():
+        with pytest.raises(ForeignData, match=rf"{problem}.*Nothing was written") as caught:
+            await verb()
+        assert caught.value.redis_key == at_fault.decode(), name
+        assert str(caught.value).startswith(at_fault.decode()), name
+        assert everything() == before, name
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_key_of_another_type_is_left_alone(
+    face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, part: str
+) -> None:
+    topic, delivery = await _used(face, clock)
+    # Given something foreign where a part of the slot should be
+    key = f"ig1:{{{namespace}:topic:t:0}}:{part}".encode()
+    raw.delete(key)
+    raw.rpush(key, "foreign")
+    # Then every verb says so, names the key, and writes nothing
+    await _all_refuse(topic, delivery, everything, key, "holds a list, expected a")
+
+
+async def test_a_slot_of_another_layout_is_left_alone(
+    face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str
+) -> None:
+    topic, delivery = await _used(face, clock)
+    # Given a slot that a later version of this library wrote
+    key = f"ig1:{{{namespace}:topic:t:0}}:facts".encode()
+    raw.hset(key, "v", "2")
+    await _all_refuse(topic, delivery, everything, key, "says layout 2, this program knows layout 1")
+
+
+@pytest.mark.parametrize("policy", [{}, {"window": "60s"}, {"window": "60s", "redefine": True}])
+async def test_a_foreign_registry_is_left_alone(
+    face: Any, raw: Any, everything: Dumps, namespace: str, policy: dict[str, Any]
+) -> None:
+    key = f"ig1:{{{namespace}:topics}}"
+    raw.set(key, "foreign")
+    before = everything()
+    topic = face.topic("t", **policy)
+    with pytest.raises(ForeignData, match=r"holds .*Nothing was written") as caught:
+        await topic.trigger("k")
+    assert caught.value.redis_key == key
+    assert everything() == before

@@ -1,0 +1,253 @@
+"""What becomes of a trigger: receipts, duplicates, versions, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, Trigger, append
+from idemgate.testing import Clock
+
+At = Callable[[float], datetime]
+
+
+async def _finish(topic: Any) -> list[Any]:
+    taken = await topic.take(1000)
+    await topic.ack(taken)
+    return taken
+
+
+# -- event_id ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_event_triggers_once(face: Any) -> None:
+    topic = face.topic("t", merge="count")
+    # Given an event that comes three times
+    receipts = [await topic.trigger("k", event_id="e-1") for _ in range(3)]
+    # Then two are told apart from a trigger, and do not count
+    assert [receipt.status for receipt in receipts] == ["scheduled", "duplicate", "duplicate"]
+    assert [receipt.accepted for receipt in receipts] == [True, False, False]
+    assert (await topic.trigger("k", event_id="e-2")).status == "merged"
+    assert [one.count for one in await topic.take(10)] == [2]
+    assert (await topic.stats())["duplicate"] == 2
+
+
+async def test_an_event_is_remembered_beyond_its_delivery_for_a_time(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", remember="10m")
+    # Given an event that was delivered and acked
+    await topic.trigger("k", event_id=7)
+    assert len(await _finish(topic)) == 1
+    # When it comes again within `remember`, by whatever spelling of its id
+    clock.advance("9m59.999s")
+    assert (await topic.trigger("k", event_id="7")).status == "duplicate"
+    # Then it is dropped; later it is new
+    clock.advance("1ms")
+    assert (await topic.trigger("k", event_id=7)).status == "scheduled"
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+async def test_one_event_may_trigger_many_keys(face: Any, slots: int) -> None:
+    topic = face.topic("t", slots=slots)
+    # When one event concerns twenty keys, whatever slots they are in
+    triggers = [Trigger(f"doc-{n}", event_id="e-1") for n in range(20)]
+    # Then each is triggered, once
+    assert {receipt.status for receipt in await topic.trigger_many(triggers)} == {"scheduled"}
+    assert {receipt.status for receipt in await topic.trigger_many(triggers)} == {"duplicate"}
+
+
+async def test_a_dropped_trigger_does_not_use_up_its_event(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="60s", edge="leading")
+    await topic.trigger("k")
+    # Given an event that was dropped inside the window
+    assert (await topic.trigger("k", event_id="e")).status == "dropped"
+    # When it comes again after the window, it counts
+    clock.advance("60s")
+    assert (await topic.trigger("k", event_id="e")).accepted
+
+
+# -- version ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_older_version_is_dropped(face: Any) -> None:
+    topic = face.topic("t", window="60s")
+    # Given versions that arrive out of order; the same version again is not older
+    receipts = [await topic.trigger("k", f"v{version}", version=version) for version in (5, 4, 7, 7, -1, 6)]
+    assert [receipt.status for receipt in receipts] == ["scheduled", "dropped", "merged", "merged", "dropped", "dropped"]
+    # Then the newest is what is delivered; a trigger without a version is not compared
+    assert (await topic.trigger("k", "unversioned")).status == "merged"
+    pending = (await topic.peek("k")).pending
+    assert (pending.count, pending.version, pending.payload) == (4, 7, "unversioned")
+    assert (await topic.trigger("other", version=1)).accepted
+
+
+async def test_a_version_is_remembered_beyond_its_delivery(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", remember="1h")
+    await topic.trigger("k", version=2**53)
+    assert [one.version for one in await _finish(topic)] == [2**53]
+    # When an older one comes after the delivery, it is dropped, until `remember` is over
+    clock.advance("59m59s")
+    assert (await topic.trigger("k", version=2**53 - 1)).status == "dropped"
+    clock.advance("1s")
+    assert (await topic.trigger("k", version=2**53 - 1)).status == "scheduled"
+    assert (await topic.trigger("k")).accepted
+
+
+# -- in flight --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("ack", [("b", ["2", "3"], 1)]),
+        ("nack", [("b", ["1", "2", "3"], 2)]),
+        ("give_back", [("b", ["1", "2", "3"], 1)]),
+        ("bury", [("b", ["2", "3"], 1)]),
+        ("lapse", [("b", ["1", "2", "3"], 2)]),
+    ],
+)
+async def test_a_trigger_while_its_key_is_in_flight_waits_behind_it(
+    face: Any, clock: Clock, conserved: Any, end: str, expected: Any
+) -> None:
+    topic = face.topic("t", merge=append(), lease="30s", backoff=0)
+    # Given a delivery that was taken
+    await topic.trigger("b", "1")
+    (running,) = await topic.take(10)
+    # When its key is triggered meanwhile
+    receipts = [(await topic.trigger("b", payload)).status for payload in ("2", "3")]
+    assert receipts == ["scheduled", "merged"]
+    # Then the running one is not touched, and the new message cannot be taken
+    stats = await topic.stats()
+    assert (stats.waiting, stats.in_flight, stats.ready, stats.next_due) == (1, 1, 0, None)
+    assert await topic.take(10) == []
+    assert running.payload == ["1"]
+    # And it is delivered when the running one has ended; with it, where that is tried again
+    if end == "lapse":
+        clock.advance("30s")
+    else:
+        assert await getattr(topic, end)(running) == ("dead" if end == "bury" else "ok")
+    assert [(one.key, one.payload, one.attempt) for one in await topic.take(10)] == expected
+    await conserved(topic, ["b"])
+
+
+async def test_what_waits_keeps_its_own_window(face: Any, clock: Clock, at: At) -> None:
+    topic = face.topic("t", window="60s", lease="5m")
+    await topic.trigger("k")
+    clock.advance("60s")
+    (running,) = await topic.take(10)
+    # Given a trigger behind it
+    clock.advance("10s")
+    assert (await topic.trigger("k")).due_at == at(130)
+    # When the running one ends before that window does, or after
+    assert await topic.ack(running) == "ok"
+    assert await topic.take(10) == []
+    clock.advance("60s")
+    assert [one.due_at for one in await topic.take(10)] == [at(130)]
+
+
+async def test_a_named_time_behind_a_delivery_wins_over_its_retry(face: Any, clock: Clock, at: At) -> None:
+    topic = face.topic("t", backoff="5s")
+    await topic.trigger("k", 1)
+    (running,) = await topic.take(10)
+    assert (await topic.trigger("k", 2, delay="10m")).due_at == at(600)
+    # When the running one is to be tried again, both go at the time the caller named
+    assert await topic.nack(running) == "ok"
+    assert (await topic.peek("k")).due_at == at(600)
+    clock.advance("10m")
+    assert [(one.count, one.reason, one.attempt) for one in await topic.take(10)] == [(2, "time", 2)]
+
+
+# -- many at once -----------------------------------------------------------------------------------------------------
+
+
+async def test_many_triggers_keep_their_order(face: Any) -> None:
+    topic = face.topic("t", slots=8, merge=append())
+    # Given 100 keys, each triggered thrice, over eight slots
+    triggers = [(f"k{n}", turn) for turn in range(3) for n in range(100)]
+    receipts = await topic.trigger_many(triggers)
+    # Then receipts come in the order of the triggers, and payloads merge in it
+    assert [receipt.status for receipt in receipts] == ["scheduled"] * 100 + ["merged"] * 200
+    taken = await topic.take(1000)
+    assert {one.key: one.payload for one in taken} == {f"k{n}": [0, 1, 2] for n in range(100)}
+    assert {one.slot for one in taken} == set(range(8))
+
+
+async def test_triggers_and_pairs_may_be_mixed(face: Any, at: At) -> None:
+    topic = face.topic("t", window="60s")
+    mixed = [("a", 1), Trigger("a", 2, delay="5s"), Trigger("b", event_id="e"), Trigger("b", event_id="e"), Trigger("c", version=3)]
+    receipts = await topic.trigger_many(iter(mixed))
+    assert [receipt.status for receipt in receipts] == ["scheduled", "replaced", "scheduled", "duplicate", "scheduled"]
+    assert [receipt.due_at for receipt in receipts] == [at(60), at(5), at(60), None, at(60)]
+    assert await topic.trigger_many([]) == []
+
+
+async def test_all_are_checked_before_any_is_sent(face: Any, everything: Any) -> None:
+    topic = face.topic("t", slots=4)
+    # When the last of 600 triggers is bad
+    with pytest.raises(BadInput, match="key=''"):
+        await topic.trigger_many([(f"k{n}", n) for n in range(600)] + [("", 1)])
+    # Then nothing was written, not even the topic
+    assert everything() == {}
+
+
+def _scripts_run(raw: Any) -> int:
+    found = raw.info("commandstats")
+    return sum(found[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in found)
+
+
+@pytest.mark.parametrize(("triggers", "slots", "expected"), [(100, 1, 1), (500, 1, 1), (501, 1, 2), (1200, 1, 3), (100, 2, 2)])
+async def test_a_batch_is_one_script_call_for_each_slot_and_500(
+    face: Any, raw: Any, url: str, triggers: int, slots: int, expected: int
+) -> None:
+    # Given a topic that is open and whose scripts the server knows
+    topic = face.topic("t", slots=slots)
+    await topic.trigger_many([(n, None) for n in range(20)])
+    before = _scripts_run(raw)
+    # When many triggers are put in
+    assert len(await topic.trigger_many([(n, None) for n in range(triggers)])) == triggers
+    # Then the server ran this many scripts, and no more
+    assert _scripts_run(raw) - before == expected
+    # And what was taken is acked in one for each slot and 500, too
+    taken = await topic.take(100)
+    before = _scripts_run(raw)
+    await topic.ack(taken)
+    assert _scripts_run(raw) - before == len({one.slot for one in taken})
+
+
+async def test_one_trigger_is_one_script_call(face: Any, raw: Any) -> None:
+    topic = face.topic("t", window="60s")
+    await topic.trigger("k")
+    before = _scripts_run(raw)
+    await topic.trigger("k", event_id="e", version=3, delay="1s")
+    assert _scripts_run(raw) - before == 1
+
+
+async def test_many_writers_lose_nothing(gate: Gate, conserved: Any) -> None:
+    # Given twenty tasks that trigger the same three keys, 50 times each, while another takes and acks
+    topic = gate.aio.topic("t", merge="count", slots=2)
+    acked = 0
+
+    async def write(n: int) -> None:
+        for turn in range(50):
+            await topic.trigger(f"k{(n + turn) % 3}")
+
+    async def work() -> None:
+        nonlocal acked
+        while acked < 1000:
+            taken = await topic.take(10)
+            acked += sum(one.payload for one in taken)
+            if taken:
+                await topic.ack(taken)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(work())
+        for n in range(20):
+            group.create_task(write(n))
+    # Then each trigger was in exactly one delivery
+    assert acked == 1000
+    await conserved(topic, ["k0", "k1", "k2"])
+    assert (await topic.stats())["acked_triggers"] == 1000

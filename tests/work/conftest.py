@@ -1,0 +1,40 @@
+"""What tests of long-running things wait with: for something to happen, never for time to pass."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """`await eventually(lambda: seen == [1])`: returns what it gave once that is true; fails after `within` seconds."""
+
+    async def wait(check: Callable[[], Any], within: float = 10.0) -> Any:
+        end = monotonic() + within
+        while True:
+            found = check()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
+            assert monotonic() < end, "it did not happen"
+            await asyncio.sleep(0.003)
+
+    return wait
+
+
+@pytest.fixture
+async def live(url: str, namespace: str) -> AsyncIterator[Gate]:
+    """A gate on the server's own clock: for heartbeats and sleeping, which are about real time."""
+    made = Gate(url, namespace=namespace)
+    yield made
+    await made.aio.close()
+    made.close()
