@@ -42,6 +42,11 @@ class Proxy:
         """The request never reaches the server; its connection breaks."""
         self._toxics["drop", word] += times
 
+    def heal(self) -> None:
+        """Passes everything on again, at once."""
+        self._toxics.clear()
+        self.delay, self.black_hole = 0.0, False
+
     def count(self, word: bytes) -> int:
         """How many times the word was in what reached the server."""
         with self._lock:

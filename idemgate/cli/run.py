@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from idemgate.cli import logs
+from idemgate.cli.arguments import count, span
 from idemgate.errors import BadInput
 from idemgate.gate import Gate
 
@@ -36,8 +37,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--topic", metavar="T", dest="topics", action="append", default=[], help="only this topic; may be repeated"
     )
-    parser.add_argument("--concurrency", metavar="N", type=int, default=32, help="handlers at once (default: 32)")
-    parser.add_argument("--grace", metavar="TIME", default="30s", help="time to finish, when stopped (default: 30s)")
+    parser.add_argument("--concurrency", metavar="N", type=count, default=32, help="handlers at once (default: 32)")
+    parser.add_argument(
+        "--grace", metavar="TIME", type=span, default=30.0, help="time to finish, when stopped (default: 30s)"
+    )
     parser.set_defaults(command=work)
 
 

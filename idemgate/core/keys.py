@@ -22,7 +22,7 @@ from urllib.parse import quote_from_bytes
 
 from idemgate.errors import BadInput
 
-__all__ = ["Key", "check_name", "digest", "raw", "record", "slot", "slot_of", "text_of", "topics"]
+__all__ = ["Key", "check_name", "check_scope", "digest", "raw", "record", "slot", "slot_of", "text_of", "topics"]
 
 Key = str | bytes | int
 
@@ -41,6 +41,18 @@ def check_name(value: str, what: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise BadInput(what, value, "not a name", "Use 1 to 64 of A-Z a-z 0-9 _ . -")
     return value
+
+
+def check_scope(scope: str) -> str:
+    """A scope, or BadInput."""
+    if isinstance(scope, str) and scope:
+        try:
+            scope.encode()
+        except UnicodeEncodeError:
+            pass
+        else:
+            return scope
+    raise BadInput("scope", scope, "not a name", "Use text that is not empty; once also takes None: the function's name")
 
 
 def raw(key: Key) -> bytes:
@@ -91,6 +103,7 @@ def _escape(text: bytes) -> bytes:
 
 @lru_cache(4096)
 def _record_prefix(namespace: str, scope: str) -> bytes:
+    check_scope(scope)
     # The scope may not hold the colon that ends it; the key, being last, may.
     return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape(scope.encode()).replace(b":", b"%3A"))
 

@@ -11,6 +11,7 @@ import tenacity
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
+from idemgate.core.keys import check_scope
 from idemgate.core.keyspec import compile_fingerprint, compile_key
 from idemgate.core.passage import ErrorPolicy, Guard, OnDone, OnError, OnInProgress, OnLeaseLoss, OnStoreError
 from idemgate.errors import BadInput
@@ -51,8 +52,8 @@ def guard_of(
         _one_of("on_done", on_done, OnDone)
     if not callable(on_error):
         _one_of("on_error", on_error, OnError)
-    if scope is not None and (not isinstance(scope, str) or not scope):
-        raise BadInput("scope", scope, "not a name", "Use a text that is not empty, or None for the function's name")
+    if scope is not None:
+        check_scope(scope)
     if retry is not None and not isinstance(retry, tenacity.BaseRetrying):
         raise BadInput(
             "retry",
@@ -92,7 +93,7 @@ def decorate(
     """The function behind its guard; BadInput if it is a generator or does not have the fields that `key` names."""
     inner = getattr(func, "__func__", func)
     if not callable(inner):
-        raise BadInput("function", func, "not callable", "Decorate a function or a method")
+        raise BadInput("function", func, "not callable", "Decorate a function or a method, as in @once(...): with parentheses")
     refuse_generator(inner)
     if isinstance(retry, tenacity.AsyncRetrying) and not awaited(inner):
         raise BadInput("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from idemgate.core.functions import awaited, hints_of, qualified_name
+from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.keyspec import KeySpec, compile_key
 from idemgate.core.merging import Merge, merge_of
 from idemgate.core.messages import Delivery, Receipt
@@ -73,11 +73,13 @@ class AioMerged(Generic[P, R]):
 
 def merged(gate: Gate, func: Callable[P, R], key: Any, name: str | None, options: dict[str, Any]) -> Merged[P, R]:
     """Makes the topic of a function and registers the handler that calls it."""
+    refuse_generator(func)
     signature = inspect.signature(func)
     _check(func, signature, merge_of(options["merge"]))
+    compiled = compile_key(key, func)
     topic = gate.topic(_topic_name(func) if name is None else name, **options)
     topic.handler(_handler(func, signature))
-    return Merged(func, topic, compile_key(key, func), signature)
+    return Merged(func, topic, compiled, signature)
 
 
 def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,6 +21,11 @@ __all__ = ["run"]
 
 def run(gate: Gate, topics: Sequence[str] = (), *, concurrency: int = 32, grace: Duration = "30s") -> None:
     """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
+    here = threading.current_thread()
+    if here is not threading.main_thread():
+        raise BadInput(
+            "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
+        )
     asyncio.run(_run(gate, topics, concurrency, grace))
 
 

@@ -42,7 +42,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"fingerprint": awaiting_key}, "coroutine"),
     ({"scope": ""}, "scope=''.*Use"),
     ({"scope": 7}, "scope=7.*Use"),
-    ({"scope": "\ud800"}, "scope=.*Unicode.*Use"),
+    ({"scope": "\ud800"}, "scope=.*Use"),
     *(
         ({name: value}, f"{name}=.*{text}.*Pass|{name}=.*{text}.*seconds")
         for name in ("retention", "lease", "wait")
@@ -73,7 +73,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_attempts": -1}, "max_attempts=-1"),
     ({"max_attempts": 1.5}, "max_attempts=1.5"),
     ({"max_attempts": True}, "max_attempts=True"),
-    ({"max_attempts": 2**60}, "max_attempts="),
     ({"max_result_bytes": 0}, "max_result_bytes=0.*at least 1"),
     ({"max_result_bytes": "1k"}, "max_result_bytes='1k'"),
     ({"remember": -1}, "remember=-1.*at least 0"),
@@ -88,7 +87,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "says"), OPTIONS, ids=[repr(options)[:50] for options, _ in OPTIONS])
+@pytest.mark.parametrize(("options", "says"), OPTIONS, ids=[f"{'-'.join(o)}{n}" for n, (o, _) in enumerate(OPTIONS)])
 def test_options_that_cannot_work_are_refused_at_decoration(gate: Gate, options: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=f"(?s){says}") as refused:
         gate.once(**{"key": "{k}"} | options)(handle)
@@ -97,7 +96,7 @@ def test_options_that_cannot_work_are_refused_at_decoration(gate: Gate, options:
 
 
 def test_the_decorator_without_its_parentheses_says_what_is_missing(gate: Gate) -> None:
-    with pytest.raises(BadInput, match=r"function='x'.*@once\(\.\.\.\)|parenthes"):
+    with pytest.raises(BadInput, match=r"function='x'.*@once\(\.\.\.\): with parentheses"):
         gate.once(handle)("x")  # type: ignore[arg-type]
 
 
@@ -142,7 +141,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("method", "args", "options", "says"), CALLS, ids=[f"{m}{args!r:.30}{o!r:.40}" for m, args, o, _ in CALLS]
+    ("method", "args", "options", "says"), CALLS, ids=[f"{call[0]}{n}" for n, call in enumerate(CALLS)]
 )
 async def test_calls_that_cannot_work_are_refused_before_anything_is_written(
     face: Any, stored: Stored, method: str, args: tuple[Any, ...], options: dict[str, Any], says: str

@@ -300,7 +300,7 @@ async def test_max_result_bytes_counts_to_the_byte(face: Any) -> None:
 async def test_max_result_bytes_is_about_results_only(face: Any) -> None:
     @face.once(key="{k}", scope="s", max_result_bytes=1, on_error="store")
     def handle(k: str) -> None:
-            assert current().checkpoint("a note that is longer")
+        assert current().checkpoint("a note that is longer")
         raise ValueError("a failure that is longer")
 
     with pytest.raises(ValueError, match="longer"):

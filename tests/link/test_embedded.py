@@ -63,9 +63,7 @@ def eventually(happens: Callable[[], object], within: float = 10.0) -> None:
 
 def running(pid: int) -> bool:
     """Whether this process is there, and not merely waiting to be reaped by whoever adopted it."""
-    shown = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return bool(shown.strip()) and not shown.startswith("Z")
 
 
@@ -318,9 +316,7 @@ def someone_left(url: str) -> bool:
 
 
 @one_program
-def test_one_server_per_url_and_process(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_server_per_url_and_process(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Given two who name the same directory in two ways, and two who name none
     kept, same = embedded.shared("embedded://data"), embedded.shared(f"embedded://{tmp_path}/data")
@@ -361,9 +357,7 @@ def test_a_crashed_server_comes_back_with_its_data(
         # Then it is there again under the same URL with every write, and the log says so
         eventually(partial(new_server, server, crashed))
         with client(server.url) as redis:
-            assert redis.mget([f"k{number}" for number in range(200)]) == [
-                str(number) for number in range(200)
-            ]
+            assert redis.mget([f"k{number}" for number in range(200)]) == [str(number) for number in range(200)]
         eventually(lambda: "restarted as pid" in caplog.text)
         assert f"(pid {crashed})" in caplog.text
         assert "was ended by SIGKILL" in caplog.text
@@ -547,9 +541,7 @@ def test_the_wheel_is_used_without_importing_it(monkeypatch: pytest.MonkeyPatch,
 
 
 @one_program
-def test_an_old_server_does_not_open_newer_data(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_server_does_not_open_newer_data(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given data written by a server of today
     data = tmp_path / "data"
     with embedded.start(str(data)) as server:
@@ -565,9 +557,7 @@ def test_a_silent_server_is_not_waited_for_for_ever(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a program that starts and never listens
-    quiet = fake(
-        tmp_path / "quiet", 'test "$1" = --version && echo "Redis server v=7.0.1 s" && exit', "exec sleep 60"
-    )
+    quiet = fake(tmp_path / "quiet", 'test "$1" = --version && echo "Redis server v=7.0.1 s" && exit', "exec sleep 60")
     monkeypatch.setenv("IDEMGATE_SERVER", quiet)
     # Then the start ends with an error, and leaves no directory
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

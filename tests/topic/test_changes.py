@@ -127,7 +127,9 @@ async def test_reschedule_to_the_past_means_now(face: Any, clock: Clock, at: At)
     assert [one.due_at for one in await topic.take(1)] == [clock.now()]
 
 
-@pytest.mark.parametrize(("times", "problem"), [({}, "no time named"), ({"delay": 1, "at": datetime.max}, "at= was given too")])
+@pytest.mark.parametrize(
+    ("times", "problem"), [({}, "no time named"), ({"delay": 1, "at": datetime.max}, "at= was given too")]
+)
 async def test_reschedule_needs_one_time(face: Any, everything: Any, times: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput, match=problem):
         await face.topic("t").reschedule("k", **times)

@@ -25,7 +25,11 @@ async def test_letters_are_listed_newest_first(face: Any, clock: Clock) -> None:
         await _bury(topic, reason=f"reason {n}")
         clock.advance("1s")
     # When they are listed, page by page
-    first, second, beyond = await topic.dead.list(8), await topic.dead.list(15, skip=8), await topic.dead.list(5, skip=20)
+    first, second, beyond = (
+        await topic.dead.list(8),
+        await topic.dead.list(15, skip=8),
+        await topic.dead.list(5, skip=20),
+    )
     # Then they come newest first, with all that is known of them
     assert [letter.payload["n"] for letter in first] == list(range(19, 11, -1))
     assert [letter.payload["n"] for letter in second] == list(range(11, -1, -1))

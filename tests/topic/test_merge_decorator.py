@@ -108,7 +108,9 @@ async def test_an_async_function_stays_one(face: Any, gate: Gate) -> None:
 
 
 async def test_each_argument_may_have_its_policy(face: Any, gate: Gate) -> None:
-    @gate.merge(key="{doc}", merge={"n": "sum", "tags": "union", "log": append(2), "times": "count", "*": "first"}, name="f")
+    @gate.merge(
+        key="{doc}", merge={"n": "sum", "tags": "union", "log": append(2), "times": "count", "*": "first"}, name="f"
+    )
     def f(doc: str, n: int, tags: list[str], log: str, times: int = 0, who: str = "") -> Any:
         return doc, n, tags, log, times, who
 
@@ -157,8 +159,8 @@ async def test_bad_arguments_are_refused_and_nothing_is_written(face: Any, gate:
         await _trigger(f, face, "k", "x")
     with pytest.raises(BadInput, match="makes an empty key"):
         await _trigger(f, face, "", 1)
-    with pytest.raises(BadInput, match=r"payload\['a'\]"):
-        await _trigger(f, face, type("Odd", (), {"__str__": lambda self: "k"})(), 1)
+    with pytest.raises(BadInput, match=r"\{a\}=<object object at .*does not name anything"):
+        await _trigger(f, face, object(), 1)
     assert everything() == {}
 
 
@@ -177,6 +179,9 @@ class _Shop:
 def _plain(a: int, b: int = 2) -> None: ...
 
 
+def _a_function_whose_name_is_so_long_that_no_topic_can_be_named_after_it(a: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("func", "options", "text"),
     [
@@ -190,7 +195,7 @@ def _plain(a: int, b: int = 2) -> None: ...
         (_plain, {"window": "1m", "quiet": "1m"}, "quiet=60.0"),
         (_plain, {"name": "a b"}, "topic='a b': not a name"),
         (_plain, {"name": None, "window": -1}, "window=-1"),
-        (lambda a: a, {"name": None}, "Pass name="),
+        (_a_function_whose_name_is_so_long_that_no_topic_can_be_named_after_it, {"name": None}, "Pass name="),
     ],
 )
 def test_a_bad_use_is_refused_at_decoration(gate: Gate, everything: Any, func: Any, options: Any, text: str) -> None:
@@ -198,7 +203,7 @@ def test_a_bad_use_is_refused_at_decoration(gate: Gate, everything: Any, func: A
         gate.merge(**({"name": "f"} | options))(func)
     assert text in str(caught.value)
     assert everything() == {}
-    assert gate.topics == {} or options.get("key") or "generator" in text
+    assert gate.topics == {}
 
 
 def test_a_topic_has_one_handler(gate: Gate) -> None:

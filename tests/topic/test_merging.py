@@ -97,7 +97,9 @@ async def test_a_field_that_is_not_named_is_the_last(face: Any) -> None:
 
 @pytest.mark.parametrize("payloads", [[{}, {}], [{}, {"n": 1}], [{"n": 1}, {}]])
 async def test_payloads_may_lack_fields(face: Any, payloads: list[dict[str, int]]) -> None:
-    assert (await _merged(face, {"n": "sum"}, payloads)).payload == {name: 1 for payload in payloads for name in payload}
+    assert (await _merged(face, {"n": "sum"}, payloads)).payload == {
+        name: 1 for payload in payloads for name in payload
+    }
 
 
 async def test_field_names_are_any_text(face: Any) -> None:
@@ -130,5 +132,3 @@ async def test_a_payload_of_another_codec_is_told(face: Any, url: str, namespace
     with pytest.raises(NotDecodable, match="the limit is 262,144"):
         _ = delivery.payload
     assert await face.topic("t").bury(delivery, reason="too large") == "dead"
-
-

@@ -143,7 +143,9 @@ TRIGGERS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["new", "opened"])
-@pytest.mark.parametrize(("merge", "trigger", "text"), TRIGGERS, ids=lambda value: value[:30] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("merge", "trigger", "text"), TRIGGERS, ids=lambda value: value[:30] if isinstance(value, str) else ""
+)
 async def test_a_bad_trigger_is_refused_before_anything_is_written(
     gate: Gate, everything: Dumps, merge: Any, trigger: dict[str, Any], text: str, opened: bool
 ) -> None:
@@ -288,7 +290,9 @@ async def test_a_topic_named_without_a_policy_takes_the_stored_one_over(face: An
         await topic.trigger("j", {"n": "x"})
 
 
-async def test_a_topic_named_without_a_policy_is_made_plain_when_it_is_new(face: Any, other: Gate, clock: Clock) -> None:
+async def test_a_topic_named_without_a_policy_is_made_plain_when_it_is_new(
+    face: Any, other: Gate, clock: Clock
+) -> None:
     topic = face.topic("t")
     assert (await topic.trigger("k")).due_at == clock.now()
     with pytest.raises(PolicyChanged):

@@ -76,7 +76,14 @@ async def test_an_older_version_is_dropped(face: Any) -> None:
     topic = face.topic("t", window="60s")
     # Given versions that arrive out of order; the same version again is not older
     receipts = [await topic.trigger("k", f"v{version}", version=version) for version in (5, 4, 7, 7, -1, 6)]
-    assert [receipt.status for receipt in receipts] == ["scheduled", "dropped", "merged", "merged", "dropped", "dropped"]
+    assert [receipt.status for receipt in receipts] == [
+        "scheduled",
+        "dropped",
+        "merged",
+        "merged",
+        "dropped",
+        "dropped",
+    ]
     # Then the newest is what is delivered; a trigger without a version is not compared
     assert (await topic.trigger("k", "unversioned")).status == "merged"
     pending = (await topic.peek("k")).pending
@@ -177,7 +184,13 @@ async def test_many_triggers_keep_their_order(face: Any) -> None:
 
 async def test_triggers_and_pairs_may_be_mixed(face: Any, at: At) -> None:
     topic = face.topic("t", window="60s")
-    mixed = [("a", 1), Trigger("a", 2, delay="5s"), Trigger("b", event_id="e"), Trigger("b", event_id="e"), Trigger("c", version=3)]
+    mixed = [
+        ("a", 1),
+        Trigger("a", 2, delay="5s"),
+        Trigger("b", event_id="e"),
+        Trigger("b", event_id="e"),
+        Trigger("c", version=3),
+    ]
     receipts = await topic.trigger_many(iter(mixed))
     assert [receipt.status for receipt in receipts] == ["scheduled", "replaced", "scheduled", "duplicate", "scheduled"]
     assert [receipt.due_at for receipt in receipts] == [at(60), at(5), at(60), None, at(60)]
@@ -198,7 +211,9 @@ def _scripts_run(raw: Any) -> int:
     return sum(found[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in found)
 
 
-@pytest.mark.parametrize(("triggers", "slots", "expected"), [(100, 1, 1), (500, 1, 1), (501, 1, 2), (1200, 1, 3), (100, 2, 2)])
+@pytest.mark.parametrize(
+    ("triggers", "slots", "expected"), [(100, 1, 1), (500, 1, 1), (501, 1, 2), (1200, 1, 3), (100, 2, 2)]
+)
 async def test_a_batch_is_one_script_call_for_each_slot_and_500(
     face: Any, raw: Any, url: str, triggers: int, slots: int, expected: int
 ) -> None:

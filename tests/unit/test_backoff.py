@@ -38,7 +38,7 @@ def first(policy: Any, count: int = 4) -> list[int]:
         (tenacity.wait_fixed(1) + tenacity.wait_exponential(), [2_000, 3_000, 5_000, 9_000]),
         (tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(9)), [1_000, 9_000, 9_000, 9_000]),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_policy_gives_milliseconds_by_attempt(policy: Any, expected: list[int]) -> None:
     assert first(policy) == expected

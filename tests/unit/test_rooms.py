@@ -115,9 +115,9 @@ def test_the_package_keeps_its_rooms() -> None:
         pytest.param(
             "topic.py", "def f():\n    from idemgate.once import guard", id="beside, lazily, not the gate"
         ),
-        pytest.param("gate.py", "from idemgate.topic import Topic", id="the gate, eagerly"),
+        pytest.param("work/worker.py", "from idemgate.gate import Gate", id="work knows the gate, not only its type"),
         pytest.param(
-            "gate.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import idemgate.topic", id="else of typing"
+            "once/claim.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import idemgate.gate", id="else of typing"
         ),
         pytest.param("cli/__init__.py", "from idemgate.ui import app", id="cli knows ui"),
         pytest.param(
@@ -147,7 +147,7 @@ def test_a_breach_is_named_with_its_place(path: str, source: str) -> None:
             "core/keys.py", "PREFIX = 'ig1:'\nfrom idemgate.errors import BadInput", id="the key module"
         ),
         pytest.param("core/codec.py", "import msgpack", id="msgpack in core"),
-        pytest.param("gate.py", "def f():\n    from idemgate.work import worker", id="the gate, lazily"),
+        pytest.param("once/claim.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="the gate's type"),
         pytest.param("link/aio.py", "import redis.asyncio", id="redis in the link"),
         pytest.param(
             "once.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="beside, only a type"

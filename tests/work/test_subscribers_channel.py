@@ -1,4 +1,4 @@
-"""Callbacks on Pub/Sub channels: every replica hears, one runs; nothing ends the subscriber; what is lost is counted."""
+"""Callbacks on Pub/Sub channels: every replica hears, one runs; no outcome ends it; what is lost is counted."""
 
 from __future__ import annotations
 
@@ -176,9 +176,7 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
     ran: list[str] = []
 
     @one.on(namespace, concurrency=1)
-    @one.once(
-        key=event_id, scope="outcomes", on_done="raise", fingerprint=lambda heard: heard.json().get("amount", 0)
-    )
+    @one.once(key=event_id, scope="outcomes", on_done="raise", fingerprint=lambda heard: heard.json().get("amount", 0))
     def handle(heard: Heard) -> None:
         ran.append(event_id(heard))
         if event_id(heard) == "bad":
@@ -319,6 +317,6 @@ def test_bad_input_is_refused_where_it_is_written(channel: str, options: Any, ca
 
 
 async def test_nothing_to_listen_to_is_an_error(one: Gate) -> None:
-    with pytest.raises(BadInput, match="gate.on"):
+    with pytest.raises(BadInput, match=r"gate\.on"):
         async with one.aio.subscribers():
             pass

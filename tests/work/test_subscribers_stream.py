@@ -1,14 +1,13 @@
-"""Callbacks on consumer groups: acknowledged when done, left while another owner runs, reclaimed, and given up for good."""
+"""Callbacks on consumer groups: acknowledged when done, left while another owner runs, reclaimed, given up for good."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -29,6 +28,12 @@ async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         await asyncio.sleep(0.003)
+
+
+@pytest.fixture(autouse=True)
+def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop waits for the read under way: a short one, here, where there are many stops."""
+    monkeypatch.setattr("idemgate.work.subscribers.stream.BLOCK", 50)
 
 
 @pytest.fixture
@@ -288,22 +293,32 @@ gate.run()
 """
 
 
-async def test_a_killed_process_leaves_nothing_behind(one: Gate, stream: Log, url: str) -> None:
-    # Given a process that was killed while it handled an entry
+@pytest.fixture
+def doomed(url: str, stream: Log) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", KILLED, url, stream.name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        entry = stream.add(n=1).decode()
-        assert await asyncio.to_thread(process.stdout.readline) == "started\n"
-        process.send_signal(signal.SIGKILL)
-    # When a replica of it listens
+        yield process
+        process.kill()
+
+
+async def test_a_killed_process_leaves_nothing_behind(one: Gate, stream: Log, doomed: subprocess.Popen[str]) -> None:
+    # Given a process that was killed while it handled an entry
+    assert doomed.stdout is not None
+    number = stream.add(n=1).decode()
+    assert await asyncio.to_thread(doomed.stdout.readline) == "started\n"
+    doomed.kill()
     got: list[Entry] = []
-    handle = one.once(key="{entry.id}", scope="killed")(lambda entry: got.append(entry))
-    one.stream(stream.name, group="billing", reclaim=SOON)(handle)
+
+    @one.stream(stream.name, group="billing", reclaim=SOON)
+    @one.once(key="{entry.id}", scope="killed")
+    def handle(entry: Entry) -> None:
+        got.append(entry)
+
+    # When a replica of it listens
     async with one.aio.subscribers():
         await until(lambda: stream.settled(1))
     # Then it ran there, as soon as neither the group nor the guard held it for the dead
-    assert [found.id for found in got] == [entry]
+    assert [entry.id for entry in got] == [number]
     assert one.counters["once.taken_over"] == 1
 
 

@@ -9,12 +9,10 @@ stage machinery.
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
-from idemgate.core.durations import milliseconds
-from idemgate.errors import BadInput
+from idemgate.cli.arguments import count, duration, factor
 
 __all__ = ["add_to"]
 
@@ -55,24 +53,24 @@ def add_to(commands: Any) -> None:
     add(
         "--speed",
         metavar="FACTOR",
-        type=_speed,
+        type=factor,
         help="times as fast as in the file, or max (default: 25 s in all)",
     )
     add(
         "--max-gap",
         metavar="TIME",
-        type=_duration,
+        type=duration,
         default=60.0,
         help="longest pause, in the file's time (default: 1m)",
     )
     add(
         "--window",
         metavar="TIME",
-        type=_duration,
+        type=duration,
         help="window of the topic, in the file's time (default: 1s; of a file 1h)",
     )
-    add("--events", metavar="N", type=_count, help="only the first N events (default: all; 2,000 made up)")
-    add("--subscribers", metavar="N", type=_count, default=4, help="processes that hear every event (default: 4)")
+    add("--events", metavar="N", type=count, help="only the first N events (default: all; 2,000 made up)")
+    add("--subscribers", metavar="N", type=count, default=4, help="processes that hear every event (default: 4)")
     add(
         "--seed",
         metavar="N",
@@ -89,33 +87,3 @@ def _command(options: argparse.Namespace) -> int:
     from idemgate.cli.demo.play import play
 
     return play(options)
-
-
-def _duration(text: str) -> float:
-    try:
-        return milliseconds(float(text) if _is_number(text) else text, "TIME") / 1000
-    except BadInput as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _speed(text: str) -> float:
-    if text == "max":
-        return math.inf
-    speed = float(text) if _is_number(text) else 0.0
-    if not 0 < speed < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number, nor max")
-    return speed
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)

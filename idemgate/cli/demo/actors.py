@@ -56,8 +56,9 @@ def work(order: Order, report: Report) -> None:
     async def render(delivery: Delivery[dict[str, Any]]) -> None:
         seconds, micros = await gate.aio.link.command("TIME")
         now_ms = int(seconds) * 1000 + int(micros) / 1000
-        ids = delivery.payload["ids"]
-        report.add("delivered", (delivery.key, ids, delivery.count, delivery.dropped, delivery.due_ms, now_ms))
+        first_ms = round(delivery.first_at.timestamp() * 1000)
+        facts = (delivery.count, delivery.dropped, first_ms, delivery.due_ms, now_ms)
+        report.add("delivered", (delivery.key, delivery.payload["ids"], *facts))
 
     gate.run()
     report.add("counters", gate.counters.snapshot())

@@ -9,11 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import IO, Any
 
 from idemgate.cli.demo.order import PATIENCE, Order
 
 __all__ = ["Child", "end"]
+
+
+MOST_SAID = 60
+"""Lines of a child's log that are passed on: one fault for each of 60,000 events says no more than the first."""
 
 
 class Child:
@@ -41,7 +46,7 @@ class Child:
         self._stdin = self._process.stdin
         self._readers = [
             _reading(self._process.stdout, lambda line: heard(json.loads(line))),
-            _reading(self._process.stderr, lambda line: said(f"{name}: {line.decode(errors='replace').rstrip()}")),
+            _reading(self._process.stderr, _first_of(name, said)),
         ]
         with contextlib.suppress(BrokenPipeError):  # it ended already, as `ended` will say
             self._stdin.write(order.line())
@@ -80,6 +85,18 @@ def end(children: list[Child]) -> list[str]:
     deadline = time.monotonic() + PATIENCE + 2
     wrong = [child.wait(max(0.1, deadline - time.monotonic())) for child in children]
     return [words for words in wrong if words]
+
+
+def _first_of(name: str, said: Callable[[str], None]) -> Callable[[bytes], None]:
+    lines = count(1)
+
+    def tell(line: bytes) -> None:
+        if (number := next(lines)) <= MOST_SAID:
+            said(f"{name}: {line.decode(errors='replace').rstrip()}")
+        elif number == MOST_SAID + 1:
+            said(f"{name}: (the rest of its log is left out)")
+
+    return tell
 
 
 def _reading(stream: IO[bytes], tell: Callable[[bytes], None]) -> threading.Thread:

@@ -23,6 +23,7 @@ SECONDS = 25.0
 TWICE = 0.05
 """The share of events that is published twice, at most `LATER` publications later."""
 LATER = 50
+YEAR_2000, YEAR_2100 = 946_684_800, 4_102_444_800
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,15 @@ class Publication(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that will be published, in order. `stream` and `duration` are the length of the stream after its gaps
-    were cut, in its own seconds and in ours; `speed` is the factor between them."""
+    were cut, in its own seconds and in ours; `speed` is the factor between them. `years`: its first and last time, if
+    they are times at all."""
 
     publications: Sequence[Publication]
     events: int
+    paths: int
     stream: float
     speed: float
+    years: tuple[float, float] | None
 
     @property
     def duration(self) -> float:
@@ -67,20 +71,23 @@ def plan_of(events: Sequence[Event], speed: float | None, max_gap: float, seed: 
     stream = offsets[-1]
     factor = speed or (stream / SECONDS if stream else 1.0)
     due = [offset / factor for offset in offsets]
-    return Plan(
-        [Publication(due[place], event) for place, event in _with_some_twice(events, seed)], len(events), stream, factor
-    )
+    publications = [Publication(due[place], event) for place, event in _with_some_twice(events, seed)]
+    paths = len({event.path for event in events})
+    first, last = events[0].ts, events[-1].ts
+    years = (first, last) if all(YEAR_2000 < ts < YEAR_2100 for ts in (first, last)) else None
+    return Plan(publications, len(events), paths, stream, factor, years)
 
 
 def _with_some_twice(events: Sequence[Event], seed: int) -> Iterator[tuple[int, Event]]:
     """Each event with the place of the event it is published with: its own, or for a second time a later one's."""
     chance = random.Random(seed)
-    order = [(float(place), event) for place, event in enumerate(events)]
-    order += [
-        (place + chance.randint(0, LATER) + 0.5, event) for place, event in enumerate(events) if chance.random() < TWICE
-    ]
-    for place, event in sorted(order, key=lambda entry: entry[0]):
-        yield min(int(place), len(events) - 1), event
+    order: list[tuple[float, Event]] = []
+    for place, event in enumerate(events):
+        order.append((place, event))
+        if chance.random() < TWICE:
+            order.append((place + chance.randint(0, LATER) + 0.5, event))
+    for after, event in sorted(order, key=lambda entry: entry[0]):
+        yield min(int(after), len(events) - 1), event
 
 
 def made_up(count: int, seed: int) -> list[Event]:
@@ -113,9 +120,8 @@ def read(path: Path, limit: int | None) -> list[Event]:
                 if line.strip():
                     events.append(_event(line, f"{path}:{number}"))
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise BadInput(
-            "input", str(path), f"cannot be read ({error})", "Name a file of JSON lines, gzipped or not"
-        ) from None
+        fix = "Name a file of JSON lines, gzipped or not"
+        raise BadInput("input", str(path), f"cannot be read ({error})", fix) from None
     if not events:
         raise BadInput("input", str(path), "holds no events", f"One JSON object a line, with {', '.join(FIELDS)}")
     return events

@@ -22,12 +22,14 @@ class Handled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One delivery as its handler got it. `now_ms` is the server's time when it began."""
+    """One delivery as its handler got it. `first_ms`: its first trigger; `now_ms`: the server's time when the handler
+    began."""
 
     path: str
     ids: list[str]
     count: int
     dropped: int
+    first_ms: int
     due_ms: int
     now_ms: float
 
@@ -39,15 +41,18 @@ class Delivered:
 @dataclass
 class Records:
     """Everything that was reported. `received`, `dropped`: how often each event was, by subscriber. `store` is what the
-    topic says of itself when all is over; None: not asked. `faults`: what went wrong on the way, in words."""
+    topic says of itself when all is over; None: not asked. `counters`: of all processes together. `faults`: what went
+    wrong on the way, in words. `window`: of the topic, in seconds."""
 
     subscribers: int
+    window: float
     published: Counter[str] = field(default_factory=Counter[str])
     paths: dict[str, str] = field(default_factory=dict[str, str])
     received: list[Counter[str]] = field(default_factory=list[Counter[str]])
     dropped: list[Counter[str]] = field(default_factory=list[Counter[str]])
     handled: list[Handled] = field(default_factory=list[Handled])
     deliveries: list[Delivered] = field(default_factory=list[Delivered])
+    counters: Counter[str] = field(default_factory=Counter[str])
     store: Mapping[str, int] | None = None
     faults: list[str] = field(default_factory=list[str])
 
@@ -77,6 +82,8 @@ class Records:
             if ids := facts.get("dropped"):
                 self.dropped[subscriber].update(ids)
                 self._dropped += len(ids)
+            for counters in facts.get("counters", ()):
+                self.counters.update(counters)
             handled = [Handled(*one) for one in facts.get("handled", ())]
             self.handled += handled
             self._accepted += sum(one.accepted for one in handled)

@@ -102,14 +102,20 @@ class Group:
         pending = await self._pending(number)
         return Taken(self.stream, number, entries[0][1], pending[0][3] if pending else 1)
 
-    async def beat(self, ids: Sequence[bytes]) -> list[bytes]:
+    async def beat(self, working: Sequence[Taken]) -> list[Taken]:
         """Tells the group that these are at work here; returns those that are not this consumer's any more."""
-        pending = await asyncio.gather(*(self._pending(one) for one in ids))
-        me = self.consumer.encode()
-        mine = [one for one, found in zip(ids, pending, strict=True) if found and found[0][1] == me]
+        pending = await asyncio.gather(*(self._pending(one.id) for one in working))
+        me, mine, gone = self.consumer.encode(), list[bytes](), list[Taken]()
+        for one, found in zip(working, pending, strict=True):
+            if one.over:
+                continue  # it ended meanwhile, and may have been given back
+            if found and found[0][1] == me:
+                mine.append(one.id)
+            else:
+                gone.append(one)
         if mine:
             await self._claim(0, *mine, "JUSTID")
-        return [one for one in ids if one not in mine]
+        return gone
 
     async def give_back(self, taken: Taken, after_ms: int, *, undo: bool) -> None:
         """Leaves an entry to whoever reclaims it `after_ms` from now (at most the reclaim time). `undo`: that was no

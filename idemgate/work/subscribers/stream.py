@@ -277,18 +277,16 @@ class _Reader:
         """Keeps what is at work here from being reclaimed by others, as a lease is renewed."""
         while True:
             await asyncio.sleep(self._options.reclaim_ms / 3000)
-            ids = [taken.id for taken in self._live.values() if not taken.over and not taken.lost]
+            working = [taken for taken in self._live.values() if not taken.over and not taken.lost]
             try:
-                gone = await self._group.beat(ids)
+                gone = await self._group.beat(working)
             except StoreError as error:
                 self._trouble(error)
                 continue
-            for number in gone:
-                taken = self._live.get(number)
-                if taken is not None and not taken.over:
-                    taken.lost = True
-                    self._count("lost")
-                    log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
+            for taken in gone:
+                taken.lost = True
+                self._count("lost")
+                log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -308,6 +306,7 @@ class _Reader:
 
     async def _return(self, taken: Taken) -> None:
         """What has not started can be reclaimed by others at once, and that was no attempt."""
+        taken.over = True
         self._forget(taken.id)
         try:
             await self._group.give_back(taken, 0, undo=True)

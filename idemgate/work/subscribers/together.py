@@ -88,7 +88,9 @@ async def _all(tasks: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             if not task.cancelled() and task.exception() is not None:
-                log.error("subscriber.ended", exc_info=task.exception())  # said now; raised when the others have stopped
+                log.error(
+                    "subscriber.ended", exc_info=task.exception()
+                )  # said now; raised when the others have stopped
         stop.set()
         await asyncio.wait(tasks)
     finally:

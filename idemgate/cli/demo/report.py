@@ -1,0 +1,59 @@
+"""What the demo says in words: before it begins, when it is interrupted, and at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from idemgate.cli.demo.events import Plan
+from idemgate.cli.demo.promises import Promise
+from idemgate.cli.demo.records import Records
+from idemgate.cli.demo.screen import rows, took
+
+__all__ = ["as_json", "as_text", "interrupted", "opening"]
+
+
+def opening(plan: Plan, subscribers: int, window: float) -> str:
+    """What is about to be seen."""
+    told = [f"{plan.events:,} events of {plan.paths:,} paths, {subscribers} subscribers, a window of {took(window)}"]
+    if plan.years:
+        first, last = (datetime.fromtimestamp(ts, UTC) for ts in plan.years)
+        told.append(f"{first:%Y-%m-%d} to {last:%Y-%m-%d}: {took(plan.stream)} with long pauses cut")
+    if math.isinf(plan.speed):
+        told.append("as fast as the subscribers follow")
+    else:
+        speed = f"{plan.speed:,.0f}" if plan.speed >= 100 else f"{plan.speed:.3g}"
+        told.append(f"{took(plan.duration)} at {speed} times the speed" if speed != "1" else took(plan.duration))
+    return "; ".join(told)
+
+
+def interrupted(records: Records, plan: Plan, elapsed: float) -> str:
+    numbers = records.numbers()
+    return (
+        f"Interrupted after {elapsed:.1f} s: published {numbers['published']:,} of {len(plan.publications):,}, "
+        f"handled {numbers['handled']:,}, delivered {numbers['deliveries']:,}. "
+        f"Everything is ended; the promises were not judged."
+    )
+
+
+def as_json(records: Records, promises: Sequence[Promise], plan: Plan, elapsed: float) -> str:
+    """One object; the durations' units are in their names."""
+    facts = {
+        "events": plan.events,
+        "subscribers": records.subscribers,
+        "elapsed_s": round(elapsed, 2),
+        "kept": all(promise.kept for promise in promises),
+        "promises": [{"promise": one.text, "kept": one.kept, "broken": one.broken} for one in promises],
+    }
+    return json.dumps(records.numbers() | facts, indent=2)
+
+
+def as_text(records: Records, promises: Sequence[Promise], elapsed: float) -> str:
+    lines = [f"  {label:<20}{text:>12}" for label, text in rows(records.numbers() | {"elapsed_s": elapsed})]
+    lines.append("")
+    for promise in promises:
+        lines.append(f"  {'kept  ' if promise.kept else 'BROKEN'}  {promise.text}")
+        lines += [f"          {words}" for words in promise.broken]
+    return "\n".join(["", *lines])

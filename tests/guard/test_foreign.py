@@ -1,0 +1,97 @@
+"""A key of our namespace that holds what we did not write: the error names it, and it is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from idemgate import ForeignData, Gate, ResultUnavailable
+
+Put = Callable[[Any, bytes], Any]
+FOREIGN: dict[str, tuple[Put, str]] = {
+    "a string": (lambda raw, key: raw.set(key, "1"), "another type than a hash"),
+    "a list": (lambda raw, key: raw.rpush(key, "1"), "another type than a hash"),
+    "a set": (lambda raw, key: raw.sadd(key, "1"), "another type than a hash"),
+    "a sorted set": (lambda raw, key: raw.zadd(key, {"1": 1}), "another type than a hash"),
+    "a stream": (lambda raw, key: raw.xadd(key, {"a": "1"}), "another type than a hash"),
+    "a later layout": (lambda raw, key: raw.hset(key, mapping={"s": "2d", "o": "x", "r": "y"}), "another layout"),
+    "no layout": (lambda raw, key: raw.hset(key, mapping={"status": "COMPLETED"}), "another layout"),
+    "an empty layout": (lambda raw, key: raw.hset(key, mapping={"s": "", "o": "x"}), "another layout"),
+}
+
+
+@pytest.fixture(params=FOREIGN)
+def foreign(request: pytest.FixtureRequest, raw: Any, gate: Gate) -> tuple[bytes, str]:
+    """The Redis key of idempotency key "x" of scope "s", which holds what is not ours, and what is said of it."""
+    put, says = FOREIGN[request.param]
+    key = gate.claims.key("s", "x")[0]
+    put(raw, key)
+    return key, says
+
+
+ASK: dict[str, Callable[[Any], Any]] = {
+    "claim": lambda face: face.claim("x", scope="s"),
+    "claim with everything": lambda face: face.claim(
+        "x", scope="s", fingerprint=1, max_attempts=1, on_lease_loss="hold"
+    ),
+    "first": lambda face: face.first("x", "1h", scope="s"),
+    "first_many": lambda face: face.first_many(["x"], "1h", scope="s"),
+    "inspect": lambda face: face.inspect("x", scope="s"),
+    "forget": lambda face: face.forget("x", scope="s"),
+    "forget by force": lambda face: face.forget("x", scope="s", force=True),
+    "resolve": lambda face: face.resolve("x", scope="s", done=True),
+    "once": lambda face: face.once(key="{k}", scope="s")(lambda k: k)("x"),
+    "once, at most": lambda face: face.once(key="{k}", scope="s", at_most_once=True)(lambda k: k)("x"),
+    "once, waiting": lambda face: face.once(key="{k}", scope="s", on_in_progress="wait")(lambda k: k)("x"),
+    "once, whatever happens": lambda face: face.once(key="{k}", scope="s", on_store_error="run")(lambda k: k)("x"),
+    "once, locally": lambda face: face.once(key="{k}", scope="s", on_store_error="local")(lambda k: k)("x"),
+}
+
+
+@pytest.mark.parametrize("ask", ASK)
+async def test_foreign_data_is_named_and_left_alone(
+    face: Any, raw: Any, foreign: tuple[bytes, str], ask: str
+) -> None:
+    key, says = foreign
+    before = raw.dump(key)
+    with pytest.raises(ForeignData, match=says) as refused:
+        await ASK[ask](face)
+    assert refused.value.redis_key == key.decode()
+    assert str(refused.value).startswith(key.decode())
+    assert raw.dump(key) == before
+    assert raw.ttl(key) == -1
+
+
+async def test_an_owner_whose_record_was_overwritten_is_told_and_writes_nothing(
+    face: Any, raw: Any, gate: Gate
+) -> None:
+    claim = await face.claim("x", scope="s")
+    key = gate.claims.key("s", "x")[0]
+    raw.set(key, "somebody else's")
+    for act in (claim.complete, claim.release, claim.extend, lambda: claim.checkpoint(1)):
+        with pytest.raises(ForeignData):
+            await act()
+    assert raw.get(key) == b"somebody else's"
+
+
+async def test_of_many_marks_the_foreign_one_is_named(face: Any, raw: Any, gate: Gate) -> None:
+    key = gate.claims.key("first", "b")[0]
+    raw.set(key, "1")
+    with pytest.raises(ForeignData) as refused:
+        await face.first_many(["a", "b", "c"], "1h")
+    assert refused.value.redis_key == key.decode()
+    assert raw.get(key) == b"1"
+
+
+async def test_a_result_of_another_codec_is_an_error_and_not_a_run(face: Any, raw: Any, gate: Gate) -> None:
+    # Given a done record whose result is not ours
+    await (await face.claim("x", scope="s")).complete("ours")
+    raw.hset(gate.claims.key("s", "x")[0], "r", b"\x80\x04pickled")
+    ran = []
+    # When a duplicate comes, whatever it would do without a store
+    for policy in ("raise", "run", "local"):
+        with pytest.raises(ResultUnavailable, match="cannot be read back"):
+            await face.once(key="{k}", scope="s", on_store_error=policy)(lambda k: ran.append(k))("x")
+    assert ran == []

@@ -1,0 +1,99 @@
+"""What the guard costs, counted on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from idemgate import current
+
+Counted = Callable[[Awaitable[Any]], Awaitable[tuple[int, int]]]
+
+
+@pytest.fixture
+async def counted(wired: Any, wire: Any) -> Counted:
+    """(scripts, round trips) that something took, on connections that are made and with scripts that are known."""
+    claim = await wired.claim("warm")
+    await claim.checkpoint(1)
+    await claim.extend()
+    await claim.complete()
+    released = await wired.claim("warm too")
+    await released.release()
+    await wired.first_many(["warm", "warm too"], "1h")
+    await wired.inspect("warm")
+    await wired.forget("warm")
+    await wired.resolve("warm", done=True)
+
+    async def count(work: Awaitable[Any]) -> tuple[int, int]:
+        wire.reset()
+        await work
+        return wire.scripts, wire.trips
+
+    return count
+
+
+async def test_two_for_a_new_key_and_one_for_a_duplicate(wired: Any, counted: Counted) -> None:
+    handle = wired.once(key="{k}", fingerprint=["k"])(lambda k: k)
+    assert await counted(handle("x")) == (2, 2)
+    assert await counted(handle("x")) == (1, 1)
+
+
+async def test_two_for_a_failure_and_one_where_the_failure_is_kept_or_stored(wired: Any, counted: Counted) -> None:
+    async def fails(how: str) -> None:
+        def body(k: str) -> None:
+            raise ValueError(k)
+
+        with pytest.raises(ValueError, match="x"):
+            await wired.once(key="{k}", scope=how, on_error=how)(body)("x")
+
+    assert await counted(fails("release")) == (2, 2)
+    assert await counted(fails("store")) == (2, 2)
+    assert await counted(fails("keep")) == (1, 1)
+
+
+async def test_one_at_most_once(wired: Any, counted: Counted) -> None:
+    handle = wired.once(key="{k}", at_most_once=True)(lambda k: k)
+    assert await counted(handle("x")) == (1, 1)
+    assert await counted(handle("x")) == (1, 1)
+
+
+async def test_one_for_first_and_for_a_hundred_of_them_together(wired: Any, counted: Counted) -> None:
+    assert await counted(wired.first("x", "1h")) == (1, 1)
+    assert await counted(wired.first("x", "1h")) == (1, 1)
+    assert await counted(wired.first_many(range(100), "1h")) == (100, 1)
+
+
+async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:
+    handle = wired.once(key="{k}", remember=1)(lambda k: k)
+    assert await counted(handle("x")) == (2, 2)
+    assert await counted(handle("x")) == (0, 0)
+
+
+async def test_one_for_each_thing_a_claim_does(wired: Any, counted: Counted) -> None:
+    assert await counted(wired.claim("other")) == (1, 1)
+    claim = await wired.claim("x")
+    for act in (lambda: claim.checkpoint(1), claim.extend, claim.complete):
+        assert await counted(act()) == (1, 1)
+    for ask in (wired.inspect("x"), wired.forget("x"), wired.resolve("x", done=True)):
+        assert await counted(ask) == (1, 1)
+
+
+async def test_two_for_a_block_and_one_more_for_a_checkpoint(wired: Any, counted: Counted) -> None:
+    async def block(note: bool) -> None:
+        async with wired.inside("note" if note else "none"):
+            if note:
+                await current().aio.checkpoint(1)
+
+    if not wired.awaiting:  # its first awaiting call makes a connection
+        await wired.gate.aio.inspect("warm")
+    assert await counted(block(False)) == (2, 2)
+    assert (await counted(block(True)))[0] == 3
+
+
+async def test_a_server_that_forgot_its_scripts_costs_one_more_each(wired: Any, counted: Counted, raw: Any) -> None:
+    handle = wired.once(key="{k}")(lambda k: k)
+    raw.script_flush()
+    assert await counted(handle("x")) == (4, 4)
+    assert await counted(handle("y")) == (2, 2)

@@ -1,0 +1,146 @@
+"""A server without memory: what would need more is refused whole, what ends work goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import Gate, StoreRefused
+from idemgate.link.embedded import start
+from idemgate.testing import Clock
+from tests.conftest import Face
+
+Dumps = Callable[[], dict[bytes, bytes]]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of this module's own: others would not like what is done to it."""
+    with start() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def raw(url: str) -> Iterator[Any]:
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+@pytest.fixture
+def full(raw: Any) -> Iterator[Callable[[], None]]:
+    """`full()` takes all memory away, until the test has ended."""
+    yield lambda: raw.config_set("maxmemory", 1)
+    raw.config_set("maxmemory", 0)
+
+
+@pytest.fixture
+async def gate(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
+    made = Gate(url, namespace=namespace, clock=clock)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+async def _refused(call: Any, everything: Dumps) -> None:
+    before = everything()
+    with pytest.raises(StoreRefused, match=r"maxmemory|OOM"):
+        await call
+    assert everything() == before
+
+
+async def test_what_needs_memory_is_refused_whole(face: Face, everything: Dumps, full: Any) -> None:
+    # Given topics in use, of each kind, and nothing known of a claim
+    topic, leading = face.topic("t", window="60s"), face.topic("l", window="60s", edge="leading")
+    await topic.trigger_many([("pending", 1), ("due", 1)])
+    await topic.flush("due")
+    await leading.trigger("k")
+    # When the server has no memory left
+    full()
+    # Then nothing new gets in, and nothing is half done
+    await _refused(topic.trigger("new", "payload", event_id="e", version=1), everything)
+    await _refused(topic.trigger("pending", "payload", delay="5s"), everything)
+    await _refused(topic.trigger_many([(n, "payload") for n in range(100)]), everything)
+    await _refused(topic.take(10), everything)
+    await _refused(leading.trigger("new"), everything)
+    await _refused(face.claim("new"), everything)
+    await _refused(face.first("new", "1h"), everything)
+    await _refused(face.topic("another", window="5s").trigger("k"), everything)
+    # And looking at it works
+    assert (await topic.stats()).pending == 2
+    assert (await topic.peek("pending")).pending.count == 1
+
+
+async def test_what_ends_work_goes_on(face: Face, clock: Clock, everything: Dumps, full: Any, conserved: Any) -> None:
+    # Given deliveries in flight, one message that waits behind one of them, one that is pending, and two dead letters
+    topic = face.topic("t", backoff=0, lease="60s")
+    await topic.trigger_many([(key, key) for key in ("d1", "d2", "ack", "nack", "bury", "give", "cancelled", "extend")])
+    taken = {one.key: one for one in await topic.take(10)}
+    await topic.bury([taken["d1"], taken["d2"]], reason="no")
+    await topic.trigger_many([("ack", "behind"), ("pending", 1)])
+    letters = {letter.key: letter for letter in await topic.dead.list()}
+    # When the server has no memory left
+    full()
+    # Then each can still be ended, kept, or called off
+    clock.advance("30s")
+    assert await topic.ack(taken["ack"]) == "ok"
+    assert await topic.nack(taken["nack"], reason="why", delay="10s") == "ok"
+    assert await topic.bury(taken["bury"], reason="why") == "dead"
+    assert await topic.give_back(taken["give"]) == "ok"
+    assert await topic.extend(taken["extend"]) == "ok"
+    assert await topic.cancel("cancelled") == "in_flight"
+    assert await topic.cancel("pending") == "cancelled"
+    assert await topic.cancel("absent") == "absent"
+    assert await topic.reschedule("nack", delay="20s") == "rescheduled"
+    assert await topic.flush("nack") == 1
+    assert await topic.dead.redrive([letters["d1"].id]) == 1
+    assert await topic.dead.delete([letters["d2"].id]) == 1
+    # And all of it happened
+    stats = await topic.stats()
+    assert (stats.ready, stats.scheduled, stats.in_flight, stats.dead) == (4, 0, 2, 1)
+    assert await topic.nack(taken["cancelled"]) == "cancelled"
+    await conserved(topic, [*taken, "pending"])
+
+
+async def test_a_copy_of_what_ended_work_is_answered(face: Face, everything: Dumps, full: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    taken = await topic.take(1)
+    full()
+    # When an ack is sent twice to a full server, the second is told so
+    assert await topic.ack(taken) == ["ok"]
+    before = everything()
+    assert await topic.cancel("k") == "absent"
+    assert await topic.ack(taken) == ["lost"]
+    assert everything() != before
+
+
+async def test_claims_can_be_ended(face: Face, clock: Clock, full: Any) -> None:
+    # Given three claims
+    claims = [await face.claim(key, lease="60s") for key in ("complete", "release", "extend")]
+    assert [claim.started for claim in claims] == [True] * 3
+    # When the server has no memory left
+    full()
+    # Then what was started can be completed, given back and kept
+    clock.advance("30s")
+    assert await claims[0].complete({"a": "result"}) is True
+    assert await claims[1].release() is True
+    assert await claims[2].extend("60s") is True
+    clock.advance("40s")
+    assert (await face.inspect("extend")).state == "in_progress"
+    assert (await face.inspect("complete")).state == "done"
+
+
+async def test_work_goes_on_when_there_is_memory_again(face: Face, raw: Any, full: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="60s")
+    await topic.trigger("k", 1)
+    full()
+    with pytest.raises(StoreRefused):
+        await topic.trigger("k", 2)
+    raw.config_set("maxmemory", 0)
+    # Then it is as if nothing had been tried
+    assert (await topic.trigger("k", 2)).status == "merged"
+    clock.advance("60s")
+    assert [(one.count, one.payload) for one in await topic.take(1)] == [(2, 2)]

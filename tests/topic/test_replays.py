@@ -1,0 +1,221 @@
+"""Every script may be sent again, at once or late: the same answer, and no second effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from idemgate import Delivery, Gate, Trigger
+from idemgate.core.calls import Call
+from idemgate.core.topics import Settlement, TopicCalls
+from idemgate.testing import Clock
+
+Dumps = Callable[[], dict[bytes, bytes]]
+
+
+class Stage:
+    """A topic in the middle of things: "flying" is in flight with "flying" behind it, "ripe" is due, "late" is due in an hour,
+    "dead" is a dead letter. `run` carries a call in the flavour of the test."""
+
+    def __init__(self, face: Any, clock: Clock) -> None:
+        self.clock = clock
+        self.gate: Gate = face.gate
+        self.awaiting = face.awaiting
+        self.topic = self.gate.topic("t", merge="append", lease="30s", backoff=0)
+        self.calls: TopicCalls = self.topic.open()
+        self.topic.trigger_many([("dead", 1), ("flying", 1), ("other", 1)])
+        dead, self.flying, self.other = self.topic.take(3)
+        self.topic.bury(dead, reason="no")
+        self.topic.trigger("flying", 2)
+        self.topic.trigger("late", 1, delay="1h")
+        self.topic.trigger("ripe", 1)
+        (self.letter,) = self.topic.dead.list()
+
+    async def run(self, call: Call[Any]) -> Any:
+        answer = await self.gate.aio.link.run(call) if self.awaiting else self.gate.link.run(call)
+        return _facts(answer)
+
+    def others_act(self) -> None:
+        """Everybody does something to every key, so that a second effect would show."""
+        topic = self.topic
+        self.clock.advance("1s")
+        topic.dead.redrive()
+        topic.flush()
+        taken = topic.take(100)
+        topic.ack(taken[::2])
+        topic.nack(taken[1::2], delay="10s")
+        topic.ack(self.other)
+        for key in ("flying", "ripe", "late", "dead", "other", "new"):
+            topic.trigger(key, "by others", delay="20s")
+        topic.reschedule("late", delay="40s")
+        self.clock.advance("1s")
+
+
+def _facts(answer: Any) -> Any:
+    """An answer as plain values: deliveries by what they carry."""
+    if isinstance(answer, list):
+        return [_facts(one) for one in answer]
+    if isinstance(answer, Delivery):
+        return (answer.key, answer.token, answer.due_ms, answer.count, answer.payload, answer.attempt, answer.reason)
+    if hasattr(answer, "deliveries"):
+        return (_facts(answer.deliveries), answer.lapsed)
+    if hasattr(answer, "outcomes"):
+        return answer.outcomes
+    return answer
+
+
+def _settle(verb: str) -> Callable[[Stage], Call[Any]]:
+    return lambda stage: stage.calls.settle(
+        0, [Settlement(verb, stage.flying, 5, "why"), Settlement(verb, stage.other, 5, "why")]
+    )
+
+
+MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
+    "trigger": lambda stage: stage.calls.trigger(Trigger("new", 1)),
+    "trigger, merged": lambda stage: stage.calls.trigger(Trigger("late", 2, event_id="e", version=3)),
+    "trigger, replaced": lambda stage: stage.calls.trigger(Trigger("late", 2, delay=3)),
+    "trigger, behind": lambda stage: stage.calls.trigger(Trigger("flying", 3)),
+    "trigger_many": lambda stage: stage.calls.trigger_many([Trigger("new", n) for n in range(5)]).calls[0],
+    "take": lambda stage: stage.calls.take(0, 10),
+    "ack": _settle("ack"),
+    "nack": _settle("nack"),
+    "bury": _settle("bury"),
+    "return": _settle("return"),
+    "extend": lambda stage: stage.calls.extend(0, [stage.flying], 60_000),
+    "cancel": lambda stage: stage.calls.cancel("late"),
+    "cancel, in flight": lambda stage: stage.calls.cancel("flying"),
+    "cancel, absent": lambda stage: stage.calls.cancel("new"),
+    "reschedule": lambda stage: stage.calls.reschedule(Trigger("late", delay=7)),
+    "reschedule, in flight": lambda stage: stage.calls.reschedule(Trigger("other", delay=7)),
+    "reschedule, absent": lambda stage: stage.calls.reschedule(Trigger("new", delay=7)),
+    "flush": lambda stage: stage.calls.flush("late"),
+    "flush, nothing": lambda stage: stage.calls.flush("new"),
+    "flush all": lambda stage: stage.calls.flush_slot(0),
+    "redrive": lambda stage: stage.calls.exhume(0, "redrive", []),
+    "redrive, by id": lambda stage: stage.calls.exhume(0, "redrive", [stage.letter.id.partition("-")[2]]),
+    "delete": lambda stage: stage.calls.exhume(0, "delete", []),
+}
+
+
+@pytest.fixture
+def stage(face: Any, clock: Clock) -> Stage:
+    return Stage(face, clock)
+
+
+@pytest.mark.parametrize("name", MUTATING)
+async def test_a_call_sent_again_at_once(stage: Stage, everything: Dumps, name: str) -> None:
+    call = MUTATING[name](stage)
+    # Given a call that was executed, but whose answer was lost
+    before = everything()
+    first = await stage.run(call)
+    after = everything()
+    assert after != before or name == "extend"
+    # When it is sent again, thrice
+    answers = [await stage.run(call) for _ in range(3)]
+    # Then the answers are the first one, and no byte has changed
+    assert answers == [first] * 3
+    assert everything() == after
+
+
+# These read or renew what is theirs at the time of the copy: a former owner is told "lost", never the answer of before.
+_OF_THE_MOMENT = ("take", "extend")
+
+
+@pytest.mark.parametrize("name", [name for name in MUTATING if name not in _OF_THE_MOMENT])
+async def test_a_call_sent_again_late(stage: Stage, everything: Dumps, name: str) -> None:
+    call = MUTATING[name](stage)
+    first = await stage.run(call)
+    # Given that everybody acted on every key meanwhile
+    stage.others_act()
+    before = everything()
+    # When a late copy of the call arrives
+    again = await stage.run(call)
+    # Then it is answered as the first was, and changes nothing of what the others did
+    assert again == first
+    assert everything() == before
+
+
+async def test_a_late_copy_of_a_take_brings_only_what_is_still_its_own(
+    stage: Stage, clock: Clock, everything: Dumps
+) -> None:
+    # Given a take of two, one of which was settled, while another became due
+    stage.topic.trigger("second", 1)
+    call = stage.calls.take(0, 10)
+    taken = await stage.run(call)
+    assert [one[0] for one in taken[0]] == ["ripe", "second"]
+    stage.topic.ack(stage.gate.link.run(call).deliveries[0])
+    stage.topic.trigger("third", 1)
+    before = everything()
+    # When the take is sent again, it has no second effect, and hands out nothing that is somebody else's
+    again = await stage.run(call)
+    assert again == (taken[0][1:], 0)
+    # And when the rest has lapsed and was taken over, a copy brings nothing
+    clock.advance("29s")
+    stage.topic.extend([stage.flying, stage.other], "1h")
+    assert everything() != before
+    clock.advance("1s")
+    assert {one.key for one in stage.topic.take(100)} == {"second", "third"}
+    before = everything()
+    assert await stage.run(call) == ([], 0)
+    assert everything() == before
+
+
+async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Clock, everything: Dumps) -> None:
+    clock.advance("30s")
+    # Given a take that put back two lapsed ones and brought one of the three that were due
+    call = stage.calls.take(0, 1)
+    first = await stage.run(call)
+    assert (len(first[0]), first[1]) == (1, 2)
+    before = everything()
+    # When its answer was lost, the copy says the same
+    assert await stage.run(call) == first
+    assert everything() == before
+
+
+async def test_a_late_copy_of_a_heartbeat_does_not_revive(stage: Stage, clock: Clock, everything: Dumps) -> None:
+    call = stage.calls.extend(0, [stage.flying])
+    assert await stage.run(call) == ["ok"]
+    # Given that somebody else took the key over
+    clock.advance("30s")
+    assert "flying" in {one.key for one in stage.topic.take(100)}
+    before = everything()
+    # Then a late heartbeat of the former owner is told so
+    assert await stage.run(call) == ["lost"]
+    assert everything() == before
+
+
+@pytest.mark.parametrize("wait", ["29s", "30s"])
+async def test_answers_are_remembered_for_half_a_minute(stage: Stage, clock: Clock, wait: str) -> None:
+    # Given a trigger at the end of the time for which its answer is written down
+    clock.set((clock.now().timestamp() // 30 + 1) * 30 - 0.001)
+    call = stage.calls.trigger(Trigger("new", 1))
+    first = await stage.run(call)
+    # When its copy comes half a minute later, it is still known
+    clock.advance(wait)
+    assert await stage.run(call) == first
+    assert stage.topic.peek("new").pending.count == 1
+
+
+async def test_answers_are_forgotten_after_a_minute(stage: Stage, clock: Clock, raw: Any, namespace: str) -> None:
+    # Given many requests over a long time
+    for n in range(200):
+        stage.topic.trigger(f"k{n % 3}", n)
+        clock.advance("7s")
+    # Then only those of the last minute are kept, and their keys end by themselves
+    for part in ("told0", "told1"):
+        key = f"ig1:{{{namespace}:topic:t:0}}:{part}"
+        assert raw.hlen(key) <= 6
+        assert 0 < raw.pttl(key) <= 120_000
+
+
+async def test_opening_again_changes_nothing(
+    face: Any, url: str, namespace: str, clock: Clock, everything: Dumps
+) -> None:
+    face.gate.topic("t", window="60s").open()
+    before = everything()
+    with Gate(url, namespace=namespace, clock=clock) as again:
+        again.topic("t", window="60s").open()
+        again.topic("t", window="60s", redefine=True).open()
+    assert everything() == before
