@@ -19,6 +19,7 @@ from idemgate.core.codec import Codec, digest
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name, text_of
+from idemgate.core.limits import Rate
 from idemgate.core.merging import MergeSpec
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage
 from idemgate.core.policy import Edge, Policy, policy_of
@@ -317,6 +318,12 @@ class Gate:
         retention: Duration = "30d",
         max_dead: int = 10_000,
         remember: Duration = "24h",
+        priority: bool = False,
+        priority_boost: Duration | None = None,
+        group_concurrency: int = 1,
+        concurrency: int | None = None,
+        rate: Rate | None = None,
+        burst: int | None = None,
         redefine: bool = False,
     ) -> Topic:
         """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked
@@ -583,7 +590,8 @@ def changed(key: Key, wanted: str, answer: tuple[str, int]) -> bool:
 
 _PLAIN = policy_of(
     window=None, quiet=None, max_delay=None, max_size=None, edge="trailing", merge="last", slots=1, lease="30s",
-    max_attempts=17, backoff=None, retention="30d", max_dead=10_000, remember="24h",
+    max_attempts=17, backoff=None, retention="30d", max_dead=10_000, remember="24h", priority=False,
+    priority_boost=None, group_concurrency=1, concurrency=None, rate=None, burst=None,
 )  # fmt: skip
 """What `gate.topic(name)` says when nothing is said."""
 

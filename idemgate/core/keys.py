@@ -26,7 +26,22 @@ __all__ = ["Key", "check_name", "check_scope", "digest", "raw", "record", "slot"
 
 Key = str | bytes | int
 
-PARTS = ("due", "pending", "lease", "flight", "dead", "grave", "facts", "memo", "fade", "told0", "told1")
+PARTS = (
+    "due",
+    "pending",
+    "lease",
+    "flight",
+    "dead",
+    "grave",
+    "facts",
+    "memo",
+    "fade",
+    "ready",
+    "busy",
+    "line",
+    "told0",
+    "told1",
+)
 LONGEST = 128
 """Longer escaped texts are replaced by a hash: a key is stored once a record, and memory is dear."""
 
@@ -52,7 +67,9 @@ def check_scope(scope: str) -> str:
             pass
         else:
             return scope
-    raise BadInput("scope", scope, "not a name", "Use text that is not empty; once also takes None: the function's name")
+    raise BadInput(
+        "scope", scope, "not a name", "Use text that is not empty; once also takes None: the function's name"
+    )
 
 
 def raw(key: Key) -> bytes:

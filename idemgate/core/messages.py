@@ -40,6 +40,8 @@ class Trigger:
 
     key: Key
     payload: object = None
+    priority: int | None = field(default=None, kw_only=True)
+    group: Key | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
     at: datetime | None = field(default=None, kw_only=True)
     version: int | None = field(default=None, kw_only=True)
@@ -78,7 +80,9 @@ class Message:
         "due_ms",
         "failure",
         "first_ms",
+        "group",
         "last_ms",
+        "priority",
         "reason",
         "version",
     )
@@ -93,6 +97,8 @@ class Message:
         self.reason: Reason = fields[5].decode()
         self.version: int | None = int(fields[7]) if fields[7] != b"" else None
         self.failure: str = fields[9].decode(errors="replace")
+        self.priority: int = int(fields[10])
+        self.group: str = fields[11].decode(errors="backslashreplace")
         self._acc = fields[8]
         self._merge = merge
         self._codec = codec
@@ -173,6 +179,16 @@ class Delivery(Generic[P]):
         return self._message.attempts
 
     @property
+    def priority(self) -> int:
+        """That of its newest trigger that named one; 0 if none did."""
+        return self._message.priority
+
+    @property
+    def group(self) -> str:
+        """The group whose deliveries do not overlap; empty for none."""
+        return self._message.group
+
+    @property
     def version(self) -> int | None:
         """The newest version among its triggers, None if none named one."""
         return self._message.version
@@ -245,7 +261,8 @@ class DeadLetter:
 class Stats:
     """How many messages are where, and what was counted since the topic exists.
 
-    `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `in_flight` are
+    `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `blocked` are due
+    and stand behind their group, `in_flight` are
     being handled.
     Of the counters, those that end in `_triggers` and accepted, merged, dropped, duplicate, replaced count triggers;
     the rest count messages or deliveries. accepted = acked_triggers + cancelled_triggers + deleted_triggers +
@@ -255,14 +272,16 @@ class Stats:
     scheduled: int
     ready: int
     waiting: int
+    blocked: int
     in_flight: int
     dead: int
     next_due: datetime | None
+    paused: bool
     counters: Mapping[str, int]
 
     @property
     def pending(self) -> int:
-        return self.scheduled + self.ready + self.waiting
+        return self.scheduled + self.ready + self.waiting + self.blocked
 
     def __getitem__(self, counter: str) -> int:
         """A counter by name; 0 if that never happened."""

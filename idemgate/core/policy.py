@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Literal, cast
 
 import msgpack
 
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.limits import Rate, rate_of, share
 from idemgate.core.merging import Merge, MergeSpec, merge_of, merge_of_spec
 from idemgate.errors import BadInput
 
@@ -34,30 +36,48 @@ class Policy:
     retention: int
     max_dead: int
     remember: int
+    priority: bool
+    priority_boost: int | None
+    group_concurrency: int
+    concurrency: int | None
+    rate: Fraction | None
+    burst: int
 
     def stored(self) -> bytes:
         """What the registry keeps and compares: everything that changes what a trigger means."""
         facts = {
             "edge": self.edge, "max_delay": self.max_delay, "max_size": self.max_size, "merge": self.merge.spec,
             "quiet": self.quiet, "remember": self.remember, "slots": self.slots, "window": self.window,
+            "priority": self.priority or None, "priority_boost": self.priority_boost, "concurrency": self.concurrency,
+            "group_concurrency": self.group_concurrency if self.group_concurrency > 1 else None,
+            "rate": None if self.rate is None else str(self.rate), "burst": None if self.rate is None else self.burst,
         }  # fmt: skip
         return _packed({name: value for name, value in facts.items() if value is not None})
 
-    def for_trigger(self) -> bytes:
-        """ARGV[3] of `topic/trigger`."""
-        facts: dict[str, object] = {"merge": self.merge.spec, "remember": self.remember}
+    def for_scripts(self) -> bytes:
+        """ARGV[3] of the scripts that change a slot: `lua/lib/policy.lua`."""
+        facts: dict[str, object] = {
+            "merge": self.merge.spec, "remember": self.remember, "attempts": self.max_attempts,
+            "retention": self.retention, "max_dead": self.max_dead, "group_limit": self.group_concurrency,
+        }  # fmt: skip
         for name in ("window", "quiet", "max_delay", "max_size"):
             if getattr(self, name) is not None:
                 facts[name] = getattr(self, name)
-        if self.edge == "leading":
-            facts["leading"] = True
-        if self.merge.raw:
-            facts["raw"] = True
+        flags = {
+            "leading": self.edge == "leading", "raw": self.merge.raw, "ranked": self.priority,
+            "limited": self.concurrency is not None,
+        }  # fmt: skip
+        facts |= {name: True for name, given in flags.items() if given}
+        if self.priority_boost is not None:
+            facts["boost"] = self.priority_boost
         return _packed(facts)
 
-    def for_merge(self) -> bytes:
-        """The merge policy alone, as scripts take it."""
-        return _packed(self.merge.spec)
+    def limits(self, slot: int) -> tuple[int, int, int]:
+        """What a slot may have: deliveries in flight (0 = any number), us between two (0 = any rate), burst."""
+        most = 0 if self.concurrency is None else share(self.concurrency, slot, self.slots)
+        if self.rate is None:
+            return most, 0, 0
+        return most, max(1, round(1_000_000 * self.slots / self.rate)), max(1, share(self.burst, slot, self.slots))
 
 
 def policy_of(
@@ -75,6 +95,12 @@ def policy_of(
     retention: Duration,
     max_dead: int,
     remember: Duration,
+    priority: bool,
+    priority_boost: Duration | None,
+    group_concurrency: int,
+    concurrency: int | None,
+    rate: Rate | None,
+    burst: int | None,
 ) -> Policy:
     """Checks what a user asked for. BadInput names the parameter, its value and the fix."""
     policy = Policy(
@@ -91,8 +117,15 @@ def policy_of(
         retention=milliseconds(retention, "retention"),
         max_dead=_positive(max_dead, "max_dead"),
         remember=milliseconds(remember, "remember"),
+        priority=bool(priority) or priority_boost is not None,
+        priority_boost=_ms(priority_boost, "priority_boost"),
+        group_concurrency=_positive(group_concurrency, "group_concurrency"),
+        concurrency=None if concurrency is None else _positive(concurrency, "concurrency"),
+        rate=None if rate is None else rate_of(rate),
+        burst=_burst(rate, burst),
     )
     _check_together(policy)
+    _check_limits(policy)
     return policy
 
 
@@ -110,6 +143,12 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
         edge=facts["edge"],
         slots=facts["slots"],
         remember=facts["remember"],
+        priority=facts.get("priority", False),
+        priority_boost=facts.get("priority_boost"),
+        group_concurrency=facts.get("group_concurrency", 1),
+        concurrency=facts.get("concurrency"),
+        rate=Fraction(facts["rate"]) if "rate" in facts else None,
+        burst=facts.get("burst", 1),
     )
 
 
@@ -123,7 +162,11 @@ def differing(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str,
 
 
 def _shown(name: str, value: Any) -> object:
-    return value / 1000 if name in ("window", "quiet", "max_delay", "remember") and value is not None else value
+    return (
+        value / 1000
+        if name in ("window", "quiet", "max_delay", "remember", "priority_boost") and value is not None
+        else value
+    )
 
 
 def _unpacked(stored: bytes) -> dict[str, Any]:
@@ -177,6 +220,22 @@ def _check_together(policy: Policy) -> None:
                 "max_delay and max_size bound a trailing edge",
                 "Drop them, or use edge='trailing'",
             )
+
+
+def _burst(rate: Rate | None, burst: int | None) -> int:
+    if burst is not None:
+        if rate is None:
+            raise BadInput("burst", burst, "there is no rate that it could belong to", "Add rate=, or drop burst")
+        return _positive(burst, "burst")
+    return 1 if rate is None else max(1, round(rate_of(rate) / 10))
+
+
+def _check_limits(policy: Policy) -> None:
+    if policy.concurrency is not None and policy.concurrency < policy.slots:
+        raise BadInput(
+            "concurrency", policy.concurrency, f"less than the {policy.slots} slots, among which it is shared out",
+            "Allow at least one delivery a slot, or use fewer slots",
+        )  # fmt: skip
 
 
 def _ms(value: Duration | None, name: str) -> int | None:

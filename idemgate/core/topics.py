@@ -72,7 +72,7 @@ class TopicCalls:
     """Builds the calls of one topic. What concerns one key or one slot is a Call; what spreads over slots is a Batch
     of them."""
 
-    __slots__ = ("_merge", "_trigger", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = ("_policy", "clock", "codec", "name", "namespace", "policy")
 
     def __init__(self, namespace: str, name: str, policy: Policy, codec: Codec, clock: Clock | None) -> None:
         self.namespace = namespace
@@ -80,14 +80,13 @@ class TopicCalls:
         self.policy = policy
         self.codec = codec
         self.clock = clock
-        self._trigger = policy.for_trigger()
-        self._merge = policy.for_merge()
+        self._policy = policy.for_scripts()
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
         return keys.slot(self.namespace, self.name, slot)
 
-    def slot_of(self, key: Key) -> int:
-        return keys.slot_of(keys.raw(key), self.policy.slots)
+    def slot_of(self, key: Key, group: Key | None = None) -> int:
+        return keys.slot_of(keys.raw(key if group is None else group), self.policy.slots)
 
     def _call(self, script: str, slot: int, args: Sequence[Arg], read: Callable[[list[Any]], Any]) -> Call[Any]:
         return call(f"topic/{script}", self.keys(slot), (stamp(self.clock), *args), read)
@@ -98,8 +97,8 @@ class TopicCalls:
         fields = self._fields(trigger)
         return self._call(
             "trigger",
-            keys.slot_of(fields[0], self.policy.slots),
-            (token(), self._trigger, *fields),
+            keys.slot_of(fields[3] or fields[0], self.policy.slots),
+            (token(), self._policy, *fields),
             lambda reply: _receipts(reply)[0],
         )
 
@@ -109,14 +108,14 @@ class TopicCalls:
         total = 0
         for place, trigger in enumerate(triggers):
             fields = self._fields(trigger)
-            by_slot[keys.slot_of(fields[0], self.policy.slots)].append((place, fields))
+            by_slot[keys.slot_of(fields[3] or fields[0], self.policy.slots)].append((place, fields))
             total += 1
         calls: list[Call[list[Receipt]]] = []
         places: list[list[int]] = []
         for slot, entries in by_slot.items():
             for start in range(0, len(entries), BATCH):
                 part = entries[start : start + BATCH]
-                args = (token(), self._trigger, *(value for _, fields in part for value in fields))
+                args = (token(), self._policy, *(value for _, fields in part for value in fields))
                 calls.append(self._call("trigger", slot, args, _receipts))
                 places.append([place for place, _ in part])
 
@@ -129,22 +128,34 @@ class TopicCalls:
 
         return Batch(calls, join)
 
-    def _fields(self, trigger: Trigger) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    def _fields(self, trigger: Trigger) -> tuple[bytes, ...]:
         version = b"" if trigger.version is None else _version(trigger.version)
         event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
         return (
             keys.raw(trigger.key),
             _when(trigger),
+            self._priority(trigger.priority),
+            b"" if trigger.group is None else _group(trigger.group),
             version,
             event,
             self.policy.merge.lift(trigger.payload, self.codec),
         )
 
+    def _priority(self, priority: int | None) -> bytes:
+        if priority is None:
+            return b""
+        boost = self.policy.priority_boost or 1
+        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) * boost > 2**52:
+            raise BadInput("priority", priority, "not an integer that ranks exactly", f"Use at most 2**52 / {boost} ms")
+        if not self.policy.priority:
+            raise BadInput("priority", priority, f"topic {self.name!r} has none", "Make it with priority=True")
+        return b"%d" % priority
+
     # -- taking out ---------------------------------------------------------------------------------------------------
 
     def take(self, slot: int, n: int) -> Call[Taken]:
         policy = self.policy
-        args = (token(), n, policy.lease, policy.max_attempts, self._merge, policy.retention, policy.max_dead)
+        args = (token(), self._policy, n, policy.lease, *policy.limits(slot))
 
         def read(reply: list[Any]) -> Taken:
             found = [
@@ -163,8 +174,7 @@ class TopicCalls:
         return self._call("take", slot, args, read)
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
-        policy = self.policy
-        args: list[Arg] = [token(), policy.max_attempts, self._merge, policy.retention, policy.max_dead]
+        args: list[Arg] = [token(), self._policy]
         for verb, delivery, delay, failure in settlements:
             args += (verb, delivery.raw_key, delivery.token, delay, failure)
         return self._call(
@@ -225,8 +235,9 @@ class TopicCalls:
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def cancel(self, key: Key) -> Call[str]:
-        return self._call("cancel", self.slot_of(key), (token(), keys.raw(key)), lambda reply: text(reply[0]))
+    def cancel(self, key: Key, group: Key | None = None) -> Call[str]:
+        args = (token(), self._policy, keys.raw(key))
+        return self._call("cancel", self.slot_of(key, group), args, lambda reply: text(reply[0]))
 
     def reschedule(self, trigger: Trigger) -> Call[str]:
         when = _when(trigger)
@@ -234,13 +245,14 @@ class TopicCalls:
             raise BadInput("at", None, "no time named", "Pass at= (an aware datetime) or delay=")
         return self._call(
             "reschedule",
-            self.slot_of(trigger.key),
-            (token(), keys.raw(trigger.key), when),
+            self.slot_of(trigger.key, trigger.group),
+            (token(), self._policy, keys.raw(trigger.key), when),
             lambda reply: text(reply[0]),
         )
 
-    def flush(self, key: Key) -> Call[int]:
-        return self._call("flush", self.slot_of(key), (token(), keys.raw(key)), lambda reply: int(reply[2]))
+    def flush(self, key: Key, group: Key | None = None) -> Call[int]:
+        args = (token(), keys.raw(key))
+        return self._call("flush", self.slot_of(key, group), args, lambda reply: int(reply[2]))
 
     def flush_slot(self, slot: int) -> Call[tuple[int, int]]:
         """(moved, still due later): one call moves at most 1,000."""
@@ -248,7 +260,13 @@ class TopicCalls:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def peek(self, key: Key) -> Call[Peek]:
+    def pause(self, pause: bool) -> Batch[bool]:
+        """Whether any slot was changed."""
+        args = (b"1" if pause else b"0",)
+        calls = [self._call("pause", slot, args, lambda reply: reply[2] == 1) for slot in range(self.policy.slots)]
+        return Batch(calls, any)
+
+    def peek(self, key: Key, group: Key | None = None) -> Call[Peek]:
         merge, codec = self.policy.merge, self.codec
 
         def read(reply: list[Any]) -> Peek:
@@ -261,7 +279,7 @@ class TopicCalls:
                 lease_until=moment(lease_end) if flying else None,
             )
 
-        return self._call("peek", self.slot_of(key), (keys.raw(key),), read)
+        return self._call("peek", self.slot_of(key, group), (keys.raw(key),), read)
 
     def stats(self) -> Batch[Stats]:
         return Batch([self._call("stats", slot, (), lambda reply: reply) for slot in range(self.policy.slots)], _stats)
@@ -279,7 +297,7 @@ class TopicCalls:
 
     def exhume(self, slot: int, verb: str, ids: Sequence[str], most: int = 500) -> Call[tuple[int, int]]:
         """(taken out, left) for `verb` "redrive" or "delete"; with no ids the oldest `most`."""
-        return self._call("exhume", slot, (token(), verb, self._merge, most, *ids), lambda reply: (reply[2], reply[3]))
+        return self._call("exhume", slot, (token(), self._policy, verb, most, *ids), lambda reply: (reply[2], reply[3]))
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:
@@ -290,14 +308,26 @@ def _receipts(reply: list[Any]) -> list[Receipt]:
 def _stats(replies: list[list[Any]]) -> Stats:
     counters: dict[str, int] = defaultdict(int)
     for reply in replies:
-        for name, value in zip(reply[8::2], reply[9::2], strict=True):
-            if name not in (b"v", b"fence"):
+        for name, value in zip(reply[9::2], reply[10::2], strict=True):
+            if name not in _FACTS:
                 counters[text(name)] += int(value)
-    sums = [sum(reply[i] for reply in replies) for i in range(2, 7)]
-    soonest = min((reply[7] for reply in replies if reply[7]), default=0)
-    scheduled, ready, waiting, in_flight, dead = sums
+    sums = [sum(reply[i] for reply in replies) for i in range(2, 8)]
+    soonest = min((reply[8] for reply in replies if reply[8]), default=0)
+    scheduled, ready, waiting, blocked, in_flight, dead = sums
+    paused = any(b"paused" in reply[9::2] for reply in replies)
     next_due = moment(soonest) if soonest else None
-    return Stats(scheduled, ready, waiting, in_flight, dead, next_due, dict(counters))
+    return Stats(scheduled, ready, waiting, blocked, in_flight, dead, next_due, paused, dict(counters))
+
+
+_FACTS = (b"v", b"fence", b"paused", b"rate")
+"""What a slot's facts hold beside counters."""
+
+
+def _group(group: Key) -> bytes:
+    found = keys.raw(group)
+    if b"\0" in found:
+        raise BadInput("group", group, "holds a NUL", "Use a text without one")
+    return found
 
 
 def _version(version: int) -> bytes:

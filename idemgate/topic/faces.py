@@ -103,6 +103,8 @@ class Topic(_Face):
         key: Key,
         payload: object = None,
         *,
+        priority: int | None = None,
+        group: Key | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
         version: int | None = None,
@@ -118,7 +120,9 @@ class Topic(_Face):
         Raises BadInput before anything is written; StoreUnavailable, after which the same trigger may or may not be
         in: repeat it with an `event_id`.
         """
-        trigger = Trigger(key, payload, delay=delay, at=at, version=version, event_id=event_id)
+        trigger = Trigger(
+            key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
+        )
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
@@ -190,21 +194,25 @@ class Topic(_Face):
         found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
         return _as_given(deliveries, self._run_all(lambda calls: calls.extend_many(found, length)))
 
-    def cancel(self, key: Key) -> Cancelled:
+    def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
         """ "cancelled": no delivery starts after this. "in_flight": one may be running; it is not tried again, and what
         was pending behind it is gone. "absent": there was nothing."""
-        return cast(Cancelled, self.run(lambda calls: calls.cancel(key)))
+        return cast(Cancelled, self.run(lambda calls: calls.cancel(key, group)))
 
-    def reschedule(self, key: Key, *, at: datetime | None = None, delay: Duration | None = None) -> Rescheduled:
+    def reschedule(
+        self, key: Key, *, at: datetime | None = None, delay: Duration | None = None, group: Key | None = None
+    ) -> Rescheduled:
         """Gives the pending message of `key` another time. "in_flight": it is being delivered, and nothing is pending
         behind it."""
-        return cast(Rescheduled, self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay))))
+        return cast(
+            Rescheduled, self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group)))
+        )
 
-    def flush(self, key: Key | None = None) -> int:
+    def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
         """Makes what is pending due now: of one key, or (None) of the whole topic, 1,000 a call. How many were
         moved."""
         if key is not None:
-            return self.run(lambda calls: calls.flush(key))
+            return self.run(lambda calls: calls.flush(key, group))
         moved, calls = 0, self.open()
         for slot in range(self.policy.slots):
             left = 1
@@ -213,9 +221,17 @@ class Topic(_Face):
                 moved += done
         return moved
 
-    def peek(self, key: Key) -> Peek:
+    def pause(self) -> bool:
+        """Hands out nothing more, anywhere, until `resume`; what is in flight goes on. False if it was paused."""
+        return self._run_all(lambda calls: calls.pause(True))
+
+    def resume(self) -> bool:
+        """Goes on after `pause`, and wakes the workers. False if it was not paused."""
+        return self._run_all(lambda calls: calls.pause(False))
+
+    def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """What is known of a key. Changes nothing."""
-        return self.run(lambda calls: calls.peek(key))
+        return self.run(lambda calls: calls.peek(key, group))
 
     def stats(self) -> Stats:
         """How many messages are where, and the counters. One script call per slot, together one round trip."""
@@ -263,13 +279,17 @@ class AioTopic(_Face):
         key: Key,
         payload: object = None,
         *,
+        priority: int | None = None,
+        group: Key | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
         version: int | None = None,
         event_id: Key | None = None,
     ) -> Receipt:
         """As `Topic.trigger`."""
-        trigger = Trigger(key, payload, delay=delay, at=at, version=version, event_id=event_id)
+        trigger = Trigger(
+            key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
+        )
         return await self.run(lambda calls: calls.trigger(trigger))
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
@@ -332,18 +352,22 @@ class AioTopic(_Face):
         found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
         return _as_given(deliveries, await self._run_all(lambda calls: calls.extend_many(found, length)))
 
-    async def cancel(self, key: Key) -> Cancelled:
+    async def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
         """As `Topic.cancel`."""
-        return cast(Cancelled, await self.run(lambda calls: calls.cancel(key)))
+        return cast(Cancelled, await self.run(lambda calls: calls.cancel(key, group)))
 
-    async def reschedule(self, key: Key, *, at: datetime | None = None, delay: Duration | None = None) -> Rescheduled:
+    async def reschedule(
+        self, key: Key, *, at: datetime | None = None, delay: Duration | None = None, group: Key | None = None
+    ) -> Rescheduled:
         """As `Topic.reschedule`."""
-        return cast(Rescheduled, await self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay))))
+        return cast(
+            Rescheduled, await self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group)))
+        )
 
-    async def flush(self, key: Key | None = None) -> int:
+    async def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
         """As `Topic.flush`."""
         if key is not None:
-            return await self.run(lambda calls: calls.flush(key))
+            return await self.run(lambda calls: calls.flush(key, group))
         moved, calls = 0, await self.open()
         for slot in range(self.policy.slots):
             left = 1
@@ -352,9 +376,17 @@ class AioTopic(_Face):
                 moved += done
         return moved
 
-    async def peek(self, key: Key) -> Peek:
+    async def pause(self) -> bool:
+        """As `Topic.pause`."""
+        return await self._run_all(lambda calls: calls.pause(True))
+
+    async def resume(self) -> bool:
+        """As `Topic.resume`."""
+        return await self._run_all(lambda calls: calls.pause(False))
+
+    async def peek(self, key: Key, *, group: Key | None = None) -> Peek:
         """As `Topic.peek`."""
-        return await self.run(lambda calls: calls.peek(key))
+        return await self.run(lambda calls: calls.peek(key, group))
 
     async def stats(self) -> Stats:
         """As `Topic.stats`."""

@@ -2,12 +2,12 @@
 --- @include "lib/digits"
 --- @include "lib/message"
 -- Moves a message to the dead letters, and discards and counts those past retention (at most 100 a call) or beyond the cap.
-local function bury(K, key, packed, reason, fence_number, now_ms, retention, cap)
+local function bury(K, p, key, packed, reason, fence_number, now_ms)
   local id = digits(fence_number)
   redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, fence_number }))
   redis.call("ZADD", K.dead, now_ms, id)
-  local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - retention, "LIMIT", 0, 100)
-  local beyond = redis.call("ZCARD", K.dead) - cap
+  local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - p.retention, "LIMIT", 0, 100)
+  local beyond = redis.call("ZCARD", K.dead) - p.max_dead
   if #old == 0 and beyond > 0 then
     old = redis.call("ZRANGE", K.dead, 0, math.min(beyond, 100) - 1)
   end

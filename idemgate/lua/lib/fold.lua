@@ -9,5 +9,6 @@ local function fold(spec, old, new)
   if new[message.version] ~= "" then
     old[message.version] = new[message.version]
   end
+  old[message.priority] = new[message.priority]
   return old
 end

@@ -8,10 +8,14 @@
 --   facts    hash  v layout, fence last token, and one counter a name
 --   memo     hash  "e" event id (16 bytes) key, "v" key, "k" key -> what to remember about it
 --   fade     zset  the same names -> when to forget, ms
+--   ready    zset  due time, key -> rank               due, of a topic with priorities, best rank first
+--   busy     hash  group -> keys in flight or between two attempts
+--   line     zset  group, NUL, due time, key -> 0       due, and behind its group
 --   told0/1  hash  request id -> reply given, of even / odd half minutes; "" -> which half minute
 local function slot(keys)
   return {
     due = keys[1], pending = keys[2], lease = keys[3], flight = keys[4], dead = keys[5], grave = keys[6],
-    facts = keys[7], memo = keys[8], fade = keys[9], told = { [0] = keys[10], [1] = keys[11] },
+    facts = keys[7], memo = keys[8], fade = keys[9], ready = keys[10],
+    busy = keys[11], line = keys[12], told = { [0] = keys[13], [1] = keys[14] },
   }
 end

@@ -1,7 +1,7 @@
 -- Says which of our keys holds something we did not write, or nil. Looks before the first write: scripts do not roll back.
 local types = {
   due = "zset", pending = "hash", lease = "zset", flight = "hash", dead = "zset", grave = "hash", facts = "hash", memo = "hash",
-  fade = "zset",
+  fade = "zset", ready = "zset", busy = "hash", line = "zset",
 }
 local function wrong(K)
   for name, expected in pairs(types) do

@@ -1,8 +1,9 @@
 --- Cancel the pending message of a key. One that is in flight may be running: it is not tried again.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] key
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4] key
 --- Returns {"cancelled", now ms} (no delivery starts after this) {"in_flight", now ms} {"absent", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -10,9 +11,12 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
+--- @include "lib/policy"
+--- @include "lib/unplace"
+--- @include "lib/vacate"
 --- @include "lib/delivery"
 --- @include "lib/count"
-local K, key = slot(KEYS), ARGV[3]
+local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
 if problem then
@@ -30,9 +34,13 @@ if not packed and not d then
   return tell(K, ARGV[2], now_ms, { "absent", now_ms })
 end
 if packed then
-  redis.call("ZREM", K.due, key)
+  local m = cmsgpack.unpack(packed)
+  unplace(K, key, m)
   redis.call("HDEL", K.pending, key)
-  count(K, { cancelled = 1, cancelled_triggers = cmsgpack.unpack(packed)[message.count] })
+  if not d then
+    vacate(K, m[message.group], key, p.group_limit)
+  end
+  count(K, { cancelled = 1, cancelled_triggers = m[message.count] })
 end
 if d then
   d = cmsgpack.unpack(d)

@@ -1,5 +1,5 @@
 --- Dead letters of the slot, newest first. Writes nothing.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] how many to leave out
 --- ARGV[3] how many to show

@@ -1,9 +1,9 @@
 --- Take dead letters out: back to the pending ones with their attempts reset, due now, or deleted for good.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] "redrive" | "delete"
---- ARGV[4] merge policy, packed
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4] "redrive" | "delete"
 --- ARGV[5] most letters to take when none is named, oldest first
 --- ARGV[6..] ids
 --- Returns {"ok", now ms, letters taken out, letters left} {"foreign", now ms, problem}
@@ -13,10 +13,11 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/restore"
+--- @include "lib/policy"
 --- @include "lib/count"
 --- @include "lib/head"
 --- @include "lib/hint"
-local K, spec = slot(KEYS), cmsgpack.unpack(ARGV[4])
+local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
 if problem then
@@ -39,13 +40,13 @@ for _, id in ipairs(ids) do
     redis.call("ZREM", K.dead, id)
     redis.call("HDEL", K.grave, id)
     taken, triggers = taken + 1, triggers + m[message.count]
-    if ARGV[3] == "redrive" then
+    if ARGV[4] == "redrive" then
       m[message.attempts], m[message.pinned] = 0, 0
-      folded = folded + restore(K, spec, letter[1], m, now_ms, "redrive")
+      folded = folded + restore(K, p, letter[1], m, now_ms, "redrive")
     end
   end
 end
-if taken > 0 and ARGV[3] == "redrive" then
+if taken > 0 and ARGV[4] == "redrive" then
   count(K, { redriven = taken, redriven_triggers = triggers, folded = folded })
   hint(K, before, now_ms)
 elseif taken > 0 then

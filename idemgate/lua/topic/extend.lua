@@ -1,5 +1,5 @@
 --- Heartbeat: the leases of these deliveries run anew from now. Naturally idempotent.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] lease, ms
 --- ARGV[3..] two a delivery: key; fence

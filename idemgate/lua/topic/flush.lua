@@ -1,6 +1,6 @@
 --- Make pending messages due now: those of one key, or at most 1,000 of the slot, soonest first. The call that finds no more of them
 --- also takes those that stand behind a delivery of their key: they are due when it ends.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] key, or "" for all

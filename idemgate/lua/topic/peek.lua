@@ -1,5 +1,5 @@
 --- What is known of a key: its pending message, and its delivery in flight. Writes nothing.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] key
 --- Returns {"ok", now ms, message or "", due ms, fence or 0, lease end ms, message in flight or ""} {"foreign", now ms, problem}

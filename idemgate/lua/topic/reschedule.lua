@@ -1,9 +1,10 @@
 --- Give the pending message of a key another time.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] key
---- ARGV[4] when: "a" + ms since the epoch, "d" + ms from now
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4] key
+--- ARGV[5] when: "a" + ms since the epoch, "d" + ms from now
 --- Returns {"rescheduled", now ms, due ms} {"in_flight", now ms, 0} (nothing is pending behind it) {"absent", now ms, 0}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -12,10 +13,14 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
+--- @include "lib/policy"
+--- @include "lib/place"
+--- @include "lib/unplace"
+--- @include "lib/vacate"
 --- @include "lib/when"
 --- @include "lib/head"
 --- @include "lib/hint"
-local K, key = slot(KEYS), ARGV[3]
+local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
 if problem then
@@ -32,12 +37,14 @@ local in_flight = redis.call("HEXISTS", K.flight, key) == 1
 if not packed then
   return tell(K, ARGV[2], now_ms, { in_flight and "in_flight" or "absent", now_ms, 0 })
 end
-local m, due, before = cmsgpack.unpack(packed), when(ARGV[4], now_ms), head(K)
+local m, due, before = cmsgpack.unpack(packed), when(ARGV[5], now_ms), head(K)
+local stood = unplace(K, key, m)
 m[message.due], m[message.why], m[message.pinned] = due, "time", 1
 redis.call("HDEL", K.pending, key)
 redis.call("HSET", K.pending, key, cmsgpack.pack(m))
-if not in_flight then
-  redis.call("ZADD", K.due, due, key)
+if stood then
+  place(K, key, m)
+  vacate(K, m[message.group], key, p.group_limit)
   hint(K, before, due)
 end
 return tell(K, ARGV[2], now_ms, { "rescheduled", now_ms, due })

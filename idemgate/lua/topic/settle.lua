@@ -1,13 +1,11 @@
---- End deliveries: done, try again, dead, never started, or not possible yet (try later, not counted as an attempt). What waited behind each is scheduled in the same step.
+--- End deliveries: done, try again, dead, never started, or not possible yet (try later, not counted as an attempt).
+--- What waited behind each is scheduled in the same step.
 --- A delivery that is not this owner's any more is left alone and answered "lost".
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] attempts allowed
---- ARGV[4] merge policy, packed
---- ARGV[5] retention of dead letters, ms
---- ARGV[6] dead letters kept at most
---- ARGV[7..] five a delivery: "ack" | "nack" | "bury" | "return" | "defer"; key; fence; delay before the next attempt, ms; failure
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4..] five a delivery: "ack" | "nack" | "bury" | "return" | "defer"; key; fence; delay before the next attempt, ms; failure
 --- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -18,11 +16,12 @@
 --- @include "lib/tell"
 --- @include "lib/delivery"
 --- @include "lib/restore"
---- @include "lib/promote"
+--- @include "lib/finish"
+--- @include "lib/policy"
 --- @include "lib/bury"
 --- @include "lib/count"
 --- @include "lib/next_due"
-local K, allowed, spec = slot(KEYS), tonumber(ARGV[3]), cmsgpack.unpack(ARGV[4])
+local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
 if problem then
@@ -41,8 +40,8 @@ end
 local function dead(key, d, m, failure)
   add("buried", 1)
   add("buried_triggers", m[message.count])
-  bury(K, key, d[delivery.message], failure, d[delivery.fence], now_ms, tonumber(ARGV[5]), tonumber(ARGV[6]))
-  promote(K, key)
+  bury(K, p, key, d[delivery.message], failure, d[delivery.fence], now_ms)
+  finish(K, p, key, m)
   return "dead"
 end
 
@@ -53,40 +52,40 @@ local function settle(verb, key, d, delay, failure)
   if verb == "ack" then
     add("acked", 1)
     add("acked_triggers", m[message.count])
-    promote(K, key)
+    finish(K, p, key, m)
     return "ok"
   elseif verb == "bury" then
     return dead(key, d, m, failure)
   elseif d[delivery.cancelled] == 1 then
     add("cancelled", 1)
     add("cancelled_triggers", m[message.count])
-    promote(K, key)
+    finish(K, p, key, m)
     return "cancelled"
   elseif verb == "return" then
     add("returned", 1)
     m[message.attempts] = m[message.attempts] - 1
-    add("folded", restore(K, spec, key, m, m[message.due], m[message.why]))
+    add("folded", restore(K, p, key, m, m[message.due], m[message.why]))
     return "ok"
   end
   if verb == "defer" then
     add("deferred", 1)
     m[message.attempts] = m[message.attempts] - 1
-    add("folded", restore(K, spec, key, m, now_ms + delay, "retry"))
+    add("folded", restore(K, p, key, m, now_ms + delay, "retry"))
     return "ok"
   end
   add("nacked", 1)
-  if m[message.attempts] >= allowed then
+  if m[message.attempts] >= p.attempts then
     return dead(key, d, m, failure)
   end
   m[message.failure], m[message.pinned] = failure, 0
-  add("folded", restore(K, spec, key, m, now_ms + delay, "retry"))
+  add("folded", restore(K, p, key, m, now_ms + delay, "retry"))
   return "ok"
 end
 
 -- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
 redis.call("HDEL", K.facts, "")
 local reply = { "ok", now_ms, 0 }
-for i = 7, #ARGV, 5 do
+for i = 4, #ARGV, 5 do
   local key = ARGV[i + 1]
   local d = redis.call("HGET", K.flight, key)
   d = d and cmsgpack.unpack(d)
@@ -98,5 +97,9 @@ for i = 7, #ARGV, 5 do
   end
 end
 count(K, done)
-reply[3] = next_due(K)
+reply[3] = next_due(K, now_ms, now_ms)
+if p.limited and reply[3] > 0 and reply[3] <= now_ms then
+  -- The slot was closed by its limit, and nobody sleeps until it opens.
+  redis.call("PUBLISH", K.due, digits(now_ms))
+end
 return tell(K, ARGV[2], now_ms, reply)

@@ -1,7 +1,8 @@
 --- How many messages are where, and the slot's counters since it exists. Writes nothing.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
---- Returns {"ok", now ms, scheduled, ready, waiting, in flight, dead, earliest due ms (0 = none), then two a counter: name, value}
+--- Returns {"ok", now ms, scheduled, ready, waiting, blocked, in flight, dead, earliest due ms (0 = none), then two a
+---         counter: name, value}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -13,9 +14,12 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 local scheduled, ready = redis.call("ZCARD", K.due), redis.call("ZCOUNT", K.due, "-inf", now_ms)
-local waiting = redis.call("HLEN", K.pending) - scheduled
+local ranked, blocked = redis.call("ZCARD", K.ready), redis.call("ZCARD", K.line)
+local waiting = redis.call("HLEN", K.pending) - scheduled - ranked - blocked
 local earliest = tonumber(redis.call("ZRANGE", K.due, 0, 0, "WITHSCORES")[2]) or 0
-local reply = { "ok", now_ms, scheduled - ready, ready, waiting, redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead), earliest }
+local reply = {
+  "ok", now_ms, scheduled - ready, ready + ranked, waiting, blocked, redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead), earliest,
+}
 for _, value in ipairs(redis.call("HGETALL", K.facts)) do
   reply[#reply + 1] = value
 end

@@ -1,14 +1,14 @@
 --- Take what is due: first put back deliveries whose lease lapsed, then hand out due messages, each with a fencing token, a lease and
 --- its attempt counted.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] most messages to take
---- ARGV[4] lease, ms
---- ARGV[5] attempts allowed
---- ARGV[6] merge policy, packed
---- ARGV[7] retention of dead letters, ms
---- ARGV[8] dead letters kept at most
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4] most messages to take
+--- ARGV[5] lease, ms
+--- ARGV[6] deliveries of this slot in flight at most, 0 = any number
+--- ARGV[7] us between two deliveries at the permitted rate, 0 = any rate
+--- ARGV[8] deliveries that may be made at once after a rest, at the permitted rate
 --- Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -20,11 +20,14 @@
 --- @include "lib/tell"
 --- @include "lib/delivery"
 --- @include "lib/restore"
---- @include "lib/promote"
+--- @include "lib/finish"
+--- @include "lib/policy"
+--- @include "lib/occupy"
+--- @include "lib/sortable"
 --- @include "lib/bury"
 --- @include "lib/count"
 --- @include "lib/next_due"
-local K, spec = slot(KEYS), cmsgpack.unpack(ARGV[6])
+local K, p = slot(KEYS), policy(ARGV[3])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local problem = wrong(K)
@@ -33,8 +36,8 @@ if problem then
 end
 
 -- The deliveries of a request, as far as they are still its own.
-local function reply_of(keys, lapsed)
-  local reply = { "ok", now_ms, next_due(K), lapsed }
+local function reply_of(keys, lapsed, opens)
+  local reply = { "ok", now_ms, next_due(K, now_ms, opens), lapsed }
   for _, key in ipairs(keys) do
     local d = redis.call("HGET", K.flight, key)
     d = d and cmsgpack.unpack(d)
@@ -50,7 +53,7 @@ end
 
 local given = told(K, ARGV[2], now_ms)
 if given then
-  return reply_of(given[1], given[2])
+  return reply_of(given[1], given[2], now_ms)
 end
 
 local done = { taken = 0, lapsed = 0 }
@@ -69,15 +72,15 @@ local function reclaim(key)
   if d[delivery.cancelled] == 1 then
     add("cancelled", 1)
     add("cancelled_triggers", m[message.count])
-    promote(K, key)
-  elseif m[message.attempts] >= tonumber(ARGV[5]) then
+    finish(K, p, key, m)
+  elseif m[message.attempts] >= p.attempts then
     add("buried", 1)
     add("buried_triggers", m[message.count])
-    bury(K, key, d[delivery.message], silent, d[delivery.fence], now_ms, tonumber(ARGV[7]), tonumber(ARGV[8]))
-    promote(K, key)
+    bury(K, p, key, d[delivery.message], silent, d[delivery.fence], now_ms)
+    finish(K, p, key, m)
   else
     m[message.failure] = silent
-    add("folded", restore(K, spec, key, m, now_ms, "retry"))
+    add("folded", restore(K, p, key, m, now_ms, "retry"))
   end
 end
 
@@ -85,30 +88,109 @@ for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT
   reclaim(key)
 end
 
+-- How many may be handed out, and when the slot opens again: now, at a time, or (nil) when a delivery ends.
+local function permitted(wanted)
+  if redis.call("HEXISTS", K.facts, "paused") == 1 then
+    return 0, nil
+  end
+  local most, interval = tonumber(ARGV[6]), tonumber(ARGV[7])
+  if most > 0 then
+    wanted = math.min(wanted, most - redis.call("HLEN", K.flight))
+    if wanted <= 0 then
+      return 0, nil
+    end
+  end
+  if interval > 0 then
+    -- Generic cell rate algorithm: the time up to which the rate is used up runs ahead by at most the burst.
+    local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
+    local burst = tonumber(ARGV[8]) * interval
+    local room = math.max(0, math.floor((now_us + burst - ahead) / interval))
+    if room < wanted then
+      return room, math.ceil((ahead + interval * (room + 1) - burst) / 1000)
+    end
+  end
+  return wanted, now_ms
+end
+
 local last = redis.call("HGET", K.facts, "fence")
-local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, tonumber(ARGV[3]))
-local keys, lease_end = {}, now_ms + tonumber(ARGV[4])
-for i = 1, #found, 2 do
-  local key, due = found[i], tonumber(found[i + 1])
+local keys, lease_end = {}, now_ms + tonumber(ARGV[5])
+
+-- One due message: handed out, or put into the line of its group.
+local function hand_out(key, due, member)
   local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
-  last = fence(last, now_us)
-  m[message.attempts] = m[message.attempts] + 1
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
   end
-  -- First write: refused whole when the server is out of memory.
-  redis.call("HSET", K.flight, key, cmsgpack.pack({ last, ARGV[2], 0, cmsgpack.pack(m), due }))
-  redis.call("ZADD", K.lease, lease_end, key)
-  redis.call("HDEL", K.pending, key)
-  redis.call("ZREM", K.due, key)
-  keys[#keys + 1] = key
+  local group = m[message.group]
+  -- First write, whichever it is: refused whole when the server is out of memory.
+  if group ~= "" and not occupy(K, group, key, p.group_limit) then
+    redis.call("ZADD", K.line, 0, group .. "\0" .. sortable(due, key))
+    redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+  else
+    last = fence(last, now_us)
+    m[message.attempts] = m[message.attempts] + 1
+    redis.call("HSET", K.flight, key, cmsgpack.pack({ last, ARGV[2], 0, cmsgpack.pack(m), due }))
+    redis.call("ZADD", K.lease, lease_end, key)
+    redis.call("HDEL", K.pending, key)
+    keys[#keys + 1] = key
+  end
+  redis.call("ZREM", member and K.ready or K.due, member or key)
+end
+
+-- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 500 a call.
+local function rank()
+  local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 500)
+  for i = 1, #found, 2 do
+    local key, due = found[i], tonumber(found[i + 1])
+    local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
+    local score = -m[message.priority]
+    if p.boost then
+      score = due + score * p.boost
+    end
+    redis.call("ZADD", K.ready, score, sortable(due, key))
+    if due ~= m[message.due] then
+      m[message.due], m[message.why] = due, "flush"
+      redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+    end
+    redis.call("ZREM", K.due, key)
+  end
+end
+
+local wanted, opens = permitted(tonumber(ARGV[4]))
+if wanted > 0 and p.ranked then
+  rank()
+end
+-- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
+local walked = 0
+while #keys < wanted and walked < 1000 do
+  local found
+  if p.ranked then
+    found = redis.call("ZRANGE", K.ready, 0, wanted - #keys - 1)
+    for _, member in ipairs(found) do
+      hand_out(string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member)
+    end
+    walked = walked + #found
+  else
+    found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, wanted - #keys)
+    for i = 1, #found, 2 do
+      hand_out(found[i], tonumber(found[i + 1]))
+    end
+    walked = walked + #found / 2
+  end
+  if #found == 0 then
+    break
+  end
 end
 done.taken = #keys
 if #keys > 0 then
   redis.call("HSET", K.facts, "fence", digits(last))
+  if tonumber(ARGV[7]) > 0 then
+    local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
+    redis.call("HSET", K.facts, "rate", digits(ahead + #keys * tonumber(ARGV[7])))
+  end
 end
 count(K, done)
 if #keys > 0 or done.lapsed > 0 then
   tell(K, ARGV[2], now_ms, { keys, done.lapsed })
 end
-return reply_of(keys, done.lapsed)
+return reply_of(keys, done.lapsed, opens)

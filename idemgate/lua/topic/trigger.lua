@@ -1,10 +1,11 @@
 --- Put triggers of one slot into a topic: each makes a pending message or merges into the one of its key.
 --- A key in flight gets a new pending message, never merged into the running one.
---- KEYS[1..11] slot
+--- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy, packed map: window, quiet, max_delay, remember in ms; max_size; leading; merge; raw = accumulators are not packed
---- ARGV[4..] five a trigger: key; when ("", "a" + ms since the epoch, "d" + ms from now); version or ""; event id or ""; accumulator
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4..] seven a trigger: key; when ("", "a" + ms since the epoch, "d" + ms from now); priority or "" (as it is, or 0); group or "";
+---         version or ""; event id or ""; accumulator
 --- Returns {"ok", now ms, then two a trigger: "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", due ms (0 = none)}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -14,6 +15,10 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/fold"
+--- @include "lib/place"
+--- @include "lib/unplace"
+--- @include "lib/vacate"
+--- @include "lib/policy"
 --- @include "lib/window"
 --- @include "lib/when"
 --- @include "lib/remember"
@@ -22,7 +27,7 @@
 --- @include "lib/count"
 --- @include "lib/head"
 --- @include "lib/hint"
-local K, p = slot(KEYS), cmsgpack.unpack(ARGV[3])
+local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
 if problem then
@@ -52,9 +57,9 @@ local function admit(key, version, event)
   end
 end
 
-local function note(key, version, event)
+local function note(key, version, event, due)
   if event ~= "" then
-    remember(K, "e" .. event .. key, "", now_ms + p.remember)
+    remember(K, "e" .. event .. key, "", math.max(now_ms, due) + p.remember)
   end
   if version ~= "" then
     remember(K, "v" .. key, version, now_ms + p.remember)
@@ -64,15 +69,39 @@ local function note(key, version, event)
   end
 end
 
+-- Where a message stands is given by these; as long as they stay, it is not touched.
+local function moved(old, new)
+  return old[message.due] ~= new[message.due] or old[message.priority] ~= new[message.priority]
+    or old[message.group] ~= new[message.group]
+end
+
+-- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
+-- time by its caller, holds it no longer.
+local function shift(key, old, stands, m, asked)
+  if stands then
+    if m[message.due] ~= stands then
+      redis.call("ZADD", K.due, m[message.due], key)
+    end
+  elseif moved(old, m) and unplace(K, key, old) then
+    place(K, key, m)
+  end
+  local later = asked or m[message.due] > (stands or old[message.due]) or old[message.group] ~= m[message.group]
+  if later and old[message.group] ~= "" and redis.call("HEXISTS", K.flight, key) == 0 then
+    vacate(K, old[message.group], key, p.group_limit)
+  end
+end
+
 -- One trigger into the pending message of its key. Returns its receipt.
-local function put(key, asked, version, acc)
+local function put(key, asked, priority, group, version, acc)
   local packed = redis.call("HGET", K.pending, key)
-  -- When it stands scheduled; nil or false behind a delivery of its key, and for a new message.
+  local old = packed and cmsgpack.unpack(packed)
+  -- When it stands scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new message.
   local stands = packed and tonumber(redis.call("ZSCORE", K.due, key))
-  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "" }
+  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or old and old[message.priority] or 0, group }
   local receipt = "scheduled"
   if packed then
     m = fold(p.merge, cmsgpack.unpack(packed), m)
+    m[message.group] = group
     receipt = "merged"
     if stands and stands ~= m[message.due] then
       m[message.due], m[message.why] = stands, "flush"
@@ -86,20 +115,23 @@ local function put(key, asked, version, acc)
     m[message.due], m[message.why] = window(p, m, not packed, now_ms)
   end
   redis.call("HSET", K.pending, key, cmsgpack.pack(m))
-  if m[message.due] ~= stands and (stands or not packed and redis.call("HEXISTS", K.flight, key) == 0) then
-    redis.call("ZADD", K.due, m[message.due], key)
+  if packed then
+    shift(key, old, stands, m, asked)
+  else
+    place(K, key, m)
   end
   return receipt, m[message.due]
 end
 
 local before, soonest, done, reply = head(K), nil, {}, { "ok", now_ms }
-for i = 4, #ARGV, 5 do
-  local key, version, event, due = ARGV[i], ARGV[i + 2], ARGV[i + 3], 0
+for i = 4, #ARGV, 7 do
+  local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
   local receipt = admit(key, version, event)
   if not receipt then
-    local acc = ARGV[i + 4]
-    receipt, due = put(key, when(ARGV[i + 1], now_ms), version, p.raw and acc or cmsgpack.unpack(acc))
-    note(key, version, event)
+    local acc = ARGV[i + 6]
+    acc = p.raw and acc or cmsgpack.unpack(acc)
+    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc)
+    note(key, version, event, due)
     done.accepted = (done.accepted or 0) + 1
     soonest = math.min(soonest or due, due)
   end

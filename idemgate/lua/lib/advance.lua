@@ -1,0 +1,12 @@
+-- Schedules as many of a group's line, first due first, as the group has room for.
+local function advance(K, group, limit)
+  local inside = redis.call("HGET", K.busy, group)
+  local room = limit - (inside and #cmsgpack.unpack(inside) or 0)
+  if group == "" or room <= 0 then
+    return
+  end
+  for _, member in ipairs(redis.call("ZRANGEBYLEX", K.line, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, room)) do
+    redis.call("ZREM", K.line, member)
+    redis.call("ZADD", K.due, tonumber(string.sub(member, #group + 2, #group + 16)), string.sub(member, #group + 17))
+  end
+end

@@ -1,0 +1,89 @@
+"""Limits over all workers: what is in flight, how fast, and not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput
+from idemgate.testing import Clock
+
+
+async def test_no_more_in_flight_than_allowed(face: Any, clock: Clock) -> None:
+    # Given at most five in flight
+    topic = face.topic("calls", concurrency=5)
+    await topic.trigger_many([(f"k{n}", n) for n in range(12)])
+    taken = await topic.take(100)
+    assert len(taken) == 5 and await topic.take(100) == []
+    # When two end, two more go out
+    await topic.ack(taken[:2])
+    assert len(await topic.take(100)) == 2
+
+
+async def test_the_shares_of_the_slots_add_up_to_the_limit(face: Any) -> None:
+    topic = face.topic("calls", concurrency=10, slots=4)
+    await topic.trigger_many([(f"k{n}", n) for n in range(400)])
+    assert sum([len(await topic.take(100)) for _ in range(3)]) == 10
+
+
+async def test_no_faster_than_the_rate_and_no_slower(face: Any, clock: Clock) -> None:
+    # Given ten a second, at most two at once
+    topic = face.topic("calls", rate="10/s", burst=2)
+    await topic.trigger_many([(f"k{n}", n) for n in range(100)])
+    # When it is asked every 10 ms for two seconds
+    out = []
+    for tick in range(200):
+        out += [tick * 10] * len(await topic.take(100))
+        clock.advance("10ms")
+    # Then two went at once, and one each 100 ms from then on
+    assert out[:4] == [0, 0, 100, 200]
+    assert len(out) == 2 + 19
+
+
+async def test_a_rate_over_slots_is_the_rate(face: Any, clock: Clock) -> None:
+    topic = face.topic("calls", rate="100/s", burst=4, slots=4)
+    await topic.trigger_many([(f"k{n}", n) for n in range(1000)])
+    out = 0
+    for _ in range(200):
+        out += len(await topic.take(1000))
+        clock.advance("10ms")
+    assert 190 <= out <= 204
+
+
+async def test_pause_and_resume(face: Any, clock: Clock) -> None:
+    # Given a topic with a delivery out
+    topic = face.topic("calls")
+    await topic.trigger_many([("a", 1), ("b", 2)])
+    out = await topic.take(1)
+    # When it is paused
+    assert await topic.pause() is True
+    assert await topic.pause() is False
+    # Then nothing more goes out, what is out can end, and triggers are accepted
+    assert await topic.take(10) == []
+    assert await topic.ack(out) == ["ok"]
+    await topic.trigger("c", 3)
+    assert (await topic.stats()).paused
+    # And it goes on when resumed
+    assert await topic.resume() is True
+    assert await topic.resume() is False
+    assert [one.key for one in await topic.take(10)] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 3, "slots": 4}, "slots"),
+        ({"rate": "fast"}, "rate"),
+        ({"rate": 0}, "rate"),
+        ({"rate": float("nan")}, "rate"),
+        ({"rate": "10/0s"}, "rate"),
+        ({"burst": 3}, "burst"),
+        ({"group_concurrency": 0}, "group_concurrency"),
+        ({"priority_boost": -1}, "priority_boost"),
+    ],
+)
+async def test_limits_that_make_no_sense_are_refused(face: Any, options: dict[str, Any], word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        face.topic("calls", **options)

@@ -1,0 +1,97 @@
+"""Priorities: of what is due, the highest first, the oldest first within one; boosted ones age."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput
+from idemgate.testing import Clock
+
+
+async def keys_taken(topic: Any, n: int = 100) -> list[str]:
+    return [delivery.key for delivery in await topic.take(n)]
+
+
+async def test_the_highest_is_first_and_the_oldest_within_one(face: Any, clock: Clock) -> None:
+    # Given messages of several priorities, some far out of the usual
+    topic = face.topic("jobs", priority=True)
+    for key, priority in [("a", 0), ("b", 5), ("c", -3), ("d", 5), ("e", 10**12), ("f", None), ("g", -(10**12))]:
+        await topic.trigger(key, priority=priority)
+        clock.advance("1ms")
+    # Then they come in the order of their ranks, also one by one
+    assert await keys_taken(topic, 2) == ["e", "b"]
+    assert await keys_taken(topic, 1) == ["d"]
+    assert await keys_taken(topic) == ["a", "f", "c", "g"]
+
+
+async def test_priority_counts_only_among_what_is_due(face: Any, clock: Clock) -> None:
+    # Given a high priority that is due later
+    topic = face.topic("jobs", priority=True)
+    await topic.trigger("later", priority=9, delay="10s")
+    await topic.trigger("now", priority=1)
+    # Then it is not taken before its time, and is first when it is due
+    assert await keys_taken(topic) == ["now"]
+    await topic.trigger("other", priority=1)
+    clock.advance("10s")
+    assert await keys_taken(topic) == ["later", "other"]
+
+
+async def test_a_duplicate_in_the_backlog_takes_the_newest_priority(face: Any, clock: Clock) -> None:
+    # Given a backlog that was ranked already, because some of it was taken
+    topic = face.topic("jobs", priority=True, merge="sum")
+    for key in ("a", "b", "c", "d"):
+        await topic.trigger(key, 1, priority=1)
+        clock.advance("1ms")
+    assert await keys_taken(topic, 1) == ["a"]
+    # When one is triggered again with a higher priority, one with a lower, and one without
+    assert (await topic.trigger("d", 1, priority=7)).status == "merged"
+    await topic.trigger("b", 1, priority=-7)
+    await topic.trigger("c", 1)
+    # Then each merged, and stands where it now belongs
+    taken = await topic.take(10)
+    assert [(one.key, one.payload, one.priority) for one in taken] == [("d", 2, 7), ("c", 2, 1), ("b", 2, -7)]
+    stats = await topic.stats()
+    assert (stats.ready, stats.scheduled, stats.waiting, stats.in_flight) == (0, 0, 0, 4)
+
+
+async def test_boosted_priorities_age_and_the_wait_of_the_lowest_is_bounded(face: Any, clock: Clock) -> None:
+    # Given ten seconds a priority, a message of priority 0, and a flood of priority 3
+    topic = face.topic("jobs", priority_boost="10s")
+    await topic.trigger("low", priority=0)
+    for number in range(40):
+        clock.advance("1s")
+        await topic.trigger(f"high{number:02}", priority=3)
+    # When they are taken one after the other
+    order = await keys_taken(topic)
+    # Then only what came due within 3 x 10 s after the low one went before it
+    assert order.index("low") == 29
+    assert order[:29] == [f"high{number:02}" for number in range(29)]
+
+
+async def test_ranked_messages_can_be_cancelled_moved_and_retried(face: Any, clock: Clock) -> None:
+    # Given a ranked backlog
+    topic = face.topic("jobs", priority=True, backoff=[5])
+    for key in ("a", "b", "c"):
+        await topic.trigger(key, priority=1)
+    first = (await topic.take(1))[0]
+    # When one is cancelled, one moved, and one fails
+    assert await topic.cancel("b") == "cancelled"
+    assert await topic.reschedule("c", delay="2s") == "rescheduled"
+    assert await topic.nack(first) == "ok"
+    # Then they are where they belong
+    assert await keys_taken(topic) == []
+    clock.advance("2s")
+    assert await keys_taken(topic) == ["c"]
+    clock.advance("3s")
+    assert await keys_taken(topic) == [first.key]
+    assert (await topic.stats()).pending == 0
+
+
+async def test_a_priority_that_cannot_rank_is_refused(face: Any) -> None:
+    with pytest.raises(BadInput, match="priority=True"):
+        await face.topic("plain").trigger("a", priority=1)
+    for wrong in (1.5, True, "1", 2**60):
+        with pytest.raises(BadInput, match="priority"):
+            await face.topic("ranked", priority=True).trigger("a", priority=wrong)
