@@ -59,7 +59,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=partial(_die_with, os.getpid()),
+        preexec_fn=partial(_die_with, os.getpid()),  # noqa: PLW1509 - see there
     )
     try:
         yield process

@@ -1,6 +1,6 @@
 """A TCP proxy in front of a server, to break what is between: `with Proxy(url) as proxy: Gate(proxy.url)`.
 
-Its toxics act on requests that hold a word (`b"EVALSHA"`), each on the next `times` of them. What it passes on is counted.
+Its toxics act on requests that hold a word (`b"EVALSHA"`), each on the next `times` of them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import cast
 from idemgate.cli import demo, run, server
 from idemgate.errors import BadInput, IdemgateError, NotConfigured
 
-__all__ = ["main"]
+__all__ = ["command_line", "main"]
 
 EXIT_CODES = (
     "exit codes: 0 = it went well, 1 = it did not, 2 = wrong command line or input, "
@@ -27,7 +27,7 @@ EXIT_CODES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (None: that of the command line); the exit code. argparse itself exits for --help, or with 2."""
-    options = _parser().parse_args(argv)
+    options = command_line().parse_args(argv)
     try:
         return int(options.command(options))
     except KeyboardInterrupt:
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """All commands and their options."""
     parser = argparse.ArgumentParser(
         prog="idemgate",
         description="Run the first of all duplicates, merge a burst of triggers into one delivery.",

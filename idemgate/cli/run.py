@@ -59,8 +59,8 @@ def gate_at(target: str) -> Gate:
 
     The current directory comes first in the search path. What the module itself raises when imported is not hidden.
     """
-    name, colon, path = target.partition(":")
-    if not colon or not name or not path:
+    name, _, path = target.partition(":")
+    if not all(part.isidentifier() for part in [*name.split("."), *path.split(".")]):
         raise BadInput("MODULE:GATE", target, "not a module and a name in it", "Write it as shop.app:gate")
     if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
@@ -71,7 +71,7 @@ def gate_at(target: str) -> Gate:
             raise BadInput("MODULE:GATE", target, f"module {name!r} has no {path!r}", _gates_in(name, found))
         found = getattr(found, part)
     if not isinstance(found, Gate):
-        problem = f"{path!r} is a {type(found).__name__}, not a Gate"
+        problem = f"{path!r} is of type {type(found).__name__}, not Gate"
         raise BadInput("MODULE:GATE", target, problem, _gates_in(name, sys.modules[name]))
     return found
 
@@ -91,9 +91,9 @@ def _check_module(target: str, name: str) -> None:
 
 def _gates_in(name: str, module: object) -> str:
     gates = sorted(key for key, value in vars(module).items() if isinstance(value, Gate))
-    return (
-        f"Gates in it: {', '.join(f'{name}:{gate}' for gate in gates)}" if gates else "It has no gate: gate = Gate(...)"
-    )
+    if not gates:
+        return f"Module {name!r} has no gate: make one with Gate(...)"
+    return f"Gates in it: {', '.join(f'{name}:{gate}' for gate in gates)}"
 
 
 def _leave_threads_behind(code: int) -> None:

@@ -7,6 +7,8 @@ its wake-up channel |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
 | `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the eleven parts of one slot; `:due` is also its
 wake-up channel |
+| `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/crew.lua` | who is there, and which slots they hold; `:alive` is
+also their wake-up channel |
 
 `ig1` is the layout. What stands in braces decides the Redis Cluster slot; it comes first and holds no other brace, so
 no user key can steer where it goes. Text of users is percent-encoded, and hashed where it is long.
@@ -22,7 +24,19 @@ from urllib.parse import quote_from_bytes
 
 from idemgate.errors import BadInput
 
-__all__ = ["Key", "check_name", "check_scope", "digest", "raw", "record", "slot", "slot_of", "text_of", "topics"]
+__all__ = [
+    "Key",
+    "check_name",
+    "check_scope",
+    "digest",
+    "members",
+    "raw",
+    "record",
+    "slot",
+    "slot_of",
+    "text_of",
+    "topics",
+]
 
 Key = str | bytes | int
 
@@ -133,6 +147,11 @@ def record(namespace: str, scope: str, key: Key) -> bytes:
 def topics(namespace: str) -> bytes:
     """The registry: which topics exist, and their policies."""
     return b"ig1:{%s:topics}" % namespace.encode()
+
+
+def members(namespace: str, group: str) -> tuple[bytes, ...]:
+    """One group of members, in the order in which scripts get its parts."""
+    return tuple(f"ig1:{{{namespace}:members:{group}}}:{part}".encode() for part in ("alive", "facts", "held"))
 
 
 @lru_cache(65_536)

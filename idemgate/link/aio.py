@@ -12,7 +12,7 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call
 from idemgate.errors import StoreUnavailable
-from idemgate.link.clients import async_client
+from idemgate.link.clients import async_client, close_client
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
@@ -64,7 +64,11 @@ class AsyncLink:
         return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        tasks = self._here.tasks
+        try:
+            tasks = self._here.tasks
+        except BaseException:
+            work.close()  # or Python complains that nobody awaited it
+            raise
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -99,9 +103,9 @@ class AsyncLink:
     async def _send(self, call: Call[Any]) -> list[Any]:
         script, client = call.script, self._here.client
         try:
-            return await client.execute_command("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return await _asked(client, "EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return await client.execute_command("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return await _asked(client, "EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
         async with self._here.client.pipeline(transaction=False) as pipeline:
@@ -111,7 +115,7 @@ class AsyncLink:
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""
-        return await asyncio.shield(self.spawn(_translated(self._here.client.execute_command(*args))))
+        return await asyncio.shield(self.spawn(_translated(_asked(self._here.client, *args))))
 
     async def blocking(self, *args: Any, within: float) -> Any:
         """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out.
@@ -123,7 +127,7 @@ class AsyncLink:
         if here.blocking is None:
             here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
         try:
-            return await asyncio.wait_for(_translated(here.blocking.execute_command(*args)), within)
+            return await asyncio.wait_for(_translated(_asked(here.blocking, *args)), within)
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
 
@@ -149,15 +153,25 @@ class AsyncLink:
 
     async def close(self) -> None:
         """Waits for the calls under way, then closes this event loop's connections."""
-        here = self._loops.pop(asyncio.get_running_loop(), None)
+        loop = asyncio.get_running_loop()
+        here = self._loops.get(loop)
         if here is None:
             return
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
+        self._loops.pop(loop, None)
         await here.ear.close()
-        await here.client.aclose()
+        await close_client(here.client)
         if here.blocking is not None:
-            await here.blocking.aclose()
+            await close_client(here.blocking)
+
+
+async def _asked(client: Any, *args: Any) -> Any:
+    try:
+        return await client.execute_command(*args)
+    except AttributeError as error:
+        # redis-py 8 closes connections to cluster nodes, when it looks for these anew, under those who use them.
+        raise rx.ConnectionError("the connection was closed while in use") from error
 
 
 async def _translated(work: Coroutine[Any, Any, T]) -> T:

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from idemgate.errors import NotConfigured
 from idemgate.link.endpoint import Endpoint
 
-__all__ = ["async_client", "sync_client"]
+__all__ = ["async_client", "close_client", "sync_client"]
 
 # redis-py annotates some of what it offers, and not as it is used.
 _redis, _aredis = cast(Any, redis), cast(Any, aredis)
@@ -58,6 +58,14 @@ def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: An
     timeout = settings["socket_connect_timeout"]
     pool = _aredis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
     return aredis.Redis.from_pool(pool)
+
+
+async def close_client(client: Any) -> None:
+    """Closes an awaiting client of ours, and its clients to the sentinels, which redis-py leaves open."""
+    await client.aclose()
+    finder = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for one in finder.sentinels if finder else ():
+        await one.aclose()
 
 
 def _ours(endpoint: Endpoint, retry: object, seconds: float, over: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.link.clients import async_client
+from idemgate.link.clients import async_client, close_client
 from idemgate.link.endpoint import Endpoint, one_node
 
 __all__ = ["Ear", "Heard"]
@@ -77,7 +77,7 @@ class Ear:
                 failures += 1
             finally:
                 with suppress(rx.RedisError, OSError):
-                    await client.aclose()
+                    await close_client(client)
 
     async def _hear(self, pubsub: Any, gap: bool) -> None:
         """Until nobody listens any more; raises where the connection fails."""

@@ -74,15 +74,16 @@ class Worker:
     async def __aenter__(self) -> Self:
         halt = asyncio.Event()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self.run(halt, started))
+        task = asyncio.create_task(self.run(halt, started))
         try:
-            await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             halt.set()
-            await _to_the_end(self._task, self.stop)
+            await _to_the_end(task, self.stop)
             raise
-        if self._task.done():
-            await self._task
+        if task.done():
+            await task
+        self._task = task
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -44,7 +44,7 @@ def proxy(url: str) -> Iterator[Proxy]:
 
 
 class Asker:
-    """A gate's blocking or awaiting link; `await ask.run(call)` is the same with both, and a blocking one blocks a thread."""
+    """A gate's blocking or awaiting link; `await ask.run(call)` is the same with both."""
 
     def __init__(self, gate: Gate, awaiting: bool) -> None:
         self.gate = gate

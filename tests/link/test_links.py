@@ -1,4 +1,4 @@
-"""Both links on a real server: what they do when it, or the way to it, fails. Faults are made by the server or a proxy, never faked."""
+"""Both links when the server, or the way to it, fails. Faults are real: a server's, or a proxy's."""
 
 from __future__ import annotations
 

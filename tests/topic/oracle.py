@@ -37,8 +37,10 @@ MERGES: dict[str, Callable[[list[Any]], Any]] = {
 def deliveries(
     events: Iterable[tuple[float, str, Any]], merge: str, *, window: float = 0, quiet: float = 0, max_delay: float = 0
 ) -> list[Delivered]:
-    """Of (time, key, payload) in the order of their times, in the order of due times, then of keys. A message whose time
-    has come is delivered before what is triggered at that time."""
+    """Of (time, key, payload) in the order of their times; what comes out is in the order of due times, then of keys.
+
+    A message whose time has come is delivered before what is triggered at that time.
+    """
     open_: dict[str, tuple[float, str, list[tuple[float, Any]]]] = {}
     done: list[Delivered] = []
 

@@ -328,7 +328,7 @@ async def test_a_nack_refuses_what_is_no_delay(face: Any, delay: Any, everything
     await topic.trigger("k")
     delivery = await _taken(topic)
     before = everything()
-    with pytest.raises(BadInput, match="^delay="):
+    with pytest.raises(BadInput, match=r"^delay="):
         await topic.nack(delivery, delay=delay)
     assert everything() == before
 

@@ -122,7 +122,7 @@ async def test_each_argument_may_have_its_policy(face: Any, gate: Gate) -> None:
 
 async def test_arguments_are_made_again_by_their_annotations(face: Any, gate: Gate) -> None:
     @gate.merge(key="{order.id}", name="f")
-    def f(order: Order, at: datetime, by: "Line | None" = None) -> Any:
+    def f(order: Order, at: datetime, by: Line | None = None) -> Any:
         return order, at, by
 
     order, at = Order(7, [Line("a", 1), Line("b", 2)]), datetime(2024, 5, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""What is refused, with the value and the fix in the error, and nothing written: bad input, other policies, foreign data."""
+"""What is refused, and nothing written: bad input, other policies, foreign data. The error has value and fix."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ TRIGGERS: list[tuple[Any, dict[str, Any], str]] = [
     ("last", {"key": True}, r"key=True: a bool is not a key\. Use"),
     ("last", {"key": "\ud800"}, r"key='\\ud800': not valid Unicode .*\. Pass bytes"),
     ("last", {"key": "x" * 65_537}, r"key='xxx.*: 65537 bytes long\. Use at most"),
-    ("last", {"payload": "x" * 262_144}, r"payload=<class 'str'>: takes 262,150 bytes; the limit is 262,144\. Store it"),
+    ("last", {"payload": "x" * 262_144}, r"payload=<class 'str'>: takes 262,150 bytes; .* is 262,144\. Store it"),
     ("first", {"payload": b"x" * 262_144}, r"payload=<class 'bytes'>: takes 262,150 bytes; .*\. Store it"),
     ("append", {"payload": "x" * 262_144}, r"payload=<class 'str'>: takes 262,150 bytes; .*\. Store it"),
     ("union", {"payload": ["x" * 300 + str(n) for n in range(1000)]},
      r"payload=<class 'list'>: takes 3\d\d,\d\d\d bytes; .*\. Store it"),
-    ({"a": "last"}, {"payload": {"a": "x" * 200_000, "b": "x" * 200_000}}, r"payload=<class 'dict'>: takes 400,\d\d\d bytes; .*"),
+    ({"a": "last"}, {"payload": dict.fromkeys("ab", "x" * 200_000)}, r"payload=<class 'dict'>: takes 400,\d\d\d bytes; "),
     ("last", {"payload": Thing()}, r"payload=<a thing>: "),
     ("last", {"payload": {"lines": [1, {2: Thing()}]}}, r"payload\['lines'\]\[1\]\[2\]=<a thing>: "),
     ("last", {"payload": datetime(2024, 1, 1)}, r"payload=datetime.*naive"),  # noqa: DTZ001
@@ -180,7 +180,7 @@ async def test_a_backoff_that_returns_nonsense_does_not_hinder_an_ack(face: Any)
     topic = face.topic("t", backoff=Broken())
     await topic.trigger("k")
     taken = await topic.take(1)
-    with pytest.raises(BadInput, match="^backoff="):
+    with pytest.raises(BadInput, match=r"^backoff="):
         await topic.nack(taken)
     assert await topic.ack(taken) == ["ok"]
 
@@ -324,12 +324,12 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "cancel": lambda: topic.cancel("k"),
         "reschedule": lambda: topic.reschedule("k", delay=1),
         "flush a key": lambda: topic.flush("k"),
-        "flush": lambda: topic.flush(),
+        "flush": topic.flush,
         "peek": lambda: topic.peek("k"),
-        "stats": lambda: topic.stats(),
-        "next_due": lambda: topic.next_due(),
-        "dead.list": lambda: topic.dead.list(),
-        "dead.redrive": lambda: topic.dead.redrive(),
+        "stats": topic.stats,
+        "next_due": topic.next_due,
+        "dead.list": topic.dead.list,
+        "dead.redrive": topic.dead.redrive,
         "dead.delete": lambda: topic.dead.delete(["0-1"]),
     }
 

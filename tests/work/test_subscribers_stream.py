@@ -476,7 +476,7 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, stream: 
     @one.stream(stream.name, group="billing", reclaim=SOON)
     async def handle(entry: Entry) -> None:
         await release.wait()
-        raise ValueError("too late anyway")
+        raise Bury
 
     async with one.aio.subscribers():
         entry = stream.add(n=1)
@@ -485,9 +485,32 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, stream: 
         stream.claim(entry, "other", idle=0, count=5)
         await until(lambda: one.counters["stream.lost"] == 1)
         release.set()
-        await until(lambda: one.counters["stream.failed"] == 1)
-        # Then this one lets go of it, and does not take it back
-        assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
+        await until(lambda: one.counters["stream.hopeless"] == 1)
+    # Then what becomes of it is that consumer's to say
+    assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
+    assert stream.dead() == []
+
+
+async def test_a_late_heartbeat_starts_nothing_twice(one: Gate, stream: Log) -> None:
+    # Given an entry at work here
+    release, ran = asyncio.Event(), list[str]()
+
+    @one.stream(stream.name, group="billing", consumer="me")
+    async def handle(entry: Entry) -> None:
+        ran.append(entry.id)
+        await release.wait()
+
+    async with one.aio.subscribers():
+        entry = stream.add(n=1)
+        await until(lambda: ran)
+        # When its heartbeats are so late that this consumer reclaims it from itself
+        stream.claim(entry, "me", count=1)
+        await until(lambda: stream.pending()[0]["time_since_delivered"] < AGED)
+        # Then that was no other attempt, and it does not run beside itself
+        assert [found["times_delivered"] for found in stream.pending()] == [1]
+        release.set()
+        await until(lambda: stream.settled(1))
+    assert (len(ran), one.counters["stream.reclaimed"]) == (1, 0)
 
 
 @pytest.mark.parametrize("how", ["destroyed", "deleted"])
@@ -508,6 +531,27 @@ async def test_a_group_that_vanished_is_made_again(how: str, one: Gate, stream: 
         await until(lambda: one.counters["stream.groups_made"] == 2 and got[-1] == b"2")
         await until(lambda: not stream.pending())
     assert got == ([b"1", b"1", b"2"] if how == "destroyed" else [b"1", b"2"])
+
+
+async def test_what_is_at_work_when_its_group_vanishes_is_not_started_again(one: Gate, stream: Log) -> None:
+    # Given an entry at work here
+    release, ran = asyncio.Event(), list[str]()
+
+    @one.stream(stream.name, group="billing")
+    async def handle(entry: Entry) -> None:
+        ran.append(entry.id)
+        await release.wait()
+
+    async with one.aio.subscribers():
+        stream.add(n=1)
+        await until(lambda: ran)
+        # When its group is destroyed, and made again, and gives it out again
+        stream.raw.xgroup_destroy(stream.name, "billing")
+        await until(lambda: one.counters["stream.groups_made"] == 2 and stream.pending())
+        release.set()
+        # Then it is acknowledged by the run that was under way
+        await until(lambda: stream.settled(1))
+    assert len(ran) == 1
 
 
 async def test_what_was_trimmed_before_it_was_done_is_counted(one: Gate, stream: Log) -> None:

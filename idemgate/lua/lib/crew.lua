@@ -1,3 +1,5 @@
+--- @include "lib/digits"
+--- @include "lib/fence"
 -- The keys of one group of members, by name, in the order in which every members script gets them. Data dictionary:
 --   alive  zset  member -> when it lapses unless it announces itself again, ms; the name is also the channel of hints
 --   facts  hash  v layout; g generation; "m:" member -> number of its last announcement, a space, its topics
@@ -38,7 +40,8 @@ local function free(K, members)
   end
   return found
 end
--- Forgets the members that lapsed, and frees what they held. Returns whether one of them served anything.
+-- Forgets the members that lapsed, and frees what they held. Returns whether one of them served anything, and
+-- whether something became free.
 local function sweep(K, now_ms)
   local lapsed, gone, served = redis.call("ZRANGEBYSCORE", K.alive, "-inf", now_ms), {}, false
   for _, member in ipairs(lapsed) do
@@ -48,14 +51,11 @@ local function sweep(K, now_ms)
     redis.call("ZREM", K.alive, member)
     redis.call("HDEL", K.facts, "m:" .. member)
   end
-  if #lapsed > 0 then
-    free(K, gone)
-  end
-  return served
+  return served, #lapsed > 0 and free(K, gone)
 end
 -- A new generation, and a hint to everybody to look. Hints only: a lost one costs the rest of an interval.
 local function changed(K, now_us)
   local generation = digits(fence(redis.call("HGET", K.facts, "g"), now_us))
-  redis.call("HSET", K.facts, "v", 1, "g", generation)
+  redis.call("HSET", K.facts, "g", generation)
   redis.call("PUBLISH", K.alive, generation)
 end

@@ -1,6 +1,7 @@
--- Merges two accumulators of one policy, `a` the older; associative, so that it serves triggers and returning deliveries alike.
+-- Merges two accumulators of one policy, `a` the older; associative, so that it serves triggers and returning deliveries alike
+-- (but for the number that a union dropped, which counts an item as often as it came, and found no room, by itself).
 --   last, first   the packed payload
---   count, sum    {number, 1 if it is a float}; beyond 2^53 an integer becomes a float
+--   count, sum    {number, 1 if it is a float}; from 2^53 on an integer becomes a float
 --   min, max      {number, packed payload}
 --   append        {items, dropped, items' packed payloads, each wrapped as a msgpack string, one after the other}
 --   union         {dropped, {packed payload, ...}}
@@ -8,8 +9,11 @@
 local merge
 local function append(spec, a, b)
   local room, size = spec.cap - a[1], spec.bytes - #a[3]
+  if a[2] > 0 then
+    room = 0 -- once full, closed: the list is the beginning of all payloads, without holes
+  end
   if b[1] <= room and #b[3] <= size then
-    return { a[1] + b[1], a[2] + b[2], a[3] .. b[3] }
+    return { a[1] + b[1], b[2], a[3] .. b[3] }
   end
   local kept, from = 0, 0
   while kept < b[1] and kept < room do
@@ -25,14 +29,14 @@ local function append(spec, a, b)
   return { a[1] + kept, a[2] + b[2] + b[1] - kept, a[3] .. string.sub(b[3], 1, from) }
 end
 local function union(spec, a, b)
-  local seen, size, dropped = {}, 0, a[1] + b[1]
+  local seen, size, dropped = {}, 0, a[1]
   for _, item in ipairs(a[2]) do
     seen[item] = true
     size = size + #item
   end
   for _, item in ipairs(b[2]) do
     if not seen[item] then
-      if #a[2] < spec.cap and size + #item <= spec.bytes then
+      if dropped == 0 and #a[2] < spec.cap and size + #item <= spec.bytes then
         a[2][#a[2] + 1] = item
         seen[item] = true
         size = size + #item
@@ -41,11 +45,11 @@ local function union(spec, a, b)
       end
     end
   end
-  return { dropped, a[2] }
+  return { dropped + b[1], a[2] }
 end
-local function add(a, b)
+local function sum(a, b)
   local total, float = a[1] + b[1], math.max(a[2], b[2])
-  if math.abs(total) > 9007199254740992 then
+  if math.abs(total) >= 9007199254740992 then
     float = 1
   end
   return { total, float }
@@ -67,7 +71,7 @@ function merge(spec, a, b)
   elseif op == "first" then
     return a
   elseif op == "sum" or op == "count" then
-    return add(a, b)
+    return sum(a, b)
   elseif op == "min" then
     return b[1] < a[1] and b or a
   elseif op == "max" then

@@ -13,8 +13,6 @@
 ---          two a member: id; topics, then one for each slot seized or wanted: who holds it now}
 ---         {"stale", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
---- @include "lib/fence"
 --- @include "lib/crew"
 local K, now_us = crew(KEYS), now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -30,13 +28,12 @@ local first_seized = 9 + ARGV[7]
 local first_wanted = first_seized + ARGV[8]
 
 -- ZREM first: a server without memory refuses a script whose first write is ZADD, and nobody would be a member then.
-redis.call("ZREM", K.alive, ARGV[1])
-local news = sweep(K, now_ms)
+local news, freed = sweep(K, now_ms)
 local _, before = serves(K, member)
+redis.call("ZREM", K.alive, member)
 redis.call("ZADD", K.alive, now_ms + ARGV[4], member)
-redis.call("HSET", K.facts, "m:" .. member, ARGV[3] .. " " .. topics)
+redis.call("HSET", K.facts, "v", 1, "m:" .. member, ARGV[3] .. " " .. topics)
 
-local freed = false
 for i = 9, first_seized - 1 do
   if redis.call("HGET", K.held, ARGV[i]) == member then
     redis.call("HDEL", K.held, ARGV[i])

@@ -4,8 +4,6 @@
 --- ARGV[2] member
 --- Returns {"ok", now ms} {"absent", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
---- @include "lib/fence"
 --- @include "lib/crew"
 local K, now_us = crew(KEYS), now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)

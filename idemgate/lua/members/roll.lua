@@ -4,8 +4,6 @@
 --- Returns {"ok", now ms, generation, how many members follow, three a member: id; topics ("" = it is leaving);
 ---          when it lapses, ms, then two a slot: slot; holder} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
---- @include "lib/fence"
 --- @include "lib/crew"
 local K = crew(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)

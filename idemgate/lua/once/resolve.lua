@@ -27,6 +27,7 @@ end
 -- The vanished owner keeps no say: "o" goes too, so whatever it still sends is answered "lost".
 redis.call("HDEL", key, "e", "l", "w", "h", "o")
 if ARGV[2] == "1" then
+  redis.call("HDEL", key, "c")
   redis.call("HSET", key, "s", "1d", "t", digits(now_ms + retention), "k", ARGV[4], "r", ARGV[5], "a", digits(now_ms))
 else
   redis.call("HSET", key, "s", "1r", "t", digits(now_ms + retention), "a", digits(now_ms))

@@ -9,7 +9,6 @@
 --- Returns {"ok", now ms, then two a trigger: "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", due ms (0 = none)}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
 --- @include "lib/slot"
 --- @include "lib/wrong"
 --- @include "lib/told"

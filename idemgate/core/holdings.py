@@ -1,0 +1,135 @@
+"""What one member holds of the slots, and what it asks for next. Pure: whoever keeps the list of members performs it.
+
+A slot that this member should serve (`share`) and may take from is in `held` too. What is held and no longer in the
+share is drained by the worker, then let go. What is in the share and in other hands is waited for, `grace` long, then
+seized: its holder had that time to drain it, and leases and fences stand behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from idemgate.core.assignment import mine
+
+__all__ = ["Announcement", "Holdings", "Roll", "Slot"]
+
+Slot = tuple[str, int]
+"""Topic and number."""
+
+
+class Announcement(NamedTuple):
+    """What a member says: that it is there and `topics` are served ((): none, it is leaving), and about slots.
+
+    `number` rises with each announcement of a member; `generation` is the one whose members it knows. The slots let go
+    are free if it held them; those seized are its own, whoever held them; those wanted, if nobody else holds them.
+    """
+
+    member: str
+    number: int
+    topics: tuple[str, ...]
+    generation: int
+    released: tuple[Slot, ...]
+    seized: tuple[Slot, ...]
+    wanted: tuple[Slot, ...]
+
+
+class Roll(NamedTuple):
+    """The answer to an announcement.
+
+    `generation` rises with every change of the members and of what they serve; `members` (topics by member, of those
+    that serve any) is None if the generation is the one that was known. `holders`: who holds each slot that was seized
+    or wanted.
+    """
+
+    generation: int
+    members: Mapping[str, frozenset[str]] | None
+    holders: Mapping[Slot, str]
+
+
+class Holdings:
+    """The slots of one member of a group. Times are ms, of whatever clock the caller keeps to."""
+
+    __slots__ = (
+        "_number", "_released", "_unsure", "_waiting", "generation", "grace", "held", "leaving", "me", "members",
+        "share", "slots",
+    )  # fmt: skip
+
+    def __init__(self, me: str, slots: Mapping[str, int], grace: float) -> None:
+        self.me = me
+        self.slots = dict(slots)
+        self.grace = grace
+        self.generation = 0
+        self.members: Mapping[str, frozenset[str]] = {}
+        self.share: frozenset[Slot] = frozenset()
+        self.held: set[Slot] = set()
+        self.leaving = False
+        self._number = 0
+        self._waiting: dict[Slot, float] = {}
+        self._released: set[Slot] = set()
+        self._unsure: set[Slot] = set()
+
+    @property
+    def seizes_at(self) -> float:
+        """When the wait for a hand-over ends, ms; infinity if none is waited for."""
+        return min(self._waiting.values(), default=float("inf")) + self.grace
+
+    def leave(self) -> None:
+        """From here on it serves nothing; what it holds is to be drained."""
+        self.leaving = True
+        self._shared()
+
+    def release(self, slots: Iterable[Slot]) -> bool:
+        """Lets go what is held, with the next announcement. Whether there was any."""
+        gone = self.held.intersection(slots)
+        self.held -= gone
+        self._released |= gone
+        return bool(gone)
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def announcement(self, now: float) -> Announcement:
+        """The next one. Then `heard` its answer, or say that it was `unheard`."""
+        self._number += 1
+        seized = {slot for slot, since in self._waiting.items() if now >= since + self.grace}
+        # What an unheard announcement wanted may be in our hands without our knowing.
+        released = self._released | (self._unsure - self.share - self.held)
+        topics = () if self.leaving else tuple(sorted(self.slots))
+        return Announcement(
+            self.me, self._number, topics, self.generation,
+            tuple(released), tuple(seized), tuple(self.share - seized),
+        )  # fmt: skip
+
+    def unheard(self, said: Announcement) -> None:
+        """No answer came: it may have been carried out or not."""
+        self._unsure.update(said.seized, said.wanted)
+
+    def heard(self, said: Announcement, roll: Roll, now: float) -> bool:
+        """Learns; True if the members are not those that the announcement was made for, so another one is due."""
+        self._released.difference_update(said.released)
+        self._unsure.clear()
+        for slot, holder in roll.holders.items():
+            if holder == self.me:
+                self.held.add(slot)
+                self._waiting.pop(slot, None)
+            else:
+                self.held.discard(slot)
+                if slot in self.share:  # it may have begun to leave since it asked
+                    self._waiting.setdefault(slot, now)
+        if roll.members is not None:
+            self.members = roll.members
+            self.generation = roll.generation
+            self._shared()
+        return roll.members is not None
+
+    def _shared(self) -> None:
+        self.share = frozenset(
+            (topic, number)
+            for topic, slots in self.slots.items()
+            for number in mine(self.me, self._serving(topic), topic, slots)
+            if not self.leaving
+        )
+        self._waiting = {slot: since for slot, since in self._waiting.items() if slot in self.share}
+
+    def _serving(self, topic: str) -> list[str]:
+        return [member for member, topics in self.members.items() if topic in topics]

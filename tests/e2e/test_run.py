@@ -1,0 +1,215 @@
+"""`idemgate run` and `idemgate server`, and how the command line says no."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate.cli import main
+
+SHOP = """
+import threading
+import time
+from idemgate import Gate
+
+gate = Gate({url!r}, namespace={namespace!r})
+orders = gate.topic("orders")
+stuck = gate.topic("stuck")
+number = 3
+
+
+@orders.handler
+def on_order(delivery):
+    print("began", delivery.key, flush=True)
+    time.sleep(float(delivery.payload))
+    print("ended", delivery.key, flush=True)
+
+
+@stuck.handler
+def on_stuck(delivery):
+    print("began", delivery.key, flush=True)
+    threading.Event().wait()
+
+
+@gate.on({namespace!r})
+def heard(heard):
+    orders.trigger(heard.data.decode(), 0)
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, url: str, namespace: str) -> str:
+    """A program in the current directory of `start`."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/app.py").write_text(SHOP.format(url=url, namespace=namespace))
+    return "shop.app:gate"
+
+
+@pytest.fixture
+def here(shop: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the program's directory, with nothing of it imported yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("shop", "shop.app"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.fixture
+def theirs(url: str, namespace: str) -> Any:
+    """The same topics, from outside."""
+    from idemgate import Gate
+
+    with Gate(url, namespace=namespace) as gate:
+        yield gate
+
+
+def test_a_worker_handles_and_ends_gracefully(start: Any, shop: str, theirs: Any) -> None:
+    # Given a worker that is busy with an order
+    theirs.topic("orders").trigger("first", 0.5)
+    worker = start("run", shop, "--topic", "orders")
+    worker.read_until("began first")
+    # When it is asked to end
+    worker.process.send_signal(signal.SIGTERM)
+    # Then the order is finished and acknowledged, and what happened is in the log with its facts
+    code, out, err = worker.end(15)
+    assert (code, out) == (0, "ended first\n")
+    assert theirs.topic("orders").stats()["acked"] == 1
+    assert re.search(r"INFO +idemgate\.worker worker\.started topics=\['orders'\] concurrency=32\n", err)
+    assert "worker.stopped" in err
+
+
+def test_subscribers_run_beside_the_worker(start: Any, shop: str, raw: Any, namespace: str) -> None:
+    # Given a worker whose gate listens to a channel
+    worker = start("run", shop)
+    deadline = time.monotonic() + 15
+    while not raw.publish(namespace, "second") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # Then what is published there is handled
+    worker.read_until("ended second")
+    # and Ctrl-C is a graceful end too
+    worker.signal_group(signal.SIGINT)
+    code, _, err = worker.end(15)
+    assert (code, "Traceback" in err) == (0, False)
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_process(start: Any, shop: str, theirs: Any) -> None:
+    # Given a handler that never returns
+    theirs.topic("stuck").trigger("third")
+    worker = start("run", shop, "--grace", "200ms")
+    worker.read_until("began third")
+    # When the worker is asked to end
+    worker.process.send_signal(signal.SIGTERM)
+    # Then it does, and says what it cut short
+    code, _, err = worker.end(10)
+    assert code == 1
+    assert "worker.cut_short topic='stuck'" in err
+    # and the message is left to its lease, not lost
+    assert theirs.topic("stuck").stats().in_flight == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop.app", "'shop.app': not a module and a name in it"),
+        (":gate", "not a module and a name in it"),
+        ("shap:gate", "there is no module 'shap'. Looked in"),
+        ("shop.nope.app:gate", "there is no module 'shop.nope'. Looked in"),
+        ("shop.app:gat", "module 'shop.app' has no 'gat'. Gates in it: shop.app:gate"),
+        ("shop.app:number", "'number' is of type int, not Gate. Gates in it: shop.app:gate"),
+        ("json:loads", "'loads' is of type function, not Gate. Module 'json' has no gate: make one with Gate(...)"),
+        (".app:gate", "not a module and a name in it"),
+    ],
+)
+def test_a_gate_that_is_not_there(here: None, target: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a current directory with a program
+    # Then a wrong target is one line that says what is wrong
+    assert main(["run", target]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.startswith("idemgate: ")
+    assert err.count("\n") == 1
+
+
+def test_an_import_that_is_missing_inside_is_not_hidden(here: None, tmp_path: Path) -> None:
+    (tmp_path / "halfapp.py").write_text("import not_there_at_all\n")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        main(["run", "halfapp:gate"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "shop.app:gate", "--topic", "nope"], "no handler is registered for it"),
+        (["demo", "--input", "/nowhere"], "cannot be read"),
+        (["demo", "--url", "redis+cluster://a:1"], "one server's clock"),
+    ],
+)
+def test_bad_input_is_one_line(
+    here: None, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_store_that_is_away_is_one_line(start: Any, tmp_path: Path) -> None:
+    app = SHOP.format(url="redis://127.0.0.1:1", namespace="x").replace("namespace=", "timeout=0.2, namespace=")
+    (tmp_path / "app.py").write_text(app)
+    code, _, err = start("run", "app:gate", "--topic", "orders").end(15)
+    assert (code, "Traceback" in err) == (1, False)
+    assert re.fullmatch(r"idemgate: no answer from the store .*Connection.*", err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nope"],
+        ["run"],
+        ["run", "a:b", "--concurrency", "0"],
+        ["run", "a:b", "--grace", "soon"],
+        ["demo", "--speed", "0"],
+        ["demo", "--speed", "nan"],
+        ["demo", "--window", "-1s"],
+        ["demo", "--events", "1.5"],
+        ["demo", "--subscribers", "0"],
+    ],
+)
+def test_a_wrong_command_line_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: idemgate" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"idemgate {version('idemgate-redis')}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_in_the_foreground(start: Any, tmp_path: Path, number: signal.Signals) -> None:
+    # Given a server that keeps its data
+    server = start("server", "data")
+    assert server.process.stdout is not None
+    address = server.process.stdout.readline().strip()
+    # Then the first line is all a program needs to use it
+    with redis.Redis.from_url(address) as client:
+        assert client.ping()
+    # When it gets a signal
+    server.process.send_signal(number)
+    # Then it ends with it, and keeps the data
+    code, _, err = server.end(15)
+    assert (code, "Traceback" in err) == (0, False)
+    assert not Path(address.removeprefix("unix://")).exists()
+    assert (tmp_path / "data").is_dir()

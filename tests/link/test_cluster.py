@@ -1,0 +1,225 @@
+"""Where the store is more than one server: a real cluster of three primaries, and a primary that a sentinel names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio as aredis
+from redis.crc import key_slot
+
+from idemgate import Gate
+from idemgate.core.tokens import token
+from idemgate.errors import StoreUnavailable
+from idemgate.testing import Clock
+from tests import cluster as servers
+from tests.conftest import Face
+
+HOWS = ["url", "client", "awaiting client"]
+
+
+@pytest.fixture(scope="session")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
+    """Of three primaries that share all slots."""
+    with servers.cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """Ports of a primary and of the sentinel that calls it shop."""
+    with servers.sentinel(tmp_path_factory.mktemp("sentinel"), "shop") as found:
+        yield found
+
+
+@pytest.fixture(params=HOWS)
+async def gate(request: pytest.FixtureRequest, ports: list[int], clock: Clock, namespace: str) -> AsyncIterator[Gate]:
+    """A gate on the cluster, by URL or by a client of either kind."""
+    options: dict[str, Any] = {"namespace": namespace, "clock": clock}
+    if request.param == "url":
+        made = Gate("redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), **options)
+    elif request.param == "client":
+        with redis.RedisCluster(port=ports[1], host="127.0.0.1", decode_responses=True) as client:
+            made = Gate(client=client, **options)
+    else:
+        async with aredis.RedisCluster(host="127.0.0.1", port=ports[2], protocol=3) as awaiting:
+            made = Gate(client=awaiting, **options)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
+def on_nodes(ports: list[int], namespace: str) -> Callable[[], list[set[str]]]:
+    """Which keys of this test each node holds."""
+
+    def look() -> list[set[str]]:
+        found = []
+        for port in ports:
+            with redis.Redis(port=port, decode_responses=True) as node:
+                found.append(set(node.scan_iter(f"ig1:{{{namespace}:*", count=1000)))
+        return found
+
+    return look
+
+
+async def test_of_all_copies_one_runs(face: Face, on_nodes: Any) -> None:
+    # Given a guarded function
+    ran: list[int] = []
+
+    @face.once(key="{n}")
+    def work(n: int) -> int:
+        ran.append(n)
+        return n * n
+
+    # When it is called three times for each of thirty keys
+    results = await asyncio.gather(*(work(n) for n in range(30)))
+    again = [await work(n) for n in range(30)]
+    # Then it ran once for each, all got its result, and all three nodes took part
+    assert sorted(ran) == list(range(30))
+    assert results == again == [n * n for n in range(30)]
+    assert all(on_nodes())
+    assert sum(len(keys) for keys in on_nodes()) == 30
+
+
+async def test_the_first_of_many_is_asked_of_all_nodes(face: Face, on_nodes: Any) -> None:
+    keys = [f"k{i}" for i in range(40)]
+    assert await face.first_many([*keys, "k7"], "20s") == [True] * 40 + [False]
+    assert await face.first_many(keys, "20s") == [False] * 40
+    assert all(on_nodes())
+
+
+async def test_a_waiting_claim_is_woken_across_nodes(face: Face, ports: list[int]) -> None:
+    # Given claims of several keys, on whichever nodes, and others who wait for them
+    for key in ("a", "b", "c", "d"):
+        owner = await face.claim(key, lease="10s")
+        waiter = await face.claim(key)
+        assert waiter.state == "in_progress"
+        waiting = asyncio.create_task(waiter.wait("20s"))
+        await _heard_somewhere(face.gate.claims.key("claim", key)[0], ports)
+        # When the owner completes
+        began = time.monotonic()
+        assert await owner.complete("result")
+        # Then the other is told, at once rather than at its next poll
+        assert await waiting == "done"
+        assert time.monotonic() - began < 0.8
+        assert waiter.result == "result"
+
+
+async def _heard_somewhere(channel: bytes, ports: list[int]) -> None:
+    """Until somebody has subscribed to the channel, at whichever node."""
+    deadline = time.monotonic() + 5
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(redis.Redis(port=port)) for port in ports]
+        while not any(node.pubsub_numsub(channel)[0][1] for node in nodes):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+
+
+async def test_a_topic_spreads_over_the_nodes(face: Face, clock: Clock, on_nodes: Any) -> None:
+    # Given a topic of eight slots, and 200 triggers of 50 keys
+    topic = face.topic("t", window="60s", merge="count", slots=8)
+    receipts = await topic.trigger_many([(f"k{i % 50}", i) for i in range(200)])
+    assert sum(one.status == "scheduled" for one in receipts) == 50
+    assert (await topic.trigger("k0")).status == "merged"
+    # Then every node holds some of its slots, each slot whole
+    slots = [{key.partition("}")[0] for key in keys if ":topic:t:" in key} for keys in on_nodes()]
+    assert all(slots)
+    assert sum(len(found) for found in slots) == 8
+    # When the window has ended
+    clock.advance("60s")
+    deliveries = await topic.take(1000)
+    # Then every key comes once with all its triggers, and is acknowledged on its own node
+    assert {one.key: one.payload for one in deliveries} == {f"k{i}": 4 + (i == 0) for i in range(50)}
+    assert await topic.extend(deliveries) == ["ok"] * 50
+    assert await topic.ack(deliveries[:40]) == ["ok"] * 40
+    assert await topic.nack(deliveries[40], delay="0s") == "ok"
+    assert await topic.bury(deliveries[41:]) == ["dead"] * 9
+    stats = await topic.stats()
+    assert (stats["accepted"], stats["acked"], stats.dead, stats.pending, stats.in_flight) == (201, 40, 9, 1, 0)
+    assert len(await topic.dead.list(100)) == 9
+    assert await topic.dead.redrive() == 9
+    assert len(await topic.take(1000)) == 10
+
+
+async def test_a_batch_is_many_calls_and_one_answer(face: Face) -> None:
+    topic = face.topic("t", window="60s", slots=4)
+    keys = [f"k{i}" for i in range(20)]
+    await topic.trigger_many([(key, None) for key in keys])
+    assert [await topic.cancel(key) for key in keys[:3]] == ["cancelled"] * 3
+    assert await topic.flush() == 17
+    assert len(await topic.take(100)) == 17
+
+
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_a_moved_slot_is_followed(gate: Gate, ports: list[int], face: Face) -> None:
+    # Given a record whose slot moves to another node while the link knows only the old one
+    claim = await face.claim("k", lease="60s")
+    key = gate.claims.key("claim", "k")[0]
+    slot = key_slot(key)
+    nodes = [redis.Redis(port=port) for port in ports]
+    ids = [node.execute_command("CLUSTER MYID").decode() for node in nodes]
+    old = next(i for i in range(3) if nodes[i].execute_command("CLUSTER COUNTKEYSINSLOT", slot))
+    new = (old + 1) % 3
+    nodes[new].execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[old])
+    nodes[old].execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[new])
+    # Then a claim in the middle of the move is answered
+    assert (await face.claim("k")).state == "in_progress"
+    for moved in nodes[old].execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
+        nodes[old].execute_command("MIGRATE", "127.0.0.1", ports[new], moved, 0, 5000)
+    assert (await face.claim("k")).state == "in_progress"
+    for node in (nodes[new], nodes[old], nodes[3 - old - new]):
+        node.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[new])
+    # And so is its owner afterwards
+    assert await claim.complete("moved")
+    assert (await face.claim("k")).result == "moved"
+    for node in nodes:
+        node.close()
+
+
+def test_nobody_there_is_not_an_error_of_redis_py() -> None:
+    with Gate("redis+cluster://127.0.0.1:1", timeout="100ms") as gate, pytest.raises(StoreUnavailable):
+        gate.first("k", "1s")
+
+
+# -- Sentinel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HOWS)
+async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watched: tuple[int, int]) -> None:
+    # Given a sentinel, after one that is not there
+    primary, watching = watched
+    nodes = [("127.0.0.1", 1), ("127.0.0.1", watching)]
+    if how == "url":
+        ask = asker("redis+sentinel://" + ",".join(f"{host}:{port}" for host, port in nodes) + "/shop/2")
+    else:
+        sentinel = (redis if how == "client" else aredis).Sentinel(nodes)
+        ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True))
+    # When a key is claimed
+    key = ask.claims.key("s", token().hex())
+    states = [(await ask.run(ask.claims.claim(key, token(), 1000, 1000))).state for _ in range(2)]
+    assert states == ["started", "in_progress"]
+    # Then its record is on the primary, in that database
+    with redis.Redis(port=primary, db=2) as client:
+        assert client.exists(key[0])
+    # And a wake-up is heard there
+    if ask.awaiting:
+        async with ask.gate.aio.link.waiting(b"c") as event:
+            await ask.command("PUBLISH", b"c", b"x")
+            await asyncio.wait_for(event.wait(), 5)
+    else:
+        with ask.gate.link.waiting(b"c") as waiter:
+            await ask.command("PUBLISH", b"c", b"x")
+            assert waiter.wait(5)
+
+
+async def test_an_unknown_service_is_not_executed(asker: Any, watched: tuple[int, int]) -> None:
+    ask = asker(f"redis+sentinel://127.0.0.1:{watched[1]}/other", timeout="100ms")
+    with pytest.raises(StoreUnavailable, match="other") as told:
+        await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
+    assert told.value.executed == "no"

@@ -1,0 +1,175 @@
+"""Every script does what its header says, and gets what its header asks for."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import lua
+from idemgate.core import keys, members
+from idemgate.core.calls import Batch, Call
+from idemgate.core.claims import Claims
+from idemgate.core.codec import Codec
+from idemgate.core.messages import Delivery, Message, Trigger
+from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
+from idemgate.gate import Gate
+from tests.lua.contracts import expanded, header_of, violations
+
+LIBRARIES = sorted(f"lib/{file.name.removesuffix('.lua')}" for file in (files(lua) / "lib").iterdir())
+SOURCES = {name: lua.source(name) for name in [*lua.names(), *LIBRARIES]}
+
+
+def test_headers_say_what_scripts_do() -> None:
+    assert violations(SOURCES) == []
+
+
+def test_this_reader_expands_as_the_other() -> None:
+    for name in lua.names():
+        parts = [
+            line for one in expanded(name, SOURCES) for line in SOURCES[one].splitlines() if "@include" not in line
+        ]
+        assert sorted(line for line in lua.script(name).text.decode().splitlines() if line) == sorted(
+            filter(None, parts)
+        )
+
+
+@pytest.mark.parametrize("name", lua.names())
+def test_a_script_compiles_on_the_server(name: str, raw: redis.Redis) -> None:
+    assert raw.script_load(lua.script(name).text.decode()) == lua.script(name).sha.decode()
+
+
+# -- the checks can fail ----------------------------------------------------------------------------------------------
+
+PLANTED: dict[str, tuple[str, str, str, str]] = {
+    "an argument nobody declared": ("once/renew", "tonumber(ARGV[4])", "tonumber(ARGV[5])", "uses ARGV [1, 2, 3, 5]"),
+    "no fault, a comment": ("once/forget", '~= "1"', '~= "1" -- ARGV[3]', ""),
+    "an argument that is gone": ("once/forget", ' and ARGV[2] ~= "1"', "", "its header says [1, 2]"),
+    "a key nobody declared": ("once/claim", "KEYS[1], ARGV[2]", "KEYS[2], ARGV[2]", "uses KEYS [2], its header says [1]"),
+    "a key too many": ("topic/peek", "--- KEYS[1..11] slot", "--- KEYS[1..12] slot", "its header says [1, 2, 3, 4, 5, 6"),
+    "keys passed on": ("topic/peek", "slot(KEYS)", "slot({ unpack(KEYS) })", "in a way that cannot be checked"),
+    "another stride": ("topic/trigger", "for i = 4, #ARGV, 5 do", "for i = 4, #ARGV, 4 do", "its header says [(4, 5)]"),
+    "another start": ("topic/extend", "for i = 3, #ARGV, 2 do", "for i = 4, #ARGV, 2 do", "its header says [(3, 2)]"),
+    "a place nobody reads": ("topic/settle", "ARGV[i + 4]", '""', "its header says [(7, 5)]"),
+    "a place too few in the header": ("topic/extend", "two a delivery: key; fence", "two a delivery: key", "[(3, 0)]"),
+    "another start of ids": ("topic/exhume", "unpack(ARGV, 6)", "unpack(ARGV, 7)", "its header says [(6, 1)]"),
+    "a word nobody declared": ("once/renew", '{ "lost", now_ms }', '{ "gone", now_ms }', "answers ['foreign', 'gone', 'ok']"),
+    "a word nobody says": ("once/renew", '{"lost", now ms}', '{"lost", now ms} {"late", now ms}', "its header says"),
+    "a word for each nobody declared": ("topic/settle", 'return "cancelled"', 'return "stopped"', "for each"),
+    "a receipt nobody says": ("topic/trigger", '| "duplicate"', '| "duplicate" | "late"', "for each"),
+    "an include of nothing": ("once/renew", '"lib/digits"', '"lib/numerals"', "lib/numerals, which does not exist"),
+    "an include twice": ("once/renew", '--- @include "lib/now"', '--- @include "lib/now"\n--- @include "lib/now"', "twice"),
+    "an include for nothing": ("once/renew", '--- @include "lib/now"', '--- @include "lib/now"\n--- @include "lib/fade"', "does not use"),
+    "an include that is missing": ("once/renew", '--- @include "lib/digits"\n', "", "uses digits and does not include"),
+    "a cycle": ("lib/message", "-- Places", '--- @include "lib/fold"\n-- Places', "is in a cycle with lib/fold"),
+    "a library of two": ("lib/head", "local function head", "local function tail()\nend\nlocal function head", "not just head"),
+    "a library by another name": ("lib/head", "local function head", "local function first", "defines first"),
+    "a library that reads arguments": ("lib/head", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
+    "a command of Redis 7": ("once/release", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
+    "an option of Redis 7": ("once/release", '"PEXPIRE", key, keep', '"PEXPIRE", key, keep, "GT"', "option of EXPIRE"),
+    "a key that is made up": ("once/release", '"PEXPIRE", key', '"PEXPIRE", "ig1:" .. key', "which is not one of KEYS"),
+    "a user's key as a key": ("topic/cancel", '"HDEL", K.pending, key', '"HDEL", key, key', "gives \"HDEL\" the key key"),
+    "a write of a reader": ("topic/peek", "return { \"ok\"", 'redis.call("DEL", K.told[1])\nreturn { "ok"', "writes nothing"),
+    "the time twice": ("once/renew", "local key", "local later = now(ARGV[1])\nlocal key", "does not ask for the time once"),
+    "the server's time beside": ("once/renew", "local key", 'local t = redis.call("TIME")\nlocal key', "TIME more or less"),
+    "another first argument": ("once/renew", '--- ARGV[1] now, us, or "" for', '--- ARGV[1] now, ms, or "" for', "than the time"),
+    "a large number in a text": ("topic/take", "local keys,", 'local name = "x" .. now_us\nlocal keys,', "use digits()"),
+    "a name that is not defined": ("topic/take", "last = fence(last, now_us)", "last = fence(lst, now_us)", "lst is not defined"),
+    "a name that is defined twice": ("topic/take", "local function add(", "local function sum(", "sum is defined twice"),
+    "no sentence": ("once/renew", "--- A heartbeat: the lease runs anew from now. Naturally idempotent.\n", "", "no sentence"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    name, before, after, told = PLANTED[fault]
+    assert before in SOURCES[name]
+    found = violations(SOURCES | {name: SOURCES[name].replace(before, after, 1)})
+    assert [line for line in found if told in line] if told else found == []
+
+
+# -- Python sends what the headers ask for ----------------------------------------------------------------------------
+
+
+def _delivery(gate: Gate, slot: int = 0) -> Delivery[Any]:
+    packed = b"\x9a\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0"
+    policy = gate.topic("t").policy
+    return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.codec))
+
+
+def _calls() -> list[Call[Any]]:
+    """Every call there is, those with repeated arguments with none, one and three of them."""
+    claims, gate = Claims("ns", None), Gate("redis://nowhere")
+    record, owner = claims.key("s", "k"), b"o"
+    policy = gate.topic("t", window="1s").policy
+    topic = TopicCalls("ns", "t", policy, Codec(1000), None)
+    one, settled = _delivery(gate), Settlement("ack", _delivery(gate))
+    said = members.Announcement("m", 1, ("t", "u"), 0, (), (), ())
+    said_much = members.Announcement("m", 1, (), 0, (("t", 1),), (("t", 2), ("t", 3)), (("t", 4),))
+    many: list[Batch[Any]] = [
+        topic.trigger_many([Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s")]),
+        topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
+        topic.extend_many([one, one, one]),
+        topic.stats(),
+    ]
+    return [
+        claims.claim(record, owner, 1, 1),
+        claims.claim(record, owner, 1, 1, b"print", 3, hold=True, wait=True),
+        claims.mark(record, owner, 1, b"print"),
+        claims.complete(record, owner, 1, b"v", b"x"),
+        claims.renew(record, owner, 1, 1),
+        claims.release(record, owner, 1, undo=True),
+        claims.checkpoint(record, owner, b"x"),
+        claims.inspect(record),
+        claims.forget(record, force=True),
+        claims.resolve(record, True, 1, b"v", b"x"),
+        open_topic("ns", None, "t", policy, redefine=True),
+        stored_policy("ns", None, "t"),
+        topic.trigger(Trigger("a")),
+        topic.take(0, 5),
+        topic.settle(0, []),
+        topic.settle(0, [settled]),
+        topic.extend(0, []),
+        topic.extend(0, [one]),
+        topic.cancel("k"),
+        topic.reschedule(Trigger("k", delay="1s")),
+        topic.flush("k"),
+        topic.flush_slot(0),
+        topic.peek("k"),
+        topic.dead(0, 0, 10),
+        topic.exhume(0, "redrive", []),
+        topic.exhume(0, "delete", ["1", "2", "3"]),
+        members.announce("ns", "g", None, said, 1000),
+        members.announce("ns", "g", None, said_much, 1000),
+        members.leave("ns", "g", None, "m"),
+        members.attendance("ns", "g", None),
+        *(call for batch in many for call in batch.calls),
+    ]
+
+
+def test_python_sends_as_many_keys_and_arguments_as_declared() -> None:
+    calls = _calls()
+    for call in calls:
+        header = header_of(SOURCES[call.script.name])
+        assert len(call.keys) == header.keys, call.script.name
+        assert header.takes(len(call.args)), f"{call.script.name} does not take {len(call.args)}"
+        assert not any(isinstance(arg, float) for arg in call.args), call.script.name
+    # And no script was left out
+    assert {call.script.name for call in calls} == set(lua.names())
+
+
+def test_a_count_that_is_off_by_one_would_be_noticed() -> None:
+    for name in lua.names():
+        header = header_of(SOURCES[name])
+        fixed = len(header.args)
+        assert not header.takes(fixed - 1)
+        assert header.takes(fixed + 1) is (header.tail is not None and header.tail[1] == 1)
+
+
+def test_the_parts_of_a_slot_are_those_of_the_library() -> None:
+    named = SOURCES["lib/slot"].partition("return {")[2]
+    for number, part in enumerate(keys.PARTS, 1):
+        wanted = f"[{part[-1]}] = keys[{number}]" if part.startswith("told") else f"{part} = keys[{number}]"
+        assert wanted in named

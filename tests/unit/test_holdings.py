@@ -1,0 +1,93 @@
+"""What a member holds and asks for next, whatever the answers are."""
+
+from __future__ import annotations
+
+from idemgate.core.holdings import Announcement, Holdings, Roll, Slot
+
+ME, YOU = "me", "you"
+T = frozenset({"t"})
+
+
+def answered(holdings: Holdings, held_by_you: set[Slot], generation: int = 1, now: float = 0) -> Announcement:
+    """One announcement, answered by a store in which `you` hold some slots and I get the others."""
+    said = holdings.announcement(now)
+    holders = {slot: YOU if slot in held_by_you and slot not in said.seized else ME for slot in said.seized + said.wanted}
+    known = generation == said.generation
+    holdings.heard(said, Roll(generation, None if known else {ME: T, YOU: T}, holders), now)
+    return said
+
+
+def joined(slots: int = 16) -> Holdings:
+    """A member that knows its share and has asked for it once."""
+    holdings = Holdings(ME, {"t": slots}, grace=1000)
+    answered(holdings, set())
+    answered(holdings, set())
+    assert 0 < len(holdings.share) < slots
+    return holdings
+
+
+def test_it_asks_for_nothing_before_it_knows_the_members() -> None:
+    holdings = Holdings(ME, {"t": 16}, grace=1000)
+    assert answered(holdings, set()).wanted == ()
+    # When it knows them, it asks for its share, and holds what it got
+    assert set(answered(holdings, set()).wanted) == holdings.share == holdings.held
+
+
+def test_a_slot_in_other_hands_is_waited_for_then_seized() -> None:
+    # Given a slot of my share that somebody else holds
+    holdings = joined()
+    slot = next(iter(holdings.share))
+    answered(holdings, {slot}, now=100)
+    assert slot not in holdings.held
+    assert holdings.seizes_at == 1100
+    # When it is asked for again before the grace time is over, it is only wanted
+    said = answered(holdings, {slot}, now=1099.9)
+    assert said.seized == ()
+    assert slot in said.wanted
+    # Then it is seized, once
+    assert answered(holdings, {slot}, now=1100).seized == (slot,)
+    assert slot in holdings.held
+    assert holdings.seizes_at == float("inf")
+    assert answered(holdings, set(), now=9999).seized == ()
+
+
+def test_what_is_let_go_is_said_until_it_was_heard() -> None:
+    holdings = joined()
+    holdings.leave()
+    slot = next(iter(holdings.held))
+    # When it is let go, and the first announcement of it goes unheard
+    assert holdings.release([slot])
+    assert not holdings.release([slot])
+    said = holdings.announcement(0)
+    holdings.unheard(said)
+    # Then it is said again, until heard
+    assert answered(holdings, set()).released == said.released == (slot,)
+    assert answered(holdings, set()).released == ()
+
+
+def test_what_an_unheard_announcement_may_have_taken_is_let_go_once_it_is_not_wanted() -> None:
+    # Given a slot that was asked for, with no answer
+    holdings = joined()
+    slot = next(iter(holdings.share))
+    answered(holdings, {slot})
+    said = holdings.announcement(0)
+    assert slot in said.wanted
+    holdings.unheard(said)
+    # When it is not in the share any more
+    holdings.leave()
+    # Then it is let go, for it may be in our hands; what is held and drained is not
+    assert answered(holdings, {slot}).released == (slot,)
+    assert answered(holdings, {slot}).released == ()
+
+
+def test_a_slot_that_begins_to_leave_while_it_is_asked_for_is_drained_not_waited_for() -> None:
+    holdings = joined()
+    one, two = sorted(holdings.share)[:2]
+    said = holdings.announcement(0)
+    # When it leaves between the question and the answer
+    holdings.leave()
+    holdings.heard(said, Roll(1, None, {one: ME, two: YOU}), 0)
+    # Then what it got is held, to be drained, and what it did not get is not seized later
+    assert one in holdings.held
+    assert two not in holdings.held
+    assert holdings.announcement(10_000).seized == ()

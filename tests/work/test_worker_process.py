@@ -1,0 +1,149 @@
+"""`gate.run()` as a whole process: what SIGTERM and SIGINT do to it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import IO, Any
+
+import pytest
+
+from idemgate import Gate
+
+PROGRAM = """
+import asyncio, sys, threading, time
+from idemgate import Gate
+
+gate = Gate(sys.argv[1], namespace=sys.argv[2])
+topic = gate.topic("t", lease="30s")
+
+def say(*words):
+    print(*words, flush=True)
+
+def wait_for_line():
+    return sys.stdin.readline()
+
+async def waiting(delivery):
+    say("started", delivery.key)
+    await asyncio.to_thread(wait_for_line)
+    say("finished", delivery.key)
+
+async def endless(delivery):
+    say("started", delivery.key)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        say("cancelled", delivery.key)
+
+def stuck(delivery):
+    say("started", delivery.key)
+    time.sleep(3600)
+
+topic.handler({"waiting": waiting, "endless": endless, "stuck": stuck}[sys.argv[3]])
+gate.run(concurrency=1, grace=sys.argv[4])
+say("over")
+"""
+
+
+class Program:
+    """A worker process that says what it does, line by line."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.out: IO[str] = self.process.stdout
+
+    def says(self) -> str:
+        return self.out.readline().strip()
+
+    def rest(self, within: float = 20) -> tuple[int, str, str]:
+        """Its exit code, and what else it said."""
+        out, err = self.process.communicate(timeout=within)
+        return self.process.returncode, out.strip(), err
+
+
+@pytest.fixture
+def program(url: str, namespace: str) -> Iterator[Callable[..., Program]]:
+    made: list[Program] = []
+
+    def start(handler: str, grace: str = "30s") -> Program:
+        made.append(Program(url, namespace, handler, grace))
+        return made[-1]
+
+    yield start
+    for one in made:
+        with suppress(ProcessLookupError):
+            one.process.kill()
+        for stream in (one.process.stdin, one.process.stdout, one.process.stderr):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+        one.process.wait()
+
+
+@pytest.fixture
+def topic(url: str, namespace: str) -> Iterator[Any]:
+    with Gate(url, namespace=namespace) as gate:
+        yield gate.topic("t")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_finish(topic: Any, program: Callable[..., Program], number: signal.Signals) -> None:
+    # Given a process that runs one delivery and holds others
+    topic.trigger_many([("a", 1), ("b", 2), ("c", 3)])
+    one = program("waiting")
+    assert one.says() == "started a"
+    # When it is told to end, and its handler finishes afterwards
+    one.process.send_signal(number)
+    assert one.process.stdin is not None
+    deadline = time.monotonic() + 10
+    while topic.stats().ready < 2:  # what it had not started is back before the handler has ended
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert one.process.poll() is None
+    one.process.stdin.write("go on\n")
+    code, said, err = one.rest()
+    # Then it ends well, and only that delivery was handled
+    assert (code, said, err) == (0, "finished a\nover", "")
+    stats = topic.stats()
+    assert (stats.ready, stats.in_flight, stats["acked"]) == (2, 0, 1)
+
+
+def test_a_second_signal_ends_it_at_once(topic: Any, program: Callable[..., Program]) -> None:
+    topic.trigger("a")
+    one = program("endless", grace="1h")
+    assert one.says() == "started a"
+    began = time.monotonic()
+    one.process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.process.wait(0.2)
+    one.process.send_signal(signal.SIGTERM)
+    code, said, _ = one.rest()
+    assert (code, said) == (0, "cancelled a\nover")
+    assert time.monotonic() - began < 5
+    # And what was cancelled is due at once, its attempt counted
+    peek = topic.peek("a")
+    assert (peek.pending.attempts, topic.stats().ready) == (1, 1)
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_process(topic: Any, program: Callable[..., Program]) -> None:
+    topic.trigger("a")
+    one = program("stuck", grace="100ms")
+    assert one.says() == "started a"
+    one.process.send_signal(signal.SIGTERM)
+    code, said, _ = one.rest()
+    assert (code, said) == (0, "over")
+    # Its delivery is left to its lease
+    assert topic.stats().in_flight == 1
+
+
