@@ -28,7 +28,7 @@ __all__ = [
     "Key",
     "check_name",
     "check_scope",
-    "digest",
+    "digest", "outbox",
     "members",
     "raw",
     "record",
@@ -159,6 +159,12 @@ def slot(namespace: str, topic: str, number: int) -> tuple[bytes, ...]:
     """The parts of one slot of a topic, in the order in which scripts get them."""
     tag = f"ig1:{{{namespace}:topic:{topic}:{number}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
+
+
+def outbox(namespace: str, topic: str, number: int) -> bytes:
+    """Where a slot's forwarded messages go unless a target is named: beside the slot, so that a cluster moves them in one
+    step."""
+    return f"ig1:{{{namespace}:topic:{topic}:{number}}}:out".encode()
 
 
 def slot_of(key: bytes, slots: int) -> int:

@@ -13,6 +13,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.core.merging import Merge
+from idemgate.errors import NotDecodable
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
 
@@ -226,6 +227,24 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """Where due messages are sent on to. `target` None: the slot's own outbox; `keep`: about how many entries stay, 0 = all."""
+
+    kind: Literal["list", "stream"]
+    target: bytes | None
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """How many messages one call sent on, and when this slot next has work (ms, 0 = never)."""
+
+    sent: int
+    next_due_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Peek:
     """What is known of a key. `pending` waits (due at `due_at`); `in_flight` is being handled under `token` until
     `lease_until`."""
@@ -294,6 +313,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def moment(ms: int) -> datetime:
     """Milliseconds since the epoch as an aware datetime, exactly."""
     return _EPOCH + timedelta(milliseconds=ms)
+
+
+def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
+    """A message that was sent on, or NotDecodable. It has no lease: nothing needs to be acknowledged to the topic."""
+    try:
+        number, raw_key, due_ms, message = _unpacked(packed)
+        return Delivery(topic, -1, raw_key, number, due_ms, Message(message, merge, codec))
+    except (ValueError, TypeError, IndexError) as error:
+        raise NotDecodable(f"it is not a forwarded message: {error}") from None
 
 
 def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:

@@ -15,6 +15,8 @@ from idemgate.core.keys import Key
 from idemgate.core.messages import (
     DeadLetter,
     Delivery,
+    Forward,
+    Forwarded,
     Message,
     Peek,
     Receipt,
@@ -23,6 +25,7 @@ from idemgate.core.messages import (
     Stats,
     Taken,
     Trigger,
+    forwarded,
     letter_of,
     moment,
 )
@@ -232,6 +235,20 @@ class TopicCalls:
             return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
+
+    def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
+        target = to.target or keys.outbox(self.namespace, self.name, slot)
+        args = (stamp(self.clock), token(), self._policy, n, to.kind, to.keep)
+        return call(
+            "topic/forward",
+            (*self.keys(slot), target),
+            args,
+            lambda reply: Forwarded(reply[3], next_due_ms=reply[2], now_ms=reply[1]),
+        )
+
+    def received(self, packed: bytes) -> Delivery[Any]:
+        """A forwarded message, as its target holds it."""
+        return forwarded(self.name, packed, self.policy.merge, self.codec)
 
     # -- changing -----------------------------------------------------------------------------------------------------
 

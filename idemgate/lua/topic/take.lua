@@ -24,6 +24,7 @@
 --- @include "lib/policy"
 --- @include "lib/occupy"
 --- @include "lib/sortable"
+--- @include "lib/rank"
 --- @include "lib/bury"
 --- @include "lib/count"
 --- @include "lib/next_due"
@@ -137,28 +138,9 @@ local function hand_out(key, due, member)
   redis.call("ZREM", member and K.ready or K.due, member or key)
 end
 
--- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 500 a call.
-local function rank()
-  local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 500)
-  for i = 1, #found, 2 do
-    local key, due = found[i], tonumber(found[i + 1])
-    local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
-    local score = -m[message.priority]
-    if p.boost then
-      score = due + score * p.boost
-    end
-    redis.call("ZADD", K.ready, score, sortable(due, key))
-    if due ~= m[message.due] then
-      m[message.due], m[message.why] = due, "flush"
-      redis.call("HSET", K.pending, key, cmsgpack.pack(m))
-    end
-    redis.call("ZREM", K.due, key)
-  end
-end
-
 local wanted, opens = permitted(tonumber(ARGV[4]))
 if wanted > 0 and p.ranked then
-  rank()
+  rank(K, p, now_ms)
 end
 -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
 local walked = 0
