@@ -28,8 +28,9 @@ __all__ = [
     "Key",
     "check_name",
     "check_scope",
-    "digest", "outbox",
+    "digest",
     "members",
+    "outbox",
     "raw",
     "record",
     "slot",
@@ -162,8 +163,8 @@ def slot(namespace: str, topic: str, number: int) -> tuple[bytes, ...]:
 
 
 def outbox(namespace: str, topic: str, number: int) -> bytes:
-    """Where a slot's forwarded messages go unless a target is named: beside the slot, so that a cluster moves them in one
-    step."""
+    """Where a slot's forwarded messages go unless a target is named: beside the slot, so that a cluster moves them in
+    one step."""
     return f"ig1:{{{namespace}:topic:{topic}:{number}}}:out".encode()
 
 

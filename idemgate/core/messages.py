@@ -228,7 +228,8 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Where due messages are sent on to. `target` None: the slot's own outbox; `keep`: about how many entries stay, 0 = all."""
+    """Where due messages are sent on to. `target` None: the slot's own outbox; `keep`: about how many entries stay, 0
+    = all."""
 
     kind: Literal["list", "stream"]
     target: bytes | None

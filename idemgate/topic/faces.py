@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from zoneinfo import ZoneInfo
 
 from idemgate.core.calls import Batch, Call
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.keys import Key
-from idemgate.core.messages import DeadLetter, Delivery, Outcome, Peek, Receipt, Stats, Trigger
+from idemgate.core.keys import Key, outbox, raw
+from idemgate.core.messages import DeadLetter, Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger
 from idemgate.core.policy import Policy
+from idemgate.core.recurring import recurring
 from idemgate.core.topics import Settlement, TopicCalls
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, NotDecodable
 from idemgate.topic.opening import Opening
 
 if TYPE_CHECKING:
@@ -50,6 +52,43 @@ class _Face:
         """Registers the function that a worker calls with each delivery, sync or async; returns it unchanged."""
         self.opening.handle(func)
         return func
+
+    def forward(self, to: Literal["list", "stream"], target: Key | None = None, *, keep: int = 0) -> None:
+        """Lets a worker send due messages on instead of handling them, out of the topic and into a Redis list (its
+        right end) or stream (field `message`) in one step. Consumers block on that (BLPOP, XREADGROUP) and read
+        entries with `received`; a consumer guarded by `once` on `delivery.token` drops what its own crashes repeat.
+
+        - `target`: the key; it must live on the topic's own server, so on a cluster leave it out. None: each slot's
+          own outbox, `outboxes()`.
+        - `keep`: about how many entries the target keeps, the oldest dropped first; 0 = all.
+        """
+        if to not in ("list", "stream"):
+            raise BadInput("to", to, "neither a list nor a stream", 'Use "list" or "stream"')
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
+            raise BadInput("keep", keep, "not a number of entries", "Use 0 for all of them, or an int above it")
+        self.opening.send_on(Forward(to, None if target is None else raw(target), keep))
+
+    def outboxes(self) -> list[str]:
+        """The keys into which `forward` without a target sends, one a slot."""
+        policy = self.policy
+        return [outbox(self.opening.gate.namespace, self.name, slot).decode() for slot in range(policy.slots)]
+
+    def received(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Any]:
+        """A forwarded message as a delivery without a lease, from a list's element or a stream's fields;
+        NotDecodable."""
+        packed = entry.get(b"message", entry.get("message")) if isinstance(entry, Mapping) else entry
+        if packed is None:
+            raise NotDecodable("the fields hold no `message`")
+        return self.opening.provisional().received(packed)
+
+    def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: object = None) -> None:
+        """Triggers at each occurrence of a cron expression, read in the time zone `tz`. Every worker may plan it: each
+        occurrence is one message, whose key is `name`, "@" and its time.
+
+        Occurrences are planned while a worker of the topic runs; those of a time without any worker are not made up
+        for, but for the first. Needs the extra `cron`; BadInput for an expression or a zone that is none.
+        """
+        self.opening.recur(recurring(name, cron, tz, payload))
 
     def _slots(self) -> list[int]:
         """All slots, each time beginning with another, so that none is served last for ever."""

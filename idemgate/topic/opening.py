@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from idemgate.core.calls import Call
 from idemgate.core.functions import refuse_generator
+from idemgate.core.messages import Forward
 from idemgate.core.policy import Policy, differing, from_stored
+from idemgate.core.recurring import Recurring
 from idemgate.core.topics import TopicCalls, open_topic, stored_policy
 from idemgate.errors import BadInput, PolicyChanged
 
@@ -31,6 +33,8 @@ class Opening:
         self.plain = plain
         self.redefine = redefine
         self.handler: Callable[..., Any] | None = None
+        self.onward: Forward | None = None
+        self.recurring: dict[str, Recurring] = {}
         self.calls: TopicCalls | None = None
 
     def declare(self, declared: Policy, redefine: bool) -> None:
@@ -49,7 +53,21 @@ class Opening:
                 f"topic {self.name!r} has one already: {self.handler!r}",
                 "A topic has one handler",
             )
+        if self.onward is not None:
+            raise BadInput(
+                "handler", handler, f"topic {self.name!r} is sent on", "Handle messages here, or send them on"
+            )
         self.handler = handler
+
+    def send_on(self, to: Forward) -> None:
+        if self.handler is not None:
+            raise BadInput("forward", self.name, "the topic has a handler", "Handle messages here, or send them on")
+        self.onward = to
+
+    def recur(self, made: Recurring) -> None:
+        known = self.recurring.setdefault(made.name, made)
+        if known != made:
+            raise BadInput("name", made.name, f"recurs already, as {known.expression!r}", "Give each its own name")
 
     def provisional(self) -> TopicCalls:
         """Calls by the declared policy: to check a trigger before the topic itself is written."""

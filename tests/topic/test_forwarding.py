@@ -1,0 +1,72 @@
+"""Forwarding by the script: out of the topic and into the target in one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, NotDecodable
+from idemgate.core.messages import Forward
+from idemgate.testing import Clock
+
+
+@pytest.mark.parametrize("kind", ["list", "stream"])
+@pytest.mark.parametrize("named", [False, True], ids=["outbox", "named"])
+def test_due_messages_move_with_all_their_facts(gate: Gate, clock: Clock, raw: Any, kind: Any, named: bool) -> None:
+    # Given merged messages of which one is not due
+    topic = gate.topic("mails", window="10s", merge="append")
+    topic.trigger("ann", 1)
+    clock.advance("1s")
+    topic.trigger("ann", 2)
+    topic.trigger("bob", 3)
+    target = f"jobs-{gate.namespace}".encode() if named else topic.outboxes()[0].encode()
+    clock.advance("9s")
+    # When what is due is sent on, and the same request comes once more
+    call = topic.open().forward(0, Forward(kind, target if named else None, 0), 100)
+    first, again = gate.link.run(call), gate.link.run(call)
+    # Then it is in the target, once, and no more in the topic
+    assert first == again
+    assert first.sent == 1
+    entries = raw.lrange(target, 0, -1) if kind == "list" else [fields for _, fields in raw.xrange(target)]
+    (found,) = [topic.received(entry) for entry in entries]
+    assert (found.key, found.payload, found.count, found.reason) == ("ann", [1, 2], 2, "window")
+    assert found.token > 0
+    stats = topic.stats()
+    assert (stats.pending, stats.in_flight, stats["forwarded"], stats["forwarded_triggers"]) == (1, 0, 1, 2)
+    raw.delete(target)
+
+
+def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> None:
+    topic = gate.topic("jobs", priority=True)
+    for number in range(10):
+        topic.trigger(f"j{number}", priority=number)
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 10
+    assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
+
+
+def test_a_target_of_another_type_is_refused_and_nothing_is_moved(gate: Gate, raw: Any) -> None:
+    from idemgate import ForeignData
+
+    topic = gate.topic("jobs")
+    topic.trigger("a", 1)
+    raw.set(topic.outboxes()[0], "text")
+    with pytest.raises(ForeignData, match="out: holds a string, expected a list"):
+        gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100))
+    assert topic.stats().pending == 1
+    raw.delete(topic.outboxes()[0])
+
+
+def test_what_makes_no_sense_is_refused(gate: Gate) -> None:
+    topic = gate.topic("jobs")
+    with pytest.raises(BadInput, match="list"):
+        topic.forward("queue")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="keep"):
+        topic.forward("list", keep=-1)
+    with pytest.raises(NotDecodable):
+        topic.received(b"no message")
+    with pytest.raises(NotDecodable, match="message"):
+        topic.received({b"other": b""})
+    topic.forward("list")
+    with pytest.raises(BadInput, match="sent on"):
+        topic.handler(print)
