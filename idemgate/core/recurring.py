@@ -1,4 +1,4 @@
-"""Recurring triggers: the occurrences of a cron expression in a time zone, each a trigger that every worker may plan."""
+"""Recurring triggers: the occurrences of a cron expression in a time zone, each one trigger, whoever plans it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Recurring", "recurring"]
 
 @dataclass(frozen=True, slots=True)
 class Recurring:
-    """One recurring trigger of a topic. `name` tells it from others of the topic; `zone` is what the expression is read in."""
+    """One recurring trigger of a topic. `name` tells it from others; `zone` is where the expression is read."""
 
     name: str
     expression: str
@@ -29,7 +29,8 @@ class Recurring:
     def after(self, moment: datetime) -> Iterator[Trigger]:
         """The triggers of the occurrences after a moment, soonest first.
 
-        Each has a key and an event id of its own, made of name and time: whoever plans it, and however often, it is one message.
+        Each has a key and an event id of its own, made of name and time: whoever plans it, and however often, it is one
+        message.
         """
         for occurrence in _simulated(self.expression, moment.astimezone(self.zone)):
             at = occurrence.astimezone(UTC)
@@ -44,7 +45,9 @@ def recurring(name: str, expression: str, zone: str | ZoneInfo, payload: object)
     try:
         found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError) as error:
-        raise BadInput("tz", zone, f"no such time zone ({error})", 'Use a name such as "Europe/Berlin", or "UTC"') from None
+        raise BadInput(
+            "tz", zone, f"no such time zone ({error})", 'Use a name such as "Europe/Berlin", or "UTC"'
+        ) from None
     _simulated(expression, datetime(2000, 1, 1, tzinfo=UTC))
     return Recurring(name, expression, found, payload)
 

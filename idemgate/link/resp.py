@@ -40,7 +40,7 @@ def _pack(words: tuple[Word, ...]) -> bytes:
 
 
 class PlainReader:
-    """RESP2 in Python: simple strings and bulk strings as bytes, integers, arrays, nulls as None, errors as exceptions."""
+    """RESP2 in Python: strings as bytes, integers, arrays, nulls as None, errors as exceptions."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -106,7 +106,7 @@ except ImportError:
         """A reader of one connection."""
         return PlainReader()
 else:
-    pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
+    pack = cast("Callable[[tuple[Word, ...]], bytes]", cast(Any, hiredis).pack_command)
 
     def new_reader() -> Reader:
         """A reader of one connection."""

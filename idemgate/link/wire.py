@@ -1,8 +1,8 @@
 """The awaiting wire: one connection, on which the calls of one tick, from all tasks, travel together.
 
-redis-py connects (addresses, TLS, credentials, its handshake); from then on the transport is ours. A call is a future in a queue:
-requests gathered in a tick of the event loop are written at once, replies are matched in order. A caller that is cancelled leaves its
-place in the queue behind, so that no reply is ever given to another.
+redis-py connects (addresses, TLS, credentials, its handshake); from then on the transport is ours. A call is a future
+in a queue: requests gathered in a tick of the event loop are written at once, replies are matched in order. A caller
+that is cancelled leaves its place in the queue behind, so that no reply is ever given to another.
 """
 
 from __future__ import annotations
@@ -133,9 +133,10 @@ async def connected(pool: Any, patience: float) -> Wire:
     """A wire on a new connection of this redis-py pool."""
     connection = pool.make_connection()
     await connection.connect()
-    writer = connection._writer  # noqa: SLF001
+    writer = connection._writer
     wire = Wire(writer, patience)
     writer.transport.set_protocol(wire)
-    # The connection object has done its work; it must not close, or complain about, a transport that is no longer its own.
-    connection._reader = connection._writer = None  # noqa: SLF001
+    # The connection object has done its work; it must not close, or complain about, a transport that is not its own
+    # now.
+    connection._reader = connection._writer = None
     return wire

@@ -59,6 +59,27 @@ async def test_cancelled_while_claiming_nothing_stays_held(gate: Gate, wire: Any
     assert (await gate.aio.inspect("x", scope="s")).attempts == 1
 
 
+async def test_cancelled_while_marking_at_most_once_the_mark_stays(gate: Gate, wire: Any) -> None:
+    ran = []
+
+    @gate.once(key="{k}", at_most_once=True)
+    async def handle(k: str) -> None:
+        ran.append(k)
+
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(handle("x"))
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await settled(gate)
+    # There is no second chance, and a mark cannot tell whether the work had begun.
+    assert await handle("x") is None
+    assert ran == []
+
+
 async def test_a_cancelled_claim_object_stays_held_by_nobody(gate: Gate, wire: Any) -> None:
     wire.reset()
     wire.flowing.clear()
@@ -167,7 +188,7 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
 
     task = asyncio.create_task(handle("x"))
     channel = gate.claims.key("s", "x")[0]
-    while raw.pubsub_numsub(channel)[0][1] == 0:  # noqa: ASYNC110 - nobody tells when somebody listens
+    while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

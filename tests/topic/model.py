@@ -176,7 +176,9 @@ class Model:
             self._bury(key, flight, SILENT)
         else:
             flight.message.failure = SILENT
-            self._restore(key, flight.message, self.now, "retry")
+            # The second time apart from its neighbours, somewhere within a lease.
+            spread = flight.token % 1_000_003 * 7919 % self.rules.lease if flight.message.attempts >= 2 else 0
+            self._restore(key, flight.message, self.now + spread, "retry")
 
     def settle(self, verb: str, key: str, token: int, delay: int, failure: str) -> str:
         flight = self.flights.get(key)
@@ -214,6 +216,10 @@ class Model:
             return "lost"
         flight.lease_end = self.now + lease
         return "cancelled" if flight.cancelled else "ok"
+
+    def holds(self, key: str, token: int) -> bool:
+        """Whether this token is that of the key's live delivery."""
+        return key in self.flights and self.flights[key].token == token
 
     def _promote(self, key: str) -> None:
         if key in self.pending:

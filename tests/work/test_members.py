@@ -153,7 +153,7 @@ async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(world: 
 
 
 async def test_a_slot_that_comes_back_before_it_was_drained_was_never_away(world: World) -> None:
-    old, new, slots = await moved(world)
+    old, new, _ = await moved(world)
     await world.leave(new)
     await world.pass_time(INTERVAL)
     assert old.assigned == ALL
@@ -207,7 +207,7 @@ async def test_the_slots_of_the_killed_are_taken_when_its_time_has_passed(world:
     await world.pass_time(INTERVAL)
     theirs = two.assigned
     assert theirs
-    world.kill(two)
+    await world.kill(two)
     # Not before its ttl
     await world.pass_time(TTL - INTERVAL)
     assert one.assigned == ALL - theirs
@@ -280,13 +280,21 @@ def said(member: str, number: int, wanted: tuple[tuple[str, int], ...] = (), **m
     return Announcement(member, number, ("t",), 0, (), (), wanted)._replace(**more)
 
 
+async def first_said(gate: Gate, member: str, wanted: tuple[tuple[str, int], ...] = (), **more: Any) -> Announcement:
+    """Announces a member, number 1; returns the next announcement, number 2, that knows the generation."""
+    first = said(member, 1, **more)
+    roll = await gate.aio.link.run(members.announce(gate.namespace, "g", gate.clock, first, 9000))
+    return first._replace(number=2, generation=roll.generation, wanted=wanted)
+
+
 async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock: Clock, raw: Any) -> None:
     def announce(one: Announcement) -> Any:
         return gate.aio.link.run(members.announce(gate.namespace, "g", clock, one, 9000))
 
-    first, second = said("m", 1, (("t", 1),)), said("m", 2, released=(("t", 1),))
+    first = await first_said(gate, "m", (("t", 1),))
+    second = first._replace(number=3, wanted=(), released=(("t", 1),))
     await announce(first)
-    await announce(first)
+    assert (await announce(first)).holders == {("t", 1): "m"}
     await announce(second)
     await announce(second)
     stored = [raw.dump(key) for key in keys.members(gate.namespace, "g")]
@@ -302,17 +310,35 @@ async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock:
     assert (seen.members, seen.holders) == ({}, {})
 
 
+async def test_nobody_gets_a_slot_for_members_of_another_day(gate: Gate, clock: Clock) -> None:
+    # Given a member that holds a slot, and one that knows an older generation
+    link, group = gate.aio.link, (gate.namespace, "g", clock)
+    late = await first_said(gate, "late")
+    holder = await first_said(gate, "holder", (("t", 1),))
+    await link.run(members.announce(*group, holder, 9000))
+    # When it seizes the one and wants the other, it gets neither, and learns who is there
+    roll = await link.run(members.announce(*group, late._replace(seized=(("t", 1),), wanted=(("t", 2),)), 9000))
+    assert roll.holders == {("t", 1): "holder", ("t", 2): ""}
+    assert roll.members is not None
+    # And with that it gets both
+    again = late._replace(number=3, generation=roll.generation, seized=(("t", 1),), wanted=(("t", 2),))
+    roll = await link.run(members.announce(*group, again, 9000))
+    assert roll == (again.generation, None, {("t", 1): "late", ("t", 2): "late"})
+
+
 async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> None:
     # Given one that was killed with slots of a topic that nobody serves any more, one that left, and one that is there
     link, group = gate.aio.link, (gate.namespace, "g", clock)
-    await link.run(members.announce(*group, said("killed", 1, (("u", 1), ("u", 2)), topics=("u",)), 9000))
-    await link.run(members.announce(*group, said("left", 1, (("t", 1),)), 9000))
+    for name, slots in (("killed", (("u", 1), ("u", 2))), ("left", (("t", 1),))):
+        second = await first_said(gate, name, slots, topics=("t", "u"))
+        roll = await link.run(members.announce(*group, second, 9000))
+        assert set(roll.holders.values()) == {name}
     await link.run(members.leave(*group, "left"))
     clock.advance("2m")
-    roll = await link.run(members.announce(*group, said("there", 1, (("t", 1),)), 9000))
+    roll = await link.run(members.announce(*group, await first_said(gate, "there", (("t", 1),)), 9000))
     # Then only that one is known
-    assert roll.members == {"there": {"t"}}
     assert roll.holders == {("t", 1): "there"}
+    assert list((await link.run(members.attendance(*group))).members) == ["there"]
     alive, facts, held = keys.members(gate.namespace, "g")
     assert raw.zrange(alive, 0, -1) == [b"there"]
     assert set(raw.hkeys(facts)) == {b"v", b"g", b"m:there"}
@@ -323,10 +349,10 @@ async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> 
 
 async def test_a_full_server_does_not_end_a_membership(gate: Gate, clock: Clock, raw: Any) -> None:
     link, group = gate.aio.link, (gate.namespace, "g", clock)
-    await link.run(members.announce(*group, said("m", 1), 9000))
+    second = await first_said(gate, "m", (("t", 1),))
     raw.config_set("maxmemory", 1)
     try:
-        roll = await link.run(members.announce(*group, said("m", 2, (("t", 1),)), 9000))
+        roll = await link.run(members.announce(*group, second, 9000))
     finally:
         raw.config_set("maxmemory", 0)
     assert roll.holders == {("t", 1): "m"}

@@ -59,7 +59,16 @@ local function add(name, n)
 end
 
 local silent = "lease lapsed: its worker vanished or stalled"
--- A delivery whose owner fell silent: to be tried again at once, or dead.
+-- When to try again what fell silent: at once, but the second time at some moment of a lease, apart from what was in
+-- flight with it. Else a message that kills its workers takes the same neighbours along until all of them are dead.
+local function again(d, m)
+  if m[message.attempts] < 2 then
+    return now_ms
+  end
+  return now_ms + d[delivery.fence] % 1000003 * 7919 % tonumber(ARGV[4])
+end
+
+-- A delivery whose owner fell silent: to be tried again, or dead.
 local function reclaim(key)
   local d = cmsgpack.unpack(redis.call("HGET", K.flight, key))
   local m = cmsgpack.unpack(d[delivery.message])
@@ -77,7 +86,7 @@ local function reclaim(key)
     promote(K, key)
   else
     m[message.failure] = silent
-    add("folded", restore(K, spec, key, m, now_ms, "retry"))
+    add("folded", restore(K, spec, key, m, again(d, m), "retry"))
   end
 end
 
