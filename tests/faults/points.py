@@ -17,7 +17,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.link.aio import AsyncLink
 from idemgate.link.sync import SyncLink
 
-__all__ = ["install", "reach"]
+__all__ = ["install", "reach", "times"]
 
 _place = ""
 _reached: Counter[str] = Counter()
@@ -30,6 +30,11 @@ def reach(place: str) -> None:
     if _place in (f"{place} {_reached[place]}", place):
         os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
+
+
+def times(place: str) -> int:
+    """How often it was reached."""
+    return _reached[place]
 
 
 def install(place: str) -> None:

@@ -16,7 +16,7 @@ import redis
 from idemgate import Gate, current
 from idemgate.testing import Clock
 from idemgate.work.worker import Worker
-from tests.faults.points import reach
+from tests.faults.points import reach, times
 
 __all__ = ["SCENES"]
 
@@ -95,7 +95,7 @@ def guarded(order: Order) -> Callable[[], object]:
 
 
 def work(order: Order) -> Callable[[], object]:
-    """Works until nothing is left of what was due at its time. Handlers note each run: key, attempt, token, payload."""
+    """Works until nothing is left that is due at its time, and it holds nothing. Handlers note each run: key, attempt, token, payload."""
     gate, raw = opened(order)
     topic = gate.topic(
         "t", merge="append", slots=2, lease=order["lease"], max_attempts=order["max_attempts"], backoff=0
@@ -131,12 +131,16 @@ def work(order: Order) -> Callable[[], object]:
 
     topic.handler(handle_async if order["flavour"] == "async" else handle)
 
+    counted = gate.counters
+
+    def idle() -> bool:
+        ended = ("acked", "nacked", "buried", "returned", "deferred", "lost", "unsettled")
+        looked = times("after topic/take") >= topic.policy.slots
+        return looked and counted["worker.taken"] == sum(counted[f"worker.{name}"] for name in ended)
+
     async def until_empty() -> None:
         async with Worker(gate, concurrency=order["concurrency"], prefetch=order["prefetch"]):
-            while True:
-                stats = await topic.aio.stats()
-                if stats.ready + stats.waiting + stats.in_flight == 0:
-                    return
+            while not (idle() and (await topic.aio.stats()).ready == 0 and idle()):
                 await asyncio.sleep(0.002)
 
     return lambda: asyncio.run(until_empty())

@@ -173,6 +173,7 @@ def test_a_former_owner_that_was_only_stopped_cannot_write(case: Any) -> None:
     assert late.token < one.tokens[0]
 
 
+@pytest.mark.timeout(0)
 def test_many_kills(case: Any, zygote: Any, kills: int) -> None:
     """Only with IDEMGATE_KILLS."""
     if not kills:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from idemgate.once.beating import woken
 from idemgate.testing import Clock
 
 
@@ -196,6 +197,24 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
     assert await owner.release()
     await settled(gate)
     assert (await gate.aio.inspect("x", scope="s")).state == "released"
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_cancellation_that_comes_with_the_wake_up_is_not_lost(turns: int) -> None:
+    # Given somebody who waits, and is woken
+    wake = asyncio.Event()
+    task = asyncio.create_task(woken(wake, 10))
+    await asyncio.sleep(0)
+    wake.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    # When it is cancelled before it went on, then it does not go on
+    if task.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        assert turns > 0
+        await task
 
 
 async def test_a_cancelled_block_gives_its_claim_back(gate: Gate) -> None:

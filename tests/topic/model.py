@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from hashlib import sha1
 from typing import Any
 
 SILENT = "lease lapsed: its worker vanished or stalled"
@@ -177,7 +178,8 @@ class Model:
         else:
             flight.message.failure = SILENT
             # The second time apart from its neighbours, somewhere within a lease.
-            spread = flight.token % 1_000_003 * 7919 % self.rules.lease if flight.message.attempts >= 2 else 0
+            spread = int(sha1(f"{key}{flight.token}".encode()).hexdigest()[:8], 16) % self.rules.lease
+            spread *= flight.message.attempts >= 2
             self._restore(key, flight.message, self.now + spread, "retry")
 
     def settle(self, verb: str, key: str, token: int, delay: int, failure: str) -> str:

@@ -307,6 +307,25 @@ async def test_lapses_count_as_attempts(face: Any, clock: Clock, conserved: Any)
     await conserved(topic, ["k"])
 
 
+async def test_what_lapses_again_is_tried_apart_from_its_neighbours(face: Any, clock: Clock) -> None:
+    # Given 40 messages that were in flight together when their worker vanished, twice
+    topic = face.topic("t", lease="30s")
+    await topic.trigger_many([(n, n) for n in range(40)])
+    for _ in range(2):
+        assert len(await topic.take(100)) == 40
+        clock.advance("30s")
+    # When somebody takes again and again
+    together = []
+    for _ in range(31):
+        taken = await topic.take(100)
+        together.append(len(taken))
+        assert await topic.ack(taken) == ["ok"] * len(taken)
+        clock.advance("1s")
+    # Then they come within one lease, but not together
+    assert sum(together) == 40
+    assert max(together) <= 10
+
+
 async def test_bury_gives_up_at_once(face: Any) -> None:
     topic = face.topic("t")
     await topic.trigger("k")

@@ -17,8 +17,8 @@ from idemgate.work.members import RedisMembership
 from tests.proxy import Proxy
 from tests.work.crew import GRACE, INTERVAL, TTL, Hand, World
 
-T = {"t": 16}
-ALL = {("t", number) for number in range(16)}
+T = {"t": 64}
+ALL = {("t", number) for number in range(64)}
 
 
 @pytest.fixture(params=["hearing", "deaf"])
@@ -43,7 +43,7 @@ async def eventually(fact: Callable[[], bool]) -> None:
 
 
 async def test_alone_it_serves_everything(world: World) -> None:
-    hand = await world.join({"t": 16, "u": 1})
+    hand = await world.join({"t": 64, "u": 1})
     assert hand.assigned == ALL | {("u", 0)}
     assert hand.membership.members == (hand.membership.member,)
     # And the store knows
@@ -65,11 +65,11 @@ async def test_members_divide_the_slots_by_rendezvous(world: World) -> None:
 
 
 async def test_slots_of_a_topic_go_to_those_that_serve_it(world: World) -> None:
-    one = await world.join({"t": 16, "u": 16})
+    one = await world.join({"t": 64, "u": 64})
     other = await world.join(T)
     await world.pass_time(2 * INTERVAL)
-    assert {slot for slot in one.assigned if slot[0] == "u"} == {("u", number) for number in range(16)}
-    assert world.owners().keys() == ALL | {("u", number) for number in range(16)}
+    assert {slot for slot in one.assigned if slot[0] == "u"} == {("u", number) for number in range(64)}
+    assert world.owners().keys() == ALL | {("u", number) for number in range(64)}
     assert other.assigned
 
 
@@ -159,7 +159,7 @@ async def test_a_slot_that_comes_back_before_it_was_drained_was_never_away(world
     assert old.assigned == ALL
     assert old.draining == set()
     # And what is assigned is not let go by mistake
-    old.membership.release("t", range(16))
+    old.membership.release("t", range(64))
     await world.pass_time(INTERVAL)
     assert old.assigned == ALL
 
@@ -194,7 +194,7 @@ async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> N
     assert not hand.task.done()
     await world.pass_time(1)
     assert hand.task.done()
-    assert world.gate.counters["members.undrained"] == 16
+    assert world.gate.counters["members.undrained"] == 64
     # And nobody holds anything
     assert (await attendance(world))[2:] == ({}, {})
 
@@ -225,7 +225,7 @@ async def test_the_cut_off_stops_taking_before_others_take_over(url: str, gate: 
         near, far = await world.join(T), await far_world.join(T)
         await world.pass_time(INTERVAL)
         await far_world.settle()
-        await eventually(lambda: len(near.assigned | far.assigned) == 16)
+        await eventually(lambda: len(near.assigned | far.assigned) == 64)
         theirs = far.assigned
         # When the proxy swallows everything
         proxy.black_hole = True

@@ -14,7 +14,7 @@ from idemgate import Gate
 from idemgate.testing import Clock
 from tests.work.crew import BOUND, GRACE, INTERVAL, TTL, Hand, Slot, World
 
-TOPICS = {"t": 32, "u": 4}
+TOPICS = {"t": 64, "u": 4}
 ALL = {(topic, number) for topic, slots in TOPICS.items() for number in range(slots)}
 
 

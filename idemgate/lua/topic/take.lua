@@ -61,11 +61,12 @@ end
 local silent = "lease lapsed: its worker vanished or stalled"
 -- When to try again what fell silent: at once, but the second time at some moment of a lease, apart from what was in
 -- flight with it. Else a message that kills its workers takes the same neighbours along until all of them are dead.
-local function again(d, m)
+local function again(key, d, m)
   if m[message.attempts] < 2 then
     return now_ms
   end
-  return now_ms + d[delivery.fence] % 1000003 * 7919 % tonumber(ARGV[4])
+  local drawn = string.sub(redis.sha1hex(key .. digits(d[delivery.fence])), 1, 8)
+  return now_ms + tonumber(drawn, 16) % tonumber(ARGV[4])
 end
 
 -- A delivery whose owner fell silent: to be tried again, or dead.
@@ -86,7 +87,7 @@ local function reclaim(key)
     promote(K, key)
   else
     m[message.failure] = silent
-    add("folded", restore(K, spec, key, m, again(d, m), "retry"))
+    add("folded", restore(K, spec, key, m, again(key, d, m), "retry"))
   end
 end
 

@@ -72,10 +72,15 @@ class Guarded(httpx.AsyncBaseTransport):
             extensions={**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")},
         )
         alone = httpx.Limits(max_connections=1, max_keepalive_connections=0)  # closed with its response
-        if self._tls is None:  # reads all certificates: not before they are needed, and not in the event loop
-            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        connection = httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=alone)
+        tls = await self._trust() if pinned.url.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        connection = httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=alone)
         return await connection.handle_async_request(pinned)
+
+    async def _trust(self) -> ssl.SSLContext:
+        """Reads all certificates, which takes a while: not before they are needed, and not in the event loop."""
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
+        return self._tls
 
 
 async def resolved(host: str, port: int) -> list[str]:

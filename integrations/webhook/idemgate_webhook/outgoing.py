@@ -34,9 +34,9 @@ def checked_url(url: str, https_only: bool, transport: httpx.AsyncBaseTransport)
         fix = "Leave them out: what is signed needs none, and a URL is stored and shown"
         raise BadInput("url", parsed.scheme + "://...", "has credentials in it", fix)
     allowed = ("https",) if https_only else ("https", "http")
-    if parsed.scheme not in allowed or not host:
+    if parsed.scheme not in allowed or not host or not 1 <= (parsed.port or 1) <= 65_535:
         fix = f"Use {' or '.join(allowed)}, with a host" + ("; https_only=False allows http" if https_only else "")
-        raise BadInput("url", _shown(url), "not an absolute URL of an allowed scheme", fix)
+        raise BadInput("url", _shown(url), "not an absolute URL of an allowed scheme and port", fix)
     address = literal(host)
     if isinstance(transport, Guarded) and address and (why := transport.reach.refuses(address)):
         raise BadInput("url", _shown(url), why, "Allow its network with allow=[...], if that is meant")

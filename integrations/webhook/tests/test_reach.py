@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
 
 import pytest
 from hypothesis import given
@@ -25,8 +25,8 @@ CLOSED = [
     "169.254.169.254", "100.100.100.200", "192.0.0.192", "168.63.129.16", "224.0.0.1", "240.0.0.1", "255.255.255.255",
     "::", "::1", "::127.0.0.1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001::1",
     "2001:db8::1", "2002:7f00:1::", "3fff::1", "64:ff9b:1::1",
-    "::ffff:127.0.0.1", "::ffff:7f00:1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
-    "localhost", "", "127.1",
+    "::ffff:127.0.0.1", "::ffff:7f00:1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe", "localhost", "", "127.1",
 ]  # fmt: skip
 
 
@@ -42,7 +42,8 @@ def test_closed(address: str) -> None:
 
 @given(st.ip_addresses())
 def test_nothing_is_open_that_python_calls_closed(address: IPv4Address | IPv6Address) -> None:
-    if Reach().refuses(str(address)) is None and not str(address).startswith("64:ff9b::"):
+    carries_another = address in IPv6Network("::ffff:0:0/96") or address in IPv6Network("64:ff9b::/96")  # see below
+    if Reach().refuses(str(address)) is None and not carries_another:
         assert address.is_global
         assert not address.is_multicast
         assert not address.is_reserved
