@@ -95,7 +95,8 @@ def guarded(order: Order) -> Callable[[], object]:
 
 
 def work(order: Order) -> Callable[[], object]:
-    """Works until nothing is left that is due at its time, and it holds nothing. Handlers note each run: key, attempt, token, payload."""
+    """Works until nothing is left that is due at its time, and it holds nothing. Handlers note each run: key, attempt,
+    token, payload."""
     gate, raw = opened(order)
     topic = gate.topic(
         "t", merge="append", slots=2, lease=order["lease"], max_attempts=order["max_attempts"], backoff=0

@@ -1,4 +1,5 @@
-"""kill -9 of the server in the middle of the work: what it had accepted it still has, and workers go on by themselves."""
+"""kill -9 of the server in the middle of the work: what it had accepted it still has, and workers go on by
+themselves."""
 
 from __future__ import annotations
 

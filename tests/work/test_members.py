@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -254,6 +255,27 @@ async def test_the_cut_off_stops_taking_before_others_take_over(url: str, gate: 
         await world.close()
         await far_gate.aio.close()
         far_gate.close()
+
+
+async def test_it_is_the_same_on_the_servers_own_clock(url: str, namespace: str) -> None:
+    # Given two workers of a gate without a test clock, one of which drains nothing, and is killed
+    gate = Gate(url, namespace=namespace)
+    one, two = RedisMembership(gate, ttl="600ms"), RedisMembership(gate, ttl="600ms")
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(one.run(stop, T))]
+    one.on_change(lambda: one.release("t", one.draining("t")))
+    await eventually(lambda: len(one.assigned("t")) == 64)
+    tasks.append(asyncio.create_task(two.run(stop, T)))
+    await eventually(lambda: 0 < len(one.assigned("t")) == 64 - len(two.assigned("t")) < 64)
+    tasks[1].cancel()
+    killed = monotonic()
+    await eventually(lambda: len(one.assigned("t")) == 64)
+    # Then its slots are taken after its ttl (its last announcement may be a third of it old), and within a third more
+    assert 0.35 < monotonic() - killed < 0.6 + 0.2 + 0.3
+    stop.set()
+    await tasks[0]
+    assert (await one.attendance())[2:] == ({}, {})
+    await gate.aio.close()
 
 
 async def test_a_lost_reply_changes_nothing(url: str, gate: Gate, clock: Clock) -> None:
