@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.claims import Record
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.holdings import Announcement, Roll
 from idemgate.core.merging import Merge, append, union
 from idemgate.core.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
 from idemgate.errors import (
@@ -34,6 +37,7 @@ from idemgate.once.claim import AioClaim, Claim
 from idemgate.once.current import Execution, current
 from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged
+from idemgate.work.members import Member, Membership, RedisMembership
 
 __version__ = "0.1.0"
 
@@ -43,18 +47,23 @@ __all__ = [
     "AioTopic",
     "AlreadyDone",
     "AlreadyInProgress",
+    "Announcement",
     "AttemptsExhausted",
+    "BackoffPolicy",
     "BadInput",
     "Bury",
     "Claim",
     "DeadLetter",
     "Delivery",
+    "Duration",
     "Execution",
     "ForeignData",
     "Gate",
     "IdemgateError",
     "KeyReused",
     "LeaseLost",
+    "Member",
+    "Membership",
     "Merge",
     "Merged",
     "Message",
@@ -66,10 +75,12 @@ __all__ = [
     "PolicyChanged",
     "Receipt",
     "Record",
+    "RedisMembership",
     "Refused",
     "ReplayedFailure",
     "ResultUnavailable",
     "Retry",
+    "Roll",
     "Stats",
     "StoreError",
     "StoreRefused",
@@ -80,6 +91,7 @@ __all__ = [
     "current",
     "default_gate",
     "merge",
+    "milliseconds",
     "once",
     "union",
 ]

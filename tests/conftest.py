@@ -69,7 +69,8 @@ def face(request: pytest.FixtureRequest, gate: Gate) -> Face:
 
 
 class Face:
-    """`await face.claim("k")`, `topic = face.topic("t", window="60s")`, `await topic.trigger("k", 1)`, in both flavours."""
+    """`await face.claim("k")`, `topic = face.topic("t", window="60s")`, `await topic.trigger("k", 1)`, in both
+    flavours."""
 
     def __init__(self, gate: Gate, awaiting: bool) -> None:
         self.gate = gate
@@ -83,8 +84,8 @@ class Face:
         return made.aio if self.awaiting else Awaited(made)
 
     def once(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """`gate.once` on a plain function; the result is awaited. The awaiting flavour guards an `async def` with the same signature,
-        whose body runs in a thread, so that a body may block in both."""
+        """`gate.once` on a plain function; the result is awaited. The awaiting flavour guards an `async def` with the
+        same signature, whose body runs in a thread, so that a body may block in both."""
 
         def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
             if not self.awaiting:

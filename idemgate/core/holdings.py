@@ -2,7 +2,8 @@
 
 A slot that this member should serve (`share`) and may take from is in `held` too. What is held and no longer in the
 share is drained by the worker, then let go. What is in the share and in other hands is waited for, `grace` long, then
-seized: its holder had that time to drain it, and leases and fences stand behind.
+seized: its holder had that time to drain it, and leases and fences stand behind. The wait begins anew when the members
+change, for the holder may have been right to take it meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Announcement(NamedTuple):
     """What a member says: that it is there and `topics` are served ((): none, it is leaving), and about slots.
 
     `number` rises with each announcement of a member; `generation` is the one whose members it knows. The slots let go
-    are free if it held them; those seized are its own, whoever held them; those wanted, if nobody else holds them.
+    are free if it held them. If that generation is still the present one, those seized are its own, whoever held them,
+    and so are those wanted that nobody holds: under another, they may be somebody else's by right.
     """
 
     member: str
@@ -39,7 +41,7 @@ class Roll(NamedTuple):
 
     `generation` rises with every change of the members and of what they serve; `members` (topics by member, of those
     that serve any) is None if the generation is the one that was known. `holders`: who holds each slot that was seized
-    or wanted.
+    or wanted, "" if nobody does.
     """
 
     generation: int
@@ -51,8 +53,8 @@ class Holdings:
     """The slots of one member of a group. Times are ms, of whatever clock the caller keeps to."""
 
     __slots__ = (
-        "_number", "_released", "_unsure", "_waiting", "generation", "grace", "held", "leaving", "me", "members",
-        "share", "slots",
+        "_doubted", "_number", "_released", "_unsure", "_waiting", "generation", "grace", "held", "leaving", "me",
+        "members", "share", "slots",
     )  # fmt: skip
 
     def __init__(self, me: str, slots: Mapping[str, int], grace: float) -> None:
@@ -68,6 +70,17 @@ class Holdings:
         self._waiting: dict[Slot, float] = {}
         self._released: set[Slot] = set()
         self._unsure: set[Slot] = set()
+        self._doubted: set[Slot] = set()
+
+    @property
+    def assigned(self) -> frozenset[Slot]:
+        """What it may take from."""
+        return self.share & self.held - self._doubted
+
+    @property
+    def draining(self) -> frozenset[Slot]:
+        """What it holds and is to give up."""
+        return frozenset(self.held - self.share)
 
     @property
     def seizes_at(self) -> float:
@@ -108,6 +121,7 @@ class Holdings:
         """Learns; True if the members are not those that the announcement was made for, so another one is due."""
         self._released.difference_update(said.released)
         self._unsure.clear()
+        self._doubted.difference_update(roll.holders)
         for slot, holder in roll.holders.items():
             if holder == self.me:
                 self.held.add(slot)
@@ -123,13 +137,18 @@ class Holdings:
         return roll.members is not None
 
     def _shared(self) -> None:
-        self.share = frozenset(
+        before, self.share = self.share, self._fair_share()
+        # What comes back while it is drained may have been seized meanwhile: the next answer tells.
+        self._doubted = self.held & ((self.share - before) | (self.share & self._doubted))
+        self._waiting.clear()
+
+    def _fair_share(self) -> frozenset[Slot]:
+        return frozenset(
             (topic, number)
             for topic, slots in self.slots.items()
             for number in mine(self.me, self._serving(topic), topic, slots)
             if not self.leaving
         )
-        self._waiting = {slot: since for slot, since in self._waiting.items() if slot in self.share}
 
     def _serving(self, topic: str) -> list[str]:
         return [member for member, topics in self.members.items() if topic in topics]

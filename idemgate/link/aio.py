@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
+from redis.asyncio.cluster import RedisCluster
 
 from idemgate.core.calls import Batch, Call
 from idemgate.errors import StoreUnavailable
@@ -127,7 +128,8 @@ class AsyncLink:
         if here.blocking is None:
             here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
         try:
-            return await asyncio.wait_for(_translated(_asked(here.blocking, *args)), within)
+            async with asyncio.timeout(within):
+                return await _translated(_asked(here.blocking, *args))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
 
@@ -168,6 +170,9 @@ class AsyncLink:
 
 async def _asked(client: Any, *args: Any) -> Any:
     try:
+        if isinstance(client, RedisCluster):
+            # Before it knows the nodes, redis-py 7 and 8 send to any of them.
+            await client.initialize()
         return await client.execute_command(*args)
     except AttributeError as error:
         # redis-py 8 closes connections to cluster nodes, when it looks for these anew, under those who use them.

@@ -46,7 +46,8 @@ class Ear:
             with suppress(rx.RedisError, OSError):
                 await (self._pubsub.psubscribe if pattern else self._pubsub.subscribe)(name)
         with suppress(TimeoutError):
-            await asyncio.wait_for(ready.wait(), 2.0)
+            async with asyncio.timeout(2.0):
+                await ready.wait()
 
     def remove(self, name: bytes, heard: Heard, *, pattern: bool = False) -> None:
         """Stops this listener. The subscription itself ends with the connection, or is dropped when next heard."""

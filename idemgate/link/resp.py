@@ -106,7 +106,7 @@ except ImportError:
         """A reader of one connection."""
         return PlainReader()
 else:
-    pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
+    pack = cast("Callable[[tuple[Word, ...]], bytes]", cast(Any, hiredis).pack_command)
 
     def new_reader() -> Reader:
         """A reader of one connection."""

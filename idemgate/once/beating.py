@@ -44,7 +44,9 @@ def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: 
 
 
 async def woken(wake: asyncio.Event, seconds: float) -> None:
-    """Returns when woken, or after that many seconds."""
+    """Returns when woken, or after that many seconds. (`wait_for` of Python 3.11 loses a cancellation that comes with
+    the wake-up.)"""
     with suppress(TimeoutError):
-        await asyncio.wait_for(wake.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await wake.wait()
     wake.clear()

@@ -93,9 +93,7 @@ def decorate(
     """The function behind its guard; BadInput if it is a generator or does not have the fields that `key` names."""
     inner = getattr(func, "__func__", func)
     if not callable(inner):
-        raise BadInput(
-            "function", func, "not callable", "Decorate a function or a method, as in @once(...): with parentheses"
-        )
+        raise BadInput("function", func, "not callable", "Decorate a function, as in @once(...): with parentheses")
     refuse_generator(inner)
     if isinstance(retry, tenacity.AsyncRetrying) and not awaited(inner):
         raise BadInput("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")

@@ -97,10 +97,12 @@ class Member(ABC):
     - left: as soon as it is drained, or `grace` after;
     - killed: its announcement lapses after `ttl`, and the others notice within ttl/3;
     - partitioned: the same, and by then it has stopped taking, for its own time since it was last heard is over, too;
-    - alive, but not draining (a handler in a thread that does not end): the new owner waits for `grace` and seizes it.
+    - alive, but not draining (a handler in a thread that does not end): the new owner waits for `grace`, counted from
+      the last change of the members, and seizes it.
 
-    Between seizing and the end of the old owner's drain, and nowhere else, a slot is in two hands; the old one does not
-    take from it. Hints shorten all of it to a round trip; none of them is needed.
+    Between seizing and the end of the old owner's drain, and nowhere else, a slot is in two hands, and the old one
+    takes nothing from it (unless `grace` is shorter than `ttl` and it is cut off: then for the difference at most).
+    Hints shorten all of it to a round trip; none of them is needed.
 
     - `ttl`: how long an announcement holds; repeated every third of it.
     - `grace`: how long a new owner waits for a slot to be drained, and how long a leaving member may drain. As long as
@@ -251,9 +253,9 @@ class Member(ABC):
             raise
         self._until = asked + self.ttl * 1000  # the store counts from when it heard, which was later
         again = self._holdings.heard(said, roll, self._now())
-        if said.seized:
-            self.gate.counters.add("members.seized", len(said.seized))
-            log.warning("members.seized", extra={"member": self.member, "slots": len(said.seized)})
+        if seized := sum(roll.holders[slot] == self.member for slot in said.seized):
+            self.gate.counters.add("members.seized", seized)
+            log.warning("members.seized", extra={"member": self.member, "slots": seized})
         self._published()
         return again
 
@@ -264,15 +266,14 @@ class Member(ABC):
             return
         while (left := min(self._due, self._holdings.seizes_at, self._leaves_at or self._due) - self._now()) > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), left / 1000)
+                async with asyncio.timeout(left / 1000):  # wait_for of Python 3.11 may swallow a cancellation
+                    await self._wake.wait()
             self._wake.clear()
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def _published(self) -> None:
-        holdings = self._holdings
-        mine = _by_topic(holdings.held & holdings.share)
-        drained = _by_topic(holdings.held - holdings.share)
+        mine, drained = _by_topic(self._holdings.assigned), _by_topic(self._holdings.draining)
         if (mine, drained) != (self._mine, self._drained):
             self._mine, self._drained = mine, drained
             self._tell()

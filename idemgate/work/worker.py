@@ -369,7 +369,8 @@ def _at_least(name: str, value: int, least: int) -> int:
 
 async def _nap(wake: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(wake.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await wake.wait()
     wake.clear()
 
 

@@ -97,6 +97,16 @@ def test_a_server_of_ones_own_keeps_nothing_of_the_topic(start: Any, url: str, r
     assert all(0 < raw.ttl(key) <= 15 * 60 for key in kept)
 
 
+def test_what_lies_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
+    # Given a directory with modules named like some that idemgate needs
+    for name in ("redis", "msgpack", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    # Then the demo does not mind
+    command = [sys.executable, "-P", "-m", "idemgate", "demo", *FAST, "--events", "20", "--subscribers", "1"]
+    demo = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=40, check=False)
+    assert (demo.returncode, demo.stderr) == (0, ""), demo.stdout
+
+
 @linux
 def test_ctrl_c_ends_everything(start: Any) -> None:
     # Given a demo in full swing

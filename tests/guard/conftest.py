@@ -1,7 +1,8 @@
-"""What tests of the guard look with: the keys of a namespace as they are stored, and a wire that counts, holds and cuts."""
+"""What tests of the guard look with: the keys of a namespace as they are stored, and a wire that counts and cuts."""
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -49,8 +50,11 @@ async def wired(face: Any, wire: Wire, clock: Clock, namespace: str) -> AsyncIte
     made.close()
 
 
+SCRIPT = re.compile(rb"\$7\r\nEVALSHA\r\n|\$4\r\nEVAL\r\n")
+
+
 class Wire:
-    """Passes bytes between clients and the server. Counts scripts and round trips, holds replies back, and can be cut."""
+    """Passes bytes between clients and server: counts scripts and round trips, holds replies back, can be cut."""
 
     def __init__(self, url: str, path: Path) -> None:
         self._target = urlsplit(url)
@@ -58,7 +62,7 @@ class Wire:
         self._listener = socket.socket(socket.AF_UNIX if self._unix else socket.AF_INET)
         self._listener.bind(str(path) if self._unix else ("127.0.0.1", 0))
         self._listener.listen(64)
-        way = str(path) if self._unix else f"{self._login()}127.0.0.1:{self._listener.getsockname()[1]}{self._target.path}"
+        way = str(path) if self._unix else self._tcp()
         self.url = f"{self._target.scheme}://{way}?{self._target.query}"
         self.flowing = threading.Event()
         self.flowing.set()
@@ -87,9 +91,9 @@ class Wire:
         self.flowing.set()
         self._listener.close()
 
-    def _login(self) -> str:
+    def _tcp(self) -> str:
         login, found, _ = self._target.netloc.rpartition("@")
-        return login + found
+        return f"{login}{found}127.0.0.1:{self._listener.getsockname()[1]}{self._target.path}"
 
     def _drop(self) -> None:
         for one in tuple(self._open):
@@ -118,9 +122,11 @@ class Wire:
         return made
 
     def _up(self, client: socket.socket, server: socket.socket, connection: dict[str, str]) -> None:
+        rest = b""  # a command may be cut in two
         with suppress(OSError), client, server:
             while data := client.recv(65_536):
-                scripts = data.count(b"$7\r\nEVALSHA\r\n") + data.count(b"$4\r\nEVAL\r\n")
+                scripts = len(SCRIPT.findall(rest + data)) - len(SCRIPT.findall(rest))
+                rest = (rest + data)[-16:]
                 self.scripts += scripts
                 if connection["turn"] == "down":
                     self.trips += 1

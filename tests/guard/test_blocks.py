@@ -34,10 +34,13 @@ async def test_a_body_that_raises_gives_the_claim_back(face: Any) -> None:
 
 
 async def test_a_body_that_raises_after_it_completed_stays_done(face: Any) -> None:
-    with pytest.raises(RuntimeError, match="broken"):
+    async def work() -> None:
         async with face.inside("k") as claim:
             await claim.complete("result")
             raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        await work()
     assert (await face.claim("k")).result == "result"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from idemgate.once.beating import woken
 from idemgate.testing import Clock
 
 
@@ -57,6 +58,27 @@ async def test_cancelled_while_claiming_nothing_stays_held(gate: Gate, wire: Any
     await handle("x")
     assert ran == ["x"]
     assert (await gate.aio.inspect("x", scope="s")).attempts == 1
+
+
+async def test_cancelled_while_marking_at_most_once_the_mark_stays(gate: Gate, wire: Any) -> None:
+    ran = []
+
+    @gate.once(key="{k}", at_most_once=True)
+    async def handle(k: str) -> None:
+        ran.append(k)
+
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(handle("x"))
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wire.flowing.set()
+    await settled(gate)
+    # There is no second chance, and a mark cannot tell whether the work had begun.
+    assert await handle("x") is None
+    assert ran == []
 
 
 async def test_a_cancelled_claim_object_stays_held_by_nobody(gate: Gate, wire: Any) -> None:
@@ -167,7 +189,7 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
 
     task = asyncio.create_task(handle("x"))
     channel = gate.claims.key("s", "x")[0]
-    while raw.pubsub_numsub(channel)[0][1] == 0:  # noqa: ASYNC110 - nobody tells when somebody listens
+    while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -175,6 +197,24 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
     assert await owner.release()
     await settled(gate)
     assert (await gate.aio.inspect("x", scope="s")).state == "released"
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_cancellation_that_comes_with_the_wake_up_is_not_lost(turns: int) -> None:
+    # Given somebody who waits, and is woken
+    wake = asyncio.Event()
+    task = asyncio.create_task(woken(wake, 10))
+    await asyncio.sleep(0)
+    wake.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    # When it is cancelled before it went on, then it does not go on
+    if task.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        assert turns > 0
+        await task
 
 
 async def test_a_cancelled_block_gives_its_claim_back(gate: Gate) -> None:

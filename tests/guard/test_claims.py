@@ -487,8 +487,8 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
         assert stored() == before
 
     await looks(
-        "k", state="absent", token=0, attempts=0, taken_over=0, lease_left=None, retention_left=None, since=None, owner="",
-        has_fingerprint=False, result=b"", checkpoint=b"",
+        "k", state="absent", token=0, attempts=0, taken_over=0, lease_left=None, retention_left=None, since=None,
+        owner="", has_fingerprint=False, result=b"", checkpoint=b"",
     )  # fmt: skip
     claim = await face.claim("k", lease="30s", retention="1h", fingerprint="f", on_lease_loss="hold")
     await claim.checkpoint("note")

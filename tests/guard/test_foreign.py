@@ -51,9 +51,7 @@ ASK: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("ask", ASK)
-async def test_foreign_data_is_named_and_left_alone(
-    face: Any, raw: Any, foreign: tuple[bytes, str], ask: str
-) -> None:
+async def test_foreign_data_is_named_and_left_alone(face: Any, raw: Any, foreign: tuple[bytes, str], ask: str) -> None:
     key, says = foreign
     before = raw.dump(key)
     with pytest.raises(ForeignData, match=says) as refused:
@@ -90,8 +88,12 @@ async def test_a_result_of_another_codec_is_an_error_and_not_a_run(face: Any, ra
     await (await face.claim("x", scope="s")).complete("ours")
     raw.hset(gate.claims.key("s", "x")[0], "r", b"\x80\x04pickled")
     ran = []
+
+    def body(k: str) -> None:
+        ran.append(k)
+
     # When a duplicate comes, whatever it would do without a store
     for policy in ("raise", "run", "local"):
         with pytest.raises(ResultUnavailable, match="cannot be read back"):
-            await face.once(key="{k}", scope="s", on_store_error=policy)(lambda k: ran.append(k))("x")
+            await face.once(key="{k}", scope="s", on_store_error=policy)(body)("x")
     assert ran == []

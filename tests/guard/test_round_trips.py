@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -59,10 +60,23 @@ async def test_one_at_most_once(wired: Any, counted: Counted) -> None:
     assert await counted(handle("x")) == (1, 1)
 
 
-async def test_one_for_first_and_for_a_hundred_of_them_together(wired: Any, counted: Counted) -> None:
+async def test_one_for_first(wired: Any, counted: Counted) -> None:
     assert await counted(wired.first("x", "1h")) == (1, 1)
     assert await counted(wired.first("x", "1h")) == (1, 1)
-    assert await counted(wired.first_many(range(100), "1h")) == (100, 1)
+
+
+async def test_one_for_a_hundred_of_first_many(wired: Any, wire: Any, counted: Counted) -> None:
+    # Given replies that are held back
+    wire.reset()
+    wire.flowing.clear()
+    # When a hundred keys are asked for, all of them are sent without waiting for the first reply
+    task = asyncio.create_task(wired.first_many(range(100), "1h"))
+    while wire.scripts < 100:
+        await asyncio.sleep(0.002)
+    # Then all are answered, and no more was asked
+    wire.flowing.set()
+    assert await task == [True] * 100
+    assert wire.scripts == 100
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:

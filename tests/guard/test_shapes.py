@@ -261,7 +261,11 @@ def test_what_cannot_be_called_is_refused_at_decoration(gate: Gate, func: Any) -
 @pytest.mark.parametrize("func", [function, coroutine_function])
 def test_name_signature_and_kind_stay_true(gate: Gate, func: Any) -> None:
     guarded: Any = gate.once(key="{k}")(func)
-    assert (guarded.__name__, guarded.__qualname__, guarded.__doc__) == (func.__name__, func.__qualname__, "A docstring.")
+    assert (guarded.__name__, guarded.__qualname__, guarded.__doc__) == (
+        func.__name__,
+        func.__qualname__,
+        "A docstring.",
+    )
     assert guarded.__module__ == func.__module__
     assert guarded.__annotations__ == func.__annotations__
     assert inspect.signature(guarded) == inspect.signature(func)

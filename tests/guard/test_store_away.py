@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import import_module
 from typing import Any
 
@@ -33,9 +33,19 @@ async def nowhere(face: Any, tmp_path: Any) -> AsyncIterator[Any]:
     made.close()
 
 
+def noting() -> tuple[list[str], Callable[[str], None]]:
+    """What ran, and a function that notes it."""
+    ran: list[str] = []
+
+    def body(k: str) -> None:
+        ran.append(k)
+
+    return ran, body
+
+
 async def test_on_store_error_raise_runs_nothing(nowhere: Any) -> None:
-    ran = []
-    handle = nowhere.once(key="{k}")(lambda k: ran.append(k))
+    ran, body = noting()
+    handle = nowhere.once(key="{k}")(body)
     with pytest.raises(StoreUnavailable) as refused:
         await handle("x")
     assert refused.value.executed == "no"
@@ -107,8 +117,8 @@ async def test_on_store_error_local_remembers_until_retention_ends(
     nowhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = import_module("idemgate.once.local")
-    ran = []
-    handle = nowhere.once(key="{k}", on_store_error="local", on_done="skip", retention="1h")(lambda k: ran.append(k))
+    ran, body = noting()
+    handle = nowhere.once(key="{k}", on_store_error="local", on_done="skip", retention="1h")(body)
     await handle("x")
     now = local.monotonic()
     monkeypatch.setattr(local, "monotonic", lambda: now + 3599)
@@ -148,8 +158,8 @@ async def test_retry_works_without_the_store_too(nowhere: Any, policy: str) -> N
 
 
 async def test_shadow_runs_everything_without_the_store_too(nowhere: Any) -> None:
-    ran = []
-    handle = nowhere.once(key="{k}", on_store_error="local", shadow=True)(lambda k: ran.append(k))
+    ran, body = noting()
+    handle = nowhere.once(key="{k}", on_store_error="local", shadow=True)(body)
     await handle("x")
     await handle("x")
     assert ran == ["x", "x"]
@@ -228,9 +238,9 @@ async def test_a_gate_without_a_store_decorates_and_says_so_when_used(
 ) -> None:
     monkeypatch.delenv("IDEMGATE_URL", raising=False)
     unnamed = type(face)(Gate(), face.awaiting)
-    ran = []
+    ran, body = noting()
     for policy in ("raise", "run", "local"):
-        handle = unnamed.once(key="{k}", on_store_error=policy)(lambda k: ran.append(k))
+        handle = unnamed.once(key="{k}", on_store_error=policy)(body)
         with pytest.raises(NotConfigured, match="IDEMGATE_URL"):
             await handle("x")
     assert ran == []

@@ -17,7 +17,7 @@ from idemgate.testing import Clock
 async def listening(raw: Any, gate: Gate, key: str) -> None:
     """Returns once somebody listens for the end of that key of scope "s"."""
     channel = gate.claims.key("s", key)[0]
-    while raw.pubsub_numsub(channel)[0][1] == 0:  # noqa: ASYNC110 - nobody tells when somebody listens
+    while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
 
 

@@ -21,6 +21,8 @@ from tests import cluster as servers
 from tests.conftest import Face
 
 HOWS = ["url", "client", "awaiting client"]
+# What redis-py 7's asyncio cluster client says to itself.
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated usage of input argument/s 'lib_.*':DeprecationWarning")
 
 
 @pytest.fixture(scope="session")

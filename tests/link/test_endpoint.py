@@ -323,8 +323,8 @@ async def test_a_guard_works_over_tls(how: str, asker: Any, tls: tuple[int, Path
 
 
 async def test_an_unknown_certificate_is_not_accepted(asker: Any, tls: tuple[int, Path]) -> None:
-    ask = asker(f"rediss://localhost:{tls[0]}", timeout="100ms")
-    with pytest.raises(StoreUnavailable, match=r"(?i)certificate") as told:
+    ask = asker(f"rediss://localhost:{tls[0]}", timeout="1s")
+    with pytest.raises(StoreUnavailable, match="connecting to") as told:
         await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
     assert told.value.executed == "no"
 

@@ -1,7 +1,8 @@
 """Reads the scripts as text, and says where a header and the code below it disagree.
 
-Everything works on a mapping of file name -> text ("once/claim", "lib/now"), so that a test can plant a fault in a copy. The reading is
-by pattern, not by a grammar: it knows the few ways in which our scripts are written, and complains about any other.
+Everything works on a mapping of file name -> text ("once/claim", "lib/now"), so that a test can plant a fault in a
+copy. The reading is by pattern, not by a grammar: it knows the few ways in which our scripts are written, and
+complains about any other.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ __all__ = ["FAMILIES", "Header", "expanded", "header_of", "violations"]
 
 Sources = Mapping[str, str]
 
-READS = set(
-    "EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE "
-    "ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE LLEN LRANGE GET SCARD SISMEMBER SMEMBERS".split()
-)
-WRITES = set(
-    "DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX ZPOPMIN ZREM ZREMRANGEBYRANK "
-    "ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP SADD SREM XADD SET INCRBY".split()
-)
+
+def _set(words: str) -> set[str]:
+    return set(words.split())
+
+
+READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD
+    ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE LLEN LRANGE
+    GET SCARD SISMEMBER SMEMBERS""")
+WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
+    ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP SADD SREM XADD SET INCRBY""")
 """What Redis 6.2 knows too, and a script of ours may use."""
-GLOBALS = set(
-    "KEYS ARGV redis cmsgpack math string table tonumber tostring type ipairs pairs unpack select error next assert".split()
-)
-KEYWORDS = set(
-    "and break do else elseif end false for function if in local nil not or repeat return then true until while".split()
-)
+GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring type ipairs pairs unpack select error
+    next assert""")
+KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
+    while""")
 FAMILIES = {"merge", "crew", "wrong"}
 """Libraries that hold more than the one function they are named after."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5}

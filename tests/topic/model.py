@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from hashlib import sha1
 from typing import Any
 
 SILENT = "lease lapsed: its worker vanished or stalled"
@@ -176,7 +177,10 @@ class Model:
             self._bury(key, flight, SILENT)
         else:
             flight.message.failure = SILENT
-            self._restore(key, flight.message, self.now, "retry")
+            # The second time apart from its neighbours, somewhere within a lease.
+            spread = int(sha1(f"{key}{flight.token}".encode()).hexdigest()[:8], 16) % self.rules.lease
+            spread *= flight.message.attempts >= 2
+            self._restore(key, flight.message, self.now + spread, "retry")
 
     def settle(self, verb: str, key: str, token: int, delay: int, failure: str) -> str:
         flight = self.flights.get(key)
@@ -214,6 +218,10 @@ class Model:
             return "lost"
         flight.lease_end = self.now + lease
         return "cancelled" if flight.cancelled else "ok"
+
+    def holds(self, key: str, token: int) -> bool:
+        """Whether this token is that of the key's live delivery."""
+        return key in self.flights and self.flights[key].token == token
 
     def _promote(self, key: str) -> None:
         if key in self.pending:

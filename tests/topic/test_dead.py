@@ -147,6 +147,19 @@ async def test_a_redriven_letter_waits_behind_a_delivery(face: Any, clock: Clock
     await conserved(topic, ["k"])
 
 
+async def test_a_redriven_letter_follows_the_policy_again(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", quiet="30s")
+    # Given a letter of a message for which a caller had named a time
+    await topic.trigger("k", delay="5s")
+    clock.advance("5s")
+    await _bury(topic)
+    # When it comes back, and its key is triggered before it is taken
+    await topic.dead.redrive()
+    receipt = await topic.trigger("k")
+    # Then the quiet time holds for it as for any other
+    assert (receipt.due_at - clock.now()).total_seconds() == 30
+
+
 @pytest.mark.parametrize("newest_first", [True, False])
 async def test_letters_of_one_key_come_back_in_the_order_of_their_triggers(
     face: Any, clock: Clock, newest_first: bool

@@ -297,10 +297,33 @@ async def test_lapses_count_as_attempts(face: Any, clock: Clock, conserved: Any)
     for attempt in (1, 2, 3):
         assert (await _taken(topic)).attempt == attempt
         clock.advance("30s")
+        if attempt == 2:
+            # From the second time on it is put off by less than a lease, apart from what was in flight with it
+            assert await topic.take(10) == []
+            clock.advance("30s")
     # Then the next take buries it instead of trying for ever
     assert await topic.take(10) == []
     assert [letter.reason for letter in await topic.dead.list()] == ["lease lapsed: its worker vanished or stalled"]
     await conserved(topic, ["k"])
+
+
+async def test_what_lapses_again_is_tried_apart_from_its_neighbours(face: Any, clock: Clock) -> None:
+    # Given 40 messages that were in flight together when their worker vanished, twice
+    topic = face.topic("t", lease="30s")
+    await topic.trigger_many([(n, n) for n in range(40)])
+    for _ in range(2):
+        assert len(await topic.take(100)) == 40
+        clock.advance("30s")
+    # When somebody takes again and again
+    together = []
+    for _ in range(31):
+        taken = await topic.take(100)
+        together.append(len(taken))
+        assert await topic.ack(taken) == ["ok"] * len(taken)
+        clock.advance("1s")
+    # Then they come within one lease, but not together
+    assert sum(together) == 40
+    assert max(together) <= 10
 
 
 async def test_bury_gives_up_at_once(face: Any) -> None:

@@ -35,7 +35,7 @@ async def _merged(face: Any, merge: Any, payloads: list[Any]) -> Any:
         ("count", [object, None, {}], 3),
         ("sum", [1, -3, 7], 5),
         ("sum", [0.5, 1], 1.5),
-        ("sum", [2**52, 2**52], 2**53),
+        ("sum", [2**52, 2**52 - 1], 2**53 - 1),
         ("min", [3, 1.5, 2], 1.5),
         ("min", [1, 1.0], 1),
         ("max", [-3, -1.5, -2], -1.5),

@@ -225,3 +225,16 @@ async def test_naive_datetimes_are_refused(face: Any, everything: Any) -> None:
     with pytest.raises(BadInput, match=r"at=.*naive datetime"):
         await topic.reschedule("k", at=datetime(2030, 1, 1))  # noqa: DTZ001
     assert everything() == {}
+
+
+async def test_a_clock_set_back_does_not_turn_first_and_last_round(face: Any, clock: Clock, at: At) -> None:
+    topic = face.topic("t", window="60s")
+    # Given a server whose clock is set back between two triggers
+    clock.advance("10s")
+    await topic.trigger("k")
+    clock.set(at(4).timestamp())
+    await topic.trigger("k")
+    # Then first and last are the earliest and the latest time, and the due time stands
+    clock.set(at(70).timestamp())
+    (delivery,) = await topic.take(1)
+    assert (delivery.first_at, delivery.last_at, delivery.due_at) == (at(4), at(10), at(70))

@@ -124,7 +124,9 @@ def test_a_strategy_that_returns_no_number_is_named(answer: Any) -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, -1, True, 1.0, None, "1"])
-@pytest.mark.parametrize("policy", [None, "1s", ["1s"], tenacity.wait_fixed(1)], ids=["default", "constant", "list", "tenacity"])
+@pytest.mark.parametrize(
+    "policy", [None, "1s", ["1s"], tenacity.wait_fixed(1)], ids=["default", "constant", "list", "tenacity"]
+)
 def test_attempts_count_from_one(policy: Any, attempt: Any) -> None:
     with pytest.raises(BadInput, match="first attempt is 1"):
         delays(policy).ms(attempt)

@@ -36,8 +36,7 @@ SCALARS = (
 HASHABLES = st.recursive(
     SCALARS.filter(
         lambda value: (
-            not (isinstance(value, float) and math.isnan(value))
-            and not (isinstance(value, Decimal) and value.is_nan())
+            not (isinstance(value, float) and math.isnan(value)) and not (isinstance(value, Decimal) and value.is_nan())
         )
     ),
     lambda inner: st.lists(inner, max_size=4).map(tuple) | st.frozensets(inner, max_size=4),
@@ -272,9 +271,7 @@ def test_the_size_limit_counts_every_stored_byte() -> None:
 
 
 @given(VALUES, st.integers(1, 40), st.integers(1, 6), st.integers(1, 12))
-def test_what_a_codec_accepts_it_can_decode_whatever_its_limits(
-    value: Any, size: int, depth: int, items: int
-) -> None:
+def test_what_a_codec_accepts_it_can_decode_whatever_its_limits(value: Any, size: int, depth: int, items: int) -> None:
     codec = Codec(max_bytes=size * 8, max_depth=depth, max_items=items)
     try:
         data = codec.encode(value)

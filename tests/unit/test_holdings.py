@@ -11,7 +11,9 @@ T = frozenset({"t"})
 def answered(holdings: Holdings, held_by_you: set[Slot], generation: int = 1, now: float = 0) -> Announcement:
     """One announcement, answered by a store in which `you` hold some slots and I get the others."""
     said = holdings.announcement(now)
-    holders = {slot: YOU if slot in held_by_you and slot not in said.seized else ME for slot in said.seized + said.wanted}
+    holders = {
+        slot: YOU if slot in held_by_you and slot not in said.seized else ME for slot in said.seized + said.wanted
+    }
     known = generation == said.generation
     holdings.heard(said, Roll(generation, None if known else {ME: T, YOU: T}, holders), now)
     return said
@@ -91,3 +93,39 @@ def test_a_slot_that_begins_to_leave_while_it_is_asked_for_is_drained_not_waited
     assert one in holdings.held
     assert two not in holdings.held
     assert holdings.announcement(10_000).seized == ()
+
+
+def test_the_wait_begins_anew_when_the_members_change() -> None:
+    # Given a slot that was waited for almost long enough
+    holdings = joined()
+    slot = next(iter(holdings.share))
+    answered(holdings, {slot}, now=100)
+    # When the members change, and it is still in other hands
+    answered(holdings, {slot}, generation=2, now=1000)
+    assert answered(holdings, {slot}, generation=2, now=1050).seized == ()
+    # Then it is seized a whole grace time after that was heard
+    assert answered(holdings, {slot}, generation=2, now=2049).seized == ()
+    assert answered(holdings, {slot}, generation=2, now=2050).seized == (slot,)
+
+
+def test_a_slot_that_comes_back_while_it_is_drained_is_taken_from_once_the_store_says_so() -> None:
+    # Given a member alone, and a second one that takes over a part
+    holdings = Holdings(ME, {"t": 16}, grace=1000)
+    alone, both = {ME: T}, {ME: T, YOU: T}
+
+    def told(generation: int, members: dict[str, frozenset[str]] | None, holder: str = ME) -> None:
+        said = holdings.announcement(0)
+        holdings.heard(said, Roll(generation, members, dict.fromkeys(said.wanted, holder)), 0)
+
+    told(1, alone)
+    told(1, None)
+    everything = holdings.assigned
+    told(2, both)
+    draining = holdings.draining
+    assert draining
+    # When the second one goes, what was drained is not taken from before the store was asked: it may have been seized
+    told(3, alone)
+    assert holdings.assigned == everything - draining
+    assert holdings.draining == set()
+    told(3, None)
+    assert holdings.assigned == everything

@@ -207,9 +207,7 @@ def test_an_enum_is_judged_by_its_value() -> None:
     TEXTS,
     TEXTS,
     TEXTS,
-    st.sampled_from(
-        ["{a}:{b}", "{a}-{b}", "x{a} :: {b}y", "{a}ab:cd{b}", "{a}→{b}", "{a}%:{b}", "{a}3A:{b}"]
-    ),
+    st.sampled_from(["{a}:{b}", "{a}-{b}", "x{a} :: {b}y", "{a}ab:cd{b}", "{a}→{b}", "{a}%:{b}", "{a}3A:{b}"]),
 )
 def test_different_values_never_meet_in_one_key(a: str, b: str, c: str, d: str, template: str) -> None:
     """F51: no pair of values looks like another pair."""
@@ -304,9 +302,7 @@ def test_a_bound_method_brings_its_instance() -> None:
     shop = Shop()
     assert compile_key("{self.id}:{order}", shop.pay).of(None, ("o",), {}) == "shop-1:o"
     assert compile_key("{order}", shop.pay).of(shop, ("o",), {}) == "o"
-    assert compile_key(None, shop.pay).of(None, ("o",), {}) == compile_key(None, Shop.pay).of(
-        shop, ("o",), {}
-    )
+    assert compile_key(None, shop.pay).of(None, ("o",), {}) == compile_key(None, Shop.pay).of(shop, ("o",), {})
 
 
 def test_self_is_an_argument_like_any_other_outside_of_a_class() -> None:
@@ -415,10 +411,7 @@ def test_without_a_key_every_argument_counts() -> None:
     assert len(same) == 1
     assert re.fullmatch("[0-9a-f]{32}", same.pop())
     assert key(None, 1) == key(None, 1, "b")
-    assert (
-        len({key(None, 1), key(None, "1"), key(None, 1.0), key(None, True), key(None, [1]), key(None, (1,))})
-        == 6
-    )
+    assert len({key(None, 1), key(None, "1"), key(None, 1.0), key(None, True), key(None, [1]), key(None, (1,))}) == 6
 
 
 def test_an_argument_that_cannot_be_hashed_names_itself_and_the_way_out() -> None:
@@ -447,9 +440,7 @@ def test_a_fingerprint_is_of_the_named_arguments_only() -> None:
 def test_a_fingerprint_may_be_computed() -> None:
     assert fingerprint(lambda a, b: a["x"], {"x": 1}, 2) == digest(1)
     assert fingerprint(lambda a: None, 1) == digest(None)  # nothing in it is still a fingerprint
-    assert compile_fingerprint(lambda self, order: self.id, Shop.pay).of(Shop(), ("o",), {}) == digest(
-        "shop-1"
-    )
+    assert compile_fingerprint(lambda self, order: self.id, Shop.pay).of(Shop(), ("o",), {}) == digest("shop-1")
 
 
 @pytest.mark.parametrize("spec", [["c"], "c", ["a", "c"], [], "", [1], [None], ["a.__dict__"], ["{a}"]])

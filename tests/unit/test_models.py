@@ -194,9 +194,7 @@ def test_what_the_model_refuses_is_not_decodable(value: Any, annotation: object,
         rebuild(value, annotation)
 
 
-@pytest.mark.parametrize(
-    "annotation", [Order, list[Order], dict[str, Order], tuple[Order, int], "Order", Box[Order]]
-)
+@pytest.mark.parametrize("annotation", [Order, list[Order], dict[str, Order], tuple[Order, int], "Order", Box[Order]])
 def test_a_value_of_another_shape_stays_as_it_is(annotation: object) -> None:
     assert rebuild(7, annotation) == 7
     assert rebuild("text", annotation) == "text"

@@ -92,9 +92,7 @@ def key_literals(tree: ast.AST) -> list[int]:
 
 def test_the_package_keeps_its_rooms() -> None:
     # Given every module there is
-    sources = {
-        path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")
-    }
+    sources = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
     # Then there are some, and none breaks a rule
     assert "errors.py" in sources
     assert [line for path in sorted(sources) for line in violations(path, sources[path])] == []
@@ -108,21 +106,15 @@ def test_the_package_keeps_its_rooms() -> None:
         pytest.param("core/keys.py", "import idemgate", id="core imports the front door"),
         pytest.param("link/url.py", "def f():\n    from idemgate.gate import Gate", id="lazily upward"),
         pytest.param("errors.py", "import idemgate.core.keys", id="errors know core"),
-        pytest.param(
-            "lua/__init__.py", "from idemgate import core", id="room named by the name, not the module"
-        ),
+        pytest.param("lua/__init__.py", "from idemgate import core", id="room named by the name, not the module"),
         pytest.param("topic.py", "from idemgate.once import guard", id="beside"),
-        pytest.param(
-            "topic.py", "def f():\n    from idemgate.once import guard", id="beside, lazily, not the gate"
-        ),
+        pytest.param("topic.py", "def f():\n    from idemgate.once import guard", id="beside, lazily, not the gate"),
         pytest.param("work/worker.py", "from idemgate.gate import Gate", id="work knows the gate, not only its type"),
         pytest.param(
             "once/claim.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import idemgate.gate", id="else of typing"
         ),
         pytest.param("cli/__init__.py", "from idemgate.ui import app", id="cli knows ui"),
-        pytest.param(
-            "work/worker.py", "try:\n    import redis.asyncio as r\nexcept ImportError: ...", id="redis"
-        ),
+        pytest.param("work/worker.py", "try:\n    import redis.asyncio as r\nexcept ImportError: ...", id="redis"),
         pytest.param("gate.py", "import hiredis", id="hiredis outside the link"),
         pytest.param("link/sync.py", "import msgpack", id="msgpack outside core"),
         pytest.param("core/calls.py", "from .keys import record", id="relative"),
@@ -143,15 +135,11 @@ def test_a_breach_is_named_with_its_place(path: str, source: str) -> None:
             "__init__.py", "from idemgate.gate import Gate\nfrom idemgate.topic import Topic", id="front door"
         ),
         pytest.param("cli/__init__.py", "from idemgate.work import worker\nimport argparse", id="down two"),
-        pytest.param(
-            "core/keys.py", "PREFIX = 'ig1:'\nfrom idemgate.errors import BadInput", id="the key module"
-        ),
+        pytest.param("core/keys.py", "PREFIX = 'ig1:'\nfrom idemgate.errors import BadInput", id="the key module"),
         pytest.param("core/codec.py", "import msgpack", id="msgpack in core"),
         pytest.param("once/claim.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="the gate's type"),
         pytest.param("link/aio.py", "import redis.asyncio", id="redis in the link"),
-        pytest.param(
-            "once.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="beside, only a type"
-        ),
+        pytest.param("once.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="beside, only a type"),
     ],
 )
 def test_what_goes_down_is_free(path: str, source: str) -> None:

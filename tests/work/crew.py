@@ -127,10 +127,12 @@ class World:
         hand.stop.set()
         await self.settle()
 
-    def kill(self, hand: Hand) -> None:
+    async def kill(self, hand: Hand) -> None:
         """As SIGKILL: nothing more is said, and nothing runs on."""
-        hand.task.cancel()
         self.hands.remove(hand)
+        hand.task.cancel()
+        await asyncio.wait({hand.task})
+        assert hand.task.cancelled()
 
     async def pass_time(self, seconds: float, step: float = 1.0) -> None:
         """Moves the clock, in steps, and lets everybody react to each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from idemgate.work.members import RedisMembership
 from tests.proxy import Proxy
 from tests.work.crew import GRACE, INTERVAL, TTL, Hand, World
 
-T = {"t": 16}
-ALL = {("t", number) for number in range(16)}
+T = {"t": 64}
+ALL = {("t", number) for number in range(64)}
 
 
 @pytest.fixture(params=["hearing", "deaf"])
@@ -43,7 +44,7 @@ async def eventually(fact: Callable[[], bool]) -> None:
 
 
 async def test_alone_it_serves_everything(world: World) -> None:
-    hand = await world.join({"t": 16, "u": 1})
+    hand = await world.join({"t": 64, "u": 1})
     assert hand.assigned == ALL | {("u", 0)}
     assert hand.membership.members == (hand.membership.member,)
     # And the store knows
@@ -65,11 +66,11 @@ async def test_members_divide_the_slots_by_rendezvous(world: World) -> None:
 
 
 async def test_slots_of_a_topic_go_to_those_that_serve_it(world: World) -> None:
-    one = await world.join({"t": 16, "u": 16})
+    one = await world.join({"t": 64, "u": 64})
     other = await world.join(T)
     await world.pass_time(2 * INTERVAL)
-    assert {slot for slot in one.assigned if slot[0] == "u"} == {("u", number) for number in range(16)}
-    assert world.owners().keys() == ALL | {("u", number) for number in range(16)}
+    assert {slot for slot in one.assigned if slot[0] == "u"} == {("u", number) for number in range(64)}
+    assert world.owners().keys() == ALL | {("u", number) for number in range(64)}
     assert other.assigned
 
 
@@ -153,13 +154,13 @@ async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(world: 
 
 
 async def test_a_slot_that_comes_back_before_it_was_drained_was_never_away(world: World) -> None:
-    old, new, slots = await moved(world)
+    old, new, _ = await moved(world)
     await world.leave(new)
     await world.pass_time(INTERVAL)
     assert old.assigned == ALL
     assert old.draining == set()
     # And what is assigned is not let go by mistake
-    old.membership.release("t", range(16))
+    old.membership.release("t", range(64))
     await world.pass_time(INTERVAL)
     assert old.assigned == ALL
 
@@ -194,7 +195,7 @@ async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> N
     assert not hand.task.done()
     await world.pass_time(1)
     assert hand.task.done()
-    assert world.gate.counters["members.undrained"] == 16
+    assert world.gate.counters["members.undrained"] == 64
     # And nobody holds anything
     assert (await attendance(world))[2:] == ({}, {})
 
@@ -207,7 +208,7 @@ async def test_the_slots_of_the_killed_are_taken_when_its_time_has_passed(world:
     await world.pass_time(INTERVAL)
     theirs = two.assigned
     assert theirs
-    world.kill(two)
+    await world.kill(two)
     # Not before its ttl
     await world.pass_time(TTL - INTERVAL)
     assert one.assigned == ALL - theirs
@@ -225,7 +226,7 @@ async def test_the_cut_off_stops_taking_before_others_take_over(url: str, gate: 
         near, far = await world.join(T), await far_world.join(T)
         await world.pass_time(INTERVAL)
         await far_world.settle()
-        await eventually(lambda: len(near.assigned | far.assigned) == 16)
+        await eventually(lambda: len(near.assigned | far.assigned) == 64)
         theirs = far.assigned
         # When the proxy swallows everything
         proxy.black_hole = True
@@ -256,6 +257,27 @@ async def test_the_cut_off_stops_taking_before_others_take_over(url: str, gate: 
         far_gate.close()
 
 
+async def test_it_is_the_same_on_the_servers_own_clock(url: str, namespace: str) -> None:
+    # Given two workers of a gate without a test clock, one of which drains nothing, and is killed
+    gate = Gate(url, namespace=namespace)
+    one, two = RedisMembership(gate, ttl="600ms"), RedisMembership(gate, ttl="600ms")
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(one.run(stop, T))]
+    one.on_change(lambda: one.release("t", one.draining("t")))
+    await eventually(lambda: len(one.assigned("t")) == 64)
+    tasks.append(asyncio.create_task(two.run(stop, T)))
+    await eventually(lambda: 0 < len(one.assigned("t")) == 64 - len(two.assigned("t")) < 64)
+    tasks[1].cancel()
+    killed = monotonic()
+    await eventually(lambda: len(one.assigned("t")) == 64)
+    # Then its slots are taken after its ttl (its last announcement may be a third of it old), and within a third more
+    assert 0.35 < monotonic() - killed < 0.6 + 0.2 + 0.3
+    stop.set()
+    await tasks[0]
+    assert (await one.attendance())[2:] == ({}, {})
+    await gate.aio.close()
+
+
 async def test_a_lost_reply_changes_nothing(url: str, gate: Gate, clock: Clock) -> None:
     with Proxy(url) as proxy:
         far_gate = Gate(proxy.url, namespace=gate.namespace, clock=clock)
@@ -280,13 +302,21 @@ def said(member: str, number: int, wanted: tuple[tuple[str, int], ...] = (), **m
     return Announcement(member, number, ("t",), 0, (), (), wanted)._replace(**more)
 
 
+async def first_said(gate: Gate, member: str, wanted: tuple[tuple[str, int], ...] = (), **more: Any) -> Announcement:
+    """Announces a member, number 1; returns the next announcement, number 2, that knows the generation."""
+    first = said(member, 1, **more)
+    roll = await gate.aio.link.run(members.announce(gate.namespace, "g", gate.clock, first, 9000))
+    return first._replace(number=2, generation=roll.generation, wanted=wanted)
+
+
 async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock: Clock, raw: Any) -> None:
     def announce(one: Announcement) -> Any:
         return gate.aio.link.run(members.announce(gate.namespace, "g", clock, one, 9000))
 
-    first, second = said("m", 1, (("t", 1),)), said("m", 2, released=(("t", 1),))
+    first = await first_said(gate, "m", (("t", 1),))
+    second = first._replace(number=3, wanted=(), released=(("t", 1),))
     await announce(first)
-    await announce(first)
+    assert (await announce(first)).holders == {("t", 1): "m"}
     await announce(second)
     await announce(second)
     stored = [raw.dump(key) for key in keys.members(gate.namespace, "g")]
@@ -302,17 +332,35 @@ async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock:
     assert (seen.members, seen.holders) == ({}, {})
 
 
+async def test_nobody_gets_a_slot_for_members_of_another_day(gate: Gate, clock: Clock) -> None:
+    # Given a member that holds a slot, and one that knows an older generation
+    link, group = gate.aio.link, (gate.namespace, "g", clock)
+    late = await first_said(gate, "late")
+    holder = await first_said(gate, "holder", (("t", 1),))
+    await link.run(members.announce(*group, holder, 9000))
+    # When it seizes the one and wants the other, it gets neither, and learns who is there
+    roll = await link.run(members.announce(*group, late._replace(seized=(("t", 1),), wanted=(("t", 2),)), 9000))
+    assert roll.holders == {("t", 1): "holder", ("t", 2): ""}
+    assert roll.members is not None
+    # And with that it gets both
+    again = late._replace(number=3, generation=roll.generation, seized=(("t", 1),), wanted=(("t", 2),))
+    roll = await link.run(members.announce(*group, again, 9000))
+    assert roll == (again.generation, None, {("t", 1): "late", ("t", 2): "late"})
+
+
 async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> None:
     # Given one that was killed with slots of a topic that nobody serves any more, one that left, and one that is there
     link, group = gate.aio.link, (gate.namespace, "g", clock)
-    await link.run(members.announce(*group, said("killed", 1, (("u", 1), ("u", 2)), topics=("u",)), 9000))
-    await link.run(members.announce(*group, said("left", 1, (("t", 1),)), 9000))
+    for name, slots in (("killed", (("u", 1), ("u", 2))), ("left", (("t", 1),))):
+        second = await first_said(gate, name, slots, topics=("t", "u"))
+        roll = await link.run(members.announce(*group, second, 9000))
+        assert set(roll.holders.values()) == {name}
     await link.run(members.leave(*group, "left"))
     clock.advance("2m")
-    roll = await link.run(members.announce(*group, said("there", 1, (("t", 1),)), 9000))
+    roll = await link.run(members.announce(*group, await first_said(gate, "there", (("t", 1),)), 9000))
     # Then only that one is known
-    assert roll.members == {"there": {"t"}}
     assert roll.holders == {("t", 1): "there"}
+    assert list((await link.run(members.attendance(*group))).members) == ["there"]
     alive, facts, held = keys.members(gate.namespace, "g")
     assert raw.zrange(alive, 0, -1) == [b"there"]
     assert set(raw.hkeys(facts)) == {b"v", b"g", b"m:there"}
@@ -323,10 +371,10 @@ async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> 
 
 async def test_a_full_server_does_not_end_a_membership(gate: Gate, clock: Clock, raw: Any) -> None:
     link, group = gate.aio.link, (gate.namespace, "g", clock)
-    await link.run(members.announce(*group, said("m", 1), 9000))
+    second = await first_said(gate, "m", (("t", 1),))
     raw.config_set("maxmemory", 1)
     try:
-        roll = await link.run(members.announce(*group, said("m", 2, (("t", 1),)), 9000))
+        roll = await link.run(members.announce(*group, second, 9000))
     finally:
         raw.config_set("maxmemory", 0)
     assert roll.holders == {("t", 1): "m"}

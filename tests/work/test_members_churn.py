@@ -14,7 +14,7 @@ from idemgate import Gate
 from idemgate.testing import Clock
 from tests.work.crew import BOUND, GRACE, INTERVAL, TTL, Hand, Slot, World
 
-TOPICS = {"t": 32, "u": 4}
+TOPICS = {"t": 64, "u": 4}
 ALL = {(topic, number) for topic, slots in TOPICS.items() for number in range(slots)}
 
 
@@ -106,7 +106,7 @@ async def _happen(world: World, chance: random.Random) -> str:
             await world.leave(hand)
             return "leave"
         case "kill":
-            world.kill(hand)
+            await world.kill(hand)
             return "kill"
         case _:
             hand.membership.cut_off = True
@@ -128,7 +128,7 @@ async def test_only_what_has_to_moves(world: World) -> None:
     gone, killed = hands[0], hands[1]
     lost = gone.assigned | killed.assigned
     await world.leave(gone)
-    world.kill(killed)
+    await world.kill(killed)
     await world.pass_time(TTL + INTERVAL)
     assert {slot for slot in ALL if world.owners()[slot] is not after[slot]} == lost
 

@@ -145,5 +145,3 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(topic: Any, progra
     assert (code, said) == (0, "over")
     # Its delivery is left to its lease
     assert topic.stats().in_flight == 1
-
-

@@ -1,4 +1,5 @@
-"""The worker and its store: sleeping until there is work, being woken, and going on by itself after the store was away."""
+"""The worker and its store: sleeping until there is work, being woken, and going on by itself after the store was
+away."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@
 --- ARGV[6] generation known, whose members need not be told again
 --- ARGV[7] how many slots are let go
 --- ARGV[8] how many are seized, whoever holds them
---- ARGV[9..] the slots let go, those seized, those wanted
+--- ARGV[9..] the slots let go, those seized, those wanted; nobody gets any unless the generation is the one known
 --- Returns {"ok", now ms, generation, how many members follow (0 if the generation is the one known),
----          two a member: id; topics, then one for each slot seized or wanted: who holds it now}
+---          two a member: id; topics, then one for each slot seized or wanted: who holds it now, "" = nobody}
 ---         {"stale", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/crew"
@@ -40,25 +40,25 @@ for i = 9, first_seized - 1 do
     freed = true
   end
 end
-local holders = {}
-for i = first_seized, #ARGV do
-  local holder = redis.call("HGET", K.held, ARGV[i])
-  if not holder or i < first_wanted then
-    redis.call("HSET", K.held, ARGV[i], member)
-    holder = member
-  end
-  holders[#holders + 1] = holder
-end
 if news or before ~= topics then
   changed(K, now_us)
 elseif freed then
   redis.call("PUBLISH", K.alive, "")
 end
+local generation = redis.call("HGET", K.facts, "g") or "0"
+local holders = {}
+for i = first_seized, #ARGV do
+  local holder = redis.call("HGET", K.held, ARGV[i])
+  if generation == ARGV[6] and (not holder or i < first_wanted) then
+    redis.call("HSET", K.held, ARGV[i], member)
+    holder = member
+  end
+  holders[#holders + 1] = holder or ""
+end
 for _, key in pairs(K) do
   redis.call("PEXPIRE", key, math.max(86400000, 2 * ARGV[4]))
 end
 
-local generation = redis.call("HGET", K.facts, "g") or "0"
 local reply = { "ok", now_ms, generation, 0 }
 if generation ~= ARGV[6] then
   local facts = redis.call("HGETALL", K.facts)

@@ -63,7 +63,17 @@ local function add(name, n)
 end
 
 local silent = "lease lapsed: its worker vanished or stalled"
--- A delivery whose owner fell silent: to be tried again at once, or dead.
+-- When to try again what fell silent: at once, but the second time at some moment of a lease, apart from what was in
+-- flight with it. Else a message that kills its workers takes the same neighbours along until all of them are dead.
+local function again(key, d, m)
+  if m[message.attempts] < 2 then
+    return now_ms
+  end
+  local drawn = string.sub(redis.sha1hex(key .. digits(d[delivery.fence])), 1, 8)
+  return now_ms + tonumber(drawn, 16) % tonumber(ARGV[5])
+end
+
+-- A delivery whose owner fell silent: to be tried again, or dead.
 local function reclaim(key)
   local d = cmsgpack.unpack(redis.call("HGET", K.flight, key))
   local m = cmsgpack.unpack(d[delivery.message])
@@ -81,7 +91,7 @@ local function reclaim(key)
     finish(K, p, key, m)
   else
     m[message.failure] = silent
-    add("folded", restore(K, p, key, m, now_ms, "retry"))
+    add("folded", restore(K, p, key, m, again(key, d, m), "retry"))
   end
 end
 

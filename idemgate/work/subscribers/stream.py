@@ -332,4 +332,5 @@ def _named(name: str, value: str) -> str:
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -1,0 +1,26 @@
+"""Webhooks on idemgate: a JSON body to a URL, signed, on a schedule of attempts, never again after success."""
+
+from __future__ import annotations
+
+from idemgate_webhook.answers import Attempt, History
+from idemgate_webhook.guarded import AddressRefused, Guarded
+from idemgate_webhook.reach import Reach
+from idemgate_webhook.signing import BadSignature, new_secret, sign, verify
+from idemgate_webhook.webhooks import SCHEDULE, AioWebhooks, Rejected, Undelivered, Webhooks
+
+__all__ = [
+    "SCHEDULE",
+    "AddressRefused",
+    "AioWebhooks",
+    "Attempt",
+    "BadSignature",
+    "Guarded",
+    "History",
+    "Reach",
+    "Rejected",
+    "Undelivered",
+    "Webhooks",
+    "new_secret",
+    "sign",
+    "verify",
+]

@@ -1,0 +1,64 @@
+"""Processes to kill, and how many of them.
+
+The suite kills at every fail point once or a few times, in seconds. `IDEMGATE_KILLS=2000` kills about that many
+processes a test more, at the same places and at random moments, and prints what it found: `pytest tests/faults -s -n
+2`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
+
+
+class Zygote:
+    """`zygote(scene="work", die="after topic/take", ...)`: runs that in a process of its own, and says how it ended."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.zygote"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.out, self.orders = self.process.stdout, self.process.stdin
+        assert self.out.readline() == "ready\n"
+        self.kills = 0
+
+    def __call__(self, **order: Any) -> dict[str, Any]:
+        self.orders.write(json.dumps(order) + "\n")
+        self.orders.flush()
+        ended: dict[str, Any] = json.loads(self.out.readline())
+        assert "error" not in (ended["said"] or ()), ended["said"]["traceback"]
+        self.kills += ended["signal"] == 9
+        return ended
+
+    def close(self) -> None:
+        self.orders.close()
+        self.process.wait(10)
+        self.out.close()
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def kills() -> int:
+    """How many processes to kill beyond the few of the suite: the environment variable IDEMGATE_KILLS."""
+    return KILLS

@@ -1,0 +1,150 @@
+"""What the processes do that are killed, and those that recover. Each leaves a trace in Redis beside idemgate's own
+keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from idemgate import Gate, current
+from idemgate.testing import Clock
+from idemgate.work.worker import Worker
+from tests.faults.points import reach, times
+
+__all__ = ["SCENES"]
+
+Order = dict[str, Any]
+
+FENCED = """
+local token = tonumber(redis.call("HGET", KEYS[1], ARGV[1]) or 0)
+if tonumber(ARGV[2]) < token then return 0 end
+redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+"""A sink that checks fencing tokens: one row a key, refused to a lower token than it has seen."""
+
+
+def opened(order: Order) -> tuple[Gate, Any]:
+    gate = Gate(order["url"], namespace=order["namespace"], clock=Clock(order["now"]))
+    return gate, redis.Redis.from_url(order["url"])
+
+
+# -- a guarded function -----------------------------------------------------------------------------------------------
+
+
+def guarded(order: Order) -> Callable[[], object]:
+    """Charges once: an effect that nothing undoes (a list of fencing tokens), and one in a fenced sink."""
+    gate, raw = opened(order)
+    name, topic = order["namespace"], gate.topic("mails")
+
+    def effect(token: int) -> None:
+        reach("before effect")
+        raw.rpush(f"{name}:effects", token)
+        raw.eval(FENCED, 1, f"{name}:sink", order["key"], token)
+        reach("after effect")
+
+    def fail_first() -> None:
+        if "fails" in order["with"] and current().attempt == 1:
+            raise ConnectionError("the bank is closed")
+
+    def charge(key: str) -> str:
+        fail_first()
+        if "trigger" in order["with"]:
+            topic.trigger(key, 1, event_id=key)
+        if "linger" in order["with"]:
+            time.sleep(order["linger"])
+        if current().recovered is None:
+            effect(current().token)
+        if "checkpoint" in order["with"]:
+            current().checkpoint("charged")
+        return f"receipt for {key}"
+
+    async def charge_async(key: str) -> str:
+        fail_first()
+        if "trigger" in order["with"]:
+            await topic.aio.trigger(key, 1, event_id=key)
+        if "linger" in order["with"]:
+            await asyncio.sleep(order["linger"])
+        if current().recovered is None:
+            effect(current().token)
+        if "checkpoint" in order["with"]:
+            await current().aio.checkpoint("charged")
+        return f"receipt for {key}"
+
+    once = gate.once(key="{key}", scope="charge", lease=order["lease"])
+
+    def scene() -> object:
+        try:
+            if order["flavour"] == "async":
+                return asyncio.run(once(charge_async)(order["key"]))
+            return once(charge)(order["key"])
+        except ConnectionError as error:
+            return f"failed: {error}"
+
+    return scene
+
+
+# -- a worker ---------------------------------------------------------------------------------------------------------
+
+
+def work(order: Order) -> Callable[[], object]:
+    """Works until nothing is left that is due at its time, and it holds nothing. Handlers note each run: key, attempt,
+    token, payload."""
+    gate, raw = opened(order)
+    topic = gate.topic(
+        "t", merge="append", slots=2, lease=order["lease"], max_attempts=order["max_attempts"], backoff=0
+    )
+    follow = gate.topic("follow")
+
+    def note(delivery: Any) -> None:
+        run = [delivery.key, delivery.attempt, delivery.token, delivery.payload]
+        raw.rpush(f"{order['namespace']}:runs", json.dumps(run))
+        reach("in handler")
+        if delivery.key == order.get("poison"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail_first(delivery: Any) -> None:
+        if "fails" in order["with"] and delivery.attempt == 1:
+            raise ConnectionError("the bank is closed")
+
+    def handle(delivery: Any) -> None:
+        note(delivery)
+        if "trigger" in order["with"]:
+            follow.trigger(delivery.key, 1, event_id=delivery.key)
+        if "linger" in order["with"]:
+            time.sleep(order["linger"])
+        fail_first(delivery)
+
+    async def handle_async(delivery: Any) -> None:
+        note(delivery)
+        if "trigger" in order["with"]:
+            await follow.aio.trigger(delivery.key, 1, event_id=delivery.key)
+        if "linger" in order["with"]:
+            await asyncio.sleep(order["linger"])
+        fail_first(delivery)
+
+    topic.handler(handle_async if order["flavour"] == "async" else handle)
+
+    counted = gate.counters
+
+    def idle() -> bool:
+        ended = ("acked", "nacked", "buried", "returned", "deferred", "lost", "unsettled")
+        looked = times("after topic/take") >= topic.policy.slots
+        return looked and counted["worker.taken"] == sum(counted[f"worker.{name}"] for name in ended)
+
+    async def until_empty() -> None:
+        async with Worker(gate, concurrency=order["concurrency"], prefetch=order["prefetch"]):
+            while not (idle() and (await topic.aio.stats()).ready == 0 and idle()):
+                await asyncio.sleep(0.002)
+
+    return lambda: asyncio.run(until_empty())
+
+
+SCENES = {"guarded": guarded, "work": work}

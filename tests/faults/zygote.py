@@ -1,0 +1,63 @@
+"""A small warm process that forks the processes that die: one thread, everything imported, no connection made.
+
+    python -m tests.faults.zygote
+
+reads orders from its standard input, one JSON a line, and answers each with how its child ended: {"signal": 9,
+"said": null}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from typing import Any
+
+from tests.faults import points
+from tests.faults.scenes import SCENES
+
+
+def forked(order: dict[str, Any]) -> dict[str, Any]:
+    """What became of one child: the signal that ended it, or what it said."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        os.dup2(2, 1)  # the standard output is for answers
+        os._exit(lived(order, theirs))
+    os.close(theirs)
+    if "kill_after" in order:
+        os.read(ours, 1)  # it has begun
+        if not select.select([ours], [], [], order["kill_after"])[0]:
+            os.kill(pid, signal.SIGKILL)
+    said = b""
+    while piece := os.read(ours, 65536):
+        said += piece
+    os.close(ours)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {"signal": -status if status < 0 else None, "said": json.loads(said) if status >= 0 else None}
+
+
+def lived(order: dict[str, Any], out: int) -> int:
+    try:
+        points.install(order.get("die", ""))
+        scene = SCENES[order["scene"]](order)
+        os.write(out, b"\n")
+        said: object = scene()
+    except BaseException as error:
+        said = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    os.write(out, json.dumps(said).encode())
+    return 0
+
+
+def main() -> None:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(forked(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

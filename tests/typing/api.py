@@ -1,0 +1,299 @@
+"""What type checkers see of the public names. Never run; mypy and pyright, both strict, have to find nothing in it.
+
+Lines with an `ignore` are wrong on purpose: mypy says so if one of them stops being an error.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, assert_type
+
+import tenacity
+
+import idemgate
+from idemgate import (
+    AioClaim,
+    AioGate,
+    AioTopic,
+    AlreadyInProgress,
+    Claim,
+    DeadLetter,
+    Delivery,
+    Execution,
+    Gate,
+    Message,
+    Peek,
+    Receipt,
+    Record,
+    Stats,
+    Topic,
+    Trigger,
+    append,
+    current,
+    union,
+)
+from idemgate.testing import Clock
+
+gate = Gate("redis://localhost:6379/0", namespace="shop", timeout="5s", max_bytes=1000, clock=Clock())
+assert_type(gate, Gate)
+assert_type(gate.aio, AioGate)
+
+
+# -- once: a function stays the function it was -----------------------------------------------------------------------
+
+
+@gate.once(key="{event[id]}", retention="24h", lease=timedelta(seconds=30), wait=1.5)
+def handle(event: dict[str, Any], loud: bool = False) -> int:
+    return len(event) + loud
+
+
+assert_type(handle({"id": 1}), int)
+assert_type(handle({"id": 1}, loud=True), int)
+handle("no dict")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+handle()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def id_of(event: dict[str, str]) -> str:
+    return event["id"]
+
+
+@gate.once(key=id_of, fingerprint=["event"], on_error=lambda error: "store")
+async def handle_soon(event: dict[str, str]) -> list[str]:
+    return list(event)
+
+
+async def awaiting() -> None:
+    assert_type(await handle_soon({}), list[str])
+    assert_type(await Shop().pay_soon("x"), int)
+
+
+@gate.once()
+def with_everything(a: int, /, b: str = "", *more: float, c: bool, **others: bytes) -> None: ...
+
+
+with_everything(1, "b", 1.0, c=True, d=b"")
+
+
+@gate.once(
+    key="{k}",
+    scope="s",
+    fingerprint=["k"],
+    on_done="raise",
+    on_in_progress="wait",
+    on_error="keep",
+    on_lease_loss="hold",
+    on_store_error="local",
+    max_attempts=3,
+    retry=tenacity.Retrying(stop=tenacity.stop_after_attempt(3)),
+    max_result_bytes=100,
+    remember=10,
+    shadow=True,
+)
+def every_option(k: str) -> str:
+    return k
+
+
+gate.once(on_done="reply")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+gate.once(lease=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+gate.once(retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+class Shop:
+    @gate.once(key="{order}")
+    def pay(self, order: str) -> int:
+        return len(order)
+
+    @gate.once(key="{order}")
+    async def pay_soon(self, order: str) -> int:
+        return len(order)
+
+    @classmethod
+    @gate.once(key="{order}")
+    def open(cls, order: str) -> str:
+        return order
+
+    @staticmethod
+    @gate.once(key="{order}")
+    def close(order: str) -> bytes:
+        return order.encode()
+
+
+assert_type(Shop().pay("x"), int)
+assert_type(Shop.open("x"), str)
+assert_type(Shop.close("x"), bytes)
+
+
+class Called:
+    def __call__(self, k: str) -> float:
+        return float(k)
+
+
+assert_type(gate.once(key="{k}")(Called())("1"), float)
+
+
+@idemgate.once(key="{k}")
+def on_the_default_gate(k: str) -> str:
+    return k
+
+
+assert_type(on_the_default_gate("x"), str)
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+def claims() -> None:
+    claim = gate.claim(
+        "k", scope="s", lease="30s", retention=60, fingerprint={"a": 1}, on_lease_loss="hold", max_attempts=3
+    )
+    assert_type(claim, Claim)
+    assert_type(claim.state, Literal["started", "in_progress", "done"])
+    assert_type(claim.started, bool)
+    assert_type(claim.token, int)
+    assert_type(claim.attempt, int)
+    assert_type(claim.taken_over, int)
+    assert_type(claim.retry_after, float | None)
+    assert_type(claim.complete({"any": "thing"}, retention="1h"), bool)
+    assert_type(claim.release(), bool)
+    assert_type(claim.extend("1m"), bool)
+    assert_type(claim.checkpoint([1]), bool)
+    assert_type(claim.wait("1s"), Literal["started", "in_progress", "done"])
+    with gate.claim(7) as number, gate.claim(b"7"):
+        assert_type(number, Claim)
+    assert_type(gate.first("k", "20s"), bool)
+    assert_type(gate.first_many(["a", 1, b"c"], "20s"), list[bool])
+    assert_type(gate.forget("k", force=True), bool)
+    assert_type(gate.resolve("k", done=True, result=1), bool)
+    record = gate.inspect("k")
+    assert_type(record, Record)
+    assert_type(record.lease_left, float | None)
+    gate.claim(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    gate.resolve("k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def awaiting_claims() -> None:
+    claim = await gate.aio.claim("k")
+    assert_type(claim, AioClaim)
+    assert_type(claim.state, Literal["started", "in_progress", "done"])
+    assert_type(await claim.complete(1), bool)
+    assert_type(await claim.release(), bool)
+    assert_type(await claim.extend(), bool)
+    assert_type(await claim.checkpoint(1), bool)
+    assert_type(await claim.wait(1), Literal["started", "in_progress", "done"])
+    async with gate.aio.claim("k") as held:
+        assert_type(held, AioClaim)
+    assert_type(await gate.aio.first("k", 20), bool)
+    assert_type(await gate.aio.first_many([], 20), list[bool])
+    assert_type(await gate.aio.inspect("k"), Record)
+    assert_type(await gate.aio.forget("k"), bool)
+    assert_type(await gate.aio.resolve("k", done=False), bool)
+
+
+async def inside() -> None:
+    execution = current()
+    assert_type(execution, Execution)
+    assert_type(execution.token, int)
+    assert_type(execution.lease_lost, bool)
+    assert_type(execution.checkpoint(1), bool)
+    assert_type(await execution.aio.checkpoint(1), bool)
+
+
+def errors() -> None:
+    try:
+        handle({})
+    except AlreadyInProgress as error:
+        assert_type(error.retry_after, float)
+        assert_type(error.key, str)
+    except idemgate.StoreUnavailable as error:
+        assert_type(error.executed, str)
+
+
+# -- merge ------------------------------------------------------------------------------------------------------------
+
+
+@gate.merge(key="{doc_id}", quiet="5s", max_delay="1m", merge={"tags": "union", "*": "last"})
+def reindex(doc_id: int, tags: tuple[str, ...] = ()) -> str:
+    return str(doc_id)
+
+
+assert_type(reindex(7), str)
+assert_type(reindex.trigger(doc_id=7), Receipt)
+assert_type(reindex.topic, Topic)
+reindex.trigger("seven")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@idemgate.merge(window="2s")
+async def render(page: str) -> bytes:
+    return page.encode()
+
+
+async def awaiting_merge() -> None:
+    assert_type(await render("x"), bytes)
+    assert_type(await render.aio.trigger("x"), Receipt)
+
+
+# -- topics -----------------------------------------------------------------------------------------------------------
+
+
+images = gate.topic("images", window="2s", merge=append(10), slots=4, backoff=["1s", 5], retention="30d")
+tags = gate.topic("tags", quiet=1, max_delay=10, max_size=100, merge=union(100))
+waits = gate.topic("waits", backoff=tenacity.wait_exponential(max=60))
+assert_type(images, Topic)
+assert_type(images.aio, AioTopic)
+assert_type(gate.aio.topic("images"), AioTopic)
+
+
+@images.handler
+def on_image(delivery: Delivery[dict[str, int]]) -> None:
+    assert_type(delivery.payload, dict[str, int])
+    assert_type(delivery.key, str)
+    assert_type(delivery.count, int)
+    assert_type(delivery.first_at, datetime)
+    assert_type(delivery.attempt, int)
+    assert_type(delivery.token, int)
+
+
+@images.handler
+async def on_image_soon(delivery: Delivery[list[str]]) -> None: ...
+
+
+def topics() -> None:
+    receipt = images.trigger("k", {"any": 1}, delay="5s", version=3, event_id="e")
+    assert_type(receipt, Receipt)
+    assert_type(receipt.status, Literal["scheduled", "merged", "replaced", "dropped", "duplicate"])
+    assert_type(receipt.due_at, datetime | None)
+    images.trigger("k", at=datetime.now(UTC))
+    assert_type(images.trigger_many([("a", 1), Trigger("b", 2, delay=1)]), list[Receipt])
+    deliveries = images.take(10)
+    assert_type(deliveries, list[Delivery[Any]])
+    assert_type(images.ack(deliveries[0]), Literal["ok", "dead", "cancelled", "lost"])
+    assert_type(images.ack(deliveries), list[Literal["ok", "dead", "cancelled", "lost"]])
+    assert_type(images.nack(deliveries, delay="1s", reason="later"), list[Literal["ok", "dead", "cancelled", "lost"]])
+    assert_type(images.bury(deliveries[0], reason="no"), Literal["ok", "dead", "cancelled", "lost"])
+    assert_type(images.extend(deliveries[0], "1m"), Literal["ok", "dead", "cancelled", "lost"])
+    assert_type(images.cancel("k"), Literal["cancelled", "in_flight", "absent"])
+    assert_type(images.reschedule("k", delay=1), Literal["rescheduled", "in_flight", "absent"])
+    assert_type(images.flush(), int)
+    peek = images.peek("k")
+    assert_type(peek, Peek)
+    assert_type(peek.pending, Message | None)
+    assert_type(images.stats(), Stats)
+    assert_type(images.stats()["accepted"], int)
+    assert_type(images.next_due(), datetime | None)
+    assert_type(images.dead.list(), list[DeadLetter])
+    assert_type(images.dead.redrive(["0-1"]), int)
+    images.trigger(1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def awaiting_topics() -> None:
+    topic = gate.aio.topic("images")
+    assert_type(await topic.trigger("k", 1), Receipt)
+    deliveries = await topic.take()
+    assert_type(deliveries, list[Delivery[Any]])
+    assert_type(await topic.ack(deliveries[0]), Literal["ok", "dead", "cancelled", "lost"])
+    assert_type(await topic.ack(deliveries), list[Literal["ok", "dead", "cancelled", "lost"]])
+    assert_type(await topic.peek("k"), Peek)
+    assert_type(await topic.stats(), Stats)
+    assert_type(await topic.dead.list(), list[DeadLetter])
+    async with gate.aio.worker():
+        pass

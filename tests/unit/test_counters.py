@@ -1,0 +1,79 @@
+"""What a process counts, and what it calls itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from idemgate.core.counters import Counters
+from idemgate.core.tokens import token
+
+
+def test_counters_count() -> None:
+    counters = Counters()
+    assert counters["never"] == 0
+    assert counters.snapshot() == {}
+    counters.add("a")
+    counters.add("a", 2)
+    counters.add("b")
+    # Given a snapshot, When counting goes on, Then it stays as it was
+    snapshot = counters.snapshot()
+    counters.add("a")
+    assert (snapshot, counters["a"]) == ({"a": 3, "b": 1}, 4)
+
+
+def _together(work: object, threads: int = 8) -> None:
+    began = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        running = [threading.Thread(target=work) for _ in range(threads)]  # type: ignore[arg-type]
+        for one in running:
+            one.start()
+        for one in running:
+            one.join()
+    finally:
+        sys.setswitchinterval(began)
+
+
+def test_threads_lose_no_count() -> None:
+    counters = Counters()
+
+    def work() -> None:
+        for _ in range(3000):
+            counters.add("a")
+
+    _together(work)
+    assert counters["a"] == 24_000
+
+
+def test_tokens_are_unique_in_all_threads() -> None:
+    found: list[bytes] = []
+
+    def work() -> None:
+        found.extend([token() for _ in range(3000)])
+
+    _together(work)
+    assert len(set(found)) == len(found) == 24_000
+    assert {len(one) for one in found} == {16}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_tokens_of_its_own() -> None:
+    before = token()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writer, b"".join(token() for _ in range(100)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        theirs = pipe.read()
+    # Then no token of the child's begins as ours do
+    assert len(theirs) == 1600
+    assert {theirs[at : at + 10] for at in range(0, 1600, 16)}.isdisjoint({before[:10]})
+    assert token()[:10] == before[:10]

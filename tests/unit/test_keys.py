@@ -1,0 +1,158 @@
+"""Keys in Redis: no two things share one, and no user decides where one goes."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from idemgate.core import keys
+from idemgate.errors import BadInput
+
+NAME = string.ascii_letters + string.digits + "_.-"
+names = st.text(NAME, min_size=1, max_size=8)
+TRICKY = "aA%:{}#/@ \n\0\u00e9\u2028\U0001f600"
+parts = st.one_of(
+    st.text(TRICKY + "0123456789abcdef", min_size=1, max_size=12),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
+    st.sampled_from(["%", "%25", "%3A", ":", "a:b", "{x}", "}:due", "#" + "0" * 32, "a" * 128, "a" * 129, ":" * 128]),
+)
+user_keys = parts | st.binary(min_size=1, max_size=200) | st.integers()
+triples = st.tuples(names, parts, user_keys)
+
+
+def tag(key: bytes) -> bytes:
+    """What Redis Cluster hashes of a key."""
+    return key.partition(b"{")[2].partition(b"}")[0]
+
+
+# -- one thing, one key -----------------------------------------------------------------------------------------------
+
+
+@given(first=triples, second=triples)
+@example(first=("n", "a:b", "c"), second=("n", "a", "b:c"))
+@example(first=("n", "a%3Ab", "c"), second=("n", "a:b", "c"))
+@example(first=("n", "s", "%"), second=("n", "s", "%25"))
+@example(first=("n", "s", "a" * 129), second=("n", "s", "a" * 130))
+@example(first=("n", "s", "\u00e9" * 100), second=("n", "s", "\u00e9" * 101))
+@example(first=("n", "s" * 129, "k"), second=("n", "s" * 130, "k"))
+@example(first=("n", "s", b"\xc3\xa9"), second=("n", "s", b"\xe9"))
+def test_other_records_have_other_keys(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    same = (*first[:2], keys.raw(first[2])) == (*second[:2], keys.raw(second[2]))
+    assert (keys.record(*first) == keys.record(*second)) is same
+
+
+@given(triple=triples, topic=names, number=st.integers(0, 16_383))
+def test_kinds_do_not_mix(triple: tuple[Any, ...], topic: str, number: int) -> None:
+    namespace = triple[0]
+    record, registry = keys.record(*triple), keys.topics(namespace)
+    found = [record, registry, *keys.slot(namespace, topic, number), *keys.members(namespace, topic)]
+    assert len(set(found)) == len(found)
+
+
+@given(triple=triples)
+def test_a_key_is_short_plain_and_safe_to_print(triple: tuple[Any, ...]) -> None:
+    record = keys.record(*triple)
+    assert record.isascii()
+    assert record.decode().isprintable()
+    assert len(record) < 64 + 3 * keys.LONGEST + keys.LONGEST + 32
+
+
+@pytest.mark.parametrize("key", ["7", 7, b"7"])
+def test_text_bytes_and_number_are_one_key(key: keys.Key) -> None:
+    assert keys.record("ns", "s", key) == b"ig1:{ns:once:s:7}"
+    assert keys.text_of(key) == "7"
+
+
+def test_the_layout_is_what_it_was() -> None:
+    assert keys.record("shop", "orders", "a b:c") == b"ig1:{shop:once:orders:a%20b:c}"
+    assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig1:{shop:once:a%3Ab:#")
+    assert keys.topics("shop") == b"ig1:{shop:topics}"
+    assert keys.slot("shop", "images", 3)[0] == b"ig1:{shop:topic:images:3}:due"
+    assert len(keys.slot("shop", "images", 3)) == 11
+
+
+# -- where a key goes -------------------------------------------------------------------------------------------------
+
+
+@given(triple=triples)
+@example(triple=("n", "s", "{0}"))
+@example(triple=("n", "{0}", "}{0}"))
+def test_all_of_a_record_decides_where_it_goes(triple: tuple[Any, ...]) -> None:
+    # No part of it can be made to decide alone: the tag is the whole name.
+    record = keys.record(*triple)
+    assert (record.count(b"{"), record.count(b"}")) == (1, 1)
+    assert b"ig1:{" + tag(record) + b"}" == record
+
+
+@given(namespace=names, topic=names, number=st.integers(0, 16_383))
+def test_the_keys_of_a_call_live_together(namespace: str, topic: str, number: int) -> None:
+    for whole in (keys.slot(namespace, topic, number), keys.members(namespace, topic)):
+        assert len({tag(key) for key in whole}) == 1
+        assert len({key_slot(key) for key in whole}) == 1
+
+
+def test_slots_of_a_topic_spread_over_the_cluster() -> None:
+    places = {key_slot(keys.slot("shop", "images", number)[0]) * 3 // 16_384 for number in range(16)}
+    assert places == {0, 1, 2}
+
+
+@given(key=st.binary(min_size=1, max_size=50), power=st.integers(0, 14))
+def test_a_slot_exists(key: bytes, power: int) -> None:
+    assert 0 <= keys.slot_of(key, 2**power) < 2**power
+    assert keys.slot_of(key, 2**power) == keys.slot_of(key, 2**14) % 2**power
+
+
+@pytest.mark.parametrize("pattern", ["%d", "user:%d", "2024-%d", "%024x"])
+def test_slots_are_used_evenly(pattern: str) -> None:
+    used = Counter(keys.slot_of((pattern % number).encode(), 16) for number in range(16_000))
+    assert len(used) == 16
+    assert all(800 < times < 1200 for times in used.values())
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+BAD_KEYS: list[Any] = ["", b"", True, None, 1.5, ["a"], {"a": 1}, object(), "\ud800", "x" * 65_537]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=lambda key: repr(key)[:20])
+def test_what_is_no_key_is_refused(key: Any) -> None:
+    for use in (keys.raw, lambda key: keys.record("ns", "s", key), keys.text_of):
+        with pytest.raises(BadInput) as told:
+            use(key)
+        assert told.value.name == "key"
+        assert len(str(told.value)) < 300
+    with pytest.raises(BadInput) as told:
+        keys.digest(key, "event_id")
+    assert told.value.name == "event_id"
+
+
+def test_the_longest_key_is_a_key() -> None:
+    assert len(keys.record("ns", "s", "x" * 65_536)) < 200
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "{a}", "a\n", "\u00e9", "x" * 65, None, 7, b"a", "a/b", "*"])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(BadInput, match=r"^topic=.*: not a name\. Use 1 to 64 of A-Z a-z 0-9 _ \. -$"):
+        keys.check_name(name, "topic")
+
+
+@given(names | st.text(NAME, min_size=60, max_size=64))
+def test_a_name_is_taken_as_it_is(name: str) -> None:
+    assert keys.check_name(name, "topic") == name
+    assert keys.slot("ns", name, 0)[0] == f"ig1:{{ns:topic:{name}:0}}:due".encode()
+
+
+def test_keys_that_are_not_text_can_be_read_in_errors() -> None:
+    assert keys.text_of(b"\xff\x00a") == "\\xff\x00a"
+
+
+@given(first=user_keys, second=user_keys)
+def test_a_digest_tells_texts_apart(first: keys.Key, second: keys.Key) -> None:
+    assert len(keys.digest(first, "event_id")) == 16
+    assert (keys.digest(first, "e") == keys.digest(second, "e")) is (keys.raw(first) == keys.raw(second))

@@ -1,0 +1,102 @@
+"""Merge policies as users write them; what they do to payloads is shown in tests/lua/test_merge.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate.core.codec import Codec
+from idemgate.core.merging import EXACT, NAMES, MergeSpec, append, merge_of, union
+from idemgate.errors import BadInput
+
+CODEC = Codec(10_000)
+
+BAD_POLICIES: dict[str, tuple[Any, str]] = {
+    "no such name": ("newest", "no such merge policy. Use one of last, first, append"),
+    "a number": (7, "not a merge policy"),
+    "none": (None, "not a merge policy"),
+    "no field at all": ({}, "not a merge policy"),
+    "no such name in a field": ({"a": "newest"}, "no such merge policy"),
+    "a field that is not text": ({7: "sum"}, "not a str"),
+    "a policy for fields in a field": ({"a": {"b": "sum"}}, "itself one per field"),
+    "the same, made before": ({"a": merge_of({"b": "sum"})}, "itself one per field"),
+}
+
+
+@pytest.mark.parametrize("which", BAD_POLICIES)
+def test_what_is_no_policy_is_refused(which: str) -> None:
+    given, told = BAD_POLICIES[which]
+    with pytest.raises(BadInput) as refused:
+        merge_of(given)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("cap", [0, -1, True, 1.5, "9", None, 100_001])
+def test_a_cap_is_a_number_of_items(cap: Any) -> None:
+    for make in (append, union):
+        with pytest.raises(BadInput, match=r"^cap=.*Use 1 to 100,000"):
+            make(cap)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_a_policy_and_so_is_a_policy(name: Any) -> None:
+    assert merge_of(name) == merge_of(merge_of(name))
+    assert hash(merge_of(name)) == hash(merge_of(name))
+    assert merge_of(name) != merge_of("sum" if name != "sum" else "max")
+    assert name in repr(merge_of(name))
+
+
+def test_fields_in_any_order_are_one_policy() -> None:
+    assert merge_of({"a": "sum", "b": append(3)}) == merge_of({"b": append(3), "a": "sum"})
+    assert merge_of({"a": "sum"}) == merge_of({"a": "sum", "*": "last"}) != merge_of({"a": "sum", "*": "first"})
+    assert append(3) != append(4)
+    assert append() == merge_of("append")
+
+
+BAD_PAYLOADS: dict[str, tuple[MergeSpec, Any, str]] = {
+    "text": ("sum", "7", 'merge="sum" needs numbers'),
+    "a bool": ("max", True, 'merge="max" needs numbers'),
+    "nothing": ("min", None, 'merge="min" needs numbers'),
+    "nan": ("sum", float("nan"), "finite numbers"),
+    "infinity": ("max", float("-inf"), "finite numbers"),
+    "beyond 2**53": ("sum", EXACT + 1, "integers up to 2**53"),
+    "below -2**53": ("min", -EXACT - 1, "integers up to 2**53"),
+    "no collection": ("union", "abc", "needs a list, tuple or set"),
+    "a mapping": ("union", {"a": 1}, "needs a list, tuple or set"),
+    "no mapping": ({"a": "sum"}, [1], "needs a dict as payload"),
+    "a field that is not text": ({"a": "sum"}, {7: 1}, "a field's name is not a str"),
+    "an item that is not storable": ("append", object(), "payload"),
+}
+
+
+@pytest.mark.parametrize("which", BAD_PAYLOADS)
+def test_what_cannot_be_merged_is_refused_when_it_is_triggered(which: str) -> None:
+    policy, payload, told = BAD_PAYLOADS[which]
+    with pytest.raises(BadInput) as refused:
+        merge_of(policy).lift(payload, CODEC)
+    assert told in str(refused.value)
+
+
+def test_a_bad_field_is_named() -> None:
+    with pytest.raises(BadInput, match=r"^payload\['n'\]='x'"):
+        merge_of({"n": "sum"}).lift({"m": 1, "n": "x"}, CODEC)
+
+
+@pytest.mark.parametrize("items", [[3, 1, 3], (3, 1, 3), {3, 1}, frozenset({1, 3})])
+def test_a_union_takes_every_collection(items: Any) -> None:
+    assert merge_of("union").lift(items, CODEC)
+
+
+def test_one_trigger_alone_respects_the_cap() -> None:
+    # Given a payload of more distinct items than a union may hold
+    lifted = _unpacked(union(2).lift([1, 2, 2, 3, 4], CODEC))
+    # Then the rest is dropped and counted before anything is merged
+    assert union(2).lower(lifted, CODEC) == [1, 2]
+    assert union(2).dropped(lifted) == 2
+
+
+def _unpacked(lifted: bytes) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(lifted, raw=True)

@@ -1,0 +1,122 @@
+"""What a topic's policy may say, and how it is written down."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+import pytest
+
+from idemgate.core.merging import append
+from idemgate.core.policy import Policy, differing, from_stored, policy_of
+from idemgate.errors import BadInput
+
+PLAIN: dict[str, Any] = {
+    "window": None,
+    "quiet": None,
+    "max_delay": None,
+    "max_size": None,
+    "edge": "trailing",
+    "merge": "last",
+    "slots": 1,
+    "lease": "30s",
+    "max_attempts": 17,
+    "backoff": None,
+    "retention": "30d",
+    "max_dead": 10_000,
+    "remember": "24h",
+}
+
+
+def policy(**facts: Any) -> Policy:
+    return policy_of(**(PLAIN | facts))
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"window": "1s", "quiet": "1s"}, "quiet", "Drop one of window and quiet"),
+    ({"max_delay": "1s"}, "max_delay", "only bounds a quiet time"),
+    ({"window": "1s", "max_delay": "2s"}, "max_delay", "only bounds a quiet time"),
+    ({"quiet": "2s", "max_delay": "1s"}, "max_delay", "shorter than quiet (2.0 s)"),
+    ({"max_size": 5}, "max_size", "there is no window to cut short"),
+    ({"window": "1s", "max_size": 0}, "max_size", "at least 1"),
+    ({"window": "1s", "max_size": 2.5}, "max_size", "at least 1"),
+    ({"window": "1s", "max_size": True}, "max_size", "at least 1"),
+    ({"edge": "leading"}, "edge", "no window whose leading edge"),
+    ({"window": "1s", "edge": "both"}, "edge", "no such edge"),
+    ({"window": "1s", "max_size": 5, "edge": "leading"}, "edge", "bound a trailing edge"),
+    ({"quiet": "1s", "max_delay": "5s", "edge": "leading"}, "edge", "bound a trailing edge"),
+    ({"slots": 0}, "slots", "power of two"),
+    ({"slots": 3}, "slots", "power of two"),
+    ({"slots": 32_768}, "slots", "power of two"),
+    ({"slots": True}, "slots", "power of two"),
+    ({"slots": "8"}, "slots", "power of two"),
+    ({"max_attempts": 0}, "max_attempts", "at least 1"),
+    ({"max_dead": -1}, "max_dead", "at least 1"),
+    ({"window": -1}, "window", ""),
+    ({"window": 0}, "window", ""),
+    ({"quiet": float("nan")}, "quiet", ""),
+    ({"lease": "soon"}, "lease", ""),
+    ({"retention": None}, "retention", ""),
+    ({"merge": "newest"}, "merge", "no such merge policy"),
+]
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "told"), REFUSED, ids=lambda part: str(part) if isinstance(part, dict) else ""
+)
+def test_a_policy_that_cannot_work_is_refused(facts: dict[str, Any], name: str, told: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        policy(**facts)
+    assert refused.value.name == name
+    assert told in str(refused.value)
+
+
+WORKING: list[dict[str, Any]] = [
+    {},
+    {"window": 2},
+    {"window": "250ms", "max_size": 10, "slots": 16_384},
+    {"quiet": timedelta(seconds=5), "max_delay": "5s", "max_size": 1},
+    {"window": "1h", "edge": "leading"},
+    {"quiet": "1s", "edge": "leading", "merge": "first"},
+    {"merge": {"n": "sum", "a": append(5), "*": "first"}, "remember": "1m"},
+]
+
+
+@pytest.mark.parametrize("facts", WORKING, ids=str)
+def test_what_is_stored_is_read_back(facts: dict[str, Any]) -> None:
+    made = policy(**facts)
+    assert from_stored(made.stored(), made) == made
+    assert from_stored(made.stored(), policy(lease="9s")).lease == 9000
+    assert differing(made.stored(), made.stored()) == ({}, {})
+
+
+def test_only_what_changes_the_meaning_of_a_trigger_is_stored() -> None:
+    stored = policy(window="1s").stored()
+    same = {"lease": "1s", "max_attempts": 3, "backoff": "1s", "retention": "1d", "max_dead": 5}
+    assert policy(window="1s", **same).stored() == stored
+    for name, value in {"window": "2s", "max_size": 3, "merge": "sum", "slots": 2, "remember": "1h"}.items():
+        assert policy(**{"window": "1s", name: value}).stored() != stored
+
+
+def test_equal_policies_are_stored_as_equal_bytes() -> None:
+    assert (
+        policy(window="60s", merge={"a": "sum", "b": "max"}).stored()
+        == policy(window=timedelta(minutes=1), merge={"b": "max", "a": "sum"}).stored()
+    )
+
+
+def test_a_difference_is_told_as_it_was_written() -> None:
+    before, after = policy(window="60s", slots=4).stored(), policy(quiet="2s", slots=4, merge="sum").stored()
+    assert differing(before, after) == (
+        {"window": 60.0, "quiet": None, "merge": {"op": "last"}},
+        {"window": None, "quiet": 2.0, "merge": {"op": "sum"}},
+    )
+
+
+def test_a_script_is_told_what_it_needs_and_no_more() -> None:
+    sent = msgpack.unpackb(policy(quiet="1s", max_delay="3s", merge="sum").for_trigger())
+    assert sent == {"quiet": 1000, "max_delay": 3000, "remember": 86_400_000, "merge": {"op": "sum"}}
+    sent = msgpack.unpackb(policy(window="1s", edge="leading").for_trigger())
+    assert sent == {"window": 1000, "leading": True, "raw": True, "remember": 86_400_000, "merge": {"op": "last"}}
+    assert msgpack.unpackb(policy(merge="max").for_merge()) == {"op": "max"}
