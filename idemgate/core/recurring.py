@@ -34,6 +34,8 @@ class Recurring:
         """
         for occurrence in _simulated(self.expression, moment.astimezone(self.zone)):
             at = occurrence.astimezone(UTC)
+            if at <= moment:  # begun inside of an hour that the end of summer time repeats
+                continue
             key = f"{self.name}@{at:%Y-%m-%dT%H:%M:%SZ}"
             yield Trigger(key, self.payload, at=at, event_id=key)
 

@@ -157,6 +157,7 @@ class TopicCalls:
     # -- taking out ---------------------------------------------------------------------------------------------------
 
     def take(self, slot: int, n: int) -> Call[Taken]:
+        """With `n` 0 it only puts back what lapsed."""
         policy = self.policy
         args = (token(), self._policy, n, policy.lease, *policy.limits(slot))
 
@@ -297,6 +298,10 @@ class TopicCalls:
             )
 
         return self._call("peek", self.slot_of(key, group), (keys.raw(key),), read)
+
+    def time(self) -> Call[int]:
+        """The server's time, ms, as every reply tells it."""
+        return self._call("stats", 0, (), lambda reply: reply[1])
 
     def stats(self) -> Batch[Stats]:
         return Batch([self._call("stats", slot, (), lambda reply: reply) for slot in range(self.policy.slots)], _stats)

@@ -14,7 +14,7 @@ from idemgate.core.keys import Key, outbox, raw
 from idemgate.core.messages import DeadLetter, Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger
 from idemgate.core.policy import Policy
 from idemgate.core.recurring import recurring
-from idemgate.core.topics import Settlement, TopicCalls
+from idemgate.core.topics import BATCH, Settlement, TopicCalls
 from idemgate.errors import BadInput, NotDecodable
 from idemgate.topic.opening import Opening
 
@@ -83,10 +83,12 @@ class _Face:
 
     def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: object = None) -> None:
         """Triggers at each occurrence of a cron expression, read in the time zone `tz`. Every worker may plan it: each
-        occurrence is one message, whose key is `name`, "@" and its time.
+        occurrence is one message, whose key is `name`, "@" and its time (UTC): `cancel` that to leave one out.
 
-        Occurrences are planned while a worker of the topic runs; those of a time without any worker are not made up
-        for, but for the first. Needs the extra `cron`; BadInput for an expression or a zone that is none.
+        Occurrences are planned while a worker of the topic runs, each when the one before it has come; those of a time
+        without any worker are not made up for, but for the first. A worker that was cut off from the store plans what
+        it missed; what others planned meanwhile is repeated only if that took longer than the topic's `remember`.
+        Needs the extra `cron`; BadInput for an expression or a zone that is none.
         """
         self.opening.recur(recurring(name, cron, tz, payload))
 
@@ -183,6 +185,19 @@ class Topic(_Face):
             if len(found) < n:
                 found += self.opening.gate.link.run(calls.take(slot, min(n - len(found), 1000))).deliveries
         return found
+
+    def forward_due(self, n: int = 1000) -> int:
+        """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
+        own their loop. One round trip per slot and 500 messages, each atomic. BadInput unless `forward` said where
+        to."""
+        to, calls, sent = self.opening.destination(), self.open(), 0
+        for slot in self._slots():
+            asked, done = 1, 1
+            while asked == done and n > sent:
+                asked = min(n - sent, BATCH)
+                done = self.opening.gate.link.run(calls.forward(slot, to, asked)).sent
+                sent += done
+        return sent
 
     @overload
     def ack(self, deliveries: Delivery[Any]) -> Outcome: ...
@@ -344,6 +359,17 @@ class AioTopic(_Face):
             if len(found) < n:
                 found += (await self.opening.gate.aio.link.run(calls.take(slot, min(n - len(found), 1000)))).deliveries
         return found
+
+    async def forward_due(self, n: int = 1000) -> int:
+        """As `Topic.forward_due`."""
+        to, calls, sent = self.opening.destination(), await self.open(), 0
+        for slot in self._slots():
+            asked, done = 1, 1
+            while asked == done and n > sent:
+                asked = min(n - sent, BATCH)
+                done = (await self.opening.gate.aio.link.run(calls.forward(slot, to, asked))).sent
+                sent += done
+        return sent
 
     @overload
     async def ack(self, deliveries: Delivery[Any]) -> Outcome: ...

@@ -64,6 +64,25 @@ class Opening:
             raise BadInput("forward", self.name, "the topic has a handler", "Handle messages here, or send them on")
         self.onward = to
 
+    @property
+    def worked(self) -> bool:
+        """Whether a worker has something to do with its messages. BadInput if they would come by themselves, and
+        nobody said what for."""
+        found = self.handler is not None or self.onward is not None
+        if self.recurring and not found:
+            raise BadInput(
+                "topics",
+                self.name,
+                f"it has recurring triggers ({', '.join(sorted(self.recurring))}) but nobody handles them",
+                "Register a handler, or send them on: topic.forward(...)",
+            )
+        return found
+
+    def destination(self) -> Forward:
+        if self.onward is None:
+            raise BadInput("forward_due", self.name, "nobody said where to", 'Say topic.forward("list") before')
+        return self.onward
+
     def recur(self, made: Recurring) -> None:
         known = self.recurring.setdefault(made.name, made)
         if known != made:

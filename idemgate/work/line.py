@@ -1,29 +1,23 @@
-"""One topic as a worker sees it: which slots have work, what is held, and how it is kept and given up."""
+"""One topic as a worker sees it: what is taken and held, and how it is kept and given up."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from idemgate.core.calls import Batch
-from idemgate.core.messages import Delivery, Settled, Taken
+from idemgate.core.messages import Delivery, Taken
 from idemgate.core.topics import Settlement, TopicCalls
 from idemgate.errors import StoreError
 from idemgate.link.pulse import Beat
-
-if TYPE_CHECKING:
-    from idemgate.topic.faces import Topic
+from idemgate.work.due import Due
 
 __all__ = ["Line"]
 
 log = logging.getLogger("idemgate.worker")
-POLL = 1.0
-"""Longest sleep, seconds. Hints shorten it; none of them is needed."""
 BATCH = 100
-NEVER = float("inf")
 
 
 class _Held:
@@ -41,16 +35,11 @@ class _Held:
 class Line:
     """Takes from one topic and settles to it. `held` are the deliveries between take and settle, by fencing token."""
 
-    def __init__(self, topic: Topic) -> None:
-        self.topic = topic
-        self.gate = topic.opening.gate
+    def __init__(self, due: Due) -> None:
+        self.due = due
+        self.topic, self.gate, self.wake = due.topic, due.gate, due.wake
         self.held: dict[tuple[int, int], _Held] = {}
-        self.wake = asyncio.Event()
-        self._due: dict[int, float] = {}
-        self._offset = 0.0
-        self._turn = 0
         self._beat: Beat | None = None
-        self._ear = self.gate.aio.link.ear()
 
     @property
     def calls(self) -> TopicCalls:
@@ -62,59 +51,16 @@ class Line:
     def lease(self) -> float:
         return self.calls.policy.lease / 1000
 
-    async def open(self) -> None:
-        """Checks the topic's policy; raises PolicyChanged, StoreError."""
-        calls = await self.topic.aio.open()
-        self._due = dict.fromkeys(range(calls.policy.slots), 0.0)
-
-    async def listen(self) -> None:
-        """Hears of messages that came to be due before everything else."""
-        channels = {self.calls.keys(slot)[0]: slot for slot in self._due}
-
-        def heard(channel: bytes, data: bytes | None) -> None:
-            slot = channels[channel]
-            # Anybody may publish: what is no number is a reason to look, and none to fail.
-            due = float(data) if data is not None and data.isdigit() else 0.0
-            self._due[slot] = min(self._due[slot], due)
-            self.wake.set()
-
-        await asyncio.gather(*(self._ear.add(channel, heard) for channel in channels))
-        self.look_again()  # for what was not heard while the subscription was made
-        self.wake.set()
-
-    # -- time: the server's, as far as its replies told ------------------------------------------------------------
-
-    def _now(self) -> float:
-        clock = self.gate.clock
-        return clock.microseconds() / 1000 if clock is not None else monotonic() * 1000 + self._offset
-
-    def _learn(self, slot: int, answer: Taken | Settled) -> None:
-        # Never later than what is known already: a hint may have been heard while this answer was under way.
-        self._offset = answer.now_ms - monotonic() * 1000
-        self._due[slot] = min(self._due[slot], answer.next_due_ms or NEVER)
-
     def pause(self) -> float:
-        """Seconds until a slot has work, at most `POLL`; 0 if one has now."""
-        left = (min(self._due.values()) - self._now()) / 1000
-        if left <= 0:
-            return 0.0
-        # A test clock stands still: only its moves are worth waking for.
-        return min(POLL, left) if self.gate.clock is None else POLL
-
-    def look_again(self) -> None:
-        """Every slot may have work."""
-        self._due = dict.fromkeys(self._due, 0.0)
+        return self.due.pause()
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
     async def take(self, room: int) -> list[Delivery[Any]]:
         """At most `room` deliveries from the slots that are due, each time beginning with another slot."""
         found: list[Delivery[Any]] = []
-        slots = len(self._due)
-        self._turn = (self._turn + 1) % slots
-        for number in range(slots):
-            slot = (self._turn + number) % slots
-            if room > len(found) and self._due[slot] <= self._now():
+        for slot in self.due.slots():
+            if room > len(found):
                 try:
                     found += await self._take(slot, min(room - len(found), BATCH))
                 except StoreError:
@@ -124,17 +70,10 @@ class Line:
         return found
 
     async def _take(self, slot: int, n: int) -> list[Delivery[Any]]:
-        before, self._due[slot] = self._due[slot], NEVER  # what is heard from here on counts
         until = monotonic() + self.lease
-        try:
-            taken = await self.gate.aio.link.run(self.calls.take(slot, n))
-        except BaseException:
-            self._due[slot] = before
-            raise
-        return self._kept(slot, taken, until)
+        return self._kept(slot, await self.due.ask(slot, self.calls.take(slot, n)), until)
 
     def _kept(self, slot: int, taken: Taken, until: float) -> list[Delivery[Any]]:
-        self._learn(slot, taken)
         if taken.lapsed:
             self.gate.counters.add("worker.lapsed", taken.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": taken.lapsed})
@@ -187,7 +126,7 @@ class Line:
                 one.ending = True
         try:
             outcomes = await self.gate.aio.link.run_all(
-                self.calls.settle_many(settlements, self._learn), within=self.lease
+                self.calls.settle_many(settlements, self.due.learn), within=self.lease
             )
             for settlement, outcome in zip(settlements, outcomes, strict=True):
                 self._settled(settlement, outcome)
@@ -211,12 +150,11 @@ class Line:
         for delivery in deliveries:
             self.held.pop((delivery.slot, delivery.token), None)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Keeps nothing alive any more."""
         self.held.clear()
         if self._beat is not None:
             self.gate.pulse.remove(self._beat)
-        await self._ear.close()
 
 
 _COUNTED = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}

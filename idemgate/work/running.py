@@ -30,15 +30,15 @@ def run(gate: Gate, topics: Sequence[str] = (), *, concurrency: int = 32, grace:
 
 
 async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Duration) -> None:
-    handled = any(topic.opening.handler is not None for topic in gate.topics.values())
-    if not handled and not gate.subscribers:
+    worked = any(topic.opening.worked for topic in gate.topics.values())
+    if not worked and not gate.subscribers:
         raise BadInput(
             "topics",
             list(topics),
             "the gate has no topic with a handler and no subscriber",
             "Register one before run()",
         )
-    worker = Worker(gate, topics, concurrency=concurrency, grace=grace) if handled or topics else None
+    worker = Worker(gate, topics, concurrency=concurrency, grace=grace) if worked or topics else None
     stop = asyncio.Event()
     _on_signals(stop, worker)
     try:

@@ -8,8 +8,9 @@ import contextvars
 import inspect
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -17,10 +18,14 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery
 from idemgate.core.topics import Settlement
-from idemgate.errors import BadInput, StoreError
+from idemgate.errors import BadInput
 from idemgate.once.current import Execution, executing
-from idemgate.work.line import POLL, Line
+from idemgate.work.due import Due
+from idemgate.work.forwarding import Forwarding
+from idemgate.work.line import Line
+from idemgate.work.loop import keep_up
 from idemgate.work.outcome import settlement_of
+from idemgate.work.planner import Planner
 from idemgate.work.threads import Threads
 
 if TYPE_CHECKING:
@@ -40,9 +45,10 @@ class _Ready(NamedTuple):
 
 
 class Worker:
-    """Runs the handlers of topics. `async with Worker(...)`, or `await worker.run(stop)`.
+    """Runs the handlers of topics, and sends on what has to be. `async with Worker(...)`, or `await worker.run(stop)`.
 
-    - `topics`: names; none: every topic of the gate that has a handler.
+    - `topics`: names; none: every topic of the gate that has a handler or is sent on (`forward`). Their recurring
+      triggers are planned, too.
     - `concurrency`: handlers that run at once, all topics together; sync handlers run in as many threads.
     - `prefetch`: deliveries held beyond those that run, so that no handler waits for a round trip; None: a quarter of
       `concurrency`. What was prefetched but not started goes back, its attempt undone, when the worker stops.
@@ -105,19 +111,35 @@ class Worker:
         self._active = True
         self._halt, self._hurry = stop, asyncio.Event()
         self._begin()
-        lines: list[Line] = []
         try:
-            for name in self._names:
-                lines.append(line := Line(self.gate.topics[name]))
-                await line.open()
-            await self._work(lines, started)
+            await self._open()
+            await self._work(started)
         finally:
-            for line in lines:
-                await line.close()
+            for line in self._lines:
+                line.close()
+            for due in self._dues:
+                await due.close()
             self._threads.close()
             self._active = False
 
+    async def _open(self) -> None:
+        """Raises PolicyChanged, BadInput, StoreError."""
+        for name in self._names:
+            due = Due(self.gate.topics[name])
+            self._dues.append(due)
+            await due.open()
+            opening = due.topic.opening
+            if opening.onward is None:
+                self._lines.append(Line(due))
+            else:
+                self._others.append(Forwarding(due, opening.onward))
+            if opening.recurring:
+                self._others.append(Planner(due))
+
     def _begin(self) -> None:
+        self._dues: list[Due] = []
+        self._lines: list[Line] = []
+        self._others: list[Forwarding | Planner] = []
         self._ready: deque[_Ready] = deque()
         self._running: dict[asyncio.Task[BaseException | None], _Ready] = {}
         self._asked = 0
@@ -125,68 +147,56 @@ class Worker:
         self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
         self._threads = Threads("idemgate-handler")
 
-    async def _work(self, lines: list[Line], started: asyncio.Future[None] | None) -> None:
-        unwatch = self._watch_clock(lines)
-        await asyncio.gather(*(line.listen() for line in lines))
+    async def _work(self, started: asyncio.Future[None] | None) -> None:
+        unwatch = self._watch_clock()
+        await asyncio.gather(*(due.listen() for due in self._dues))
         settling = asyncio.create_task(self._settle())
-        fetching = [asyncio.create_task(self._fetch(line)) for line in lines]
+        turning = list(self._turns())
         log.info("worker.started", extra={"topics": list(self._names), "concurrency": self.concurrency})
         if started is not None and not started.done():
             started.set_result(None)
         try:
-            await self._halted(fetching, settling)
+            await self._halted(turning, settling)
         finally:
             unwatch()
             self._halt.set()
-            await _to_the_end(self._wind_down(lines, fetching, settling), self.stop)
+            await _to_the_end(self._wind_down(turning, settling), self.stop)
             log.info("worker.stopped", extra={"topics": list(self._names)})
 
-    async def _halted(self, fetching: list[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
+    def _turns(self) -> Iterator[asyncio.Task[None]]:
+        for line in self._lines:
+            yield asyncio.create_task(keep_up(line, partial(self._bring, line), self._halt))
+        for other in self._others:
+            yield asyncio.create_task(keep_up(other, other.turn, self._halt))
+
+    def _wake(self) -> None:
+        for post in (*self._lines, *self._others):
+            post.wake.set()
+
+    async def _halted(self, turning: list[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
         """Until told to stop, or until a loop of ours ends, which is a fault of this program and not to be hidden."""
         halted = asyncio.create_task(self._halt.wait())
-        done, _ = await asyncio.wait({halted, settling, *fetching}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({halted, settling, *turning}, return_when=asyncio.FIRST_COMPLETED)
         halted.cancel()
         for task in done - {halted}:
             if (error := task.exception()) is not None:
                 log.critical("worker.failed", exc_info=error)  # now: an application may not look before it leaves
                 raise error
 
-    def _watch_clock(self, lines: list[Line]) -> Callable[[], object]:
+    def _watch_clock(self) -> Callable[[], object]:
         watch = getattr(self.gate.clock, "on_move", None)
         if watch is None:
             return lambda: None
         loop = asyncio.get_running_loop()
 
-        def look() -> None:
-            for line in lines:
-                line.wake.set()
-
         def moved() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
-                loop.call_soon_threadsafe(look)
+                loop.call_soon_threadsafe(self._wake)
 
         unwatch: Callable[[], object] = watch(moved)
         return unwatch
 
     # -- taking -------------------------------------------------------------------------------------------------------
-
-    async def _fetch(self, line: Line) -> None:
-        failures, looked = 0, monotonic()
-        while not self._halt.is_set():
-            try:
-                if (pause := line.pause()) > 0:
-                    await _nap(line.wake, pause)
-                if monotonic() - looked >= POLL:
-                    line.look_again()
-                    looked = monotonic()
-                await self._bring(line)
-                failures = 0
-            except StoreError as error:
-                if failures == 0:
-                    log.warning("worker.store_away", extra={"topic": line.topic.name, "error": str(error)})
-                failures += 1
-                self.gate.counters.add("worker.store_away")
-                await _nap(line.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))
 
     async def _bring(self, line: Line) -> None:
         """Takes what there is room for and starts it; waits for room if there is none."""
@@ -275,18 +285,15 @@ class Worker:
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    async def _wind_down(
-        self, lines: list[Line], fetching: list[asyncio.Task[None]], settling: asyncio.Task[None]
-    ) -> None:
+    async def _wind_down(self, turning: list[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
         """Gives back what never started, lets the rest finish within the grace time, then cancels what can be
         cancelled."""
         end = monotonic() + self.grace
-        for line in lines:
-            line.wake.set()
+        self._wake()
         self._freed.set()
         # Not cancelled: what a take under way brings has to be given back, or it would lie there until its lease ends.
-        await self._until(fetching, self.grace)
-        for task in fetching:
+        await self._until(turning, self.grace)
+        for task in turning:
             task.cancel()
         self._settled += [(line, Settlement("return", delivery)) for line, delivery in self._ready]
         self._ready.clear()
@@ -297,7 +304,7 @@ class Worker:
             await asyncio.wait(self._running, timeout=LAST_WORDS)
         self._over = True
         self._to_settle.set()
-        await self._until([settling], max(line.lease for line in lines))
+        await self._until([settling], max((line.lease for line in self._lines), default=0.0))
         await asyncio.wait({settling}, timeout=LAST_WORDS)
         settling.cancel()
 
@@ -345,16 +352,15 @@ def _called(handler: Callable[[Delivery[Any]], Any], delivery: Delivery[Any]) ->
 
 
 def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
-    known = {name for name, topic in gate.topics.items() if topic.opening.handler is not None}
+    named = {name: topic for name, topic in gate.topics.items() if not topics or name in topics}
+    known = {name for name, topic in named.items() if topic.opening.worked}
     for name in topics:
         if name not in known:
+            there = sorted(name for name, topic in gate.topics.items() if topic.opening.handler or topic.opening.onward)
             raise BadInput(
-                "topics",
-                name,
-                "no handler is registered for it",
-                f"Topics with a handler: {sorted(known) or 'none'}",
+                "topics", name, "no handler is registered for it", f"Topics with a handler: {there or 'none'}"
             )
-    if not topics and not known:
+    if not known:
         raise BadInput(
             "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
@@ -365,13 +371,6 @@ def _at_least(name: str, value: int, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise BadInput(name, value, f"not a whole number of at least {least}", "Pass an int")
     return value
-
-
-async def _nap(wake: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await wake.wait()
-    wake.clear()
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None] | asyncio.Task[None], hurry: Callable[[], None]) -> None:

@@ -1,0 +1,123 @@
+"""When a topic has work: what replies and hints told, by the server's clock."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from idemgate.core.calls import Call
+
+if TYPE_CHECKING:
+    from idemgate.topic.faces import Topic
+
+__all__ = ["POLL", "Due"]
+
+POLL = 1.0
+"""Longest sleep, seconds. Hints shorten it; none of them is needed."""
+NEVER = float("inf")
+
+
+class Answer(Protocol):
+    """What tells when a slot has work next (ms, 0 = never), and what the server's time is."""
+
+    @property
+    def next_due_ms(self) -> int: ...
+    @property
+    def now_ms(self) -> int: ...
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class Due:
+    """The slots of one topic, and when each has work. `wake` is set when one may have it sooner than was known."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.gate = topic.opening.gate
+        self.wake = asyncio.Event()
+        self._at: dict[int, float] = {}
+        self._offset = 0.0
+        self._turn = 0
+        self._looked = monotonic()
+        self._ear = self.gate.aio.link.ear()
+
+    async def open(self) -> None:
+        """Checks the topic's policy; raises PolicyChanged, StoreError."""
+        calls = await self.topic.aio.open()
+        self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
+
+    async def listen(self) -> None:
+        """Hears of messages that came to be due before everything else."""
+        calls = await self.topic.aio.open()
+        channels = {calls.keys(slot)[0]: slot for slot in self._at}
+
+        def heard(channel: bytes, data: bytes | None) -> None:
+            slot = channels[channel]
+            # Anybody may publish: what is no number is a reason to look, and none to fail.
+            due = float(data) if data is not None and data.isdigit() else 0.0
+            self._at[slot] = min(self._at[slot], due)
+            self.wake.set()
+
+        await asyncio.gather(*(self._ear.add(channel, heard) for channel in channels))
+        self.look_again()  # for what was not heard while the subscription was made
+        self.wake.set()
+
+    async def close(self) -> None:
+        """Hears nothing any more."""
+        await self._ear.close()
+
+    # -- time: the server's, as far as its replies told ------------------------------------------------------------
+
+    def now(self) -> float:
+        """The server's time, ms; meaningless until something was learnt."""
+        clock = self.gate.clock
+        return clock.microseconds() / 1000 if clock is not None else monotonic() * 1000 + self._offset
+
+    def told(self, now_ms: int) -> None:
+        """The server's time, from a reply that came just now."""
+        self._offset = now_ms - monotonic() * 1000
+
+    def learn(self, slot: int, answer: Answer) -> None:
+        """Never makes it later than what is known: a hint may have been heard while this answer was under way."""
+        self.told(answer.now_ms)
+        self._at[slot] = min(self._at[slot], answer.next_due_ms or NEVER)
+
+    def left(self, at_ms: float) -> float:
+        """How many seconds to sleep until a time, at most `POLL`; 0 if it has come."""
+        left = (at_ms - self.now()) / 1000
+        if left <= 0:
+            return 0.0
+        # A test clock stands still: only its moves are worth waking for.
+        return min(POLL, left) if self.gate.clock is None else POLL
+
+    def pause(self) -> float:
+        """How many seconds to sleep until a slot has work; every `POLL` all may have."""
+        if monotonic() - self._looked >= POLL:
+            self.look_again()
+            self._looked = monotonic()
+        return self.left(min(self._at.values()))
+
+    def look_again(self) -> None:
+        """Every slot may have work."""
+        self._at = dict.fromkeys(self._at, 0.0)
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def slots(self) -> list[int]:
+        """Those that have work now, each time beginning with another, so that none is served last for ever."""
+        self._turn = (self._turn + 1) % len(self._at)
+        order = [(self._turn + number) % len(self._at) for number in range(len(self._at))]
+        return [slot for slot in order if self._at[slot] <= self.now()]
+
+    async def ask(self, slot: int, call: Call[A]) -> A:
+        """Runs a call that does a slot's work, and learns from its answer."""
+        before, self._at[slot] = self._at[slot], NEVER  # what is heard from here on counts
+        try:
+            answer = await self.gate.aio.link.run(call)
+        except BaseException:
+            self._at[slot] = before
+            raise
+        self.learn(slot, answer)
+        return answer
