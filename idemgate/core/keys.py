@@ -5,8 +5,9 @@
 | `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also
 its wake-up channel |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
-| `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the eleven parts of one slot; `:due` is also its
+| `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is also its
 wake-up channel |
+| `ig1:{<ns>:topic:<topic>:<slot>}:out` | list or stream | what a slot sent on, unless a target is named |
 | `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/crew.lua` | who is there, and which slots they hold; `:alive` is
 also their wake-up channel |
 

@@ -95,12 +95,12 @@ def policy_of(
     retention: Duration,
     max_dead: int,
     remember: Duration,
-    priority: bool,
-    priority_boost: Duration | None,
-    group_concurrency: int,
-    concurrency: int | None,
-    rate: Rate | None,
-    burst: int | None,
+    priority: bool = False,
+    priority_boost: Duration | None = None,
+    group_concurrency: int = 1,
+    concurrency: int | None = None,
+    rate: Rate | None = None,
+    burst: int | None = None,
 ) -> Policy:
     """Checks what a user asked for. BadInput names the parameter, its value and the fix."""
     policy = Policy(

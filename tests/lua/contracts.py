@@ -24,10 +24,10 @@ def _set(words: str) -> set[str]:
 
 
 READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD
-    ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE LLEN LRANGE
-    GET SCARD SISMEMBER SMEMBERS""")
+    ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE
+    LLEN LRANGE GET SCARD SISMEMBER SMEMBERS""")
 WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
-    ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP SADD SREM XADD SET INCRBY""")
+    ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY""")
 """What Redis 6.2 knows too, and a script of ours may use."""
 GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring type ipairs pairs unpack select error
     next assert""")
@@ -35,8 +35,8 @@ KEYWORDS = _set("""and break do else elseif end false for function if in local n
     while""")
 FAMILIES = {"merge", "crew", "wrong"}
 """Libraries that hold more than the one function they are named after."""
-COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5}
-KEY_NAMES = {"once": {"key"}, "topic": {"told"}, "members": {"key"}, "lib": {"key", "told"}}
+COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
+KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "lib": {"key", "told"}}
 """Local names under which a script, by room, hands a key of its own to a command."""
 
 
@@ -83,7 +83,8 @@ def _found(pattern: str, lines: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _tail(lines: list[str]) -> tuple[int, int] | None:
-    for start, meaning in _found(r"^ARGV\[(\d+)\.\.\] (.+)$", lines):
+    arguments = " ".join(lines).partition(" Returns ")[0]
+    for start, meaning in re.findall(r"ARGV\[(\d+)\.\.\] (.+)$", arguments):
         several = re.match(r"(\w+) an? \w+: (.+)$", meaning)
         if not several:
             return int(start), 1
@@ -235,7 +236,7 @@ def _tails_used(code: str) -> set[tuple[int, int]]:
 
 def _words_agree(name: str, text: str, _: Sources) -> Iterator[str]:
     code, header = _code(text), header_of(text)
-    replies = re.findall(r"\{ ([^{},]+), now_ms\b", code)
+    replies = re.findall(r"\{\s+([^{},]+), now_ms\b", code)
     words = {word for reply in replies for word in re.findall(r'"(\w+)"', reply)}
     if words != header.words:
         yield f"answers {sorted(words)}, its header says {sorted(header.words)}"
@@ -265,7 +266,11 @@ def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
     for command, key in calls:
         if command.strip('"') not in READS | WRITES:
             yield f"calls {command}"
-        if key and not re.match(r"K\.\w+|K\[\w+\]|KEYS\[\d+\]$", key) and key not in KEY_NAMES[room]:
+        if (
+            key
+            and not re.match(r"(?:\w+ and K\.\w+ or )?K\.\w+|K\[\w+\]|KEYS\[\d+\]$", key)
+            and key not in KEY_NAMES[room]
+        ):
             yield f"gives {command} the key {key}, which is not one of KEYS"
     if re.search(r'"(?:P?EXPIRE|PEXPIREAT)"[^\n]*"(?:NX|XX|GT|LT)"', whole):
         yield "uses an option of EXPIRE that Redis 6.2 does not know"

@@ -13,7 +13,7 @@ from idemgate.core import keys, members
 from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec
-from idemgate.core.messages import Delivery, Message, Trigger
+from idemgate.core.messages import Delivery, Forward, Message, Trigger
 from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.gate import Gate
 from tests.lua.contracts import expanded, header_of, violations
@@ -55,14 +55,26 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     ),
     "a key too many": (
         "topic/peek",
-        "--- KEYS[1..11] slot",
-        "--- KEYS[1..12] slot",
+        "--- KEYS[1..14] slot",
+        "--- KEYS[1..15] slot",
         "its header says [1, 2, 3, 4, 5, 6",
     ),
+    "a key beside the slot that nobody declared": (
+        "topic/forward",
+        "--- KEYS[15] target, a list or a stream\n",
+        "",
+        "13, 14, 15], its header says",
+    ),
+    "a key beside the slot by another name": (
+        "topic/forward",
+        '"RPUSH", target',
+        '"RPUSH", kind',
+        'gives "RPUSH" the key kind',
+    ),
     "keys passed on": ("topic/peek", "slot(KEYS)", "slot({ unpack(KEYS) })", "in a way that cannot be checked"),
-    "another stride": ("topic/trigger", "for i = 4, #ARGV, 5 do", "for i = 4, #ARGV, 4 do", "its header says [(4, 5)]"),
+    "another stride": ("topic/trigger", "for i = 4, #ARGV, 7 do", "for i = 4, #ARGV, 6 do", "its header says [(4, 7)]"),
     "another start": ("topic/extend", "for i = 3, #ARGV, 2 do", "for i = 4, #ARGV, 2 do", "its header says [(3, 2)]"),
-    "a place nobody reads": ("topic/settle", "ARGV[i + 4]", '""', "its header says [(7, 5)]"),
+    "a place nobody reads": ("topic/settle", "ARGV[i + 4]", '""', "its header says [(4, 5)]"),
     "a place too few in the header": ("topic/extend", "two a delivery: key; fence", "two a delivery: key", "[(3, 0)]"),
     "another start of ids": ("topic/exhume", "unpack(ARGV, 6)", "unpack(ARGV, 7)", "its header says [(6, 1)]"),
     "a word nobody declared": (
@@ -164,7 +176,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def _delivery(gate: Gate, slot: int = 0) -> Delivery[Any]:
-    packed = b"\x9a\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0"
+    packed = b"\x9c\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0"
     policy = gate.topic("t").policy
     return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.codec))
 
@@ -179,9 +191,12 @@ def _calls() -> list[Call[Any]]:
     said = members.Announcement("m", 1, ("t", "u"), 0, (), (), ())
     said_much = members.Announcement("m", 1, (), 0, (("t", 1),), (("t", 2), ("t", 3)), (("t", 4),))
     many: list[Batch[Any]] = [
-        topic.trigger_many([Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s")]),
+        topic.trigger_many(
+            [Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s", group="g")]
+        ),
         topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
         topic.extend_many([one, one, one]),
+        topic.pause(True),
         topic.stats(),
     ]
     return [
@@ -203,7 +218,10 @@ def _calls() -> list[Call[Any]]:
         topic.settle(0, [settled]),
         topic.extend(0, []),
         topic.extend(0, [one]),
+        topic.forward(0, Forward("list", None, 0), 10),
+        topic.forward(0, Forward("stream", b"named", 5), 10),
         topic.cancel("k"),
+        topic.cancel("k", group="g"),
         topic.reschedule(Trigger("k", delay="1s")),
         topic.flush("k"),
         topic.flush_slot(0),

@@ -52,6 +52,7 @@ def test_kinds_do_not_mix(triple: tuple[Any, ...], topic: str, number: int) -> N
     namespace = triple[0]
     record, registry = keys.record(*triple), keys.topics(namespace)
     found = [record, registry, *keys.slot(namespace, topic, number), *keys.members(namespace, topic)]
+    found.append(keys.outbox(namespace, topic, number))
     assert len(set(found)) == len(found)
 
 
@@ -74,7 +75,8 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig1:{shop:once:a%3Ab:#")
     assert keys.topics("shop") == b"ig1:{shop:topics}"
     assert keys.slot("shop", "images", 3)[0] == b"ig1:{shop:topic:images:3}:due"
-    assert len(keys.slot("shop", "images", 3)) == 11
+    assert len(keys.slot("shop", "images", 3)) == 14
+    assert keys.outbox("shop", "images", 3) == b"ig1:{shop:topic:images:3}:out"
 
 
 # -- where a key goes -------------------------------------------------------------------------------------------------
@@ -92,7 +94,8 @@ def test_all_of_a_record_decides_where_it_goes(triple: tuple[Any, ...]) -> None:
 
 @given(namespace=names, topic=names, number=st.integers(0, 16_383))
 def test_the_keys_of_a_call_live_together(namespace: str, topic: str, number: int) -> None:
-    for whole in (keys.slot(namespace, topic, number), keys.members(namespace, topic)):
+    slot = (*keys.slot(namespace, topic, number), keys.outbox(namespace, topic, number))
+    for whole in (slot, keys.members(namespace, topic)):
         assert len({tag(key) for key in whole}) == 1
         assert len({key_slot(key) for key in whole}) == 1
 

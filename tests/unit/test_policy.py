@@ -59,6 +59,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"lease": "soon"}, "lease", ""),
     ({"retention": None}, "retention", ""),
     ({"merge": "newest"}, "merge", "no such merge policy"),
+    ({"priority_boost": 0}, "priority_boost", ""),
+    ({"group_concurrency": 0}, "group_concurrency", "at least 1"),
+    ({"concurrency": 0}, "concurrency", "at least 1"),
+    ({"concurrency": 3, "slots": 4}, "concurrency", "less than the 4 slots"),
+    ({"rate": "fast"}, "rate", "not a rate"),
+    ({"rate": 0}, "rate", "out of range"),
+    ({"burst": 5}, "burst", "no rate that it could belong to"),
+    ({"burst": 0, "rate": 5}, "burst", "at least 1"),
 ]
 
 
@@ -80,6 +88,9 @@ WORKING: list[dict[str, Any]] = [
     {"window": "1h", "edge": "leading"},
     {"quiet": "1s", "edge": "leading", "merge": "first"},
     {"merge": {"n": "sum", "a": append(5), "*": "first"}, "remember": "1m"},
+    {"priority": True},
+    {"priority_boost": "10s", "group_concurrency": 4},
+    {"slots": 4, "concurrency": 4, "rate": "100/m", "burst": 7},
 ]
 
 
@@ -95,7 +106,17 @@ def test_only_what_changes_the_meaning_of_a_trigger_is_stored() -> None:
     stored = policy(window="1s").stored()
     same = {"lease": "1s", "max_attempts": 3, "backoff": "1s", "retention": "1d", "max_dead": 5}
     assert policy(window="1s", **same).stored() == stored
-    for name, value in {"window": "2s", "max_size": 3, "merge": "sum", "slots": 2, "remember": "1h"}.items():
+    for name, value in {
+        "window": "2s",
+        "max_size": 3,
+        "merge": "sum",
+        "slots": 2,
+        "remember": "1h",
+        "priority": True,
+        "group_concurrency": 2,
+        "concurrency": 4,
+        "rate": 9,
+    }.items():
         assert policy(**{"window": "1s", name: value}).stored() != stored
 
 
@@ -115,8 +136,32 @@ def test_a_difference_is_told_as_it_was_written() -> None:
 
 
 def test_a_script_is_told_what_it_needs_and_no_more() -> None:
-    sent = msgpack.unpackb(policy(quiet="1s", max_delay="3s", merge="sum").for_trigger())
-    assert sent == {"quiet": 1000, "max_delay": 3000, "remember": 86_400_000, "merge": {"op": "sum"}}
-    sent = msgpack.unpackb(policy(window="1s", edge="leading").for_trigger())
-    assert sent == {"window": 1000, "leading": True, "raw": True, "remember": 86_400_000, "merge": {"op": "last"}}
-    assert msgpack.unpackb(policy(merge="max").for_merge()) == {"op": "max"}
+    always = {
+        "remember": 86_400_000, "attempts": 17, "retention": 2_592_000_000, "max_dead": 10_000, "group_limit": 1,
+    }  # fmt: skip
+    told = [
+        (
+            {"quiet": "1s", "max_delay": "3s", "merge": "sum"},
+            {"quiet": 1000, "max_delay": 3000, "merge": {"op": "sum"}},
+        ),
+        (
+            {"window": "1s", "edge": "leading"},
+            {"window": 1000, "leading": True, "raw": True, "merge": {"op": "last"}},
+        ),
+        ({"merge": "max", "priority": True}, {"ranked": True, "merge": {"op": "max"}}),
+        ({"merge": "max", "priority_boost": "2s"}, {"ranked": True, "boost": 2000, "merge": {"op": "max"}}),
+        (
+            {"merge": "max", "group_concurrency": 3, "concurrency": 5, "rate": 7},
+            {"group_limit": 3, "limited": True, "merge": {"op": "max"}},
+        ),
+    ]
+    for asked, wanted in told:
+        assert msgpack.unpackb(policy(**asked).for_scripts()) == always | wanted
+
+
+def test_a_slot_gets_its_share_of_the_limits() -> None:
+    assert policy(slots=4).limits(0) == (0, 0, 0)
+    shares = [policy(slots=4, concurrency=6, rate="8/s", burst=9).limits(slot) for slot in range(4)]
+    assert shares == [(2, 500_000, 3), (2, 500_000, 2), (1, 500_000, 2), (1, 500_000, 2)]
+    # None has no burst at all, which would be no delivery ever
+    assert policy(slots=4, rate=1000, burst=1).limits(3) == (0, 4000, 1)
