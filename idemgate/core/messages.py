@@ -282,11 +282,11 @@ class Stats:
     """How many messages are where, and what was counted since the topic exists.
 
     `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `blocked` are due
-    and stand behind their group, `in_flight` are
-    being handled.
+    and stand behind their group, `in_flight` are being handled. `next_due` is when the earliest of the scheduled and
+    the ready ones is due; of a topic with priorities, now, once some are ready.
     Of the counters, those that end in `_triggers` and accepted, merged, dropped, duplicate, replaced count triggers;
     the rest count messages or deliveries. accepted = acked_triggers + cancelled_triggers + deleted_triggers +
-    expired_triggers + what is held.
+    expired_triggers + forwarded_triggers + what is held.
     """
 
     scheduled: int

@@ -280,8 +280,10 @@ class TopicCalls:
 
     def pause(self, pause: bool) -> Batch[bool]:
         """Whether any slot was changed."""
-        args = (b"1" if pause else b"0",)
-        calls = [self._call("pause", slot, args, lambda reply: reply[2] == 1) for slot in range(self.policy.slots)]
+        verb = b"1" if pause else b"0"
+        calls = [
+            self._call("pause", slot, (token(), verb), lambda reply: reply[2] == 1) for slot in range(self.policy.slots)
+        ]
         return Batch(calls, any)
 
     def peek(self, key: Key, group: Key | None = None) -> Call[Peek]:

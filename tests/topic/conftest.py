@@ -40,7 +40,7 @@ def conserved() -> Callable[[Any], Any]:
             seen = await topic.peek(key)
             held += sum(message.count for message in (seen.pending, seen.in_flight) if message)
         held += sum(letter.count for letter in await topic.dead.list(100_000))
-        gone = sum(stats[f"{end}_triggers"] for end in ("acked", "cancelled", "deleted", "expired"))
+        gone = sum(stats[f"{end}_triggers"] for end in ("acked", "cancelled", "deleted", "expired", "forwarded"))
         assert stats["accepted"] == gone + held, (dict(stats.counters), held)
 
     return check

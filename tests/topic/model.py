@@ -87,13 +87,14 @@ class Model:
     ) -> tuple[str, int | None]:
         """(receipt, due)"""
         receipt = self._refusal(key, version, event)
-        due = None
+        due: int | None = None
         if receipt is None:
             receipt, due = self._put(key, payload, at, version)
             self.counters["accepted"] += 1
             forget = self.now + self.rules.remember
             if event is not None:
-                self.memo["event", event, key] = (1, forget)
+                # Counted from when it is due: an occurrence that was planned ahead is not planned again.
+                self.memo["event", event, key] = (1, max(self.now, due) + self.rules.remember)
             if version is not None:
                 self.memo["version", key] = (version, forget)
             if self.rules.leading:

@@ -45,6 +45,31 @@ def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> 
     assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
 
 
+def test_a_forwarded_message_holds_no_group(gate: Gate) -> None:
+    # Given a retry that holds its group, and one in its line
+    topic = gate.topic("jobs", backoff=0)
+    topic.trigger("a", group="g")
+    topic.nack(topic.take(1))
+    topic.trigger("b", group="g")
+    topic.trigger("c", group="g")
+    # When what is due is sent on, one message a call
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
+    # Then the next of the group may be taken
+    assert [one.key for one in topic.take(10)] == ["b"]
+
+
+def test_what_was_blocked_is_sent_on_too(gate: Gate) -> None:
+    topic = gate.topic("jobs")
+    for key in ("a", "b", "c"):
+        topic.trigger(key, group="g")
+    (first,) = topic.take(10)
+    assert topic.stats().blocked == 2
+    topic.ack(first)
+    topic.forward("list")
+    assert topic.forward_due() + topic.forward_due() == 2
+    assert (topic.stats().pending, topic.stats()["forwarded_triggers"]) == (0, 2)
+
+
 def test_a_target_of_another_type_is_refused_and_nothing_is_moved(gate: Gate, raw: Any) -> None:
     from idemgate import ForeignData
 

@@ -121,6 +121,90 @@ async def test_groups_and_slots_go_together(face: Any) -> None:
     assert sorted(one.group for one in taken) == ["g0", "g1", "g2", "g3"]
 
 
+async def test_a_redriven_letter_does_not_let_its_running_key_out_of_the_group(face: Any, clock: Clock) -> None:
+    # Given a dead letter of a key that is in flight again, with another message behind it whose time was named
+    topic = face.topic("orders")
+    await topic.trigger("k", group="ann")
+    await topic.bury(await topic.take(1))
+    await topic.trigger("k", group="ann")
+    (running,) = await topic.take(1)
+    await topic.trigger("k", group="ann", delay="1h")
+    await topic.trigger("next", group="ann")
+    # When the letter is redriven
+    assert await topic.dead.redrive() == 1
+    # Then the group is still taken, until the delivery ends
+    assert await keys_taken(topic) == []
+    await topic.ack(running)
+    assert await keys_taken(topic) == ["next"]
+
+
+@pytest.mark.parametrize("end", ["nack", "give_back", "lapse"])
+async def test_a_group_lets_a_key_go_that_moved_to_another(face: Any, clock: Clock, end: str) -> None:
+    # Given a delivery of one group, and behind it a trigger of its key for another group
+    topic = face.topic("orders", backoff=0, lease="30s")
+    await topic.trigger("k", group="ann")
+    (running,) = await topic.take(1)
+    clock.advance("1ms")
+    await topic.trigger("k", group="bob")
+    await topic.trigger("next", group="ann")
+    assert await keys_taken(topic) == []
+    # When the delivery is not done, so that both become one
+    if end == "lapse":
+        clock.advance("30s")
+    else:
+        await getattr(topic, end)(running)
+    # Then the one is of the newer group, and the former group goes on
+    taken = {one.key: one.group for one in await topic.take(10)}
+    assert taken == {"k": "bob", "next": "ann"}
+
+
+async def test_a_redriven_letter_joins_the_group_of_what_is_newer(face: Any, clock: Clock) -> None:
+    # Given a dead letter of one group, and a retry of its key that holds another
+    topic = face.topic("orders", backoff=[3600])
+    await topic.trigger("k", group="ann")
+    await topic.bury(await topic.take(1))
+    clock.advance("1ms")
+    await topic.trigger("k", group="bob")
+    await topic.nack(await topic.take(1))
+    await topic.trigger("next", group="bob")
+    assert await keys_taken(topic) == []
+    # When the letter is redriven and done
+    await topic.dead.redrive()
+    (both,) = await topic.take(10)
+    assert (both.key, both.count, both.group) == ("k", 2, "bob")
+    await topic.ack(both)
+    # Then no group is held any more
+    await topic.trigger("last", group="ann")
+    assert sorted(await keys_taken(topic)) == ["last", "next"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "reschedule", "trigger"])
+async def test_workers_are_told_that_a_group_goes_on(
+    face: Any, clock: Clock, raw: Any, namespace: str, how: str
+) -> None:
+    # Given a group that waits for a retry in an hour, until when workers sleep
+    topic = face.topic("orders", backoff=[3600])
+    await topic.trigger("first", group="ann")
+    clock.advance("1ms")
+    await topic.trigger("second", group="ann")
+    await topic.nack(await topic.take(1))
+    assert await keys_taken(topic) == []
+    with raw.pubsub() as heard:
+        heard.subscribe(f"ig1:{{{namespace}:topic:orders:0}}:due")
+        assert heard.get_message(timeout=5)["type"] == "subscribe"
+        # When the retry makes room for the next
+        if how == "cancel":
+            await topic.cancel("first", group="ann")
+        elif how == "reschedule":
+            await topic.reschedule("first", delay="48h", group="ann")
+        else:
+            await topic.trigger("first", group="ann", delay="48h")
+        # Then they hear of a time that has come
+        told = heard.get_message(timeout=5)
+    assert told is not None
+    assert int(told["data"]) <= clock.now().timestamp() * 1000
+
+
 async def test_a_group_with_a_nul_is_refused(face: Any) -> None:
     with pytest.raises(BadInput, match="NUL"):
         await face.topic("orders").trigger("a", group="a\0b")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, StoreRefused
+from idemgate import Gate, StoreRefused, Trigger
 from idemgate.link.embedded import start
 from idemgate.testing import Clock
 from tests.conftest import Face
@@ -42,6 +42,19 @@ async def gate(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
     yield made
     await made.aio.close()
     made.close()
+
+
+@pytest.fixture
+def everything(raw: Any, namespace: str) -> Dumps:
+    """As that of all tests of topics, by content: a large hash is dumped in another order after it was only read."""
+
+    def content(key: bytes) -> bytes:
+        kind = raw.type(key)
+        if kind == b"hash":
+            return repr(sorted(raw.hgetall(key).items())).encode()
+        return repr(raw.zrange(key, 0, -1, withscores=True)).encode() if kind == b"zset" else bytes(raw.dump(key))
+
+    return lambda: {key: content(key) for key in raw.scan_iter(match=f"ig1:{{{namespace}:*", count=1000)}
 
 
 async def _refused(call: Any, everything: Dumps) -> None:
@@ -102,6 +115,30 @@ async def test_what_ends_work_goes_on(face: Face, clock: Clock, everything: Dump
     assert (stats.ready, stats.scheduled, stats.in_flight, stats.dead) == (4, 0, 2, 1)
     assert await topic.nack(taken["cancelled"]) == "cancelled"
     await conserved(topic, [*taken, "pending"])
+
+
+async def test_groups_and_limits_go_on_too(face: Face, clock: Clock, everything: Dumps, full: Any) -> None:
+    # Given groups with lines, one whose delivery is out and one whose retry is due, of a topic with priorities
+    topic = face.topic("t", backoff=0, lease="60s", priority=True)
+    face.gate.topic("t").forward("list")
+    await topic.trigger_many([Trigger(f"{group}{n}", group=group) for group in "abcd" for n in range(3)])
+    taken = {one.key: one for one in await topic.take(10)}
+    assert sorted(taken) == ["a0", "b0", "c0", "d0"]
+    await topic.trigger("b0", "behind", group="other")
+    # When the server has no memory left
+    full()
+    # Then what is out can be ended, its group goes on, and the topic can be paused
+    assert await topic.ack(taken["a0"]) == "ok"
+    assert await topic.nack(taken["b0"]) == "ok"
+    assert await topic.bury(taken["c0"]) == "dead"
+    assert await topic.cancel("d1", group="d") == "cancelled"
+    assert await topic.pause() is True
+    assert await topic.resume() is True
+    stats = await topic.stats()
+    assert (stats.ready, stats.blocked, stats.in_flight, stats.dead) == (4, 4, 1, 1)
+    # And nothing new goes out, or half so
+    await _refused(topic.take(10), everything)
+    await _refused(topic.forward_due(), everything)
 
 
 async def test_a_second_ack_is_answered(face: Face, full: Any) -> None:

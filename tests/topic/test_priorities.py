@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput
+from idemgate import BadInput, Gate, Trigger
 from idemgate.testing import Clock
 
 
@@ -95,3 +95,26 @@ async def test_a_priority_that_cannot_rank_is_refused(face: Any) -> None:
     for wrong in (1.5, True, "1", 2**60):
         with pytest.raises(BadInput, match="priority"):
             await face.topic("ranked", priority=True).trigger("a", priority=wrong)
+
+
+async def test_what_was_ranked_comes_out_when_the_topic_has_priorities_no_more(
+    face: Any, url: str, namespace: str, clock: Clock
+) -> None:
+    # Given ranked messages, of which one was taken
+    topic = face.topic("jobs", priority=True)
+    await topic.trigger_many([Trigger(f"j{n}", priority=n) for n in range(4)])
+    assert [one.key for one in await topic.take(1)] == ["j3"]
+    # When the topic is redefined to have no priorities
+    with Gate(url, namespace=namespace, clock=clock) as other:
+        plain = other.topic("jobs", redefine=True)
+        plain.trigger("new")
+        # Then nothing stays behind, and there is nothing left to do
+        assert sorted(one.key for one in plain.take(10)) == ["j0", "j1", "j2", "new"]
+        assert plain.stats().pending == 0
+
+
+async def test_what_is_ranked_is_due_now(face: Any, clock: Clock) -> None:
+    topic = face.topic("jobs", priority=True)
+    await topic.trigger_many([Trigger(f"j{n}", priority=n) for n in range(4)])
+    await topic.take(1)
+    assert await topic.next_due() == clock.now()

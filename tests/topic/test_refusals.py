@@ -60,6 +60,13 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"merge": 7}, r"merge=7: not a merge policy\. Use"),
     ({"merge": {"a": {"b": "sum"}}}, r"merge=.*itself one per field\. Only"),
     ({"merge": {"a": "newest"}}, r"merge='newest': no such merge policy\. Use"),
+    ({"priority_boost": 0}, r"priority_boost=0: is zero\. Pass"),
+    ({"group_concurrency": 0}, r"group_concurrency=0: not a positive whole number\. Use"),
+    ({"concurrency": 2.5}, r"concurrency=2\.5: not a positive whole number\. Use"),
+    ({"concurrency": 3, "slots": 4}, r"concurrency=3: less than the 4 slots.*\. Allow"),
+    ({"rate": "often"}, r"rate='often': not a rate\. Use"),
+    ({"rate": 0}, r"rate=0: out of range\. Use"),
+    ({"burst": 3}, r"burst=3: there is no rate .*\. Add rate="),
     ({"merge": {7: "sum"}}, r"merge=7: a field's name is not a str\. Use"),
 ]
 
@@ -205,6 +212,11 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"merge": {"a": "sum", "b": "min"}}, {"merge": {"b": "min", "a": "sum", "*": "last"}}, {"merge": {"a": "sum"}}),
     ({"slots": 4}, {"slots": 4}, {"slots": 8}),
     ({"remember": "2h"}, {"remember": 7200}, {"remember": "1h"}),
+    ({"priority": True}, {"priority": True}, {"priority_boost": "1s"}),
+    ({"priority_boost": "2s"}, {"priority_boost": 2, "priority": True}, {"priority_boost": "3s"}),
+    ({"group_concurrency": 2}, {"group_concurrency": 2}, {"group_concurrency": 3}),
+    ({"concurrency": 8}, {"concurrency": 8}, {"concurrency": 9}),
+    ({"rate": "60/m", "burst": 2}, {"rate": 1, "burst": 2}, {"rate": 1, "burst": 3}),
 ]
 
 
@@ -328,6 +340,9 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "peek": lambda: topic.peek("k"),
         "stats": topic.stats,
         "next_due": topic.next_due,
+        "pause": topic.pause,
+        "resume": topic.resume,
+        "forward_due": topic.forward_due,
         "dead.list": topic.dead.list,
         "dead.redrive": topic.dead.redrive,
         "dead.delete": lambda: topic.dead.delete(["0-1"]),
@@ -337,6 +352,7 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
 async def _used(face: Any, clock: Clock) -> tuple[Any, Any]:
     """A topic with something everywhere: pending, in flight, waiting, dead."""
     topic = face.topic("t")
+    face.gate.topic("t").forward("list")
     await topic.trigger_many([("dead", 1), ("flying", 1)])
     dead, flying = await topic.take(2)
     await topic.bury(dead)

@@ -10,6 +10,7 @@ import pytest
 from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
+from idemgate.core.messages import Forward
 from idemgate.core.topics import Settlement, TopicCalls
 from idemgate.testing import Clock
 
@@ -45,6 +46,8 @@ class Stage:
         topic = self.topic
         self.clock.advance("1s")
         topic.dead.redrive()
+        topic.pause()
+        topic.resume()
         topic.flush()
         taken = topic.take(100)
         topic.ack(taken[::2])
@@ -86,6 +89,12 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "nack": _settle("nack"),
     "bury": _settle("bury"),
     "return": _settle("return"),
+    "defer": _settle("defer"),
+    "forward": lambda stage: stage.calls.forward(0, Forward("list", None, 0), 10),
+    "forward, a stream": lambda stage: stage.calls.forward(0, Forward("stream", None, 9), 10),
+    "pause": lambda stage: stage.calls.pause(True).calls[0],
+    "resume": lambda stage: stage.calls.pause(False).calls[0],
+    "trigger, group": lambda stage: stage.calls.trigger(Trigger("late", 2, group="g")),
     "extend": lambda stage: stage.calls.extend(0, [stage.flying], 60_000),
     "cancel": lambda stage: stage.calls.cancel("late"),
     "cancel, in flight": lambda stage: stage.calls.cancel("flying"),

@@ -9,6 +9,6 @@ local function fold(spec, old, new)
   if new[message.version] ~= "" then
     old[message.version] = new[message.version]
   end
-  old[message.priority] = new[message.priority]
+  old[message.priority], old[message.group] = new[message.priority], new[message.group]
   return old
 end

@@ -13,6 +13,7 @@ local function restore(K, p, key, m, due, why)
     waiting = cmsgpack.unpack(waiting)
     local time = waiting[message.pinned] == 1 and waiting or m
     local kept = { [message.attempts] = m[message.attempts], [message.failure] = m[message.failure] }
+    local groups = { m[message.group], waiting[message.group] }
     unplace(K, key, waiting)
     for _, name in ipairs({ "due", "why", "pinned" }) do
       kept[message[name]] = time[message[name]]
@@ -21,9 +22,11 @@ local function restore(K, p, key, m, due, why)
     for at, value in pairs(kept) do
       m[at] = value
     end
-    if waiting[message.pinned] == 1 then
-      -- Its caller named a time, which may be far: its group does not wait for that.
-      vacate(K, m[message.group], key, p.group_limit)
+    for _, group in ipairs(redis.call("HEXISTS", K.flight, key) == 0 and groups or {}) do
+      -- The group it was in before lets it go; and where its caller named a time, which may be far, no group waits for that.
+      if group ~= m[message.group] or waiting[message.pinned] == 1 then
+        vacate(K, group, key, p.group_limit)
+      end
     end
   end
   redis.call("HSET", K.pending, key, cmsgpack.pack(m))

@@ -16,6 +16,8 @@
 --- @include "lib/vacate"
 --- @include "lib/delivery"
 --- @include "lib/count"
+--- @include "lib/head"
+--- @include "lib/hint"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
@@ -34,11 +36,12 @@ if not packed and not d then
   return tell(K, ARGV[2], now_ms, { "absent", now_ms })
 end
 if packed then
-  local m = cmsgpack.unpack(packed)
+  local m, before = cmsgpack.unpack(packed), head(K)
   unplace(K, key, m)
   redis.call("HDEL", K.pending, key)
   if not d then
     vacate(K, m[message.group], key, p.group_limit)
+    hint(K, before, head(K))
   end
   count(K, { cancelled = 1, cancelled_triggers = m[message.count] })
 end

@@ -21,6 +21,7 @@
 --- @include "lib/count"
 --- @include "lib/next_due"
 --- @include "lib/rank"
+--- @include "lib/vacate"
 local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[15], ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -62,10 +63,11 @@ local function send(key, due, member)
   push(key, due, m)
   redis.call("HDEL", K.pending, key)
   redis.call("ZREM", member and K.ready or K.due, member or key)
+  vacate(K, m[message.group], key, p.group_limit)
   sent, triggers = sent + 1, triggers + m[message.count]
 end
 
-if p.ranked and most > 0 then
+if most > 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
   rank(K, p, now_ms)
   for _, member in ipairs(redis.call("ZRANGE", K.ready, 0, most - 1)) do
     send(string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member)
@@ -83,7 +85,7 @@ if sent > 0 then
     redis.call("LTRIM", target, -tonumber(ARGV[6]), -1)
   end
 end
-local reply = { "ok", now_ms, next_due(K, now_ms, not paused and now_ms or nil), sent }
+local reply = { "ok", now_ms, next_due(K, now_ms, not paused and 0 or nil), sent }
 if sent > 0 then
   tell(K, ARGV[2], now_ms, reply)
 end

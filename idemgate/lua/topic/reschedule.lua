@@ -45,6 +45,6 @@ redis.call("HSET", K.pending, key, cmsgpack.pack(m))
 if stood then
   place(K, key, m)
   vacate(K, m[message.group], key, p.group_limit)
-  hint(K, before, due)
+  hint(K, before, head(K))
 end
 return tell(K, ARGV[2], now_ms, { "rescheduled", now_ms, due })

@@ -97,7 +97,7 @@ for i = 4, #ARGV, 5 do
   end
 end
 count(K, done)
-reply[3] = next_due(K, now_ms, now_ms)
+reply[3] = next_due(K, now_ms, 0)
 if p.limited and reply[3] > 0 and reply[3] <= now_ms then
   -- The slot was closed by its limit, and nobody sleeps until it opens.
   redis.call("PUBLISH", K.due, digits(now_ms))

@@ -17,6 +17,9 @@ local scheduled, ready = redis.call("ZCARD", K.due), redis.call("ZCOUNT", K.due,
 local ranked, blocked = redis.call("ZCARD", K.ready), redis.call("ZCARD", K.line)
 local waiting = redis.call("HLEN", K.pending) - scheduled - ranked - blocked
 local earliest = tonumber(redis.call("ZRANGE", K.due, 0, 0, "WITHSCORES")[2]) or 0
+if ranked > 0 and (earliest == 0 or earliest > now_ms) then
+  earliest = now_ms
+end
 local reply = {
   "ok", now_ms, scheduled - ready, ready + ranked, waiting, blocked, redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead), earliest,
 }

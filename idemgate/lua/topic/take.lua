@@ -54,7 +54,7 @@ end
 
 local given = told(K, ARGV[2], now_ms)
 if given then
-  return reply_of(given[1], given[2], now_ms)
+  return reply_of(given[1], given[2], 0)
 end
 
 local done = { taken = 0, lapsed = 0 }
@@ -99,7 +99,7 @@ for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT
   reclaim(key)
 end
 
--- How many may be handed out, and when the slot opens again: now, at a time, or (nil) when a delivery ends.
+-- How many may be handed out, and when the slot opens again: 0 = it is open, at a time, or (nil) when a delivery ends.
 local function permitted(wanted)
   if redis.call("HEXISTS", K.facts, "paused") == 1 then
     return 0, nil
@@ -120,7 +120,7 @@ local function permitted(wanted)
       return room, math.ceil((ahead + interval * (room + 1) - burst) / 1000)
     end
   end
-  return wanted, now_ms
+  return wanted, 0
 end
 
 local last = redis.call("HGET", K.facts, "fence")
@@ -149,14 +149,16 @@ local function hand_out(key, due, member)
 end
 
 local wanted, opens = permitted(tonumber(ARGV[4]))
-if wanted > 0 and p.ranked then
+-- What was ranked before its topic was redefined to have no priorities is ranked to its end.
+local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
+if wanted > 0 and ranked then
   rank(K, p, now_ms)
 end
 -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
 local walked = 0
 while #keys < wanted and walked < 1000 do
   local found
-  if p.ranked then
+  if ranked then
     found = redis.call("ZRANGE", K.ready, 0, wanted - #keys - 1)
     for _, member in ipairs(found) do
       hand_out(string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member)

@@ -100,7 +100,6 @@ local function put(key, asked, priority, group, version, acc)
   local receipt = "scheduled"
   if packed then
     m = fold(p.merge, cmsgpack.unpack(packed), m)
-    m[message.group] = group
     receipt = "merged"
     if stands and stands ~= m[message.due] then
       m[message.due], m[message.why] = stands, "flush"
@@ -122,7 +121,7 @@ local function put(key, asked, priority, group, version, acc)
   return receipt, m[message.due]
 end
 
-local before, soonest, done, reply = head(K), nil, {}, { "ok", now_ms }
+local before, done, reply = head(K), {}, { "ok", now_ms }
 for i = 4, #ARGV, 7 do
   local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
   local receipt = admit(key, version, event)
@@ -132,7 +131,6 @@ for i = 4, #ARGV, 7 do
     receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc)
     note(key, version, event, due)
     done.accepted = (done.accepted or 0) + 1
-    soonest = math.min(soonest or due, due)
   end
   if receipt ~= "scheduled" then
     done[receipt] = (done[receipt] or 0) + 1
@@ -143,5 +141,5 @@ end
 redis.call("HSETNX", K.facts, "v", "1")
 count(K, done)
 fade(K, now_ms, #ARGV)
-hint(K, before, soonest)
+hint(K, before, head(K))
 return tell(K, ARGV[2], now_ms, reply)
