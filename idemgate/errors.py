@@ -84,7 +84,7 @@ class PolicyChanged(IdemgateError):
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
         super().__init__(
             f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
-            f"or change it for everybody with redefine=True (slots cannot be changed that way)."
+            f"or change it for everybody with redefine=True (slots and merge cannot be changed that way)."
         )
         self.topic = topic
         self.stored = stored

@@ -339,8 +339,7 @@ class Gate:
         - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
           counted.
         - `remember`: how long an `event_id` or a `version` is remembered.
-        - `redefine`: replace the stored policy for
-          everybody.
+        - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 
         With no policy given at all, the stored one is used, or the plain one if the topic is new.
         """

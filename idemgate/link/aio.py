@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -88,7 +89,7 @@ class AsyncLink:
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
         if self.endpoint.kind == "cluster":
-            return await asyncio.gather(*(self._insist(call, patience) for call in calls))
+            return await self._side_by_side(calls, patience)
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
@@ -100,6 +101,20 @@ class AsyncLink:
             call.answer(reply) if isinstance(reply, list) else await self._insist(call, patience)
             for call, reply in zip(calls, replies, strict=True)
         ]
+
+    async def _side_by_side(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        """Calls with the same key one after the other, as the caller gave them; the others at once."""
+        answers: list[Any] = [None] * len(calls)
+        chains: defaultdict[bytes, list[int]] = defaultdict(list)
+        for place, call in enumerate(calls):
+            chains[call.keys[0]].append(place)
+
+        async def one_by_one(places: list[int]) -> None:
+            for place in places:
+                answers[place] = await self._insist(calls[place], patience)
+
+        await asyncio.gather(*map(one_by_one, chains.values()))
+        return answers
 
     async def _send(self, call: Call[Any]) -> list[Any]:
         script, client = call.script, self._here.client
