@@ -188,10 +188,9 @@ async def test_the_frozen_lose_their_slots_and_come_back(join: Join, child: Chil
     while await child.says() != ALL:
         pass
     hand = await join()
-    await eventually(lambda: bool(hand.assigned))
-    theirs = ALL - hand.assigned
-    while await child.says() != theirs:
+    while (theirs := await child.says()) == ALL:
         pass
+    await eventually(lambda: hand.assigned == ALL - theirs)
     # When its process stands still for longer than its ttl
     child.process.send_signal(signal.SIGSTOP)
     await eventually(lambda: hand.assigned == ALL)
