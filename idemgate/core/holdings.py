@@ -132,13 +132,16 @@ class Holdings:
         """Learns; True if there is more to say at once: to other members, or about more slots."""
         self._released.difference_update(said.released)
         self._unsure.difference_update(said.released, said.seized, said.wanted)
+        waited = len(self._waiting)
         for slot, holder in roll.holders.items():
             self._learn(slot, holder, now)
+        # Some of what was waited for is free now; so may be what there was no room to ask for.
+        more = len(self._waiting) < waited and len(roll.holders) == LIMIT
         if roll.members is not None:
             self.members = roll.members
             self.generation = roll.generation
             self._shared()
-        return len(self._asking) > len(self._waiting) or bool(self._released)
+        return more or len(self._asking) > len(self._waiting) or bool(self._released)
 
     def _learn(self, slot: Slot, holder: str, now: float) -> None:
         self._asking.pop(slot, None)

@@ -10,7 +10,7 @@ from typing import Any
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery
 from idemgate.once.current import Execution, executing
-from idemgate.work.threads import Threads
+from idemgate.work.threads import Threads, called
 
 __all__ = ["handled"]
 
@@ -26,7 +26,7 @@ async def handled(handler: Handler, delivery: Delivery[Any], threads: Threads) -
                 await handler(delivery)
                 return None
             context = contextvars.copy_context()
-            result, error = await threads.run(lambda: context.run(_called, handler, delivery))
+            result, error = await threads.run(lambda: context.run(called, handler, delivery))
             if inspect.isawaitable(result):  # a plain function that hands on a coroutine
                 await result
             return error
@@ -34,13 +34,6 @@ async def handled(handler: Handler, delivery: Delivery[Any], threads: Threads) -
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it says something about this delivery only
         return error
-
-
-def _called(handler: Handler, delivery: Delivery[Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return handler(delivery), None
-    except BaseException as error:  # noqa: BLE001 - as above, and nobody's Ctrl-C arrives in this thread
-        return None, error
 
 
 class DeliveryExecution(Execution):

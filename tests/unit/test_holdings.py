@@ -21,6 +21,12 @@ def answered(holdings: Holdings, held_by_you: set[Slot], generation: int = 1, no
     return said
 
 
+def answered_more(holdings: Holdings, held_by_you: set[Slot]) -> bool:
+    """As `answered`, of the generation that is known; whether there is more to say."""
+    said = holdings.announcement(0)
+    return holdings.heard(said, Roll(1, None, {slot: YOU if slot in held_by_you else ME for slot in said.wanted}), 0)
+
+
 def joined(slots: int = 16, elsewhere: int = 0) -> Holdings:
     """A member that knows its share and asked for it once, at 100 ms; the first slots of it are in other hands."""
     holdings = Holdings(ME, {"t": slots}, grace=1000)
@@ -78,6 +84,24 @@ def test_many_slots_are_asked_for_in_parts_that_follow_at_once() -> None:
     released = [answered(holdings, set()).released for _ in parts]
     assert sum(map(len, released)) == len(set().union(*released)) == len(set().union(*parts))
     assert answered(holdings, set()).released == ()
+
+
+def test_many_slots_that_become_free_are_taken_without_a_pause() -> None:
+    # Given a share of more slots than one announcement asks for, all of it in other hands
+    holdings = Holdings(ME, {"t": 4096}, grace=1000)
+    everything = {("t", number) for number in range(4096)}
+    answered(holdings, set())
+    while answered_more(holdings, everything):
+        pass
+    assert holdings.assigned == set()
+    # When they are let go
+    turns = 1
+    while answered_more(holdings, set()):
+        turns += 1
+    # Then one announcement follows the other until it has them all
+    assert holdings.assigned == holdings.share
+    assert turns <= ceil(len(holdings.share) / LIMIT) + 1
+    assert not answered_more(holdings, set())
 
 
 def test_after_its_time_has_passed_nothing_is_assigned_before_the_store_says_so() -> None:

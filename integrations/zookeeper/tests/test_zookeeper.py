@@ -65,9 +65,11 @@ async def eventually(fact: Callable[[], bool], within: float = 20) -> None:
 
 
 def divided(*hands: Hand) -> bool:
-    """Everything is in exactly one hand, and nobody gets nothing."""
+    """All know each other, and everything is in exactly one hand."""
+    names = tuple(sorted(hand.membership.member for hand in hands))
     shares = [hand.assigned for hand in hands]
-    return sum(map(len, shares)) == SLOTS and frozenset().union(*shares) == ALL and all(shares)
+    agreed = all(hand.membership.members == names for hand in hands)
+    return agreed and sum(map(len, shares)) == SLOTS and frozenset().union(*shares) == ALL
 
 
 async def test_members_divide_the_slots_and_hand_them_over(join: Join, raw: Any, path: str) -> None:
