@@ -481,8 +481,8 @@ def _deliveries(given: Deliveries) -> list[Delivery[Any]]:
 
 
 def _check_number(n: int) -> None:
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise BadInput("n", n, "not a number of deliveries", "Pass an int of at least 1")
+    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+        raise BadInput("n", n, "not a number of deliveries", "Pass an int of at least 0")
 
 
 def _as_given(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:

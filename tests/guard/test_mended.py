@@ -62,7 +62,7 @@ async def test_one_key_is_not_many(face: Any) -> None:
         await face.first_many("abc", "1s")
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "a", True])
+@pytest.mark.parametrize("n", [-1, 1.5, "a", True])
 async def test_a_number_of_deliveries_is_checked(face: Any, n: Any) -> None:
     with pytest.raises(BadInput, match="n="):
         await face.topic("t").take(n)
