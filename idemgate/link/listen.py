@@ -59,6 +59,10 @@ class Ear:
             self._ready.pop(name, None)
 
     async def close(self) -> None:
+        # A cancellation that arrives while redis-py connects may be swallowed: with no listeners it ends by itself.
+        self._channels.clear()
+        self._patterns.clear()
+        self._ready.clear()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
