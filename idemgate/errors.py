@@ -84,7 +84,7 @@ class PolicyChanged(IdemgateError):
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
         super().__init__(
             f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
-            f"or change it for everybody with redefine=True (slots cannot be changed that way)."
+            f"or change it for everybody with redefine=True (slots and merge cannot be changed that way)."
         )
         self.topic = topic
         self.stored = stored
@@ -155,21 +155,27 @@ class LeaseLost(Refused):
 class OutcomeUnknown(Refused):
     """A former owner vanished and the guard holds (`on_lease_loss="hold"`): somebody must look, then `gate.resolve`."""
 
-    def __init__(self, key: str, attempt: int) -> None:
+    def __init__(self, key: str, attempt: int, scope: str) -> None:
         super().__init__(
             key,
-            f"{key!r} was started (attempt {attempt}) and its owner vanished; its outcome is unknown. "
-            f"Look whether the effect happened, then gate.resolve(key, done=True or False)",
+            f"{key!r} was started (attempt {attempt}) and its owner vanished; its outcome is unknown. Look whether the "
+            f"effect happened, then gate.resolve({key!r}, scope={scope!r}, done=True or False)",
         )
         self.attempt = attempt
+        self.scope = scope
 
 
 class AttemptsExhausted(Refused):
     """The key was started `attempts` times without success and may not be started again within its retention."""
 
-    def __init__(self, key: str, attempts: int) -> None:
-        super().__init__(key, f"{key!r} was started {attempts} times without success; gate.forget(key) allows it again")
+    def __init__(self, key: str, attempts: int, scope: str) -> None:
+        super().__init__(
+            key,
+            f"{key!r} was started {attempts} times without success; "
+            f"gate.forget({key!r}, scope={scope!r}) allows it again",
+        )
         self.attempts = attempts
+        self.scope = scope
 
 
 # -- the store is at fault --------------------------------------------------------------------------------------------

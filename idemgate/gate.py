@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
+from weakref import WeakSet
 
 import tenacity
 
@@ -21,7 +23,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name, text_of
 from idemgate.core.limits import Rate
 from idemgate.core.merging import MergeSpec
-from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage
+from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
@@ -84,6 +86,7 @@ class Gate:
         self.claims = Claims(namespace, clock)
         self.counters = Counters()
         self.topics: dict[str, Topic] = {}
+        self.remembered: WeakSet[Seen] = WeakSet()
         self.subscribers: list[Subscriber] = []
         self._given = of_client(client) if client is not None else url
         if isinstance(self._given, str) and not self._given.startswith("embedded:"):
@@ -132,6 +135,10 @@ class Gate:
         if self._alink is None:
             self._alink = AsyncLink(self.endpoint, self.seconds)
         return self._alink
+
+    def seconds_now(self) -> float:
+        """A clock for what this process remembers: the test clock's, or a monotonic one."""
+        return monotonic() if self.clock is None else self.clock.microseconds() / 1_000_000
 
     def close(self) -> None:
         """Ends heartbeats and blocking connections. Those of an event loop are closed by `await gate.aio.close()`."""
@@ -192,7 +199,8 @@ class Gate:
         - `on_lease_loss`: when an owner vanished, "retry", or "hold": OutcomeUnknown until `gate.resolve`.
         - `on_store_error`: when the store is away, "raise"; "run" unguarded; "local": guarded by this process alone.
           Each is counted.
-        - `max_attempts`: starts of a key without success before AttemptsExhausted; None: any number.
+        - `max_attempts`: starts of a key without success before AttemptsExhausted; None: any number. Counted as long
+          as one follows the other within `retention`.
         - `retry`: a tenacity policy for attempts inside one claim.
         - `at_most_once`: mark the key before running, in one round trip: no lease, no result, and no second chance
           after a failure.
@@ -266,6 +274,8 @@ class Gate:
 
     def marks(self, keys: Iterable[Key], retention: Duration, scope: str) -> Batch[list[bool]]:
         """The calls of `first_many`."""
+        if isinstance(keys, str | bytes):
+            raise BadInput("keys", keys, "one key, not many", "Pass a list of keys")
         kept = milliseconds(retention, "retention")
         calls = [self.claims.mark(self.claims.key(scope, key), token(), kept) for key in keys]
         return Batch(calls, lambda entries: [first_of(entry) for entry in entries])
@@ -274,12 +284,20 @@ class Gate:
         """What is remembered of a key. Changes nothing."""
         return self.link.run(self.claims.inspect(self.claims.key(scope, key)))
 
+    def _unremembered(self, scope: str, key: Key) -> tuple[bytes, ...]:
+        """The record of a key about which somebody decides; what this process remembers of it no longer counts."""
+        record = self.claims.key(scope, key)
+        for seen in tuple(self.remembered):
+            seen.drop(record[0])
+        return record
+
     def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """Forgets a key, so that its next call is the first. False if nothing was known.
 
         Raises AlreadyInProgress while an owner's lease holds, unless `force`: then two may run at once.
         """
-        return changed(key, "forgotten", self.link.run(self.claims.forget(self.claims.key(scope, key), force)))
+        record = self._unremembered(scope, key)
+        return changed(key, "forgotten", self.link.run(self.claims.forget(record, force)))
 
     def resolve(
         self,
@@ -294,7 +312,7 @@ class Gate:
 
         False if there is nothing to decide. Raises AlreadyInProgress while an owner's lease holds.
         """
-        record = self.claims.key(scope, key)
+        record = self._unremembered(scope, key)
         data = self.codec.encode(result, "result")
         answer = self.link.run(self.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data))
         return changed(key, "ok", answer)
@@ -346,8 +364,7 @@ class Gate:
         - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
           counted.
         - `remember`: how long an `event_id` or a `version` is remembered.
-        - `redefine`: replace the stored policy for
-          everybody.
+        - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 
         With no policy given at all, the stored one is used, or the plain one if the topic is new.
         """
@@ -477,12 +494,12 @@ class Gate:
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def run(self, *topics: str, concurrency: int = 32, grace: Duration = "30s") -> None:
+    def run(self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s") -> None:
         """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see
         `Worker`."""
         from idemgate.work.running import run
 
-        run(self, topics, concurrency=concurrency, grace=grace)
+        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
 
 
 class AioGate:
@@ -529,11 +546,8 @@ class AioGate:
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """As `Gate.forget`."""
-        return changed(
-            key,
-            "forgotten",
-            await self.link.run(self._gate.claims.forget(self._gate.claims.key(scope, key), force)),
-        )
+        record = self._gate._unremembered(scope, key)
+        return changed(key, "forgotten", await self.link.run(self._gate.claims.forget(record, force)))
 
     async def resolve(
         self,
@@ -545,7 +559,7 @@ class AioGate:
         scope: str = "claim",
     ) -> bool:
         """As `Gate.resolve`."""
-        record = self._gate.claims.key(scope, key)
+        record = self._gate._unremembered(scope, key)
         data = self._gate.codec.encode(result, "result")
         answer = await self.link.run(
             self._gate.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data)
@@ -556,11 +570,13 @@ class AioGate:
         """As `Gate.topic`; the same topic, awaiting."""
         return self._gate.topic(name, **policy).aio
 
-    def worker(self, *topics: str, concurrency: int = 32, grace: Duration = "30s") -> Worker:
+    def worker(
+        self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s"
+    ) -> Worker:
         """A worker for use inside of an application: `async with gate.aio.worker(): ...`; see `Worker`."""
         from idemgate.work.worker import Worker
 
-        return Worker(self._gate, topics, concurrency=concurrency, grace=grace)
+        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
 
     def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
         """The gate's subscribers for use inside of an application: `async with gate.aio.subscribers(): ...`; see

@@ -119,7 +119,9 @@ def sentinel(home: Path, service: str) -> Iterator[tuple[int, int]]:
     port, watching = unused_ports(2)
     (home / "sentinel").mkdir()
     config = home / "sentinel" / "sentinel.conf"
-    config.write_text(f"port {watching}\ndir {home / 'sentinel'}\nsentinel monitor {service} 127.0.0.1 {port} 1\n")
+    config.write_text(
+        f"port {watching}\nbind 127.0.0.1\ndir {home / 'sentinel'}\nsentinel monitor {service} 127.0.0.1 {port} 1\n"
+    )
     with server(home / "primary", port), running([find_server().path, str(config), "--sentinel"]):
         with redis.Redis(port=watching, decode_responses=True) as client:
             wait_for(lambda: client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", service))

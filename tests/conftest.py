@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import settings
 
 from idemgate import Gate
 from idemgate.link.embedded import start
@@ -23,6 +24,9 @@ from idemgate.testing import Clock
 from idemgate.topic.faces import Dead, Topic
 
 _numbers = itertools.count()
+# How long an example takes is the machine's affair: no test measures time.
+settings.register_profile("idemgate", deadline=None)
+settings.load_profile("idemgate")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,9 @@ class Counters:
         self._counts: Counter[str] = Counter()
         self._lock = Lock()
 
+    def __repr__(self) -> str:
+        return f"Counters({self.snapshot()})"
+
     def add(self, name: str, n: int = 1) -> None:
         with self._lock:
             self._counts[name] += n

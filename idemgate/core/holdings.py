@@ -9,12 +9,15 @@ change, for the holder may have been right to take it meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from idemgate.core.assignment import mine
 
-__all__ = ["Announcement", "Holdings", "Roll", "Slot"]
+__all__ = ["LIMIT", "Announcement", "Holdings", "Roll", "Slot"]
 
+LIMIT = 500
+"""Most slots that one announcement asks for, and lets go: the server is blocked for the whole of it."""
 Slot = tuple[str, int]
 """Topic and number."""
 
@@ -53,8 +56,8 @@ class Holdings:
     """The slots of one member of a group. Times are ms, of whatever clock the caller keeps to."""
 
     __slots__ = (
-        "_doubted", "_number", "_released", "_unsure", "_waiting", "generation", "grace", "held", "leaving", "me",
-        "members", "share", "slots",
+        "_asking", "_doubted", "_number", "_released", "_unsure", "_waiting", "generation", "grace", "held", "leaving",
+        "me", "members", "share", "slots",
     )  # fmt: skip
 
     def __init__(self, me: str, slots: Mapping[str, int], grace: float) -> None:
@@ -67,10 +70,11 @@ class Holdings:
         self.held: set[Slot] = set()
         self.leaving = False
         self._number = 0
-        self._waiting: dict[Slot, float] = {}
+        self._asking: dict[Slot, None] = {}  # of the share: not known to be ours in this generation, next one first
+        self._waiting: dict[Slot, float] = {}  # of those: in other hands, since when
+        self._doubted: set[Slot] = set()  # of those: held, but perhaps no longer
         self._released: set[Slot] = set()
         self._unsure: set[Slot] = set()
-        self._doubted: set[Slot] = set()
 
     @property
     def assigned(self) -> frozenset[Slot]:
@@ -92,11 +96,17 @@ class Holdings:
         self.leaving = True
         self._shared()
 
+    def doubt(self) -> None:
+        """Its time has passed: others may have taken everything. Nothing is assigned before the next answers."""
+        self._ask(self.share)
+        self._doubted = self.held & self.share
+
     def release(self, slots: Iterable[Slot]) -> bool:
         """Lets go what is held, with the next announcement. Whether there was any."""
         gone = self.held.intersection(slots)
         self.held -= gone
         self._released |= gone
+        self._ask(gone & self.share)
         return bool(gone)
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -104,13 +114,14 @@ class Holdings:
     def announcement(self, now: float) -> Announcement:
         """The next one. Then `heard` its answer, or say that it was `unheard`."""
         self._number += 1
-        seized = {slot for slot, since in self._waiting.items() if now >= since + self.grace}
         # What an unheard announcement wanted may be in our hands without our knowing.
         released = self._released | (self._unsure - self.share - self.held)
-        topics = () if self.leaving else tuple(sorted(self.slots))
+        overdue = (slot for slot, since in self._waiting.items() if now >= since + self.grace)
+        seized = dict.fromkeys(islice(overdue, LIMIT))
+        wanted = (slot for slot in self._asking if slot not in seized)
         return Announcement(
-            self.me, self._number, topics, self.generation,
-            tuple(released), tuple(seized), tuple(self.share - seized),
+            self.me, self._number, () if self.leaving else tuple(sorted(self.slots)), self.generation,
+            tuple(islice(released, LIMIT)), tuple(seized), tuple(islice(wanted, LIMIT - len(seized))),
         )  # fmt: skip
 
     def unheard(self, said: Announcement) -> None:
@@ -118,29 +129,44 @@ class Holdings:
         self._unsure.update(said.seized, said.wanted)
 
     def heard(self, said: Announcement, roll: Roll, now: float) -> bool:
-        """Learns; True if the members are not those that the announcement was made for, so another one is due."""
+        """Learns; True if there is more to say at once: to other members, or about more slots."""
         self._released.difference_update(said.released)
-        self._unsure.clear()
-        self._doubted.difference_update(roll.holders)
+        self._unsure.difference_update(said.released, said.seized, said.wanted)
+        waited = len(self._waiting)
         for slot, holder in roll.holders.items():
-            if holder == self.me:
-                self.held.add(slot)
-                self._waiting.pop(slot, None)
-            else:
-                self.held.discard(slot)
-                if slot in self.share:  # it may have begun to leave since it asked
-                    self._waiting.setdefault(slot, now)
+            self._learn(slot, holder, now)
+        # Some of what was waited for is free now; so may be what there was no room to ask for.
+        more = len(self._waiting) < waited and len(roll.holders) == LIMIT
         if roll.members is not None:
             self.members = roll.members
             self.generation = roll.generation
             self._shared()
-        return roll.members is not None
+        return more or len(self._asking) > len(self._waiting) or bool(self._released)
+
+    def _learn(self, slot: Slot, holder: str, now: float) -> None:
+        self._asking.pop(slot, None)
+        self._doubted.discard(slot)
+        if holder == self.me:
+            self.held.add(slot)
+            self._waiting.pop(slot, None)
+            return
+        self.held.discard(slot)
+        if slot in self.share:  # it may have begun to leave since it asked
+            self._asking[slot] = None  # again, after all the others
+            self._waiting.setdefault(slot, now)
+
+    def _ask(self, slots: Iterable[Slot]) -> None:
+        self._asking |= dict.fromkeys(slots)
 
     def _shared(self) -> None:
         before, self.share = self.share, self._fair_share()
         # What comes back while it is drained may have been seized meanwhile: the next answer tells.
         self._doubted = self.held & ((self.share - before) | (self.share & self._doubted))
         self._waiting.clear()
+        self._asking.clear()
+        self._ask(self.share - self.held)
+        self._ask(self._doubted)
+        self._ask(self.share)
 
     def _fair_share(self) -> frozenset[Slot]:
         return frozenset(

@@ -153,6 +153,12 @@ class Delivery(Generic[P]):
         return self._payload
 
     @property
+    def id(self) -> str:
+        """Names this work, for a handler that is itself guarded: it stays the same when these triggers are tried again,
+        and is another one when others have joined them."""
+        return f"{self.key}@{self._message.last_ms}+{self._message.count}"
+
+    @property
     def count(self) -> int:
         return self._message.count
 

@@ -82,13 +82,14 @@ class Wait(NamedTuple):
 
 class Seen:
     """Keys that this process knows to be done, the `size` last learnt, each until its retention ends. Only done keys:
-    they cannot become anything else, unless somebody forgets them, which this process then learns when the entry
-    fades."""
+    they cannot become anything else, unless somebody forgets them elsewhere, which this process then learns when the
+    entry fades. `now` gives seconds."""
 
-    __slots__ = ("_entries", "_size")
+    __slots__ = ("__weakref__", "_entries", "_now", "_size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, now: Callable[[], float] = monotonic) -> None:
         self._size = size
+        self._now = now
         self._entries: OrderedDict[bytes, tuple[float, bytes, Entry]] = OrderedDict()
 
     def recall(self, record: bytes, fingerprint: bytes) -> Entry | None:
@@ -97,27 +98,31 @@ class Seen:
         if found is None:
             return None
         until, known, entry = found
-        if until <= monotonic():
+        if until <= self._now():
             self._entries.pop(record, None)
             return None
         return entry if known == fingerprint else Entry("reused")
 
     def keep(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
         self._entries.pop(record, None)
-        self._entries[record] = (monotonic() + milliseconds / 1000, fingerprint, entry)
+        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, entry)
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
+    def drop(self, record: bytes) -> None:
+        """Somebody of this process forgot the key, or decided about it."""
+        self._entries.pop(record, None)
 
-def refusal(entry: Entry, key: Key, token: int = 0) -> IdemgateError | None:
+
+def refusal(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
     """The error that an entry other than started, in progress or done stands for, else None."""
     if entry.state == "reused":
         return KeyReused(text_of(key))
     if entry.state == "held":
-        return OutcomeUnknown(text_of(key), entry.attempt)
+        return OutcomeUnknown(text_of(key), entry.attempt, scope)
     if entry.state == "exhausted":
-        return AttemptsExhausted(text_of(key), entry.attempt)
-    return LeaseLost(text_of(key), token) if entry.state == "stale" else None
+        return AttemptsExhausted(text_of(key), entry.attempt, scope)
+    return LeaseLost(text_of(key), entry.token) if entry.state == "stale" else None
 
 
 class Passage:
@@ -160,7 +165,7 @@ class Passage:
             return self._done(entry)
         if entry.state == "in_progress":
             return self._in_progress(entry)
-        return Answer(error=refusal(entry, self.key))
+        return Answer(error=refusal(entry, self.key, self.guard.scope))
 
     def _done(self, entry: Entry) -> Answer:
         guard = self.guard

@@ -14,7 +14,7 @@ from idemgate.core.limits import Rate, rate_of, share
 from idemgate.core.merging import Merge, MergeSpec, merge_of, merge_of_spec
 from idemgate.errors import BadInput
 
-__all__ = ["Edge", "Policy", "differing", "from_stored", "policy_of"]
+__all__ = ["Edge", "Policy", "differing", "from_stored", "policy_of", "reconciled"]
 
 Edge = Literal["trailing", "leading"]
 
@@ -150,6 +150,26 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
         rate=Fraction(facts["rate"]) if "rate" in facts else None,
         burst=facts.get("burst", 1),
     )
+
+
+def reconciled(known: Policy, said: Policy) -> Policy:
+    """One topic declared twice in one program: what was said of lease, attempts and dead letters counts, wherever it
+    was said; BadInput where two different things were. A backoff is taken from whoever names one."""
+    chosen: dict[str, Any] = {}
+    for name, silent in _LOCAL.items():
+        before, after = getattr(known, name), getattr(said, name)
+        if silent not in (before, after) and before != after:
+            raise BadInput(
+                name, after, f"this program said {before} before", "Say it once, where the topic is declared"
+            )
+        chosen[name] = after if before == silent else before
+    if isinstance(known.backoff, type(delays(None))):
+        chosen["backoff"] = said.backoff
+    return replace(known, **chosen)
+
+
+_LOCAL = {"lease": 30_000, "max_attempts": 17, "retention": 2_592_000_000, "max_dead": 10_000}
+"""What each program says for itself, and what it says by saying nothing. Durations in ms."""
 
 
 def differing(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:

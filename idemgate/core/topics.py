@@ -53,7 +53,7 @@ def open_topic(
     namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool
 ) -> Call[tuple[str, bytes]]:
     """(word, stored policy): "made", "same", "changed" (with the former one) or "differs" (with the stored one)."""
-    args = (stamp(clock), name, policy.stored(), b"1" if redefine else b"0", policy.slots)
+    args = (stamp(clock), name, policy.stored(), b"1" if redefine else b"0")
     return call(
         "topic/open",
         (keys.topics(namespace),),

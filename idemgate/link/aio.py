@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -13,10 +14,12 @@ from redis.asyncio.cluster import RedisCluster
 
 from idemgate.core.calls import Batch, Call
 from idemgate.errors import StoreUnavailable
-from idemgate.link.clients import async_client, close_client
+from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
+from idemgate.link.resp import pack
+from idemgate.link.wire import Wire, connected
 
 __all__ = ["AsyncLink"]
 
@@ -26,17 +29,35 @@ T = TypeVar("T")
 class _Loop:
     """What belongs to one event loop: its client, its ear, and the calls under way."""
 
-    __slots__ = ("blocking", "client", "ear", "tasks")
+    __slots__ = ("blocking", "client", "connecting", "ear", "patience", "tasks", "wire")
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.client = _undressed(async_client(endpoint, seconds))
         self.blocking: Any = None
+        self.wire: Wire | None = None
+        self.connecting = asyncio.Lock()
+        self.patience = min(seconds, SOCKET_TIMEOUT)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
 
+    async def connected(self) -> Wire:
+        """The wire of this loop, made anew when the one before was lost; waits while the server reads too slowly."""
+        if self.wire is None or self.wire.closed:
+            async with self.connecting:
+                if self.wire is None or self.wire.closed:
+                    self.wire = await connected(self.client.connection_pool, self.patience)
+        wire = self.wire
+        if wire.crowded:
+            await wire.room()
+        return wire
+
 
 class AsyncLink:
-    """Carries calls and awaits. One set of connections per event loop; no call is ever cancelled half-way."""
+    """Carries calls and awaits. No call is ever cancelled half-way.
+
+    To one server, the calls of one tick of an event loop travel together, over one connection (`link.wire`); to a
+    cluster they go through redis-py's client, which knows the nodes.
+    """
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
@@ -88,7 +109,7 @@ class AsyncLink:
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
         if self.endpoint.kind == "cluster":
-            return await asyncio.gather(*(self._insist(call, patience) for call in calls))
+            return await self._side_by_side(calls, patience)
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
@@ -101,22 +122,46 @@ class AsyncLink:
             for call, reply in zip(calls, replies, strict=True)
         ]
 
+    async def _side_by_side(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        """Calls with the same key one after the other, as the caller gave them; the others at once."""
+        answers: list[Any] = [None] * len(calls)
+        chains: defaultdict[bytes, list[int]] = defaultdict(list)
+        for place, call in enumerate(calls):
+            chains[call.keys[0]].append(place)
+
+        async def one_by_one(places: list[int]) -> None:
+            for place in places:
+                answers[place] = await self._insist(calls[place], patience)
+
+        await asyncio.gather(*map(one_by_one, chains.values()))
+        return answers
+
     async def _send(self, call: Call[Any]) -> list[Any]:
-        script, client = call.script, self._here.client
+        script, words = call.script, (len(call.keys), *call.keys, *call.args)
         try:
-            return await _asked(client, "EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return await _asked(client, "EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
+
+    async def _ask(self, *words: Any) -> Any:
+        if self.endpoint.kind == "cluster":
+            return await _asked(self._here.client, *words)
+        wire = await self._here.connected()
+        try:
+            return await wire.send(pack(words))
+        except rx.ResponseError as error:
+            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
+                wire.abandon()  # it was the master; the next connection asks the sentinels who is now
+            raise
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        async with self._here.client.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-            return await pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
+        wire = await self._here.connected()
+        requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""
-        return await asyncio.shield(self.spawn(_translated(_asked(self._here.client, *args))))
+        return await asyncio.shield(self.spawn(_translated(self._ask(*args))))
 
     async def blocking(self, *args: Any, within: float) -> Any:
         """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out.
@@ -163,6 +208,8 @@ class AsyncLink:
             await asyncio.wait(here.tasks, timeout=self.seconds)
         self._loops.pop(loop, None)
         await here.ear.close()
+        if here.wire is not None:
+            await here.wire.close()
         await close_client(here.client)
         if here.blocking is not None:
             await close_client(here.blocking)

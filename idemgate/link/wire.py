@@ -120,6 +120,11 @@ class Wire(asyncio.Protocol):
             if not future.done():
                 future.set_exception(error)
 
+    def abandon(self) -> None:
+        """Not to be used any more; what was asked on it is lost."""
+        self._end(rx.ConnectionError("the connection was given up"))
+        self._transport.abort()
+
     async def close(self) -> None:
         """Waits for the replies that are due, then closes."""
         left = [future for future in self._waiting if not future.done()]

@@ -51,7 +51,7 @@ class _Claimed:
         return f"<{type(self).__name__} {text_of(self._passage.key)!r} {answer}>"
 
     def _take(self, entry: Entry) -> None:
-        if (error := refusal(entry, self._passage.key)) is not None:
+        if (error := refusal(entry, self._passage.key, self._passage.guard.scope)) is not None:
             raise error
         self._entry = entry
         self._passage.entry = entry

@@ -58,7 +58,9 @@ class Guarded:
         self.key = key
         self.fingerprint = fingerprint
         self.retry = retry
-        self.seen = Seen(remember) if remember else None
+        self.seen = Seen(remember, gate.seconds_now) if remember else None
+        if self.seen is not None:
+            gate.remembered.add(self.seen)
         self.local = Local()
 
     def wrap(self, func: Any) -> Any:

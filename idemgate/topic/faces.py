@@ -101,7 +101,7 @@ class _Face:
     def _settlements(
         self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = ""
     ) -> list[Settlement]:
-        found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
+        found = _deliveries(deliveries)
         if verb == "nack" and delay is None:
             backoff = self.policy.backoff
             return [Settlement(verb, one, backoff.ms(one.attempt), reason) for one in found]
@@ -180,6 +180,7 @@ class Topic(_Face):
         now:
         `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot until `n` are found."""
         found: list[Delivery[Any]] = []
+        _check_number(n)
         calls = self.open()
         for slot in self._slots():
             if len(found) < n:
@@ -245,7 +246,7 @@ class Topic(_Face):
         """Heartbeat: the leases run anew from now, for `lease` (None: the topic's). "cancelled": still held, will not
         be retried."""
         length = None if lease is None else milliseconds(lease, "lease")
-        found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
+        found = _deliveries(deliveries)
         return _as_given(deliveries, self._run_all(lambda calls: calls.extend_many(found, length)))
 
     def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
@@ -354,6 +355,7 @@ class AioTopic(_Face):
     async def take(self, n: int = 1) -> list[Delivery[Any]]:
         """As `Topic.take`. Cancelled meanwhile: what was taken lapses with its lease."""
         found: list[Delivery[Any]] = []
+        _check_number(n)
         calls = await self.open()
         for slot in self._slots():
             if len(found) < n:
@@ -414,7 +416,7 @@ class AioTopic(_Face):
     async def extend(self, deliveries: Deliveries, lease: Duration | None = None) -> Outcome | list[Outcome]:
         """As `Topic.extend`."""
         length = None if lease is None else milliseconds(lease, "lease")
-        found = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
+        found = _deliveries(deliveries)
         return _as_given(deliveries, await self._run_all(lambda calls: calls.extend_many(found, length)))
 
     async def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
@@ -565,6 +567,19 @@ def by_slot(ids: Iterable[str] | None, slots: int) -> list[tuple[int, Sequence[s
             )
         wanted.setdefault(int(slot), []).append(number)
     return [(slot, found[i : i + 500]) for slot, found in wanted.items() for i in range(0, len(found), 500)]
+
+
+def _deliveries(given: Deliveries) -> list[Delivery[Any]]:
+    found = [given] if isinstance(given, Delivery) else list(given)
+    for one in found:
+        if not isinstance(one, Delivery):
+            raise BadInput("deliveries", one, "not a delivery", "Pass what take() gave, one or a list of them")
+    return found
+
+
+def _check_number(n: int) -> None:
+    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+        raise BadInput("n", n, "not a number of deliveries", "Pass an int of at least 0")
 
 
 def _as_given(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from idemgate.core.calls import Call
 from idemgate.core.functions import refuse_generator
 from idemgate.core.messages import Forward
-from idemgate.core.policy import Policy, differing, from_stored
+from idemgate.core.policy import Policy, differing, from_stored, reconciled
 from idemgate.core.recurring import Recurring
 from idemgate.core.topics import TopicCalls, open_topic, stored_policy
 from idemgate.errors import BadInput, PolicyChanged
@@ -43,6 +43,13 @@ class Opening:
             self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
         elif declared.stored() != self.declared.stored():
             raise PolicyChanged(self.name, *differing(self.declared.stored(), declared.stored()))
+        else:
+            self._adopt(reconciled(self.declared, declared))
+
+    def _adopt(self, policy: Policy) -> None:
+        if policy != self.declared:
+            self.declared = policy
+            self.calls = self.provisional() if self.calls is not None else None
 
     def handle(self, handler: Callable[..., Any]) -> None:
         refuse_generator(handler)

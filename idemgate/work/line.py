@@ -80,6 +80,8 @@ class Line:
         self.gate.counters.add("worker.taken", len(taken.deliveries))
         for delivery in taken.deliveries:
             self.held[slot, delivery.token] = _Held(delivery, until)
+            if delivery.dropped:
+                self.gate.counters.add("worker.items_dropped", delivery.dropped)
         if taken.deliveries and self._beat is None:
             self._beat = Beat(self.lease, self._extend, self._overdue)
             self.gate.pulse.add(self._beat)

@@ -238,12 +238,14 @@ class Member(ABC):
             self._tell()
 
     async def _round(self) -> None:
-        """Announces until the members are those that were known when it asked: then the slots asked for are right."""
+        """Announces until there is nothing more to say: when the members changed, it asks for other slots."""
         while await self._turn():
             pass
 
     async def _turn(self) -> bool:
         asked = self._now()
+        if asked >= self._until:
+            self._holdings.doubt()
         said = self._holdings.announcement(asked)
         self._due = asked + self.interval * 1000  # before the call: a hint during it counts
         try:

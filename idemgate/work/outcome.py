@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from typing import Any
 
 from idemgate.core.durations import milliseconds
@@ -53,7 +52,12 @@ def settlement_of(
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of the traceback, at most 500 characters: what a dead letter says of its end."""
-    lines = [line for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
-    text = lines[-1] if lines else type(error).__name__
+    """The traceback's last line, at most 500 characters: what a dead letter says of its end. Where the
+    exception's text has many, its first and its last: what went wrong often stands at the beginning."""
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    said = str(error).strip().splitlines()
+    text = f"{name}: {said[0]}{f' ... {said[-1]}' if len(said) > 1 else ''}" if said else name
     return text[:500].encode(errors="backslashreplace").decode()  # a lone surrogate of some file name cannot be sent

@@ -19,17 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(gate: Gate, topics: Sequence[str] = (), *, concurrency: int = 32, grace: Duration = "30s") -> None:
+def run(
+    gate: Gate,
+    topics: Sequence[str] = (),
+    *,
+    concurrency: int = 32,
+    prefetch: int | None = None,
+    grace: Duration = "30s",
+) -> None:
     """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
     here = threading.current_thread()
     if here is not threading.main_thread():
         raise BadInput(
             "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
         )
-    asyncio.run(_run(gate, topics, concurrency, grace))
+    asyncio.run(_run(gate, topics, concurrency, prefetch, grace))
 
 
-async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Duration) -> None:
+async def _run(gate: Gate, topics: Sequence[str], concurrency: int, prefetch: int | None, grace: Duration) -> None:
     worked = any(topic.opening.worked for topic in gate.topics.values())
     if not worked and not gate.subscribers:
         raise BadInput(
@@ -38,7 +45,7 @@ async def _run(gate: Gate, topics: Sequence[str], concurrency: int, grace: Durat
             "the gate has no topic with a handler and no subscriber",
             "Register one before run()",
         )
-    worker = Worker(gate, topics, concurrency=concurrency, grace=grace) if worked or topics else None
+    worker = Worker(gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace) if worked or topics else None
     stop = asyncio.Event()
     _on_signals(stop, worker)
     try:

@@ -8,10 +8,18 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-__all__ = ["Threads"]
+__all__ = ["Threads", "called"]
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+def called(func: Callable[[Any], Any], argument: object) -> tuple[Any, BaseException | None]:
+    """What a function returned, and what it raised: values, because exceptions do not all survive the way back."""
+    try:
+        return func(argument), None
+    except BaseException as error:  # noqa: BLE001 - whatever it is; and nobody's Ctrl-C arrives in such a thread
+        return None, error
 
 
 class Threads:

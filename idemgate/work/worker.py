@@ -4,8 +4,6 @@ help."""
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
@@ -19,9 +17,9 @@ from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery
 from idemgate.core.topics import Settlement
 from idemgate.errors import BadInput
-from idemgate.once.current import Execution, executing
 from idemgate.work.due import Due
 from idemgate.work.forwarding import Forwarding
+from idemgate.work.handling import handled
 from idemgate.work.line import Line
 from idemgate.work.loop import keep_up
 from idemgate.work.outcome import settlement_of
@@ -148,8 +146,8 @@ class Worker:
         self._threads = Threads("idemgate-handler")
 
     async def _work(self, started: asyncio.Future[None] | None) -> None:
-        unwatch = self._watch_clock()
         await asyncio.gather(*(due.listen() for due in self._dues))
+        unwatch = self._watch_clock()
         settling = asyncio.create_task(self._settle())
         turning = list(self._turns())
         log.info("worker.started", extra={"topics": list(self._names), "concurrency": self.concurrency})
@@ -225,29 +223,11 @@ class Worker:
             if ready.delivery.lost:
                 ready.line.drop([ready.delivery])
                 continue
-            task = asyncio.create_task(self._handle(ready))
+            handler = ready.line.topic.opening.handler
+            assert handler is not None, "chosen for having one"
+            task = asyncio.create_task(handled(handler, ready.delivery, self._threads))
             self._running[task] = ready
             task.add_done_callback(self._ended)
-
-    async def _handle(self, ready: _Ready) -> BaseException | None:
-        """What its handler raised, or None. An exception of a handler never travels through a task: SystemExit would
-        end the event loop with everything in it."""
-        handler, delivery = ready.line.topic.opening.handler, ready.delivery
-        assert handler is not None, "chosen for having one"
-        try:
-            with executing(DeliveryExecution(delivery)):
-                if awaited(handler):
-                    await handler(delivery)
-                    return None
-                context = contextvars.copy_context()
-                result, error = await self._threads.run(lambda: context.run(_called, handler, delivery))
-                if inspect.isawaitable(result):  # a plain function that hands on a coroutine
-                    await result
-                return error
-        except KeyboardInterrupt:  # somebody's Ctrl-C, not the handler's word
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it says something about this delivery only
-            return error
 
     def _ended(self, task: asyncio.Task[BaseException | None]) -> None:
         ready = self._running.pop(task)
@@ -328,27 +308,6 @@ class Worker:
                 break
             await asyncio.wait({*waiting, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
-
-
-class DeliveryExecution(Execution):
-    """What `current()` tells inside of a topic's handler: the delivery's own facts."""
-
-    __slots__ = ("_delivery",)
-
-    def __init__(self, delivery: Delivery[Any]) -> None:
-        super().__init__(delivery.key, delivery.token, delivery.attempt, None, None)
-        self._delivery = delivery
-
-    @property
-    def lease_lost(self) -> bool:
-        return self._delivery.lost
-
-
-def _called(handler: Callable[[Delivery[Any]], Any], delivery: Delivery[Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return handler(delivery), None
-    except BaseException as error:  # noqa: BLE001 - as in `_handle`, and nobody's Ctrl-C arrives in this thread
-        return None, error
 
 
 def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from idemgate import (
     ResultUnavailable,
     current,
 )
-from idemgate.core import passage
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -383,9 +382,10 @@ async def test_a_remembered_key_costs_no_round_trip_and_its_fingerprint_is_still
     assert wire.scripts == 0
     assert wired.gate.counters["once.remembered"] == 2
     # And the key fades with its retention: then the store is asked, which forgot nothing in this test
-    now = passage.monotonic()
+    (seen,) = wired.gate.remembered
+    now = seen._now()
     for later, asked in ((3500, 0), (3601, 1), (3602, 1)):
-        monkeypatch.setattr(passage, "monotonic", lambda later=later: now + later)
+        monkeypatch.setattr(seen, "_now", lambda later=later: now + later)
         assert await handle("x", 1) == 1
         assert (later, wire.scripts) == (later, asked)
     assert ran == [("x", 1)]

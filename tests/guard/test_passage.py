@@ -80,10 +80,9 @@ def test_guards_can_be_compared_and_not_changed() -> None:
         guard.lease = 1  # type: ignore[misc]
 
 
-def test_seen_keeps_what_was_learnt_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seen_keeps_what_was_learnt_last() -> None:
     now = [1000.0]
-    monkeypatch.setattr(passage, "monotonic", lambda: now[0])
-    seen, entry = Seen(2), Entry("done")
+    seen, entry = Seen(2, lambda: now[0]), Entry("done")
     seen.keep(b"a", b"", entry, 5_000)
     seen.keep(b"b", b"print", entry, 1_000)
     assert seen.recall(b"a", b"") is entry

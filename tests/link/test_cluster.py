@@ -93,6 +93,8 @@ async def test_the_first_of_many_is_asked_of_all_nodes(face: Face, on_nodes: Any
     keys = [f"k{i}" for i in range(40)]
     assert await face.first_many([*keys, "k7"], "20s") == [True] * 40 + [False]
     assert await face.first_many(keys, "20s") == [False] * 40
+    # And of equal keys in one call the first is first
+    assert await face.first_many(["same"] * 30, "20s") == [True] + [False] * 29
     assert all(on_nodes())
 
 

@@ -368,3 +368,21 @@ async def test_many_lapsed_at_once_are_put_back_by_hundreds(gate: Gate, clock: C
     assert [(taken.lapsed, len(taken.deliveries)) for taken in rounds] == [(100, 100), (100, 100), (50, 50), (0, 0)]
     # Then all are in flight again, once
     assert (await topic.aio.stats()).in_flight == 250
+
+
+async def test_an_id_names_the_same_triggers_and_no_others(face: Any, clock: Clock) -> None:
+    # Given a delivery that is tried again
+    topic = face.topic("t", backoff=[1])
+    await topic.trigger("k", 1)
+    first = (await topic.take())[0]
+    await topic.nack(first)
+    clock.advance("1s")
+    again = (await topic.take())[0]
+    # Then it has the same id, and another one when a trigger has joined it
+    assert (again.attempt, again.id) == (2, first.id)
+    await topic.trigger("k", 2)
+    await topic.nack(again)
+    clock.advance("1s")
+    joined = (await topic.take())[0]
+    assert joined.count == 2
+    assert joined.id != first.id

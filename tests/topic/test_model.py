@@ -34,7 +34,7 @@ from tests.topic.model import Model, Rules
 
 KEYS = ("a", "b", "c")
 LENGTH = 60
-EXAMPLES = max(1, int(os.environ.get("IDEMGATE_STEPS", "1800")) // LENGTH)
+EXAMPLES = max(1, int(os.environ.get("IDEMGATE_STEPS", "1500")) // LENGTH)
 WEIGHTS = {
     "trigger": 9, "take": 3, "wait_and_take": 6, "settle": 9, "extend": 1, "cancel": 1, "reschedule": 1, "flush": 1,
     "flush_all": 1, "exhume": 2, "time": 5, "again": 3,

@@ -142,11 +142,10 @@ async def _conserved(topic: Any, triggers: int, messages: int) -> None:
 
 @pytest.mark.parametrize("timing", TIMINGS)
 async def test_all_events_with_a_policy_per_field(gate: Gate, clock: Clock, events: list[Event], timing: str) -> None:
-    # Given a topic whose payloads have one field for each merge policy; keys are paths in one timing, folders in two
+    # Given a topic whose payloads have one field for each merge policy
     policy = TIMINGS[timing]
     topic = Inline(gate.topic("changes", merge=_policy("fields"), **policy))
-    key_of = itemgetter("path") if timing == "window 60 s" else _folder
-    triggers = [(event["ts"], key_of(event), _payloads(event)) for event in events]
+    triggers = [(event["ts"], _folder(event), _payloads(event)) for event in events]
     # When all events are triggered at their times, and whatever is due is taken and acked at its time
     found = await Replay(topic, clock).run(triggers)
     # Then each delivery is the oracle's, in the same order, and every trigger is in exactly one

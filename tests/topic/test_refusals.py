@@ -276,10 +276,20 @@ async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock
     assert (await topic.trigger("k")).due_at == clock.now()
 
 
+async def test_redefine_does_not_change_how_payloads_merge(face: Any, other: Gate, everything: Dumps) -> None:
+    # Given pending messages, packed as a sum
+    other.topic("t", window="5s", merge="sum").trigger("k", 1)
+    before = everything()
+    # Then no program can make lists of them
+    with pytest.raises(PolicyChanged, match="slots and merge cannot"):
+        await face.topic("t", window="5s", merge="append", redefine=True).trigger("k", 1)
+    assert everything() == before
+
+
 async def test_redefine_does_not_change_slots(face: Any, other: Gate, everything: Dumps) -> None:
     other.topic("t", slots=4).open()
     before = everything()
-    with pytest.raises(PolicyChanged, match="slots cannot be changed"):
+    with pytest.raises(PolicyChanged, match="slots and merge cannot be changed"):
         await face.topic("t", slots=8, redefine=True).trigger("k")
     assert everything() == before
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from idemgate.core.holdings import Announcement, Holdings, Roll, Slot
+from math import ceil
+
+from idemgate.core.holdings import LIMIT, Announcement, Holdings, Roll, Slot
 
 ME, YOU = "me", "you"
 T = frozenset({"t"})
@@ -19,38 +21,99 @@ def answered(holdings: Holdings, held_by_you: set[Slot], generation: int = 1, no
     return said
 
 
-def joined(slots: int = 16) -> Holdings:
-    """A member that knows its share and has asked for it once."""
+def answered_more(holdings: Holdings, held_by_you: set[Slot]) -> bool:
+    """As `answered`, of the generation that is known; whether there is more to say."""
+    said = holdings.announcement(0)
+    return holdings.heard(said, Roll(1, None, {slot: YOU if slot in held_by_you else ME for slot in said.wanted}), 0)
+
+
+def joined(slots: int = 16, elsewhere: int = 0) -> Holdings:
+    """A member that knows its share and asked for it once, at 100 ms; the first slots of it are in other hands."""
     holdings = Holdings(ME, {"t": slots}, grace=1000)
     answered(holdings, set())
-    answered(holdings, set())
-    assert 0 < len(holdings.share) < slots
+    assert elsewhere < len(holdings.share) < slots
+    answered(holdings, set(sorted(holdings.share)[:elsewhere]), now=100)
     return holdings
 
 
 def test_it_asks_for_nothing_before_it_knows_the_members() -> None:
     holdings = Holdings(ME, {"t": 16}, grace=1000)
     assert answered(holdings, set()).wanted == ()
-    # When it knows them, it asks for its share, and holds what it got
-    assert set(answered(holdings, set()).wanted) == holdings.share == holdings.held
+    # When it knows them, it asks for its share, and holds what it got; and does not ask again
+    assert set(answered(holdings, set()).wanted) == holdings.share == holdings.held == holdings.assigned
+    assert answered(holdings, set()).wanted == ()
 
 
 def test_a_slot_in_other_hands_is_waited_for_then_seized() -> None:
     # Given a slot of my share that somebody else holds
-    holdings = joined()
-    slot = next(iter(holdings.share))
-    answered(holdings, {slot}, now=100)
-    assert slot not in holdings.held
+    holdings = joined(elsewhere=1)
+    (slot,) = holdings.share - holdings.held
     assert holdings.seizes_at == 1100
     # When it is asked for again before the grace time is over, it is only wanted
     said = answered(holdings, {slot}, now=1099.9)
-    assert said.seized == ()
-    assert slot in said.wanted
+    assert (said.seized, said.wanted) == ((), (slot,))
     # Then it is seized, once
     assert answered(holdings, {slot}, now=1100).seized == (slot,)
-    assert slot in holdings.held
+    assert slot in holdings.assigned
     assert holdings.seizes_at == float("inf")
     assert answered(holdings, set(), now=9999).seized == ()
+
+
+def test_many_slots_are_asked_for_in_parts_that_follow_at_once() -> None:
+    # Given a share of more slots than one announcement asks for, of which I get none
+    holdings = Holdings(ME, {"t": 4096}, grace=1000)
+    everything = {("t", number) for number in range(4096)}
+    answered(holdings, set())
+    parts: list[set[Slot]] = []
+    more = True
+    while more:
+        said = holdings.announcement(0)
+        parts.append(set(said.wanted))
+        more = holdings.heard(said, Roll(1, None, dict.fromkeys(said.wanted, YOU)), 0)
+    # Then each is asked for, in as few parts as it takes, and then there is a pause
+    assert set().union(*parts) == holdings.share
+    assert len(parts) == ceil(len(holdings.share) / LIMIT) > 3
+    assert max(map(len, parts)) == LIMIT
+    # And later they are seized, in parts, too
+    seized = [answered(holdings, everything, now=1000).seized for _ in parts]
+    assert sum(map(len, seized)) == len(set().union(*seized)) == len(holdings.share)
+    assert holdings.assigned == holdings.share
+    # And let go, in parts
+    holdings.leave()
+    holdings.release(everything)
+    released = [answered(holdings, set()).released for _ in parts]
+    assert sum(map(len, released)) == len(set().union(*released)) == len(set().union(*parts))
+    assert answered(holdings, set()).released == ()
+
+
+def test_many_slots_that_become_free_are_taken_without_a_pause() -> None:
+    # Given a share of more slots than one announcement asks for, all of it in other hands
+    holdings = Holdings(ME, {"t": 4096}, grace=1000)
+    everything = {("t", number) for number in range(4096)}
+    answered(holdings, set())
+    while answered_more(holdings, everything):
+        pass
+    assert holdings.assigned == set()
+    # When they are let go
+    turns = 1
+    while answered_more(holdings, set()):
+        turns += 1
+    # Then one announcement follows the other until it has them all
+    assert holdings.assigned == holdings.share
+    assert turns <= ceil(len(holdings.share) / LIMIT) + 1
+    assert not answered_more(holdings, set())
+
+
+def test_after_its_time_has_passed_nothing_is_assigned_before_the_store_says_so() -> None:
+    holdings = joined()
+    before = holdings.assigned
+    lost = min(before)
+    # When others may have taken everything
+    holdings.doubt()
+    assert holdings.assigned == set()
+    # Then it is asked for anew, and what others took is waited for
+    assert set(answered(holdings, {lost}).wanted) == before
+    assert holdings.assigned == before - {lost}
 
 
 def test_what_is_let_go_is_said_until_it_was_heard() -> None:
@@ -69,11 +132,10 @@ def test_what_is_let_go_is_said_until_it_was_heard() -> None:
 
 def test_what_an_unheard_announcement_may_have_taken_is_let_go_once_it_is_not_wanted() -> None:
     # Given a slot that was asked for, with no answer
-    holdings = joined()
-    slot = next(iter(holdings.share))
-    answered(holdings, {slot})
+    holdings = joined(elsewhere=1)
+    (slot,) = holdings.share - holdings.held
     said = holdings.announcement(0)
-    assert slot in said.wanted
+    assert said.wanted == (slot,)
     holdings.unheard(said)
     # When it is not in the share any more
     holdings.leave()
@@ -83,7 +145,7 @@ def test_what_an_unheard_announcement_may_have_taken_is_let_go_once_it_is_not_wa
 
 
 def test_a_slot_that_begins_to_leave_while_it_is_asked_for_is_drained_not_waited_for() -> None:
-    holdings = joined()
+    holdings = joined(elsewhere=2)
     one, two = sorted(holdings.share)[:2]
     said = holdings.announcement(0)
     # When it leaves between the question and the answer
@@ -97,9 +159,8 @@ def test_a_slot_that_begins_to_leave_while_it_is_asked_for_is_drained_not_waited
 
 def test_the_wait_begins_anew_when_the_members_change() -> None:
     # Given a slot that was waited for almost long enough
-    holdings = joined()
-    slot = next(iter(holdings.share))
-    answered(holdings, {slot}, now=100)
+    holdings = joined(elsewhere=1)
+    (slot,) = holdings.share - holdings.held
     # When the members change, and it is still in other hands
     answered(holdings, {slot}, generation=2, now=1000)
     assert answered(holdings, {slot}, generation=2, now=1050).seized == ()
@@ -128,4 +189,4 @@ def test_a_slot_that_comes_back_while_it_is_drained_is_taken_from_once_the_store
     assert holdings.assigned == everything - draining
     assert holdings.draining == set()
     told(3, None)
-    assert holdings.assigned == everything
+    assert holdings.assigned == everything == {("t", number) for number in range(16)}

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
@@ -23,6 +23,7 @@ parts = st.one_of(
     st.sampled_from(["%", "%25", "%3A", ":", "a:b", "{x}", "}:due", "#" + "0" * 32, "a" * 128, "a" * 129, ":" * 128]),
 )
 user_keys = parts | st.binary(min_size=1, max_size=200) | st.integers()
+UNHURRIED = settings(deadline=None)
 triples = st.tuples(names, parts, user_keys)
 
 
@@ -34,6 +35,7 @@ def tag(key: bytes) -> bytes:
 # -- one thing, one key -----------------------------------------------------------------------------------------------
 
 
+@UNHURRIED
 @given(first=triples, second=triples)
 @example(first=("n", "a:b", "c"), second=("n", "a", "b:c"))
 @example(first=("n", "a%3Ab", "c"), second=("n", "a:b", "c"))
@@ -47,6 +49,7 @@ def test_other_records_have_other_keys(first: tuple[Any, ...], second: tuple[Any
     assert (keys.record(*first) == keys.record(*second)) is same
 
 
+@UNHURRIED
 @given(triple=triples, topic=names, number=st.integers(0, 16_383))
 def test_kinds_do_not_mix(triple: tuple[Any, ...], topic: str, number: int) -> None:
     namespace = triple[0]
@@ -56,6 +59,7 @@ def test_kinds_do_not_mix(triple: tuple[Any, ...], topic: str, number: int) -> N
     assert len(set(found)) == len(found)
 
 
+@UNHURRIED
 @given(triple=triples)
 def test_a_key_is_short_plain_and_safe_to_print(triple: tuple[Any, ...]) -> None:
     record = keys.record(*triple)
@@ -82,6 +86,7 @@ def test_the_layout_is_what_it_was() -> None:
 # -- where a key goes -------------------------------------------------------------------------------------------------
 
 
+@UNHURRIED
 @given(triple=triples)
 @example(triple=("n", "s", "{0}"))
 @example(triple=("n", "{0}", "}{0}"))
@@ -92,6 +97,7 @@ def test_all_of_a_record_decides_where_it_goes(triple: tuple[Any, ...]) -> None:
     assert b"ig1:{" + tag(record) + b"}" == record
 
 
+@UNHURRIED
 @given(namespace=names, topic=names, number=st.integers(0, 16_383))
 def test_the_keys_of_a_call_live_together(namespace: str, topic: str, number: int) -> None:
     slot = (*keys.slot(namespace, topic, number), keys.outbox(namespace, topic, number))
@@ -105,6 +111,7 @@ def test_slots_of_a_topic_spread_over_the_cluster() -> None:
     assert places == {0, 1, 2}
 
 
+@UNHURRIED
 @given(key=st.binary(min_size=1, max_size=50), power=st.integers(0, 14))
 def test_a_slot_exists(key: bytes, power: int) -> None:
     assert 0 <= keys.slot_of(key, 2**power) < 2**power
@@ -145,6 +152,7 @@ def test_what_is_no_name_is_refused(name: Any) -> None:
         keys.check_name(name, "topic")
 
 
+@UNHURRIED
 @given(names | st.text(NAME, min_size=60, max_size=64))
 def test_a_name_is_taken_as_it_is(name: str) -> None:
     assert keys.check_name(name, "topic") == name
@@ -155,6 +163,7 @@ def test_keys_that_are_not_text_can_be_read_in_errors() -> None:
     assert keys.text_of(b"\xff\x00a") == "\\xff\x00a"
 
 
+@UNHURRIED
 @given(first=user_keys, second=user_keys)
 def test_a_digest_tells_texts_apart(first: keys.Key, second: keys.Key) -> None:
     assert len(keys.digest(first, "event_id")) == 16

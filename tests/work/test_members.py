@@ -205,7 +205,7 @@ async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> N
 
 async def test_the_slots_of_the_killed_are_taken_when_its_time_has_passed(world: World) -> None:
     one, two = await world.join(T), await world.join(T)
-    await world.pass_time(INTERVAL)
+    await world.pass_time(2 * INTERVAL)
     theirs = two.assigned
     assert theirs
     await world.kill(two)

@@ -148,5 +148,5 @@ async def test_a_store_that_was_away_for_all_brings_everybody_back(world: World)
     for hand in hands:
         hand.membership.cut_off = False
     await world.settle()
-    await world.pass_time(2 * INTERVAL)
+    await world.pass_time(3 * INTERVAL)
     assert world.owners() == before

@@ -151,7 +151,7 @@ class Odd(BaseException):
     ("error", "reason"),
     [
         (ValueError("no such item"), "ValueError: no such item"),
-        (ValueError("first line\nlast line"), "last line"),
+        (ValueError("first line\nlast line"), "ValueError: first line ... last line"),
         (SystemExit(3), "SystemExit: 3"),
         (StopIteration(), "StopIteration"),
         (GeneratorExit(), "GeneratorExit"),
@@ -277,8 +277,8 @@ async def test_a_delay_that_makes_no_sense_costs_a_second_not_the_worker(
     [
         Bury("the item was deleted"),
         KeyReused("order-7"),
-        OutcomeUnknown("order-7", 1),
-        AttemptsExhausted("order-7", 3),
+        OutcomeUnknown("order-7", 1, "charge"),
+        AttemptsExhausted("order-7", 3, "charge"),
         BadInput("key", "", "empty", "Name one"),
     ],
     ids=lambda error: type(error).__name__,

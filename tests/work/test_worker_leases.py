@@ -197,17 +197,19 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def child(gate: Gate) -> int:
-        # The lock is this thread's own here; held by another thread it would never be free again.
+        # Held by another thread at the fork, it would never be free again here.
         gate.pulse._wake = threading.Condition(threading.Lock())
         gate.pulse._wake.acquire()
         watchdog = threading.Timer(5, os._exit, (9,))
         watchdog.daemon = True
         watchdog.start()
-        claim = gate.claim("child")
-        with claim:
-            alive = [one.name for one in threading.enumerate() if one.name == "idemgate-heartbeat"]
+        for beat in tuple(gate.pulse._beats):  # as leaving the parent's guarded code would
+            gate.pulse.remove(beat)
+        with gate.claim("child") as claim:
+            alive = [one for one in threading.enumerate() if one.name == "idemgate-heartbeat"]
+            kept = len(gate.pulse._beats)
         gate.close()
-        return 0 if claim.started and len(alive) == 1 else 3
+        return 0 if claim.started and (len(alive), kept) == (1, 1) else 3
 
     await topic.aio.trigger("a")
     async with Worker(live):

@@ -17,6 +17,7 @@
 --- @include "lib/digits"
 --- @include "lib/record"
 --- @include "lib/lease_left"
+--- @include "lib/outlives"
 local key, token, lease, keep, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -86,5 +87,5 @@ end
 if ARGV[7] == "1" then
   redis.call("HSET", key, "h", "1")
 end
-redis.call("PEXPIRE", key, lease + keep)
+redis.call("PEXPIRE", key, outlives(ARGV[7] == "1", lease + keep))
 return { "started", now_ms, token_number, attempts, taken_over, found.c or "" }

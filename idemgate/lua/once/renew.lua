@@ -8,6 +8,7 @@
 --- @include "lib/now"
 --- @include "lib/digits"
 --- @include "lib/record"
+--- @include "lib/outlives"
 local key, token, lease, keep = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local found, problem = record(key)
@@ -21,5 +22,5 @@ end
 -- HDEL first: a server without memory refuses a script whose first write is HSET, and a lease must outlive that.
 redis.call("HDEL", key, "e")
 redis.call("HSET", key, "e", digits(now_ms + lease), "l", ARGV[3])
-redis.call("PEXPIRE", key, lease + keep)
+redis.call("PEXPIRE", key, outlives(found.h, lease + keep))
 return { "ok", now_ms }

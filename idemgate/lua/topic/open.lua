@@ -3,11 +3,11 @@
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] topic name
 --- ARGV[3] policy, packed; compared byte by byte
---- ARGV[4] "1" = replace a differing policy that has the same number of slots
---- ARGV[5] slots
+--- ARGV[4] "1" = replace a differing policy, unless slots or merge differ: what is pending was put where, and packed as, they say
 --- Returns {"made", now ms} {"same", now ms} {"changed", now ms, former policy} {"differs", now ms, stored policy}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
+--- @include "lib/same"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
@@ -21,7 +21,8 @@ end
 if stored == ARGV[3] then
   return { "same", now_ms }
 end
-if ARGV[4] ~= "1" or cmsgpack.unpack(stored).slots ~= tonumber(ARGV[5]) then
+local before, after = cmsgpack.unpack(stored), cmsgpack.unpack(ARGV[3])
+if ARGV[4] ~= "1" or before.slots ~= after.slots or not same(before.merge, after.merge) then
   return { "differs", now_ms, stored }
 end
 redis.call("HSET", KEYS[1], ARGV[2], ARGV[3])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from idemgate.core.functions import awaited, qualified_name, refuse_generator
@@ -22,6 +20,7 @@ from idemgate.errors import (
     ReplayedFailure,
     ResultUnavailable,
 )
+from idemgate.work.threads import Threads, called
 
 __all__ = ["Callback", "Ending", "checked", "ending_of", "positive"]
 
@@ -29,7 +28,7 @@ T = TypeVar("T")
 Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
-_HOPELESS = (Bury, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, NotDecodable)
+_HOPELESS = (Bury, BadInput, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, NotDecodable)
 """Repeating cannot mend these: a person has to look."""
 
 
@@ -53,23 +52,28 @@ def ending_of(error: BaseException) -> Ending:
 class Callback(Generic[T]):
     """One run of a subscriber's function: sync ones run in threads of their own, with the context copied."""
 
-    def __init__(self, func: Callable[[T], object], width: int) -> None:
+    def __init__(self, func: Callable[[T], object]) -> None:
         self._func = func
-        self._threads = None if awaited(func) else ThreadPoolExecutor(width, thread_name_prefix="idemgate-subscriber")
+        self._threads = None if awaited(func) else Threads("idemgate-subscriber")
 
     async def __call__(self, item: T) -> Ending:
         try:
             if self._threads is None:
                 await self._await(self._func(item))
             else:
-                work = partial(contextvars.copy_context().run, partial(self._func, item))
-                await self._await(await asyncio.get_running_loop().run_in_executor(self._threads, work))
+                context = contextvars.copy_context()
+                result, error = await self._threads.run(lambda: context.run(called, self._func, item))
+                if error is not None:
+                    return ending_of(error)
+                await self._await(result)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             return Ending("failed", error)  # the callback's own; nobody cancelled us
-        except Exception as error:  # noqa: BLE001 - whatever it is, it says something about one message only
+        except KeyboardInterrupt:  # somebody's Ctrl-C, not the callback's word
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it says something about one message only
             return ending_of(error)
         return Ending("handled")
 
@@ -80,7 +84,7 @@ class Callback(Generic[T]):
     def close(self) -> None:
         """Threads that still run go on by themselves; no new ones start."""
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
 
 def checked(func: Callable[[T], object]) -> str:

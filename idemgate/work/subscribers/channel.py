@@ -73,7 +73,7 @@ class Channel:
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """As `Subscriber.run`. The backlog, too, is worked off within the grace."""
-        callback = Callback(self.callback, self.concurrency)
+        callback = Callback(self.callback)
         lanes = Lanes[Heard](lambda heard: self._handle(callback, heard), self.concurrency)
         ear = self._gate.aio.link.ear()
         try:

@@ -94,7 +94,7 @@ class _Reader:
         self._stop = stop
         consumer = options.consumer or f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
         self._group = Group(options.gate.aio.link, options.stream, options.group, consumer, options.reclaim_ms)
-        self._callback = Callback(options.callback, options.concurrency)
+        self._callback = Callback(options.callback)
         self._lanes = Lanes[Taken](self._handle, options.concurrency)
         self._live: dict[bytes, Taken] = {}
         self._freed = asyncio.Event()

@@ -76,9 +76,11 @@ def answer(status: str, *headers: str, body: bytes = b"") -> bytes:
 
 
 @asynccontextmanager
-async def listening(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
+async def listening(
+    host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Receiver]:
     made = Receiver()
-    server = await asyncio.start_server(made.serve, host, 0, ssl=tls)
+    server = await asyncio.start_server(made.serve, host, port, ssl=tls)
     made.port = server.sockets[0].getsockname()[1]
     async with server:
         yield made

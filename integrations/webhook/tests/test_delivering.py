@@ -241,7 +241,9 @@ async def test_once_the_status_is_known_the_body_cannot_change_it(receiver: Any,
     await made.send(receiver.url(), {})
     assert await made.attempt() is None
     held.set()
-    assert (await made.history()).delivered
+    history = await made.history()
+    assert history.delivered
+    assert (history.attempts[0].status, history.attempts[0].error) == (200, "")
 
 
 async def test_a_huge_answer_is_read_no_further_than_its_excerpt(receiver: Any, sender: Any) -> None:
@@ -354,6 +356,27 @@ async def test_an_attempt_that_was_cancelled_leaves_the_way_free(clock: Clock, r
     again = await receiver.next()
     assert (again.body, again.headers["webhook-id"]) == (first.body, first.headers["webhook-id"])
     assert (await made.history()).delivered
+
+
+async def test_what_was_sent_first_is_what_goes_out_even_when_its_id_was_forgotten(
+    gate: Gate, clock: Clock, receiver: Any, respond: Respond, sender: Any
+) -> None:
+    # Given a message that waits for longer than its id is remembered
+    receiver.answers = [respond("500 Oops"), respond("200 OK")]
+    made = sender(schedule=["1h"], retention="1m")
+    async with gate.aio.worker():
+        await made.send(receiver.url(), {"body": 1})
+        await receiver.next()
+        due = clock.now() + await wait_of(made, clock)
+        # When the same id is sent with another body
+        clock.advance("2m")
+        receipt = await made.send(receiver.url(), {"body": 2})
+        # Then it joins the one that waits, which changes neither its body nor its time
+        assert (receipt.status, receipt.due_at) == ("merged", due)
+        clock.set(due.timestamp())
+        assert (await receiver.next()).body == b'{"body":1}'
+        await made.ended()
+    assert receiver.requests.empty()
 
 
 async def test_the_history_keeps_the_newest_and_goes_with_its_retention(

@@ -65,9 +65,11 @@ async def eventually(fact: Callable[[], bool], within: float = 20) -> None:
 
 
 def divided(*hands: Hand) -> bool:
-    """Everything is in exactly one hand, and nobody gets nothing."""
+    """All know each other, and everything is in exactly one hand."""
+    names = tuple(sorted(hand.membership.member for hand in hands))
     shares = [hand.assigned for hand in hands]
-    return sum(map(len, shares)) == SLOTS and frozenset().union(*shares) == ALL and all(shares)
+    agreed = all(hand.membership.members == names for hand in hands)
+    return agreed and sum(map(len, shares)) == SLOTS and frozenset().union(*shares) == ALL
 
 
 async def test_members_divide_the_slots_and_hand_them_over(join: Join, raw: Any, path: str) -> None:
@@ -188,10 +190,9 @@ async def test_the_frozen_lose_their_slots_and_come_back(join: Join, child: Chil
     while await child.says() != ALL:
         pass
     hand = await join()
-    await eventually(lambda: bool(hand.assigned))
-    theirs = ALL - hand.assigned
-    while await child.says() != theirs:
+    while (theirs := await child.says()) == ALL:
         pass
+    await eventually(lambda: hand.assigned == ALL - theirs)
     # When its process stands still for longer than its ttl
     child.process.send_signal(signal.SIGSTOP)
     await eventually(lambda: hand.assigned == ALL)
