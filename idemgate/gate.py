@@ -363,7 +363,7 @@ class Gate:
           jitter, 1 s to 10 min.
         - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
           counted.
-        - `remember`: how long an `event_id` or a `version` is remembered.
+        - `remember`: how long a `version` is remembered, and an `event_id` after its message was due.
         - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 
         With no policy given at all, the stored one is used, or the plain one if the topic is new.

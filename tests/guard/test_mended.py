@@ -1,4 +1,4 @@
-"""What a stranger found, each as the test that shows it."""
+"""Faults that were found by using it, each as the test that shows it."""
 
 from __future__ import annotations
 
