@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias, cast
 
 from tenacity import RetryCallState, Retrying
@@ -14,7 +13,7 @@ from tenacity.wait import wait_base
 from idemgate.core.durations import LONGEST_MS, Duration, milliseconds
 from idemgate.errors import BadInput, IdemgateError
 
-__all__ = ["Backoff", "BackoffPolicy", "Deadline", "delays", "retry_pause"]
+__all__ = ["Backoff", "BackoffPolicy", "delays", "retry_pause"]
 
 BackoffPolicy: TypeAlias = Duration | Sequence[Duration] | wait_base | None
 """A constant, a list whose last delay repeats, a tenacity wait strategy, None: full jitter, 1 s to 10 min."""
@@ -99,26 +98,3 @@ def _checked(attempt: object) -> int:
 def retry_pause(n: int) -> float:
     """Seconds to wait before the n-th retry (from 1) of a store call: full jitter, 10 ms to 500 ms."""
     return random.uniform(0, min(0.5, 0.01 * 2 ** min(_checked(n) - 1, 16)))
-
-
-class Deadline:
-    """Until when one call to the store is worth repeating: a span from now, on the monotonic clock.
-
-    A deadline, not a number of tries: whatever sits below us may retry too, and counts multiply (11 x
-    ours, measured).
-    """
-
-    __slots__ = ("_clock", "_end")
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._end = clock() + seconds
-
-    def left(self) -> float:
-        """Seconds left, 0.0 when there are none."""
-        return max(0.0, self._end - self._clock())
-
-    def pause(self, n: int) -> float | None:
-        """Seconds to wait before the n-th retry, or None: it is over before that retry could be sent."""
-        pause = retry_pause(n)
-        return pause if pause < self.left() else None

@@ -6,12 +6,12 @@ sent again, until the deadline. redis-py's own retries stay off: nested under ou
 
 from __future__ import annotations
 
-import random
 import re
 from time import monotonic
 
 import redis.exceptions as rx
 
+from idemgate.core.backoff import retry_pause
 from idemgate.errors import StoreRefused, StoreUnavailable
 
 __all__ = ["FAILURES", "Patience", "is_passing"]
@@ -79,7 +79,7 @@ class Patience:
         if _executed(error) == "unknown":
             self._executed = "unknown"
         self._tries += 1
-        seconds = random.uniform(0, min(0.5, 0.01 * 2**self._tries))
+        seconds = retry_pause(self._tries)
         if monotonic() + seconds >= self._deadline:
             text = f"no answer from the store after {self._tries} tries, the last one: {type(error).__name__}: {error}"
             raise StoreUnavailable(text, self._executed) from error

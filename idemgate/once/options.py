@@ -13,6 +13,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.keys import check_scope
 from idemgate.core.keyspec import compile_fingerprint, compile_key
+from idemgate.core.numbers import whole
 from idemgate.core.passage import ErrorPolicy, Guard, OnDone, OnError, OnInProgress, OnLeaseLoss, OnStoreError
 from idemgate.errors import BadInput
 from idemgate.once.guarded import Guarded
@@ -72,11 +73,11 @@ def guard_of(
         on_error=on_error,
         on_lease_loss=on_lease_loss,
         on_store_error=on_store_error,
-        max_attempts=0 if max_attempts is None else _count("max_attempts", max_attempts, 1),
+        max_attempts=0 if max_attempts is None else whole("max_attempts", max_attempts, 1),
         at_most_once=at_most_once,
         wait=milliseconds(wait, "wait"),
         shadow=shadow,
-        codec=codec if max_result_bytes is None else Codec(_count("max_result_bytes", max_result_bytes, 1)),
+        codec=codec if max_result_bytes is None else Codec(whole("max_result_bytes", max_result_bytes, 1)),
         returns=None,
     )
 
@@ -106,7 +107,7 @@ def decorate(
         compile_key(key, inner),
         compile_fingerprint(fingerprint, inner),
         retry,
-        _count("remember", remember, 0),
+        whole("remember", remember, 0),
     )
     return cast("Callable[P, R]", guarded.wrap(func))
 
@@ -135,9 +136,3 @@ def _one_of(name: str, value: object, literal: Any) -> None:
     allowed = get_args(literal)
     if value not in allowed:
         raise BadInput(name, value, "no such choice", f"Use one of {', '.join(map(repr, allowed))}")
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise BadInput(name, value, f"not a whole number of at least {least}", "Pass an int")
-    return value

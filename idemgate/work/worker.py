@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery
+from idemgate.core.numbers import whole
 from idemgate.core.topics import Settlement
 from idemgate.errors import BadInput
 from idemgate.work.due import Due
@@ -67,8 +68,8 @@ class Worker:
         grace: Duration = "30s",
     ) -> None:
         self.gate = gate
-        self.concurrency = _at_least("concurrency", concurrency, 1)
-        self.prefetch = max(1, concurrency // 4) if prefetch is None else _at_least("prefetch", prefetch, 0)
+        self.concurrency = whole("concurrency", concurrency, 1)
+        self.prefetch = max(1, concurrency // 4) if prefetch is None else whole("prefetch", prefetch, 0)
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self._names = _chosen(gate, topics)
         self._active = False
@@ -324,12 +325,6 @@ def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
             "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
     return tuple(dict.fromkeys(topics)) or tuple(sorted(known))
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise BadInput(name, value, f"not a whole number of at least {least}", "Pass an int")
-    return value
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None] | asyncio.Task[None], hurry: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate.core.backoff import Deadline, delays, retry_pause
+from idemgate.core.backoff import delays, retry_pause
 from idemgate.core.durations import LONGEST_MS
 from idemgate.errors import BadInput
 
@@ -135,39 +135,3 @@ def test_attempts_count_from_one(policy: Any, attempt: Any) -> None:
 @given(ATTEMPTS)
 def test_a_retry_of_a_store_call_waits_up_to_half_a_second(n: int) -> None:
     assert 0 <= retry_pause(n) <= min(0.5, 0.01 * 2 ** min(n - 1, 10))
-
-
-class Hand:
-    """A clock moved by hand."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_deadline_ends_when_its_span_is_over() -> None:
-    # Given a deadline in 2 s
-    clock = Hand()
-    deadline = Deadline(2.0, clock)
-    assert deadline.left() == 2.0
-    assert deadline.pause(1) is not None
-    # When the time passes
-    clock.now += 1.5
-    assert deadline.left() == 0.5
-    clock.now += 0.5
-    # Then nothing is left, and there is no pause to take
-    assert deadline.left() == 0.0
-    assert deadline.pause(1) is None
-    clock.now += 100
-    assert deadline.left() == 0.0
-    assert deadline.pause(9) is None
-
-
-@given(st.floats(0, 1), st.integers(1, 50))
-def test_no_pause_reaches_beyond_the_deadline(seconds: float, n: int) -> None:
-    deadline = Deadline(seconds, Hand())
-    pause = deadline.pause(n)
-    assert pause is None or 0 <= pause < seconds
-    if seconds > 0.5:
-        assert pause is not None

@@ -22,7 +22,7 @@ from idemgate.errors import (
 )
 from idemgate.work.threads import Threads, called
 
-__all__ = ["Callback", "Ending", "checked", "ending_of", "positive"]
+__all__ = ["Callback", "Ending", "checked", "ending_of"]
 
 T = TypeVar("T")
 Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
@@ -93,10 +93,3 @@ def checked(func: Callable[[T], object]) -> str:
         raise BadInput("callback", func, "not callable", "Decorate a function of one argument")
     refuse_generator(func)
     return qualified_name(func)
-
-
-def positive(name: str, value: int) -> int:
-    """A whole number of at least 1, or BadInput."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadInput(name, value, "not a whole number of at least 1", "Pass an int")
-    return value

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from idemgate.core.numbers import whole
 from idemgate.errors import BadInput
-from idemgate.work.subscribers.callback import Callback, checked, positive
+from idemgate.work.subscribers.callback import Callback, checked
 from idemgate.work.subscribers.lanes import Lanes
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Channel:
         self.channel = channel
         self.pattern = _checked_pattern(channel, pattern)
         self.callback = callback
-        self.concurrency = positive("concurrency", concurrency)
-        self.backlog = positive("backlog", backlog)
+        self.concurrency = whole("concurrency", concurrency)
+        self.backlog = whole("backlog", backlog)
         self._facts = {"channel": channel, "callback": checked(callback)}
 
     def __repr__(self) -> str:

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Literal
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.numbers import whole
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, Retry, StoreError, StoreUnavailable
 from idemgate.work.outcome import last_line
-from idemgate.work.subscribers.callback import Callback, Ending, checked, positive
+from idemgate.work.subscribers.callback import Callback, Ending, checked
 from idemgate.work.subscribers.group import Entry, Group, Taken, is_gone
 from idemgate.work.subscribers.lanes import Lanes
 
@@ -70,13 +71,13 @@ class Stream:
         self.start = start
         self.callback = callback
         self.name = checked(callback)
-        self.concurrency = positive("concurrency", concurrency)
+        self.concurrency = whole("concurrency", concurrency)
         self.reclaim_ms = milliseconds(reclaim, "reclaim")
-        self.max_deliveries = positive("max_deliveries", max_deliveries)
+        self.max_deliveries = whole("max_deliveries", max_deliveries)
         self.dead = f"{stream}:dead" if dead is None else _named("dead", dead)
         if self.dead == stream:
             raise BadInput("dead", dead, "the stream itself", "Name another stream, or leave it out")
-        self.max_dead = positive("max_dead", max_dead)
+        self.max_dead = whole("max_dead", max_dead)
 
     def __repr__(self) -> str:
         return f"<Stream {self.stream!r} group {self.group!r} -> {self.name}>"
