@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 from idemgate_zookeeper import ZooKeeperMembership
 
@@ -25,22 +26,33 @@ class Taker:
         self.stop = asyncio.Event()
         self.task = asyncio.create_task(self.membership.run(self.stop, TOPICS))
 
+    @property
+    def slots(self) -> int:
+        return len(self.membership.assigned("images"))
+
     def changed(self) -> None:
         self.membership.release("images", self.membership.draining("images"))
         print(f"{self.name} takes from {sorted(self.membership.assigned('images'))}")
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what the servers and the other worker have to do first."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
 async def main(hosts: str) -> None:
     print("anna comes")
     anna = Taker("anna", hosts)
-    await asyncio.sleep(1)
+    await until(lambda: anna.slots == 8)
     print("boris comes")
     boris = Taker("boris", hosts)
-    await asyncio.sleep(2)
+    await until(lambda: 0 < boris.slots < 8 and anna.slots + boris.slots == 8)
     print("anna leaves")
     anna.stop.set()
     await anna.task
-    await asyncio.sleep(1)
+    await until(lambda: boris.slots == 8)
     boris.stop.set()
     await boris.task
 
