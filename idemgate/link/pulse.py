@@ -51,6 +51,7 @@ class Pulse:
         self._beats: set[Beat] = set()
         self._wake = threading.Condition()
         self._sleeps_until = 0.0
+        self._shortest = 60.0
         self._thread: threading.Thread | None = None
 
     def _here(self) -> None:
@@ -62,6 +63,7 @@ class Pulse:
         self._here()
         with self._wake:
             self._beats.add(beat)
+            self._shortest = min(self._shortest, beat.interval)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="idemgate-heartbeat", daemon=True)
                 self._thread.start()
@@ -99,7 +101,8 @@ class Pulse:
                 due = [beat for beat in self._beats if beat.due <= now]
                 if due:
                     return due
-                soonest = min((beat.due for beat in self._beats), default=now + 60)
+                # With nothing to keep alive it wakes as if there were: what is added next then need not wake it.
+                soonest = min((beat.due for beat in self._beats), default=now + self._shortest)
                 self._sleeps_until = soonest
                 self._wake.wait(soonest - now)
         return []
