@@ -6,7 +6,6 @@ redis-py connects (addresses, TLS, credentials, its handshake); from then on the
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -20,6 +19,7 @@ from typing import Any
 
 import redis.exceptions as rx
 
+from idemgate.link.forks import forks
 from idemgate.link.resp import new_reader
 
 __all__ = ["BlockingWire", "Wires"]
@@ -117,7 +117,7 @@ class Wires:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._resting: deque[BlockingWire] = deque()
         self._made = 0
         self._waiting = 0
@@ -150,7 +150,7 @@ class Wires:
         return replies
 
     def _taken(self) -> BlockingWire:
-        if self._pid != os.getpid():
+        if self._forks != forks.count:
             self._reset()
         while True:
             try:

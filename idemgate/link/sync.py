@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 import redis.exceptions as rx
@@ -63,7 +64,13 @@ class SyncLink:
 
         Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
         """
-        return self._insist(call, Patience(self.seconds if within is None else within))
+        started = monotonic()
+        try:
+            return call.answer(self._send(call))
+        except FAILURES as error:
+            patience = Patience(self.seconds if within is None else within, started)
+            time.sleep(patience.pause(error))
+        return self._insist(call, patience)
 
     def _insist(self, call: Call[T], patience: Patience) -> T:
         while True:
@@ -151,8 +158,8 @@ class Waiter:
 
     def wait(self, seconds: float) -> bool:
         """True if woken, False after `seconds`."""
-        end = time.monotonic() + seconds
-        while self._pubsub is not None and (left := end - time.monotonic()) > 0:
+        end = monotonic() + seconds
+        while self._pubsub is not None and (left := end - monotonic()) > 0:
             try:
                 message = self._pubsub.get_message(timeout=left)
             except rx.RedisError:
@@ -160,5 +167,5 @@ class Waiter:
                 break
             if message is not None and message["type"] == "message":
                 return True
-        time.sleep(max(0.0, end - time.monotonic()))
+        time.sleep(max(0.0, end - monotonic()))
         return False
