@@ -10,7 +10,7 @@ from idemgate.core.codec import Codec, canonical
 from idemgate.core.merging import Merge, wrapped
 from idemgate.errors import BadInput
 
-__all__ = ["Part", "part_of"]
+__all__ = ["Part", "listed", "part_of"]
 
 
 class Part(NamedTuple):
@@ -51,16 +51,24 @@ def part_of(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "it
     )  # fmt: skip
 
 
+def listed(items: object) -> list[Any] | None:
+    """What was named, each name of a mapping; None for what is no collection."""
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        return None
+    return list(cast("Iterable[object]", items))
+
+
 def _named(found: list[bytes], items: object, codec: Codec, name: str) -> list[bytes]:
     """Those of the stored items that are named, in their order. Compared as values: the order of a dict or a set may
     have changed."""
-    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+    named = listed(items)
+    if named is None or isinstance(items, Mapping):
         raise BadInput(name, items, "not a list, tuple or set of items", "Name the items that failed, as in [item]")
     places: defaultdict[bytes, deque[int]] = defaultdict(deque)
     for place, one in enumerate(found):
         places[canonical(codec.decode(one))].append(place)
     chosen: list[int] = []
-    for item in cast(Iterable[object], items):
+    for item in named:
         left = places.get(canonical(item, name))
         if not left:
             raise BadInput(name, item, "not an item of this payload", "Name items as delivery.payload has them")
@@ -84,9 +92,9 @@ def _fields(merge: Merge, acc: Any, items: object, codec: Codec, name: str) -> P
 
 def _names(items: object, known: Mapping[str, object], name: str) -> list[str]:
     """The fields that are named, each once."""
-    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+    named = listed(items)
+    if named is None:
         raise BadInput(name, items, "neither names of fields nor a mapping", 'Name the fields that failed, as in ["a"]')
-    named: list[Any] = list(items)
     for field in named:
         if not isinstance(field, str) or field not in known:
             raise BadInput(name, field, "not a field of this payload", f"It has {', '.join(sorted(known)) or 'none'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
@@ -12,6 +12,7 @@ from idemgate.core.keyspec import KeySpec, compile_key
 from idemgate.core.merging import Merge, merge_of
 from idemgate.core.messages import Delivery, Receipt
 from idemgate.core.models import rebuild
+from idemgate.core.partial import listed
 from idemgate.errors import BadInput, Failed
 from idemgate.topic.faces import AioTopic, Topic
 
@@ -145,10 +146,11 @@ def _handler(func: Callable[..., Any], signature: inspect.Signature, merge: Merg
 
 def _complete(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
     """A call needs all of its arguments: with the items that failed go the arguments that keep none."""
-    given: Any = result.items if isinstance(result, Failed) and merge.fields else ()
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+    fields = listed(result.items) if isinstance(result, Failed) and merge.fields else None
+    if fields:
         payload = delivery.payload
-        named = dict(cast(Any, given) if isinstance(given, Mapping) else {name: payload.get(name) for name in given})
+        given: Any = result.items if hasattr(result.items, "keys") else payload
+        named = {name: given.get(name) for name in fields}
         if any(items or not merge.of(name).itemized for name, items in named.items()):
             result.items = {name: value for name, value in payload.items() if not merge.of(name).itemized} | named
     return result
