@@ -31,8 +31,8 @@ def part_of(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "it
 
     - append and union: some of the payload's items, in any order; they stay in the payload's. Of equal items as many
       are meant as are named. Items are equal when they are stored the same: 1 and 1.0 are two.
-    - per field: names of fields, each meant whole; or a mapping of field -> what failed of it, in the shape of the
-      payload: items of an append or union, of any other field the value that it has.
+    - per field: names of fields, each meant whole; or a mapping of field -> what failed of it, items of an append or
+      union, or `...` for all of the field.
     """
     op = merge.spec["op"]
     if op == "append":
@@ -46,8 +46,8 @@ def part_of(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "it
     if op == "fields":
         return _fields(merge, acc, items, codec, name)
     raise BadInput(
-        name, items, f'merge="{op}" keeps no items: its payload succeeds or fails as one',
-        "Raise any other error (or call nack without items) to have all of it tried again",
+        name, items, f'merge="{op}" keeps no items that could fail by themselves',
+        "Raise any other error, or nack without items, for all of it; of a field that failed say ... (all of it)",
     )  # fmt: skip
 
 
@@ -61,9 +61,9 @@ def listed(items: object) -> list[Any] | None:
 def _named(found: list[bytes], items: object, codec: Codec, name: str) -> list[bytes]:
     """Those of the stored items that are named, in their order. Compared as values: the order of a dict or a set may
     have changed."""
-    named = listed(items)
-    if named is None or isinstance(items, Mapping):
-        raise BadInput(name, items, "not a list, tuple or set of items", "Name the items that failed, as in [item]")
+    named = None if isinstance(items, Mapping) else listed(cast(Any, items))
+    if named is None:
+        raise BadInput(name, cast(Any, items), "not a list, tuple or set of items", "Name those that failed, as in [x]")
     places: defaultdict[bytes, deque[int]] = defaultdict(deque)
     for place, one in enumerate(found):
         places[canonical(codec.decode(one))].append(place)
@@ -79,35 +79,26 @@ def _named(found: list[bytes], items: object, codec: Codec, name: str) -> list[b
 def _fields(merge: Merge, acc: Any, items: object, codec: Codec, name: str) -> Part:
     parts = merge.parts(acc)
     failed: dict[str, Part] = {}
-    for field in _names(items, parts, name):
+    for field, said in _by_field(items, parts, name).items():
         policy, part = merge.of(field), parts[field]
-        if isinstance(items, Mapping):
-            failed[field] = _field(policy, part, cast(Any, items[field]), codec, f"{name}[{field!r}]")
-        else:
+        if said is ...:
             failed[field] = Part(part, _size(policy, part), 0)
+        else:
+            failed[field] = part_of(policy, part, said, codec, f"{name}[{field!r}]")
     kept = {field: part.acc for field, part in failed.items() if part.items}
     of = sum(_size(merge.of(field), part) for field, part in parts.items())
     return Part(kept, sum(part.items for part in failed.values()), of)
 
 
-def _names(items: object, known: Mapping[str, object], name: str) -> list[str]:
-    """The fields that are named, each once."""
+def _by_field(items: object, known: Mapping[str, object], name: str) -> dict[str, object]:
+    """What is said of each field that is named."""
     named = listed(items)
     if named is None:
         raise BadInput(name, items, "neither names of fields nor a mapping", 'Name the fields that failed, as in ["a"]')
     for field in named:
         if not isinstance(field, str) or field not in known:
             raise BadInput(name, field, "not a field of this payload", f"It has {', '.join(sorted(known)) or 'none'}")
-    return list(dict.fromkeys(named))
-
-
-def _field(policy: Merge, acc: Any, said: object, codec: Codec, name: str) -> Part:
-    """What a mapping says of one field."""
-    if policy.itemized:
-        return part_of(policy, acc, said, codec, name)
-    if canonical(policy.lower(acc, codec)) != canonical(said, name):
-        raise BadInput(name, said, "not the value of this field", "Name it as delivery.payload has it")
-    return Part(acc, 1, 1)
+    return {field: items[field] if isinstance(items, Mapping) else ... for field in named}
 
 
 def _size(policy: Merge, acc: Any) -> int:

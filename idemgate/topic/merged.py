@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
@@ -146,11 +146,9 @@ def _handler(func: Callable[..., Any], signature: inspect.Signature, merge: Merg
 
 def _complete(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
     """A call needs all of its arguments: with the items that failed go the arguments that keep none."""
-    fields = listed(result.items) if isinstance(result, Failed) and merge.fields else None
-    if fields:
-        payload = delivery.payload
-        given: Any = result.items if hasattr(result.items, "keys") else payload
-        named = {name: given.get(name) for name in fields}
-        if any(items or not merge.of(name).itemized for name, items in named.items()):
-            result.items = {name: value for name, value in payload.items() if not merge.of(name).itemized} | named
+    if isinstance(result, Failed) and merge.fields and (fields := listed(result.items)):
+        mapped = isinstance(result.items, Mapping)
+        given = cast("Mapping[str, Any]", result.items) if mapped else dict.fromkeys(fields, ...)
+        rest = {name: ... for name in delivery.payload if not merge.of(name).itemized}
+        result.items = rest | dict(given) if any(given.values()) else {}
     return result
