@@ -237,8 +237,8 @@ class Failed(Exception):
     """Returned or raised by a topic's handler: of the merged payload only these items failed, the rest is done and not
     delivered again (elsewhere called batch item failures, or partial batch response).
 
-    - `items`: of an append or union, items of `delivery.payload`; of fields, their names, or a mapping of field -> items
-      that failed, or `...` for all of it. None at all: the whole delivery is done. What is not in the payload, or a
+    - `items`: of an append or union, items of `delivery.payload`; of fields, their names, or a mapping of field -> its
+      failed items, or `...` for all of it. None at all: the whole delivery is done. What is not in the payload, or a
       merge policy that keeps no items (last, first, count, sum, min, max): a failed attempt of the whole delivery.
     - `reason` is kept as the failure, and shown by dead letters.
     - `delay`: seconds, timedelta or "30s"; None: the topic's backoff.
