@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from idemgate.core.letters import PAGE, Chosen, Pages, by_slot, chosen, newest, numbers_of
+from idemgate.core.letters import Chosen, Pages, by_slot, chosen, newest, numbers_of
 from idemgate.core.messages import DeadLetter
 from idemgate.core.numbers import whole
 from idemgate.errors import BadInput
@@ -41,8 +41,8 @@ class Dead:
         until: datetime | None = None,
     ) -> builtins.list[DeadLetter]:
         """At most `n` dead letters, newest first, after leaving `skip` out; where they died within the same millisecond
-        in several slots, in any order. One round trip per slot and 100 letters
-        looked at, or 1 MiB of them."""
+        in several slots, in any order. One round trip per slot and 50 letters
+        looked at, or 128 KiB of them."""
         return self._list(chosen(key, reason, since, until), whole("n", n, 0), whole("skip", skip, 0))
 
     def redrive(
@@ -58,7 +58,7 @@ class Dead:
         """Sends letters back, due now, attempts reset, and returns how many; with nothing named, all of them. With
         `limit` those that `list(limit, ...)` shows.
 
-        Each script call moves at most 100, each letter in one step: it is dead or pending, never both and never
+        Each script call moves at most 50, each letter in one step: it is dead or pending, never both and never
         neither. The whole is not atomic: what dies meanwhile stays, what somebody else took out is passed over and not
         counted, and after an interruption the same call goes on with what is left.
         """
@@ -113,9 +113,10 @@ class Dead:
 
     def _empty(self, slot: int, verb: str) -> int:
         calls, link = self._topic.open(), self._topic.opening.gate.link
-        moved, left = link.run(calls.exhume(slot, verb, ()))
-        for _ in range(0, left, PAGE):  # not until none is left: what is sent back may die again meanwhile
-            moved += link.run(calls.exhume(slot, verb, ()))[0]
+        moved, left = done, _ = link.run(calls.exhume(slot, verb, ()))
+        while left > 0 and done:  # those that were there at first: what is sent back may die again meanwhile
+            done, _ = link.run(calls.exhume(slot, verb, ()))
+            moved, left = moved + done, left - done
         return moved
 
 
@@ -200,9 +201,10 @@ class AioDead:
 
     async def _empty(self, slot: int, verb: str) -> int:
         calls, link = await self._topic.open(), self._topic.opening.gate.aio.link
-        moved, left = await link.run(calls.exhume(slot, verb, ()))
-        for _ in range(0, left, PAGE):  # not until none is left: what is sent back may die again meanwhile
-            moved += (await link.run(calls.exhume(slot, verb, ())))[0]
+        moved, left = done, _ = await link.run(calls.exhume(slot, verb, ()))
+        while left > 0 and done:
+            done, _ = await link.run(calls.exhume(slot, verb, ()))
+            moved, left = moved + done, left - done
         return moved
 
 

@@ -1,4 +1,4 @@
---- Dead letters of the slot, newest first: at most as many as asked, and about 1 MiB of them. Writes nothing.
+--- Dead letters of the slot, newest first: at most as many as asked, and 128 KiB of them or one. Writes nothing.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] died then or later, ms
@@ -31,7 +31,7 @@ local reply, size = { "ok", now_ms, redis.call("ZCARD", K.dead) }, 0
 for i = 1, math.min(most, #ids) do
   local letter = redis.call("HGET", K.grave, ids[i])
   size = size + #letter
-  if size > 1048576 and i > 1 then
+  if size > 131072 and i > 1 then
     break
   end
   reply[#reply + 1] = ids[i]
