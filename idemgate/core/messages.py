@@ -84,9 +84,9 @@ class Message:
         "first_ms",
         "group",
         "last_ms",
-        "parts",
         "priority",
         "reason",
+        "splits",
         "version",
     )
 
@@ -102,7 +102,7 @@ class Message:
         self.failure: str = fields[9].decode(errors="replace")
         self.priority: int = int(fields[10])
         self.group: str = fields[11].decode(errors="backslashreplace")
-        self.parts: int = fields[12] if len(fields) > 12 else 0
+        self.splits: int = fields[12] if len(fields) > 12 else 0
         self._acc = fields[8]
         self._merge = merge
         self._codec = codec
@@ -164,8 +164,8 @@ class Delivery(Generic[P]):
         """Names this work, for a handler that is itself guarded: it stays the same when these triggers are tried again,
         and is another one when others have joined them, or when only some of the items are tried again."""
         message = self._message
-        parts = f"/{message.parts}" if message.parts else ""
-        return f"{self.key}@{message.last_ms}+{message.count}{parts}"
+        splits = f"/{message.splits}" if message.splits else ""
+        return f"{self.key}@{message.last_ms}+{message.count}{splits}"
 
     @property
     def count(self) -> int:
