@@ -54,7 +54,7 @@ async def test_only_what_failed_is_handled_again(
         await eventually(lambda: gate.counters["worker.acked"] == 1)
     assert seen == [[1, 2, 3, 4, 5], [1, 3, 5, 6]]
     stats = await topic.aio.stats()
-    assert (stats["acked_triggers"], stats["partial"], stats["items_returned"], stats.pending) == (6, 1, 3, 0)
+    assert (stats["acked_triggers"], stats["partial"], stats["items_failed"], stats.pending) == (6, 1, 3, 0)
     assert gate.counters["worker.failed"] == 1
 
 

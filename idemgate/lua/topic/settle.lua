@@ -56,7 +56,7 @@ local function settle(verb, key, d, delay, failure)
     local items, acked
     failure, items, acked = part(p, m, failure)
     add("partial", 1)
-    add("items_returned", items)
+    add("items_failed", items)
     add("acked_triggers", acked)
     d[delivery.message] = cmsgpack.pack(m)
   end
