@@ -361,8 +361,8 @@ class Gate:
         - `backoff`: pauses between them: a
           list of durations (the last repeats), one duration, a tenacity wait strategy; None: exponential with full
           jitter, 1 s to 10 min.
-        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
-          counted.
+        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded when the
+          next one is buried, at most 100 at a time, and counted as `expired`.
         - `remember`: how long a `version` is remembered, and an `event_id` after its message was due.
         - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 

@@ -13,7 +13,9 @@ from idemgate.core import keys, members
 from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec
+from idemgate.core.letters import Place
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
+from idemgate.core.partial import Part
 from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.gate import Gate
 from tests.lua.contracts import expanded, header_of, violations
@@ -200,6 +202,7 @@ def _calls() -> list[Call[Any]]:
             [Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s", group="g")]
         ),
         topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
+        topic.settle_many([Settlement("nack", one, 5, "why", Part([1, 0, b"\xa1x"], 1, 2))]),
         topic.extend_many([one, one, one]),
         topic.pause(True),
         topic.stats(),
@@ -232,6 +235,7 @@ def _calls() -> list[Call[Any]]:
         topic.flush_slot(0),
         topic.peek("k"),
         topic.dead(0, 0, 10),
+        topic.dead(0, 5, 10, Place(7, "8")),
         topic.exhume(0, "redrive", []),
         topic.exhume(0, "delete", ["1", "2", "3"]),
         members.announce("ns", "g", None, said, 1000),

@@ -20,6 +20,7 @@ from idemgate import (
     DeadLetter,
     Delivery,
     Execution,
+    Failed,
     Gate,
     Message,
     Peek,
@@ -257,6 +258,11 @@ def on_image(delivery: Delivery[dict[str, int]]) -> None:
 async def on_image_soon(delivery: Delivery[list[str]]) -> None: ...
 
 
+@images.handler
+def on_some_images(delivery: Delivery[list[str]]) -> Failed:
+    return Failed([item for item in delivery.payload if item], "empty", delay="5s")
+
+
 def topics() -> None:
     receipt = images.trigger("k", {"any": 1}, delay="5s", version=3, event_id="e")
     assert_type(receipt, Receipt)
@@ -269,6 +275,8 @@ def topics() -> None:
     assert_type(images.ack(deliveries[0]), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.ack(deliveries), list[Literal["ok", "dead", "cancelled", "lost"]])
     assert_type(images.nack(deliveries, delay="1s", reason="later"), list[Literal["ok", "dead", "cancelled", "lost"]])
+    assert_type(images.nack(deliveries[0], items=[1]), Literal["ok", "dead", "cancelled", "lost"])
+    images.nack(deliveries, items=[1])  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_type(images.bury(deliveries[0], reason="no"), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.extend(deliveries[0], "1m"), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.cancel("k"), Literal["cancelled", "in_flight", "absent"])
@@ -281,7 +289,10 @@ def topics() -> None:
     assert_type(images.stats()["accepted"], int)
     assert_type(images.next_due(), datetime | None)
     assert_type(images.dead.list(), list[DeadLetter])
+    assert_type(images.dead.list(5, skip=1, key="a*", reason="x", since=datetime.now(UTC)), list[DeadLetter])
     assert_type(images.dead.redrive(["0-1"]), int)
+    assert_type(images.dead.redrive(key="a*", reason="x", until=datetime.now(UTC), limit=5), int)
+    assert_type(images.dead.delete(since=datetime.now(UTC)), int)
     images.trigger(1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

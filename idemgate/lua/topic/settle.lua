@@ -1,11 +1,13 @@
---- End deliveries: done, try again, dead, never started, or not possible yet (try later, not counted as an attempt).
+--- End deliveries: done, try again, dead, never started, or not possible yet (try later, not counted as an attempt); or done but for
+--- some of the items, which are tried again ("part").
 --- What waited behind each is scheduled in the same step.
 --- A delivery that is not this owner's any more is left alone and answered "lost".
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
---- ARGV[4..] five a delivery: "ack" | "nack" | "bury" | "return" | "defer"; key; fence; delay before the next attempt, ms; failure
+--- ARGV[4..] five a delivery: "ack" | "nack" | "bury" | "return" | "defer" | "part"; key; fence; delay before the next attempt, ms;
+---         failure, of "part" what failed (lib/part)
 --- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -21,6 +23,7 @@
 --- @include "lib/message"
 --- @include "lib/policy"
 --- @include "lib/bury"
+--- @include "lib/part"
 --- @include "lib/count"
 --- @include "lib/next_due"
 local K, p = slot(KEYS), policy(ARGV[3])
@@ -74,6 +77,14 @@ local function settle(verb, key, d, delay, failure)
   local m = cmsgpack.unpack(d[delivery.message])
   redis.call("ZREM", K.lease, key)
   redis.call("HDEL", K.flight, key)
+  if verb == "part" then
+    local items, acked
+    failure, items, acked = part(p, m, failure)
+    add("partial", 1)
+    add("items_failed", items)
+    add("acked_triggers", acked)
+    d[delivery.message] = cmsgpack.pack(m)
+  end
   if verb == "bury" then
     return dead(key, d, m, failure)
   elseif d[delivery.cancelled] == 1 then
