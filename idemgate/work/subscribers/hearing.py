@@ -220,8 +220,8 @@ class Hearing:
             flags = await self._flags(node)
         except StoreRefused as error:
             return StoreRefused(
-                f"{node.name} does not let this user read or change {SETTING} ({error}). Set it to {expiry.WANTED!r} in "
-                f'its redis.conf or parameter group and say notifications="assume"; or allow CONFIG to this user'
+                f"{node.name} does not let this user read or change {SETTING} ({error}). Set it to {expiry.WANTED!r} "
+                f'in its redis.conf or parameter group and say notifications="assume"; or allow CONFIG to this user'
             )
         if not (lacking := expiry.missing(flags)):
             return None
