@@ -22,7 +22,6 @@ __all__ = [
     "WANTED",
     "Expired",
     "Look",
-    "Told",
     "added",
     "deleted",
     "due",
@@ -46,9 +45,7 @@ _ALL = "g$lshzxetd"
 
 ECHO_MS = 10_000
 """How long after a key was handled an event of it, of which nothing else is known, is a late copy."""
-ROUNDING_MS = 2
-"""The server tells its time and a key's time to live by two clocks, each in whole ms."""
-MERGE: dict[str, Name | Merge] = {"until": "max", "seen": "max", "gone": "max", "heard": "last"}
+MERGE: dict[str, Name | Merge] = {"until": "last", "seen": "max", "gone": "max", "heard": "last"}
 """Of a key in the due set: when it was to expire, when it was seen alive, when it was seen deleted (server's ms), and
 whether the server said (1) that it expired since it was last seen (0)."""
 
@@ -66,13 +63,6 @@ class Look(NamedTuple):
     @property
     def expires(self) -> bool:
         return self.left_ms >= 0
-
-
-class Told(NamedTuple):
-    """What is remembered of a key that was handled: when it was seen to be gone, and in which delivery."""
-
-    at_ms: int
-    delivery: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +125,14 @@ def deleted(delivery: Delivery[Any]) -> bool:
     return not facts.get("heard") and facts.get("gone", 0) > facts.get("seen", 0)
 
 
-def is_echo(delivery: Delivery[Any], told: Told) -> bool:
-    """Whether a key that is gone is gone since it was last handled: then nothing new has happened. It was alive in
-    between if it was seen to expire later than that; and an event that comes much later was not of that time."""
+def is_echo(delivery: Delivery[Any], told_ms: int) -> bool:
+    """Whether a key that is gone, and was handled when it was found gone at `told_ms`, is gone since then: nothing new
+    has happened. It was alive in between if it was seen later; and an event that comes much later was not of that
+    time."""
     facts = _facts(delivery)
-    if delivery.id == told.delivery:
-        return True
-    later = facts.get("until", 0) > told.at_ms + ROUNDING_MS
-    event = bool(facts.get("heard")) and instant(delivery.last_at, "last_at") > told.at_ms + ECHO_MS
-    return not later and not event
+    alive = facts.get("seen", 0) >= told_ms
+    event = bool(facts.get("heard")) and instant(delivery.last_at, "last_at") > told_ms + ECHO_MS
+    return not alive and not event
 
 
 # -- the server's setting ---------------------------------------------------------------------------------------------

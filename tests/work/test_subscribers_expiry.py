@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate import BadInput, Gate, StoreRefused, Trigger
-from idemgate.core.expiry import added, missing
+from idemgate.core.expiry import added, due, look, missing
 from idemgate.core.glob import matcher
 from idemgate.link.embedded import start
 from idemgate.testing import Clock
@@ -365,15 +365,15 @@ async def test_a_renewed_key_is_not_acted_on(kind: str, make: Make, raw: Any, cl
     sessions = listener(gate, ran, kind)
     raw.set("session:1", "x", px=60_000)
     async with working(gate):
-        due = sessions.topic.peek("session:1").due_at
+        former = sessions.topic.peek("session:1").due_at
         # When it is renewed, and its former time has come
         raw.pexpire("session:1", 600_000)
         clock.advance("61s")
         # Then it is not acted on, and due when it will expire now
         await eventually(lambda: gate.counters["expiry.renewed"] == 1)
         await eventually(lambda: sessions.topic.stats().in_flight == 0)
-        now_due = sessions.topic.peek("session:1").due_at
-        assert (ran, now_due > due) == ([], True)
+        current = sessions.topic.peek("session:1").due_at
+        assert (ran, current > former) == ([], True)
         # When it does expire, sooner than was known
         raw.pexpire("session:1", 20)
         # Then it is acted on
@@ -417,6 +417,69 @@ async def test_a_late_copy_of_an_event_tells_nothing_new(make: Make, raw: Any, c
         sessions.topic.trigger_many([Trigger("session:1", {"heard": 1})])
         # Then it was another time that it expired
         await eventually(lambda: len(ran) == 2)
+
+
+async def test_what_was_seen_before_it_was_handled_tells_nothing_new(
+    make: Make, raw: Any, clock: Clock, eventually: Any
+) -> None:
+    # Given a key that was seen to live for a minute, and then expired sooner and was handled
+    ran = list[Expired]()
+    gate = make(clock=clock)
+    sessions = listener(gate, ran)
+    raw.set("session:1", "x", px=60_000)
+    seen = gate.link.run(look(b"session:1", clock))
+    clock.advance("5s")
+    async with working(gate):
+        raw.pexpire("session:1", 1)
+        await eventually(lambda: gate.counters["expiry.acted"] == 1)
+        await eventually(lambda: sessions.topic.stats().in_flight == 0)
+        echoes = gate.counters["expiry.echoes"]
+        # When a slow listener puts it into the due set for that minute
+        sessions.topic.trigger_many([due(b"session:1", seen)])
+        clock.advance("61s")
+        # Then it is not handled again
+        await eventually(lambda: gate.counters["expiry.echoes"] == echoes + 1)
+    assert len(ran) == 1
+
+
+async def test_a_key_that_was_handled_by_a_worker_that_died_is_not_handled_again(
+    make: Make, raw: Any, clock: Clock, eventually: Any
+) -> None:
+    # Given a worker that ends between its handler and the acknowledgement
+    raw.config_set(SETTING, "")
+    ran = list[Expired]()
+    gate = make(clock=clock)
+    sessions = listener(gate, ran)
+    raw.set("session:1", "x", px=60_000)
+    sessions.track("session:1")
+    await expire_unheard(raw, "session:1")
+    clock.advance("61s")
+    (delivery,) = sessions.topic.take(1)
+    sessions.topic.opening.handler(delivery)
+    # When its lease has ended, and another worker takes over
+    clock.advance("31s")
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["expiry.echoes"] == 1)
+    # Then it is not handled again
+    assert len(ran) == 1
+
+
+async def test_a_key_that_was_made_lasting_is_forgotten(make: Make, raw: Any, clock: Clock, eventually: Any) -> None:
+    # Given a tracked key
+    raw.config_set(SETTING, "Ex")
+    ran = list[Expired]()
+    gate = make(clock=clock)
+    sessions = listener(gate, ran)
+    raw.set("session:1", "x", px=60_000)
+    sessions.track("session:1")
+    async with working(gate):
+        # When it is written anew without a time to live, and its former time has come
+        raw.set("session:1", "y")
+        clock.advance("61s")
+        # Then it is not acted on, and not waited for
+        await eventually(lambda: gate.counters["expiry.renewed"] == 1)
+        await eventually(lambda: sessions.topic.stats().in_flight == 0)
+    assert (ran, sessions.topic.stats().pending) == ([], 0)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from idemgate.core import expiry
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.expiry import Expired, Told
+from idemgate.core.expiry import Expired
 from idemgate.core.functions import awaited
 from idemgate.core.glob import matcher
 from idemgate.core.keys import Key, is_ours, raw, text_of
@@ -157,7 +157,7 @@ class Expiry:
             except BaseException:
                 claim.release()
                 raise
-            claim.complete([seen.now_ms, delivery.id])
+            claim.complete(seen.now_ms)
             self.count("acted")
 
         return when_due
@@ -180,7 +180,7 @@ class Expiry:
             except BaseException:
                 await claim.release()
                 raise
-            await claim.complete([seen.now_ms, delivery.id])
+            await claim.complete(seen.now_ms)
             self.count("acted")
 
         return when_due
@@ -210,7 +210,7 @@ class Expiry:
         """Whether the handler was told of this already. AlreadyInProgress while another delivery may still run."""
         if claim.retry_after is not None:
             raise AlreadyInProgress(delivery.key, claim.retry_after)
-        found = expiry.is_echo(delivery, Told(*claim.result))
+        found = expiry.is_echo(delivery, claim.result)
         self.count("echoes", found)
         return found
 
