@@ -47,7 +47,7 @@ class Hearing:
         self._unchecked: set[str] = set()
         self._unscanned: set[str] = set()
         self._heard: dict[What, dict[bytes, Node]] = {"expired": {}, "born": {}, "gone": {}}
-        self._full = self._open = False
+        self._full = self._open = self._over = False
         self._to_pass, self._to_keep = asyncio.Event(), asyncio.Event()
         self._follow_at = self._scan_at = 0.0
 
@@ -66,6 +66,7 @@ class Hearing:
             for task in done:
                 task.result()  # it can never work, unless it was told to stop
         finally:
+            self._over = True  # a cancellation that arrives while redis-py connects may be swallowed
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -83,10 +84,10 @@ class Hearing:
             await self._nodes.pop(name).close()
 
     async def _turning(self, turn: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
-        """Takes turns until cancelled; waits out what the store does not answer. Raises StoreRefused before it has
+        """Takes turns until it is over; waits out what the store does not answer. Raises StoreRefused before it has
         begun."""
         failures, pause = 0, 0.0
-        while True:
+        while not self._over:
             try:
                 await turn()
                 failures, pause = 0, POLL
