@@ -34,6 +34,7 @@ from idemgate import (
     union,
 )
 from idemgate.testing import Clock
+from idemgate.work.subscribers import Expired
 
 gate = Gate("redis://localhost:6379/0", namespace="shop", timeout="5s", max_bytes=1000, clock=Clock())
 assert_type(gate, Gate)
@@ -261,6 +262,22 @@ async def on_image_soon(delivery: Delivery[list[str]]) -> None: ...
 @images.handler
 def on_some_images(delivery: Delivery[list[str]]) -> Failed:
     return Failed([item for item in delivery.payload if item], "empty", delay="5s")
+
+
+sessions = gate.expiry("sessions", "session:*", notifications="set", scan="1m")
+
+
+@sessions.handler
+async def ended(gone: Expired) -> None:
+    assert_type(gone.key, str)
+    assert_type(gone.until, datetime | None)
+    assert_type(sessions.track(gone.key), Literal["tracked", "lasting", "absent"])
+    assert_type(await sessions.aio.untrack(gone.key), Literal["cancelled", "in_flight", "absent"])
+    gate.expiry("others", "other:*", notifications="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@sessions.handler  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+def wrong(gone: int) -> None: ...
 
 
 def topics() -> None:

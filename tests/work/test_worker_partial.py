@@ -94,7 +94,7 @@ def _broken() -> Any:
     [
         ("append", [1, 99], "items=99: not an item of this payload"),
         ("append", 7, "items=7: not a list"),
-        ("append", [object()], "BadInput: items"),
+        pytest.param("append", [object()], "BadInput: items", id="append-object"),
         pytest.param("append", _broken, "half-way", id="append-broken"),
         ("last", [1], 'merge="last" keeps no items'),
         ("sum", [1], 'merge="sum" keeps no items'),
