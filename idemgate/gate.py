@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import tenacity
 
+from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.calls import Batch
 from idemgate.core.claims import Claims, Entry, Record
@@ -342,6 +343,7 @@ class Gate:
         concurrency: int | None = None,
         rate: Rate | None = None,
         burst: int | None = None,
+        adaptive: Adaptive | None = None,
         redefine: bool = False,
     ) -> Topic:
         """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked
@@ -363,6 +365,10 @@ class Gate:
           jitter, 1 s to 10 min.
         - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
           counted.
+        - `concurrency`: deliveries in flight at most, over all workers and slots; None: any number.
+        - `group_concurrency`: of one group. - `rate`, `burst`: deliveries a span, such as "100/s", and how many of them
+          at once after a rest; over all workers.
+        - `adaptive`: a limit that each worker finds out for itself; see `Adaptive`. None: none.
         - `remember`: how long a `version` is remembered, and an `event_id` after its message was due.
         - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 

@@ -73,6 +73,7 @@ class Worker:
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self._names = _chosen(gate, topics)
         self._active = False
+        self._lines: list[Line] = []
         self._halt, self._hurry = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -137,7 +138,7 @@ class Worker:
 
     def _begin(self) -> None:
         self._dues: list[Due] = []
-        self._lines: list[Line] = []
+        self._lines = []
         self._others: list[Forwarding | Planner] = []
         self._ready: deque[_Ready] = deque()
         self._running: dict[asyncio.Task[BaseException | None], _Ready] = {}
@@ -195,6 +196,11 @@ class Worker:
         unwatch: Callable[[], object] = watch(moved)
         return unwatch
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """The adaptive limit of each topic that has one, as it is now; empty while it does not run."""
+        return {line.topic.name: line.limiter.limit for line in self._lines if line.limiter is not None}
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     async def _bring(self, line: Line) -> None:
@@ -202,7 +208,11 @@ class Worker:
         room = self.concurrency + self.prefetch - len(self._ready) - len(self._running) - self._asked
         if self._halt.is_set():
             return
-        if room <= 0:
+        if line.room(1) <= 0:
+            line.wake.clear()
+            await line.wake.wait()  # for one of its own to be settled
+            return
+        if (room := line.room(room)) <= 0:
             self._freed.clear()
             await self._freed.wait()
             return
@@ -226,6 +236,7 @@ class Worker:
                 continue
             handler = ready.line.topic.opening.handler
             assert handler is not None, "chosen for having one"
+            ready.line.began(ready.delivery)
             task = asyncio.create_task(handled(handler, ready.delivery, self._threads))
             self._running[task] = ready
             task.add_done_callback(self._ended)
@@ -240,6 +251,7 @@ class Worker:
 
     def _settlement(self, ready: _Ready, error: BaseException | None) -> Settlement:
         delivery, topic = ready.delivery, ready.line.topic.name
+        ready.line.ended(delivery, error)
         try:
             settlement = settlement_of(delivery, error, ready.line.calls.policy, self._halt.is_set())
         except Exception as wrong:  # a user's backoff or Retry(delay=...) that makes no sense must not end the worker
