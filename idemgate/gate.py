@@ -39,6 +39,7 @@ from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
 
 if TYPE_CHECKING:
+    from idemgate.work.members import Membership
     from idemgate.work.subscribers import Entry as StreamEntry
     from idemgate.work.subscribers import Heard, Subscriber, Subscribers
     from idemgate.work.worker import Worker
@@ -500,12 +501,19 @@ class Gate:
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def run(self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s") -> None:
+    def run(
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
+    ) -> None:
         """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see
         `Worker`."""
         from idemgate.work.running import run
 
-        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
+        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
 
 class AioGate:
@@ -577,12 +585,17 @@ class AioGate:
         return self._gate.topic(name, **policy).aio
 
     def worker(
-        self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s"
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
     ) -> Worker:
         """A worker for use inside of an application: `async with gate.aio.worker(): ...`; see `Worker`."""
         from idemgate.work.worker import Worker
 
-        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
+        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
     def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
         """The gate's subscribers for use inside of an application: `async with gate.aio.subscribers(): ...`; see

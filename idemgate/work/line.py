@@ -79,7 +79,7 @@ class Line:
         """At most `room` deliveries from the slots that are due, each time beginning with another slot."""
         found: list[Delivery[Any]] = []
         for slot in self.due.slots():
-            if room > len(found):
+            if room > len(found) and self.due.is_mine(slot):
                 try:
                     found += await self._take(slot, min(room - len(found), BATCH))
                 except StoreError:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from idemgate.core import keys, members
 from idemgate.core.clock import Clock
@@ -32,6 +32,7 @@ log = logging.getLogger("idemgate.members")
 NONE: frozenset[int] = frozenset()
 
 
+@runtime_checkable
 class Membership(Protocol):
     """A worker's place among the workers: which slots it may take from, and which it has to give up.
 
@@ -71,7 +72,8 @@ class Membership(Protocol):
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener`, in the event loop of `run`, whenever `assigned` or `draining` changed."""
+        """Calls `listener`, in the event loop of `run`, whenever `assigned` or `draining` changed, and once in any
+        case: when the first announcement was heard."""
         ...
 
     def assigned(self, topic: str) -> frozenset[int]:
@@ -186,6 +188,7 @@ class Member(ABC):
             async with self.listening():
                 await self._round()
                 log.info("members.joined", extra={"member": self.member, "members": len(self.members)})
+                self._tell()
                 while not self._over():
                     await self._rest()
                     await self._try_round()
