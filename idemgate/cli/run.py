@@ -88,7 +88,7 @@ def found_at(argument: str, target: str, kind: type, made: str) -> Any:
         if not hasattr(found, part):
             raise BadInput(argument, target, f"module {name!r} has no {path!r}", _those_in(name, found, kind, made))
         found = getattr(found, part)
-    if not isinstance(found, kind):
+    if not _is(found, kind):
         problem = f"{path!r} is of type {type(found).__name__}, not {kind.__name__}"
         raise BadInput(argument, target, problem, _those_in(name, sys.modules[name], kind, made))
     return found
@@ -108,10 +108,14 @@ def _check_module(argument: str, target: str, name: str) -> None:
 
 
 def _those_in(name: str, module: object, kind: type, made: str) -> str:
-    found = sorted(key for key, value in vars(module).items() if isinstance(value, kind))
+    found = sorted(key for key, value in vars(module).items() if _is(value, kind))
     if not found:
         return f"Module {name!r} has no {kind.__name__.lower()}: make one with {made}"
     return f"{kind.__name__}s in it: {', '.join(f'{name}:{key}' for key in found)}"
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, type)  # a class has the attributes of its objects
 
 
 def _leave_threads_behind(code: int) -> None:

@@ -23,7 +23,7 @@ def membership_of(gate: Gate, members: bool | Membership, grace: Duration) -> Me
     """What `members=` means: True is Redis' own, False none at all. BadInput for anything else."""
     if isinstance(members, bool):
         return RedisMembership(gate, grace=grace) if members else None
-    if not isinstance(members, Membership):
+    if not isinstance(members, Membership) or isinstance(members, type):
         raise BadInput("members", members, "not a membership", "Pass True, or one such as RedisMembership(gate)")
     return members
 
