@@ -21,7 +21,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.holdings import Announcement, Holdings, Roll, Slot
 from idemgate.core.tokens import token
-from idemgate.errors import StoreError
+from idemgate.errors import BadInput, StoreError
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -66,8 +66,9 @@ class Membership(Protocol):
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
         """Is a member until `stop` is set and everything is released. `topics`: number of slots by topic.
 
-        StoreError if it cannot announce itself at the start; later it tries for as long as it takes. Cancelled, it says
-        nothing, as a killed process would, and the others wait until its time has passed.
+        BadInput if it runs already. StoreError if it cannot announce itself at the start; later it tries for as long
+        as it takes. Cancelled, it says nothing, as a killed process would, and the others wait until its time has
+        passed.
         """
         ...
 
@@ -121,6 +122,7 @@ class Member(ABC):
         self.interval = self.ttl / 3
         self._clock = clock
         self._listeners: list[Callable[[], None]] = []
+        self._running = False
         self._begin({})
 
     def _begin(self, topics: Mapping[str, int]) -> None:
@@ -181,6 +183,9 @@ class Member(ABC):
     # -- being a member -----------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
+        if self._running:
+            raise BadInput("members", self, "serves another worker already", "Make one for each worker")
+        self._running = True
         self._begin(topics)
         self._watch_clock()
         stopping = asyncio.create_task(self._stopped(stop))
@@ -195,6 +200,7 @@ class Member(ABC):
                 await self._go()
         finally:
             stopping.cancel()
+            self._running = False
 
     def poke(self) -> None:
         """Something may have changed: announces and looks now rather than when it is due. Event loop only."""

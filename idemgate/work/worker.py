@@ -64,7 +64,8 @@ class Worker:
       one a worker, such as `RedisMembership(gate, ttl="5s", grace=grace)`. Recurring triggers are planned by all.
 
     A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury` and `Retry`
-    say otherwise. While the store is away the worker waits, and goes on by itself.
+    say otherwise. While the store is away the worker waits, and goes on by itself. `limits` tells where adaptive limits
+    stand, `membership` what a member serves.
     """
 
     def __init__(

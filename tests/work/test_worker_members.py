@@ -415,6 +415,16 @@ def test_what_is_no_membership_is_refused(gate: Gate, members: Any) -> None:
         gate.aio.worker(members=members)
 
 
+async def test_one_membership_for_two_workers_at_once_is_refused(gate: Gate) -> None:
+    membership, topic = RedisMembership(gate), gate.topic("t", **POLICY)
+    topic.handler(print)
+    async with gate.aio.worker(members=membership):
+        with pytest.raises(BadInput, match="serves another worker already"):
+            await gate.aio.worker(members=membership).run(asyncio.Event())
+        # And the first one has not been disturbed
+        assert membership.assigned("t") == ALL
+
+
 async def test_a_membership_may_serve_one_worker_after_another(gate: Gate, eventually: Any) -> None:
     membership, topic, seen = RedisMembership(gate), gate.topic("t", **POLICY), []
 
