@@ -98,7 +98,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
             """What the newcomer serves when so much time has passed since the kill."""
             while (clock.microseconds() - began) / 1_000_000 < seconds:
                 clock.advance("1s")
-                await eventually(lambda: membership.at_rest)
+                await eventually(lambda: membership.at_rest, within=30)
             return membership.assigned("t")
 
         # Then it takes nothing that the dead one may still take from
@@ -106,10 +106,10 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
         # And has everything when that one's announcement lapsed, and an interval has passed
         assert await served(TTL + INTERVAL) == ALL
         assert gate.counters["members.seized"] == 0
-        await eventually(lambda: {one.key for one in handled} >= set(new))
+        await eventually(lambda: {one.key for one in handled} >= set(new), within=30)
         # And what the dead one held is handled when its lease is over
         clock.advance("20s")
-        await eventually(lambda: gate.counters["worker.acked"] == 2 * SLOTS)
+        await eventually(lambda: gate.counters["worker.acked"] == 2 * SLOTS, within=30)
     handled_again = Counter(one.key for one in handled)
     assert handled_again == dict.fromkeys(lost + new, 1)
     stats = await topic.aio.stats()
