@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.claims import Record
 from idemgate.core.durations import Duration, milliseconds
@@ -24,6 +25,7 @@ from idemgate.errors import (
     NotDecodable,
     NotInside,
     OutcomeUnknown,
+    Overloaded,
     PolicyChanged,
     Refused,
     ReplayedFailure,
@@ -43,6 +45,7 @@ from idemgate.work.members import Member, Membership, RedisMembership
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "AioClaim",
     "AioGate",
     "AioTopic",
@@ -73,6 +76,7 @@ __all__ = [
     "NotDecodable",
     "NotInside",
     "OutcomeUnknown",
+    "Overloaded",
     "Peek",
     "PolicyChanged",
     "Receipt",

@@ -26,6 +26,7 @@ __all__ = [
     "NotDecodable",
     "NotInside",
     "OutcomeUnknown",
+    "Overloaded",
     "PolicyChanged",
     "Refused",
     "ReplayedFailure",
@@ -231,6 +232,11 @@ class Retry(Exception):
     def __init__(self, text: str = "", *, delay: Any = None) -> None:
         super().__init__(text)
         self.delay = delay
+
+
+class Overloaded(Retry):
+    """Raised by a topic's handler whose downstream said that it is too busy (HTTP 429, 503): as `Retry`, and a topic
+    with an `Adaptive` limit lowers it when there are many of them."""
 
 
 class Failed(Exception):

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import tenacity
 
+from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.calls import Batch
 from idemgate.core.claims import Claims, Entry, Record
@@ -38,6 +39,7 @@ from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
 
 if TYPE_CHECKING:
+    from idemgate.work.members import Membership
     from idemgate.work.subscribers import Entry as StreamEntry
     from idemgate.work.subscribers import Expiry, Heard, Subscriber, Subscribers
     from idemgate.work.worker import Worker
@@ -342,6 +344,7 @@ class Gate:
         concurrency: int | None = None,
         rate: Rate | None = None,
         burst: int | None = None,
+        adaptive: Adaptive | None = None,
         redefine: bool = False,
     ) -> Topic:
         """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked
@@ -363,6 +366,10 @@ class Gate:
           jitter, 1 s to 10 min.
         - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded when the
           next one is buried, at most 100 at a time, and counted as `expired`.
+        - `concurrency`: deliveries in flight at most, over all workers and slots; None: any number.
+        - `group_concurrency`: of one group. - `rate`, `burst`: deliveries a span, such as "100/s", and how many of them
+          at once after a rest; over all workers.
+        - `adaptive`: a limit that each worker finds out for itself; see `Adaptive`. None: none.
         - `remember`: how long a `version` is remembered, and an `event_id` after its message was due.
         - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 
@@ -539,12 +546,19 @@ class Gate:
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def run(self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s") -> None:
+    def run(
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
+    ) -> None:
         """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see
         `Worker`."""
         from idemgate.work.running import run
 
-        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
+        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
 
 class AioGate:
@@ -616,12 +630,17 @@ class AioGate:
         return self._gate.topic(name, **policy).aio
 
     def worker(
-        self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s"
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
     ) -> Worker:
         """A worker for use inside of an application: `async with gate.aio.worker(): ...`; see `Worker`."""
         from idemgate.work.worker import Worker
 
-        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
+        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
     def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
         """The gate's subscribers for use inside of an application: `async with gate.aio.subscribers(): ...`; see

@@ -12,6 +12,7 @@ import tenacity
 
 import idemgate
 from idemgate import (
+    Adaptive,
     AioClaim,
     AioGate,
     AioTopic,
@@ -26,6 +27,7 @@ from idemgate import (
     Peek,
     Receipt,
     Record,
+    RedisMembership,
     Stats,
     Topic,
     Trigger,
@@ -323,5 +325,9 @@ async def awaiting_topics() -> None:
     assert_type(await topic.peek("k"), Peek)
     assert_type(await topic.stats(), Stats)
     assert_type(await topic.dead.list(), list[DeadLetter])
-    async with gate.aio.worker():
-        pass
+    async with gate.aio.worker(members=True) as worker:
+        assert_type(worker.limits, dict[str, int])
+    gate.aio.worker(members=RedisMembership(gate, ttl="5s"))
+    gate.aio.worker(members="redis")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    gate.topic("adaptive", adaptive=Adaptive(most=50, target="1s", errors=(TimeoutError,)))
+    gate.topic("adaptive", adaptive=50)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
