@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import Any, Self
@@ -16,6 +17,7 @@ from idemgate_rabbitmq.outgoing import Address, Encoding, NotPublished, Outgoing
 
 __all__ = ["Publisher"]
 
+log = logging.getLogger("idemgate.rabbitmq")
 Sent = Future[None]
 
 
@@ -38,7 +40,7 @@ class Publisher:
         **options: Any,
     ) -> None:
         self._address = Address(url, exchange, routing_key, encoding, timeout)
-        self._parameters = _parameters(url, options)
+        self._parameters = _parameters(url, self._address.seconds, options)
         self._lock = Lock()
         self._wire: _Wire | None = None
 
@@ -95,6 +97,7 @@ class _Wire:
         self._tag = 0
         self._why: BaseException | None = None
         self._channel: Channel | None = None
+        self._doomed = False
         self._connection = SelectConnection(
             parameters,
             on_open_callback=self._opened,
@@ -130,6 +133,9 @@ class _Wire:
         loop = self._connection.ioloop
         try:
             loop.start()
+        except Exception as error:  # a fault of pika's or ours must not leave anybody waiting
+            log.exception("rabbitmq.connection_failed")
+            self._why = self._why or error
         finally:
             with self._lock:
                 self.ended = True
@@ -139,7 +145,10 @@ class _Wire:
             loop.close()
 
     def _opened(self, _: Any) -> None:
-        self._connection.channel(on_open_callback=self._ready)
+        if self._doomed:
+            self._connection.close()
+        else:
+            self._connection.channel(on_open_callback=self._ready)
 
     def _ready(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
@@ -206,7 +215,9 @@ class _Wire:
         return NotPublished(f"{type(why).__name__}: {why}"[:300] if why else "the connection is closed")
 
     def _close(self) -> None:
-        if not (self._connection.is_closed or self._connection.is_closing):
+        """One that is being opened is closed when it is open, or fails by itself: pika stumbles over anything else."""
+        self._doomed = True
+        if self._connection.is_open:
             self._connection.close()
 
 
@@ -215,8 +226,9 @@ def _fail(sent: Sent, error: NotPublished) -> None:
         sent.set_exception(error)
 
 
-def _parameters(url: str, options: dict[str, Any]) -> pika.URLParameters:
+def _parameters(url: str, seconds: float, options: dict[str, Any]) -> pika.URLParameters:
     made = pika.URLParameters(url)
+    made.socket_timeout = made.stack_timeout = seconds
     for name, value in options.items():
         if not hasattr(made, name):
             raise BadInput("options", name, "not an attribute of pika.URLParameters", "Leave it out")
