@@ -70,12 +70,11 @@ def guarded(
       redrive from the dead letters bear the same id.
     - `lease`, `max_attempts`: as in `Gate.claim`.
 
-    While it waits or pauses a message stays unacknowledged, so set a prefetch count. Counters are in `gate.counters`.
-    Raises BadInput.
+    While it waits or pauses a message stays unacknowledged, so set a prefetch count. When its connection is lost,
+    aio-pika cancels the callbacks that run: their claims are given back, and the messages run again.
+    Counters are in `gate.counters`. Raises BadInput.
     """
     seconds = milliseconds(pause, "pause") / 1000
-    for name, value in (("retention", retention), ("lease", lease)):
-        milliseconds(value, name)  # refused now, not with the first message
 
     def decorate(func: F) -> F:
         guard = _Guard(gate, func, scope, retention, lease, max_attempts, seconds)
@@ -97,10 +96,11 @@ class _Guard:
         pause: float,
     ) -> None:
         self._gate, self._func, self._pause = gate, func, pause
-        self._scope = scope or f"{func.__module__}.{func.__qualname__}"
+        self._scope = f"{func.__module__}.{func.__qualname__}" if scope is None else scope
         self._options: dict[str, Any] = {
             "scope": self._scope, "retention": retention, "lease": lease, "max_attempts": max_attempts,
         }  # fmt: skip
+        gate.once(**self._options)  # only to refuse bad ones now, not with the first message
 
     # The awaiting driver.
 

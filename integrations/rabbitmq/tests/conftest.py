@@ -183,7 +183,7 @@ def queue(make_queue: Callable[[], Queue]) -> Queue:
 
 
 @pytest.fixture(params=["aio", "blocking"])
-def publisher_of(request: pytest.FixtureRequest) -> type[AioPublisher] | type[Publisher]:
+def publisher_of(request: pytest.FixtureRequest) -> type[AioPublisher | Publisher]:
     """Each behaviour with both clients."""
     return AioPublisher if request.param == "aio" else Publisher
 
