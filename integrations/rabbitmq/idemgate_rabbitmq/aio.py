@@ -63,12 +63,10 @@ class AioPublisher:
 
     async def __call__(self, delivery: Delivery[Any]) -> None:
         """Publishes a delivery and returns when the broker has it. Raises BadInput, NotPublished, Unroutable."""
-        message = self._address.outgoing(delivery)
-        wire: _Wire | None = None
+        message, wire = self._address.outgoing(delivery), self._current()
         try:
             async with asyncio.timeout(self._address.seconds):
-                wire = await self._connected()
-                await wire.publish(message)
+                await (await asyncio.shield(wire)).publish(message)
         except PublishError as error:
             raise Unroutable(self._address.exchange, message.routing_key, _reply(error)) from None
         except DeliveryError:
@@ -89,29 +87,31 @@ class AioPublisher:
         """Ends the connection; what waits for a confirm fails, and is tried again. The next delivery would connect
         anew."""
         if self._wire is not None and self._loop is asyncio.get_running_loop():
-            self._drop(None, self._wire)
+            self._drop(self._wire)
         await asyncio.gather(*self._closing)
 
-    async def _connected(self) -> _Wire:
-        """The wire of this event loop. Those that come while it is made wait for the same one."""
+    def _current(self) -> asyncio.Task[_Wire]:
+        """The wire of this event loop, made if there is none. Those that come meanwhile wait for the same one."""
         loop = asyncio.get_running_loop()
-        task = self._wire
-        if task is None or self._loop is not loop or (task.done() and not _usable(task)):
-            if task is not None and self._loop is loop:
-                self._drop(None, task)
-            self._loop = loop
-            task = self._wire = asyncio.create_task(_Wire.made(self._address, self._options))
-        return await asyncio.shield(task)
+        if self._wire is not None and self._loop is loop:
+            if not self._wire.done() or _usable(self._wire):
+                return self._wire
+            self._drop(self._wire)
+        self._loop = loop
+        self._wire = loop.create_task(_Wire.made(self._address, self._options))
+        return self._wire
 
-    def _drop(self, wire: _Wire | None, task: asyncio.Task[_Wire] | None = None) -> None:
-        """Nobody uses this wire any more, or (None) the one that is being made."""
-        task = task or self._wire
-        if task is None or task is not self._wire or (wire is not None and not _is(task, wire)):
-            return
-        self._wire = None
-        ending = asyncio.create_task(_ended(task))
-        self._closing.add(ending)
-        ending.add_done_callback(self._closing.discard)
+    def _drop(self, wire: asyncio.Task[_Wire]) -> None:
+        """Nobody begins to use this one any more."""
+        if wire is self._wire:
+            self._wire = None
+            ending = asyncio.create_task(_ended(wire))
+            self._closing.add(ending)
+            ending.add_done_callback(self._closing.discard)
+
+
+GOODBYE = 2.0
+"""Seconds that a broker has to answer it."""
 
 
 class _Wire:
@@ -152,10 +152,6 @@ def _usable(task: asyncio.Task[_Wire]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().usable
 
 
-def _is(task: asyncio.Task[_Wire], wire: _Wire) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None and task.result() is wire
-
-
 async def _ended(task: asyncio.Task[_Wire]) -> None:
     task.cancel()
     (wire,) = await asyncio.gather(task, return_exceptions=True)
@@ -166,10 +162,6 @@ async def _ended(task: asyncio.Task[_Wire]) -> None:
 async def _hung_up(connection: AbstractConnection) -> None:
     """Says goodbye, but does not wait for a broker that is silent."""
     await asyncio.wait({asyncio.create_task(connection.close())}, timeout=GOODBYE)
-
-
-GOODBYE = 2.0
-"""Seconds."""
 
 
 def _reply(error: PublishError) -> str:

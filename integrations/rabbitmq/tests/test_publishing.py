@@ -135,6 +135,36 @@ async def test_payloads_travel_in_what_others_can_read(
     assert decoded(came, properties.content_type) == payload
 
 
+async def test_sent_on_in_two_steps_a_message_keeps_its_id_whatever_is_triggered_meanwhile(
+    store: str, namespace: str, queue: Any, publish: Any
+) -> None:
+    # Given a topic whose messages leave it for a stream, and a subscriber that publishes them but once fails to
+    gate = Gate(store, namespace=namespace)
+    topic, publisher, tried = gate.topic("jobs", merge="append"), publish(routing_key=queue.name), []
+    topic.forward("stream")
+
+    @gate.stream(topic.outboxes()[0], group="rabbitmq", reclaim="200ms")
+    async def forward(entry: Any) -> None:
+        first = not tried
+        tried.append(entry.id)
+        await send(publisher, topic.received(entry.fields))
+        if first:
+            raise ConnectionError("killed between the confirm and the acknowledgement")
+
+    async with gate.aio.worker(), gate.aio.subscribers():
+        await topic.aio.trigger("a", 1)
+        await eventually(lambda: tried)
+        # When its key is triggered again before the next attempt
+        await topic.aio.trigger("a", 2)
+        found = [await asyncio.to_thread(queue.get) for _ in range(3)]
+    # Then the copy has the id and the body of the first, and the other trigger came by itself
+    by_id = {properties.message_id: body for _, properties, body in found}
+    assert sorted(by_id.values()) == [b"[1]", b"[2]"]
+    assert sorted(body for _, _, body in found) == [b"[1]", b"[1]", b"[2]"]
+    await gate.aio.close()
+    gate.close()
+
+
 async def test_a_long_key_makes_a_short_id(gate: Gate, queue: Any, publish: Any) -> None:
     publisher, key = publish(routing_key=queue.name), "ä" * 200
     await send(publisher, await delivered(gate, key))
