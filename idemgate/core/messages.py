@@ -85,6 +85,7 @@ class Message:
         "last_ms",
         "priority",
         "reason",
+        "serial",
         "version",
     )
 
@@ -100,6 +101,7 @@ class Message:
         self.failure: str = fields[9].decode(errors="replace")
         self.priority: int = int(fields[10])
         self.group: str = fields[11].decode(errors="backslashreplace")
+        self.serial: int = fields[12] if len(fields) > 12 else 0
         self._acc = fields[8]
         self._merge = merge
         self._codec = codec
@@ -156,7 +158,8 @@ class Delivery(Generic[P]):
     def id(self) -> str:
         """Names this work, for a handler that is itself guarded: it stays the same when these triggers are tried again,
         and is another one when others have joined them."""
-        return f"{self.key}@{self._message.last_ms}+{self._message.count}"
+        message = self._message
+        return f"{self.key}@{message.last_ms}-{message.serial}+{message.count}"
 
     @property
     def count(self) -> int:

@@ -91,12 +91,13 @@ local function shift(key, old, stands, m, asked)
 end
 
 -- One trigger into the pending message of its key. Returns its receipt.
-local function put(key, asked, priority, group, version, acc)
+local function put(key, asked, priority, group, version, acc, serial)
   local packed = redis.call("HGET", K.pending, key)
   local old = packed and cmsgpack.unpack(packed)
   -- When it stands scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new message.
   local stands = packed and tonumber(redis.call("ZSCORE", K.due, key))
-  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or old and old[message.priority] or 0, group }
+  priority = tonumber(priority) or old and old[message.priority] or 0
+  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", priority, group, serial }
   local receipt = "scheduled"
   if packed then
     m = fold(p.merge, cmsgpack.unpack(packed), m)
@@ -122,13 +123,15 @@ local function put(key, asked, priority, group, version, acc)
 end
 
 local before, done, reply = head(K), {}, { "ok", now_ms }
+local serial = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 for i = 4, #ARGV, 7 do
   local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
   local receipt = admit(key, version, event)
   if not receipt then
     local acc = ARGV[i + 6]
     acc = p.raw and acc or cmsgpack.unpack(acc)
-    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc)
+    serial = serial + 1
+    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc, serial)
     note(key, version, event, due)
     done.accepted = (done.accepted or 0) + 1
   end
