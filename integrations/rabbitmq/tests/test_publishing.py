@@ -71,7 +71,7 @@ async def test_a_merged_message_arrives_once_with_its_facts(gate: Gate, clock: C
     assert queue.all() == []
     assert json.loads(body) == decoded(body, properties.content_type) == [{"n": 1}, {"n": 2}]
     assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
-    assert properties.message_id == f"mails/ann@{first_at.last_ms}+2"
+    assert properties.message_id == f"mails/ann@{first_at.last_ms}-2+2"
     headers = properties.headers
     assert {name: headers[f"idemgate-{name}"] for name in ("topic", "key", "count", "reason", "attempt")} == {
         "topic": "mails", "key": "ann", "count": 2, "reason": "window", "attempt": 1,
