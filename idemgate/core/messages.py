@@ -86,6 +86,7 @@ class Message:
         "last_ms",
         "priority",
         "reason",
+        "serial",
         "splits",
         "version",
     )
@@ -102,7 +103,8 @@ class Message:
         self.failure: str = fields[9].decode(errors="replace")
         self.priority: int = int(fields[10])
         self.group: str = fields[11].decode(errors="backslashreplace")
-        self.splits: int = fields[12] if len(fields) > 12 else 0
+        self.serial: int = fields[12]
+        self.splits: int = fields[13]
         self._acc = fields[8]
         self._merge = merge
         self._codec = codec
@@ -165,7 +167,7 @@ class Delivery(Generic[P]):
         and is another one when others have joined them, or when only some of the items are tried again."""
         message = self._message
         splits = f"/{message.splits}" if message.splits else ""
-        return f"{self.key}@{message.last_ms}+{message.count}{splits}"
+        return f"{self.key}@{message.last_ms}-{message.serial}+{message.count}{splits}"
 
     @property
     def count(self) -> int:

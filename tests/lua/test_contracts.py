@@ -183,7 +183,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def _delivery(gate: Gate, slot: int = 0) -> Delivery[Any]:
-    packed = b"\x9c\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0"
+    packed = b"\x9e\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0\x01\x00"
     policy = gate.topic("t").policy
     return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.codec))
 

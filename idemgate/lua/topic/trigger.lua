@@ -126,7 +126,7 @@ local function schedule(key, due)
 end
 
 -- One trigger into the pending message of its key. Returns its receipt.
-local function put(key, asked, priority, group, version, acc)
+local function put(key, asked, priority, group, version, acc, serial)
   if standing[key] then
     schedule_all()
   end
@@ -134,7 +134,8 @@ local function put(key, asked, priority, group, version, acc)
   -- Where and when it stands: scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new one.
   local stands = old and tonumber(redis.call("ZSCORE", K.due, key))
   local stood = old and { [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group] }
-  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or old and old[message.priority] or 0, group }
+  priority = tonumber(priority) or old and old[message.priority] or 0
+  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", priority, group, serial, 0 }
   local receipt = "scheduled"
   if old then
     m = fold(p.merge, old, m)
@@ -169,13 +170,15 @@ end
 -- The first write is one that the server refuses when out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")
 local done, reply = {}, { "ok", now_ms }
+local serial = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 for i = 4, #ARGV, 7 do
   local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
   local receipt = admit(key, version, event)
   if not receipt then
     local acc = ARGV[i + 6]
     acc = p.raw and acc or cmsgpack.unpack(acc)
-    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc)
+    serial = serial + 1
+    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc, serial)
     note(key, version, event, due)
     done.accepted = (done.accepted or 0) + 1
   end
