@@ -3,8 +3,8 @@
     python benchmarks/backlog.py --sizes 10000,5000000 --json backlog.json
 
 One topic, one slot, a small payload, on a server of its own without persistence. Messages are due at random times, half
-of them before now, so that triggers go in anywhere among the others; each measurement takes out what it put in. Costs
-are CPU time of the server's process (`used_cpu_*` of INFO: reading, the script, answering) and, of that, the script
+of them before now; most triggers come to be due now, behind those, some at any time, anywhere among the others. Each
+repetition takes out what it put in. Costs are CPU time of the server's process (`used_cpu_*` of INFO: reading, the script, answering) and, of that, the script
 (`usec` of INFO commandstats), per message. Medians over the repetitions. Five million messages need about 2 GB and five
 minutes.
 """
@@ -34,7 +34,14 @@ from idemgate.testing import Clock
 
 HOUR = 3_600_000
 CHUNK = 20_000
-OPERATIONS = ("trigger", "trigger, 100 a call", "trigger of a pending key", "take and ack", "take and ack, 100 a call")
+OPERATIONS = (
+    "trigger",
+    "trigger, 100 a call",
+    "trigger at any time, 100 a call",
+    "trigger of a pending key",
+    "take and ack",
+    "take and ack, 100 a call",
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,12 @@ class Backlog:
             for number, delay in enumerate(delays, first)
         ]
 
+    def due_now(self, n: int) -> list[Trigger]:
+        """Triggers of keys of their own, without a time: behind everything that is due, as with a window."""
+        first = len(self.due)
+        self.due.extend([self.now] * n)
+        return [Trigger(f"message-{number}", {"n": number}) for number in range(first, first + n)]
+
     def pending(self, n: int) -> list[Trigger]:
         """Triggers of keys that are pending and not due, anywhere in the backlog."""
         found: list[Trigger] = []
@@ -117,24 +130,31 @@ class Backlog:
             self.raw.unlink(key)
 
     def repetition(self, n: int) -> dict[str, Cost]:
-        """Each operation `n` times; afterwards as many messages are pending as before, and about as many of them due."""
-        self.clock.advance(2 * n / self.size * HOUR / 1000)
-        single, many, again = self.new(n), self.new(n), self.pending(n)
+        """Each operation `n` times; afterwards as many messages are pending as before, about as many of them due."""
+        self.clock.advance(n / self.size * HOUR / 1000)
+        single, many, timed, again = self.due_now(n), self.due_now(n), self.new(n), self.pending(n)
         works: list[Callable[[], object]] = [
-            lambda: [self.topic.trigger_many([one]) for one in single],
-            lambda: [self.topic.trigger_many(many[start : start + 100]) for start in range(0, n, 100)],
-            lambda: [self.topic.trigger_many([one]) for one in again],
-            lambda: [self.done(1) for _ in range(n)],
-            lambda: [self.done(100) for _ in range(0, n, 100)],
+            lambda: self.put(single, 1),
+            lambda: self.put(many, 100),
+            lambda: self.put(timed, 100),
+            lambda: self.put(again, 1),
+            lambda: self.done(n, 1),
+            lambda: self.done(n, 100),
         ]
         costs = {name: self._measured(work, n) for name, work in zip(OPERATIONS, works, strict=True)}
+        self.done(n, 100)  # what was put in three times was taken out twice
         self._forget_replies()
         return costs
 
-    def done(self, n: int) -> None:
-        taken = self.topic.take(n)
-        assert len(taken) == n
-        self.topic.ack(taken)
+    def put(self, triggers: list[Trigger], size: int) -> None:
+        for start in range(0, len(triggers), size):
+            self.topic.trigger_many(triggers[start : start + size])
+
+    def done(self, n: int, size: int) -> None:
+        for _ in range(0, n, size):
+            taken = self.topic.take(size)
+            assert len(taken) == size
+            self.topic.ack(taken)
 
     def _measured(self, work: Callable[[], object], n: int) -> Cost:
         before = self._spent()
