@@ -109,6 +109,7 @@ def cluster(home: Path, replicas: bool = False) -> Iterator[list[int]]:
             wait_for(lambda node=node: _whole(node, len(nodes)))
         for primary, replica in zip(nodes, nodes[3:], strict=False):
             replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID"))
+        wait_for(lambda: _agree(nodes))
         for replica in nodes[3:]:
             wait_for(lambda replica=replica: replica.info("replication")["master_link_status"] == "up")
         yield ports
@@ -118,6 +119,15 @@ def _whole(node: Any, n: int) -> bool:
     info = node.execute_command("CLUSTER INFO")
     facts = info if isinstance(info, dict) else dict(line.split(":", 1) for line in info.splitlines() if line)
     return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == str(n)
+
+
+def _agree(nodes: list[Any]) -> bool:
+    """Whether all nodes know who the three primaries are, and who follows whom: they vote on the next hand-over."""
+    views: list[set[tuple[str, str]]] = []
+    for node in nodes:
+        view = node.execute_command("CLUSTER NODES").values()
+        views.append({(one["node_id"], one["master_id"]) for one in view})  # the master of a primary is "-"
+    return all(view == views[0] for view in views) and sum(master == "-" for _, master in views[0]) == 3
 
 
 class Operator:
@@ -146,8 +156,8 @@ class Operator:
             if (facts := node.info("replication"))["role"] == "slave"
             and facts["master_port"] == self.port(primary)
         )  # fmt: skip
-        wait_for(lambda: self.nodes[replica].execute_command("CLUSTER FAILOVER"))
-        wait_for(lambda: replica in self.primaries() and primary not in self.primaries())
+        self.nodes[replica].execute_command("CLUSTER FAILOVER")
+        wait_for(lambda: replica in self.primaries() and _agree(self.nodes))
         wait_for(lambda: self.nodes[primary].info("replication")["master_link_status"] == "up")
         return replica
 
