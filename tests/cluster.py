@@ -164,7 +164,7 @@ class Operator:
     def owner(self, key: str) -> int:
         """The primary that serves the slot of a key, by its own word."""
         for number in self.primaries():
-            with suppress(redis.exceptions.MovedError):
+            with suppress(redis.exceptions.ResponseError):  # MOVED
                 self.nodes[number].exists(key)
                 return number
         raise AssertionError(f"nobody serves {key}")
