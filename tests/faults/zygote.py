@@ -61,7 +61,8 @@ def lived(order: dict[str, Any], out: int) -> int:
     try:
         points.install(order.get("die", ""))
         scene = SCENES[order["scene"]](order)
-        os.write(out, b"\n")
+        if "kill_after" in order:
+            os.write(out, b"\n")
         said: object = scene()
     except BaseException as error:
         said = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
