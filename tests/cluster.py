@@ -26,7 +26,7 @@ __all__ = ["Operator", "cluster", "running", "sentinel", "unused_ports", "wait_f
 SLOTS = 16_384
 
 
-def wait_for(happens: Callable[[], object], within: float = 20.0) -> None:
+def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
     """Polls; what redis-py raises counts as not yet."""
     deadline = time.monotonic() + within
     while True:
@@ -96,7 +96,8 @@ def cluster(home: Path, replicas: bool = False) -> Iterator[list[int]]:
     """Ports of three primaries that share all slots; then, if wanted, those of one replica of each."""
     ports = unused_ports(6 if replicas else 3)
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-config-file", "nodes.conf")
-    options += ("--repl-diskless-sync-delay", "0")
+    # Primaries hand over when they are told to, not when this machine is busy.
+    options += ("--repl-diskless-sync-delay", "0", "--cluster-replica-no-failover", "yes")
     with ExitStack() as stack:
         nodes = [stack.enter_context(server(home / str(port), port, *options)) for port in ports]
         for number, node in enumerate(nodes):
