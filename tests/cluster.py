@@ -157,8 +157,18 @@ class Operator:
             if (facts := node.info("replication"))["role"] == "slave"
             and facts["master_port"] == self.port(primary)
         )  # fmt: skip
-        self.nodes[replica].execute_command("CLUSTER FAILOVER")
-        wait_for(lambda: replica in self.primaries() and _agree(self.nodes))
+        asked = 0.0
+
+        def taken_over() -> bool:
+            nonlocal asked
+            if replica in self.primaries():
+                return _agree(self.nodes)
+            if time.monotonic() - asked > 6:  # a busy primary lets the request lapse after five seconds
+                asked = time.monotonic()
+                self.nodes[replica].execute_command("CLUSTER FAILOVER")
+            return False
+
+        wait_for(taken_over)
         wait_for(lambda: self.nodes[primary].info("replication")["master_link_status"] == "up")
         return replica
 

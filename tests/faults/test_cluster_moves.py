@@ -5,8 +5,7 @@ by groups, are limited, and are forwarded to streams. What must hold is the same
 nothing runs again after it was done, groups do not overlap, the counters balance. No process dies and nothing that was
 acknowledged is forgotten here, so every handler runs once for each message.
 
-One round of it is a hand-over of each primary and a move of a slot of each topic; `IDEMGATE_KILLS` adds a round for each
-50.
+A round is a hand-over of each primary and a move of a slot of each topic; `IDEMGATE_KILLS` adds one for each 50.
 """
 
 from __future__ import annotations
