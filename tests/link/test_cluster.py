@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -182,6 +183,25 @@ async def test_a_moved_record_is_followed(gate: Gate, operator: servers.Operator
     # And so is its owner afterwards
     assert await claim.complete("moved")
     assert (await face.claim("k")).result == "moved"
+
+
+@pytest.mark.parametrize("connections", [1, 2, 3, 4])
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_a_record_is_served_while_its_slot_moves(
+    gate: Gate, operator: servers.Operator, face: Face, connections: int
+) -> None:
+    # Given a link with some connections to the node to which a record has moved, while its slot is still moving
+    await face.claim("k", lease="60s")
+    key = gate.claims.key("claim", "k")[0].decode()
+    target = next(number for number in operator.primaries() if number != operator.owner(key))
+    moving = operator.move(key)
+    assert [next(moving), next(moving)] == [0, 1]
+    there = (f"o{n}" for n in count() if operator.owner(gate.claims.key("claim", f"o{n}")[0].decode()) == target)
+    await asyncio.gather(*(face.claim(one) for one in islice(there, connections)))
+    # Then a claim is answered all the same
+    for _ in range(3):
+        assert (await face.claim("k")).state == "in_progress"
+    assert list(moving) == []
 
 
 @pytest.mark.parametrize("awaiting", [False, True])
