@@ -239,7 +239,8 @@ async def _redirected(client: Any, *args: Any) -> Any:
     except rx.MovedError:
         raise
     except rx.AskError as error:
-        node = client.get_node(error.host, error.port)
+        there: Any = error
+    node = client.get_node(there.host, there.port)
     if node is None:
         raise rx.ClusterDownError("the node to which the slot moves is not known yet")
     connection = node.acquire_connection()

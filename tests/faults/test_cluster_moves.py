@@ -89,7 +89,7 @@ class Load:
         self.running = Counter[str]()
         self.most = 0
         self.problems: list[str] = []
-        self.stop = threading.Event()
+        self.stop, self.sent_all = threading.Event(), threading.Event()
         self.lock = threading.Lock()
         for worker in workers:
             for name in HANDLED:
@@ -172,10 +172,10 @@ class Load:
             self.check(said == f"receipt for {charged}", said)
 
     def take(self) -> None:
-        """A loop of its own, blocking, over one topic: until it is stopped and nothing is left."""
+        """A loop of its own, blocking, over one topic: until all was sent and nothing is left."""
         topic = self.topics["taken"]
         while True:
-            last = self.stop.is_set()
+            last = self.sent_all.is_set()
             taken = topic.take(20)
             self.check(topic.ack(taken) == ["ok"] * len(taken), "a delivery was lost")
             self.seen["taken"] += taken
@@ -193,17 +193,19 @@ async def under_load(load: Load, workers: list[Gate], upheaval: Callable[[], Non
     async with AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(Worker(worker, concurrency=8))
-        works = [
+        taking = asyncio.create_task(asyncio.to_thread(load.take))
+        producing = asyncio.gather(
             *(load.produce_async(f"async{number}") for number in range(6)),
             *(asyncio.to_thread(load.produce, f"sync{number}") for number in range(2)),
-            asyncio.to_thread(load.take),
-        ]
-        tasks = [asyncio.create_task(work) for work in works]
+        )
         try:
             await asyncio.to_thread(upheaval)
         finally:
             load.stop.set()
-        await asyncio.gather(*tasks)
+            await asyncio.wait([producing])
+            load.sent_all.set()
+        await producing
+        await taking
         end = time.monotonic() + 60
         while left := [name for name, topic in load.topics.items() if _left(await topic.aio.stats())]:
             assert time.monotonic() < end, left
