@@ -220,10 +220,43 @@ async def _asked(client: Any, *args: Any) -> Any:
         if isinstance(client, RedisCluster):
             # Before it knows the nodes, redis-py 7 and 8 send to any of them.
             await client.initialize()
+            return await _routed(client, *args)
         return await client.execute_command(*args)
     except AttributeError as error:
         # redis-py 8 closes connections to cluster nodes, when it looks for these anew, under those who use them.
         raise rx.ConnectionError("the connection was closed while in use") from error
+
+
+async def _routed(client: Any, *args: Any) -> Any:
+    try:
+        return await client.execute_command(*args)
+    except rx.ClusterError as error:
+        if args[0] not in ("EVALSHA", "EVAL") or "TTL exhausted" not in str(error):
+            raise
+    return await _redirected(client, *args)
+
+
+async def _redirected(client: Any, *args: Any) -> Any:
+    """A script whose slot is moving, asked for where its key is now. redis-py's asyncio client sends ASKING over one
+    free connection and the command over the next one, so that with two of them it never arrives."""
+    await client.initialize()  # connections of nodes that it gave up are closed by nobody
+    try:
+        return await client.get_node_from_key(args[3]).execute_command(*args)
+    except rx.MovedError:
+        raise
+    except rx.AskError as error:
+        there: Any = error
+    node = client.get_node(there.host, there.port)
+    if node is None:
+        raise rx.ClusterDownError("the node to which the slot moves is not known yet")
+    connection = node.acquire_connection()
+    try:
+        await connection.send_command("ASKING")
+        await node.parse_response(connection, "ASKING")  # before the rest is sent: a refusal leaves no reply behind
+        await connection.send_command(*args)
+        return await node.parse_response(connection, args[0])
+    finally:
+        getattr(node, "release", node._free.append)(connection)
 
 
 async def _translated(work: Coroutine[Any, Any, T]) -> T:

@@ -26,8 +26,9 @@ _PASSING = (
 """The server refused before executing anything, for a reason that tends to pass."""
 _IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
 """As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
-_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
-"""In errors of redis-py that were raised before there was a connection to send the request on."""
+_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients", "TTL exhausted")
+"""In errors of redis-py that were raised before there was a connection to send the request on, or when all that
+cluster nodes answered were redirections and TRYAGAIN, as while a slot moves."""
 
 
 def is_passing(error: Exception) -> bool:
