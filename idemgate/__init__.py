@@ -9,6 +9,8 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.holdings import Announcement, Roll
 from idemgate.core.merging import Merge, append, union
 from idemgate.core.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
+from idemgate.core.registry import StoredTopic
+from idemgate.core.resizing import Forgotten, Progress, Resized
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -31,6 +33,7 @@ from idemgate.errors import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    TopicInUse,
 )
 from idemgate.gate import AioGate, Gate, default_gate
 from idemgate.once.claim import AioClaim, Claim
@@ -58,6 +61,7 @@ __all__ = [
     "Duration",
     "Execution",
     "ForeignData",
+    "Forgotten",
     "Gate",
     "IdemgateError",
     "KeyReused",
@@ -73,11 +77,13 @@ __all__ = [
     "OutcomeUnknown",
     "Peek",
     "PolicyChanged",
+    "Progress",
     "Receipt",
     "Record",
     "RedisMembership",
     "Refused",
     "ReplayedFailure",
+    "Resized",
     "ResultUnavailable",
     "Retry",
     "Roll",
@@ -85,7 +91,9 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "StoredTopic",
     "Topic",
+    "TopicInUse",
     "Trigger",
     "append",
     "current",

@@ -84,6 +84,7 @@ class Message:
         "group",
         "last_ms",
         "priority",
+        "raw_group",
         "reason",
         "version",
     )
@@ -99,7 +100,8 @@ class Message:
         self.version: int | None = int(fields[7]) if fields[7] != b"" else None
         self.failure: str = fields[9].decode(errors="replace")
         self.priority: int = int(fields[10])
-        self.group: str = fields[11].decode(errors="backslashreplace")
+        self.raw_group: bytes = fields[11]
+        self.group: str = self.raw_group.decode(errors="backslashreplace")
         self._acc = fields[8]
         self._merge = merge
         self._codec = codec
@@ -189,6 +191,11 @@ class Delivery(Generic[P]):
     def priority(self) -> int:
         """That of its newest trigger that named one; 0 if none did."""
         return self._message.priority
+
+    @property
+    def route(self) -> bytes:
+        """What decides its slot: its group, or its key."""
+        return self._message.raw_group or self.raw_key
 
     @property
     def group(self) -> str:

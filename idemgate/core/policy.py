@@ -14,7 +14,17 @@ from idemgate.core.limits import Rate, rate_of, share
 from idemgate.core.merging import Merge, MergeSpec, merge_of, merge_of_spec
 from idemgate.errors import BadInput
 
-__all__ = ["Edge", "Policy", "differing", "from_stored", "policy_of", "reconciled"]
+__all__ = [
+    "Edge",
+    "Policy",
+    "check_slots",
+    "differing",
+    "from_stored",
+    "policy_of",
+    "reconciled",
+    "slots_of",
+    "with_slots",
+]
 
 Edge = Literal["trailing", "leading"]
 
@@ -150,6 +160,22 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
         rate=Fraction(facts["rate"]) if "rate" in facts else None,
         burst=facts.get("burst", 1),
     )
+
+
+def slots_of(stored: bytes) -> int:
+    """The number of slots of a stored policy."""
+    return int(_unpacked(stored)["slots"])
+
+
+def with_slots(stored: bytes, slots: int) -> bytes:
+    """The stored policy with another number of slots, and else the same bytes."""
+    return _packed(_unpacked(stored) | {"slots": slots})
+
+
+def check_slots(policy: Policy, slots: int) -> int:
+    """The number of slots that a policy may be given, or BadInput."""
+    _check_limits(replace(policy, slots=_power_of_two(slots)))
+    return slots
 
 
 def reconciled(known: Policy, said: Policy) -> Policy:

@@ -1,4 +1,5 @@
 -- Says which of our keys holds something we did not write, or nil. Looks before the first write: scripts do not roll back.
+-- A slot that is closed (topic/close) is none that may be used: "closed " and by which change, which is also the second value.
 local types = {
   due = "zset", pending = "hash", lease = "zset", flight = "hash", dead = "zset", grave = "hash", facts = "hash", memo = "hash",
   fade = "zset", ready = "zset", busy = "hash", line = "zset",
@@ -17,7 +18,9 @@ local function wrong(K)
     end
   end
   local layout = redis.call("HGET", K.facts, "v")
-  if layout and layout ~= "1" then
+  if layout and string.sub(layout, 1, 7) == "closed " then
+    return layout, string.sub(layout, 8)
+  elseif layout and layout ~= "1" then
     return K.facts .. " says layout " .. layout .. ", this program knows layout 1"
   end
 end
