@@ -7,7 +7,7 @@ Every step may be repeated and a plan may be abandoned anywhere: begun anew, it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,9 +101,7 @@ def _end(topic: TopicCalls, change: bytes, how: str, stored: bytes, wanted: byte
     )
 
 
-def _of_slot(
-    topic: TopicCalls, script: str, slot: int, args: tuple[Arg, ...], read: Callable[[list[Any]], T]
-) -> Call[T]:
+def _of_slot(topic: TopicCalls, script: str, slot: int, args: Sequence[Arg], read: Callable[[list[Any]], T]) -> Call[T]:
     return call(f"topic/{script}", topic.keys(slot), (stamp(topic.clock), *args), read)
 
 
@@ -122,7 +120,9 @@ def _unload(topic: TopicCalls, slot: int, change: bytes, taken_in: int) -> Call[
 
 def _load(topic: TopicCalls, slot: int, change: bytes, source: int, number: int, some: Iterable[_Entry]) -> Call[bool]:
     """Whether it was taken in, now or before; False once somebody else has ended this change."""
-    args = (change, topic.policy.for_scripts(), source, number, *(field for entry in some for field in entry[:5]))
+    args: list[Arg] = [change, topic.policy.for_scripts(), source, number]
+    for entry in some:
+        args += entry[:5]
     return _of_slot(topic, "load", slot, args, lambda reply: reply[0] == b"ok")
 
 

@@ -497,7 +497,7 @@ class TopicCalls:
         def again(calls: TopicCalls, slot: int) -> Batch[tuple[int, int]]:
             return Batch([calls.exhume(one, verb, ids, most) for one in calls.heirs(slot, self)], _sums)
 
-        args = (token(), self._policy, verb, most, *ids)
+        args: list[Arg] = [token(), self._policy, verb, most, *ids]
         return self._call("exhume", slot, args, lambda reply: (reply[2], reply[3]), again)
 
 

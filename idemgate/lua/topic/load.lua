@@ -6,7 +6,8 @@
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4] the slot it comes from
 --- ARGV[5] number of the batch; 0 = replies given lately, which may be taken in twice
---- ARGV[6..] five an entry: kind (`unload`; t = a reply); name; number (of a reply its half minute); value; "1" if inside of its group
+--- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (of a reply its half minute); value; "1" if it is
+---         inside of its group
 --- Returns {"ok", now ms} {"open", now ms} (another change closed or opened it) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"

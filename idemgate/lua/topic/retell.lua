@@ -14,12 +14,12 @@ local problem, closed = wrong(K)
 if problem and not closed then
   return { "foreign", now_ms, problem }
 end
-local log = K.told[tonumber(ARGV[2])]
-local half = tonumber(redis.call("HGET", log, "")) or 0
+local told = K.told[tonumber(ARGV[2])]
+local half = tonumber(redis.call("HGET", told, "")) or 0
 if half < math.floor(now_ms / 30000) - 1 then
   return { "ok", now_ms, "0", half }
 end
-local found = redis.call("HSCAN", log, ARGV[3], "COUNT", 500)
+local found = redis.call("HSCAN", told, ARGV[3], "COUNT", 500)
 local reply = { "ok", now_ms, found[1], half }
 for i = 1, #found[2], 2 do
   if found[2][i] ~= "" then

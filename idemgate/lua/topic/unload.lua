@@ -13,6 +13,7 @@
 --- @include "lib/wrong"
 --- @include "lib/message"
 --- @include "lib/delivery"
+--- @include "lib/sortable"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = wrong(K)
@@ -92,14 +93,13 @@ end
 -- The next batch: the same until it is forgotten, since nothing else changes a closed slot.
 local function batch()
   entries, bytes = {}, 0
-  for _, one in ipairs({
-    { "lease", add_flight }, { "due", add_pending }, { "ready", add_ready }, { "line", add_lined }, { "dead", add_letter },
-    { "fade", add_memo },
-  }) do
-    local found = redis.call("ZRANGE", K[one[1]], 0, 499, "WITHSCORES")
+  local parts = { "lease", "due", "ready", "line", "dead", "fade" }
+  for n, add_one in ipairs({ add_flight, add_pending, add_ready, add_lined, add_letter, add_memo }) do
+    local part = parts[n]
+    local found = redis.call("ZRANGE", K[part], 0, 499, "WITHSCORES")
     for i = 1, #found, 2 do
       if bytes < 1048576 then
-        one[2](found[i], found[i + 1])
+        add_one(found[i], found[i + 1])
       end
     end
     if #entries > 0 then
@@ -113,17 +113,25 @@ local function batch()
   return entries
 end
 
-local zsets, hashes = { f = "lease", p = "due", d = "dead", m = "fade" }, { f = "flight", d = "grave", m = "memo", c = "facts" }
+local zsets = { f = "lease", p = "due", r = "ready", l = "line", d = "dead", m = "fade" }
+local hashes = { f = "flight", d = "grave", m = "memo", c = "facts" }
+
+-- How an entry is called in its sorted set.
+local function member_of(kind, name, value)
+  if kind ~= "r" and kind ~= "l" then
+    return name
+  end
+  local m = cmsgpack.unpack(value)
+  local member = sortable(m[message.due], name)
+  return kind == "r" and member or m[message.group] .. "\0" .. member
+end
 local function forget(all)
   for _, e in ipairs(all) do
-    if e[1] == "r" or e[1] == "l" then
-      local m = cmsgpack.unpack(e[4])
-      local member = string.format("%015.0f", m[message.due]) .. e[2]
-      redis.call("ZREM", K[e[1] == "r" and "ready" or "line"], e[1] == "r" and member or m[message.group] .. "\0" .. member)
-    elseif zsets[e[1]] then
-      redis.call("ZREM", K[zsets[e[1]]], e[2])
+    local zset, hash = zsets[e[1]], hashes[e[1]] or "pending"
+    if zset then
+      redis.call("ZREM", K[zset], member_of(e[1], e[2], e[4]))
     end
-    redis.call("HDEL", K[hashes[e[1]] or "pending"], e[2])
+    redis.call("HDEL", K[hash], e[2])
   end
 end
 
