@@ -82,6 +82,12 @@ class Policy:
             facts["boost"] = self.priority_boost
         return _packed(facts)
 
+    def described(self) -> dict[str, object]:
+        """What is stored of it and was said, as people wrote it: durations in seconds."""
+        facts = _unpacked(self.stored())
+        facts["merge"] = _spoken(facts["merge"])
+        return {name: _shown(name, value) for name, value in facts.items()}
+
     def limits(self, slot: int) -> tuple[int, int, int]:
         """What a slot may have: deliveries in flight (0 = any number), us between two (0 = any rate), burst."""
         most = 0 if self.concurrency is None else share(self.concurrency, slot, self.slots)
@@ -213,6 +219,12 @@ def _shown(name: str, value: Any) -> object:
         if name in ("window", "quiet", "max_delay", "remember", "priority_boost") and value is not None
         else value
     )
+
+
+def _spoken(spec: dict[str, Any]) -> object:
+    if spec["op"] != "fields":
+        return spec["op"] if spec.get("cap") is None else f"{spec['op']}({spec['cap']})"
+    return {name: _spoken(part) for name, part in (*spec["fields"].items(), ("*", spec["rest"]))}
 
 
 def _unpacked(stored: bytes) -> dict[str, Any]:

@@ -37,9 +37,14 @@ class Opening:
         self.onward: Forward | None = None
         self.recurring: dict[str, Recurring] = {}
         self.calls: TopicCalls | None = None
+        self._said = declared.slots
 
     def declare(self, declared: Policy, redefine: bool) -> None:
         """The same name again: the same policy, or a new one with `redefine`."""
+        if self.plain:
+            self._said = declared.slots
+        elif declared.slots == self._said:  # and the store has another number by now
+            declared = replace(declared, slots=self.declared.slots)
         if self.plain or redefine:
             self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
         elif declared.stored() != self.declared.stored():

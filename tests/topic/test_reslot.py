@@ -60,7 +60,7 @@ async def _seen(topic: Any) -> Any:
     letters = sorted(
         (one.key, one.payload, one.reason, one.died_at, one.attempts) for one in await topic.dead.list(100)
     )
-    counters = {name: n for name, n in stats.counters.items()}
+    counters = dict(stats.counters)
     places = (stats.scheduled, stats.ready, stats.waiting, stats.blocked, stats.in_flight, stats.dead, stats.paused)
     return places, stats.next_due, counters, peeks, letters
 
@@ -271,8 +271,8 @@ async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Cl
     calls = await topic.open()
     flying = list((await _filled(topic, clock)).values())
     lost: list[Batch[Any]] = [
-        calls.trigger_many([(Trigger(key, 7)) for key in KEYS]),
-        calls.settle_many([settlement for settlement in topic._settlements("ack", flying)]),
+        calls.trigger_many([Trigger(key, 7) for key in KEYS]),
+        calls.settle_many(topic._settlements("ack", flying)),
         Batch([calls.trigger(Trigger("once", 1))], list),
         Batch([calls.cancel(KEYS[3])], list),
     ]
@@ -364,6 +364,7 @@ async def test_who_says_a_former_number_gets_the_stored_one(face: Face, other: G
     again = other.topic("t", window="60s", slots=2)
     assert again.trigger("k").status == "merged"
     assert again.policy.slots == 8
+    assert other.topic("t", window="60s", slots=2) is again
     changed = other.topic("t", window="30s", slots=2, redefine=True)
     assert changed.trigger("k").status == "merged"
     assert changed.policy.slots == 8
