@@ -166,12 +166,13 @@ class TopicCalls:
         return TopicCalls(self.namespace, self.name, policy, self.codec, self.clock, self.adopt)
 
     def following(self, found: Opened) -> TopicCalls:
-        """The layout to try after this one found a slot closed. While slots are moved, each key is in one of two."""
-        stored = slots_of(found.policy)
+        """The layout to try after this one found a slot closed: the stored one, or that to which its slots are being
+        moved, and then that one only, until the slot is open."""
+        stored, mine = slots_of(found.policy), self.policy.slots
         if found.to < 0:
             self.adopt(stored)
-        wanted = found.to if found.to > 0 and self.policy.slots == stored else stored
-        return self if wanted == self.policy.slots else self.laid_out(wanted)
+        wanted = found.to if found.to > 0 and mine in (stored, found.to) else stored
+        return self if wanted == mine else self.laid_out(wanted)
 
     def heirs(self, slot: int, before: TopicCalls) -> range:
         """The slots that have, by this layout, what is in a slot of another one; see `keys.heirs`."""
@@ -279,8 +280,9 @@ class TopicCalls:
         def again(calls: TopicCalls, slot: int) -> Batch[Taken]:
             # Where several slots became one, each of them asks it: whoever takes needs to know its next due time.
             slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
-            shares = zip(slots, _shares(n, len(slots)), strict=True)
-            return Batch([calls._take(request, one, share) for one, share in shares], _taken)
+            own = _own_requests(request, len(slots))
+            shares = zip(own, slots, _shares(n, len(slots)), strict=True)
+            return Batch([calls._take(*share) for share in shares], _taken)
 
         return self._call("take", slot, args, read, again)
 
@@ -365,8 +367,9 @@ class TopicCalls:
     def _forward(self, request: bytes, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         def again(calls: TopicCalls, slot: int) -> Batch[Forwarded]:
             slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
-            shares = zip(slots, _shares(n, len(slots)), strict=True)
-            return Batch([calls._forward(request, one, to, share) for one, share in shares], _forwarded)
+            own = _own_requests(request, len(slots))
+            shares = zip(own, slots, _shares(n, len(slots)), strict=True)
+            return Batch([calls._forward(one, slot, to, share) for one, slot, share in shares], _forwarded)
 
         return self._call(
             "forward",
@@ -521,6 +524,12 @@ def _route(key: Key, group: Key | None) -> bytes:
     """What decides the slot."""
     found = keys.raw(key)
     return found if group is None else keys.raw(group)
+
+
+def _own_requests(request: bytes, n: int) -> list[bytes]:
+    """The ids of the requests into which one is split, as in `Part`: of two that meet in one slot again, neither gets
+    the answer of the other."""
+    return [request] if n == 1 else [token() + request for _ in range(n)]
 
 
 def _shares(n: int, slots: int) -> list[int]:

@@ -36,13 +36,16 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 
+-- The request that was made first, whose parts were asked of several slots (lib/told).
+local origin = string.sub(ARGV[2], -16)
+
 -- The deliveries of a request, as far as they are still its own.
 local function reply_of(keys, lapsed, opens)
   local reply = { "ok", now_ms, next_due(K, now_ms, opens), lapsed }
   for _, key in ipairs(keys) do
     local d = redis.call("HGET", K.flight, key)
     d = d and cmsgpack.unpack(d)
-    if d and d[delivery.request] == ARGV[2] then
+    if d and d[delivery.request] == origin then
       reply[#reply + 1] = key
       reply[#reply + 1] = d[delivery.fence]
       reply[#reply + 1] = d[delivery.due]
@@ -140,7 +143,7 @@ local function hand_out(key, due, member)
   else
     last = fence(last, now_us)
     m[message.attempts] = m[message.attempts] + 1
-    redis.call("HSET", K.flight, key, cmsgpack.pack({ last, ARGV[2], 0, cmsgpack.pack(m), due }))
+    redis.call("HSET", K.flight, key, cmsgpack.pack({ last, origin, 0, cmsgpack.pack(m), due }))
     redis.call("ZADD", K.lease, lease_end, key)
     redis.call("HDEL", K.pending, key)
     keys[#keys + 1] = key
