@@ -234,8 +234,7 @@ class _Moving:
             shown = yield from _one(_unload(self.old, source, self.change, shown.number))
 
     def _shared(self, entries: list[_Entry], targets: range) -> Iterator[tuple[int, list[_Entry]]]:
-        """What has a route goes there. What is remembered of keys, and what concerns the slot, goes to all; counters
-        go to one."""
+        """What has a route goes there. Of the slot's own facts counters go to one slot, the others to all."""
         shares: defaultdict[int, list[_Entry]] = defaultdict(list)
         for entry in entries:
             if entry.route:

@@ -40,7 +40,7 @@ def handle(delivery):
     facts = [delivery.key, delivery.group, delivery.payload, began, time.monotonic_ns(), delivery.token]
     store.rpush({log!r}, json.dumps(facts))
 """
-LAYOUTS = [8, 4, 16, 1, 2]
+LAYOUTS = [8, 1, 4]
 PRODUCERS = 3
 
 
@@ -104,7 +104,7 @@ async def _change(url: str, namespace: str, slots: int, drawn: random.Random) ->
         command = ["-m", "idemgate", "slots", "work", str(slots), "--url", url, "--namespace", namespace]
         process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
         try:
-            async with asyncio.timeout(0.25 + drawn.random() * 0.15 if kills < 6 else 60):
+            async with asyncio.timeout(0.25 + drawn.random() * 0.15 if kills < 3 else 60):
                 out, _ = await process.communicate()
         except TimeoutError:
             process.kill()

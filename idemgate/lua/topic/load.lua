@@ -92,7 +92,8 @@ end
 local function recollect(name, expires, value)
   local known = tonumber(redis.call("ZSCORE", K.fade, name)) or 0
   local held = redis.call("HGET", K.memo, name)
-  if held and string.sub(name, 1, 1) == "v" and known > now_ms and tonumber(held) > tonumber(value) then
+  if held and string.sub(name, 1, 1) == "v" and known > now_ms
+    and tonumber(string.match(held, "^[^ ]+")) > tonumber(string.match(value, "^[^ ]+")) then
     value = held
   end
   redis.call("HSET", K.memo, name, value)

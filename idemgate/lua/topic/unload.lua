@@ -69,7 +69,12 @@ local function add_lined(member)
   add_message("l", key, "0", redis.call("HGET", K.pending, key))
 end
 local function add_memo(name, expires)
-  add("m", name, expires, redis.call("HGET", K.memo, name) or "", "", "")
+  local value = redis.call("HGET", K.memo, name) or ""
+  local kind, group = string.sub(name, 1, 1), value
+  if kind == "v" then
+    group = string.match(value, "^[^ ]+ (.*)$") or ""
+  end
+  add("m", name, expires, value, "", group ~= "" and group or string.sub(name, kind == "e" and 18 or 2))
 end
 
 -- What pending messages are left when nothing stands anywhere: there should be none.
