@@ -122,7 +122,7 @@ async def test_nothing_is_lost_or_done_twice(
     url: str, raw: redis.Redis, namespace: str, tmp_path: Path, killed: bool
 ) -> None:
     log, drawn = f"{namespace}:log", random.Random(7)
-    lease = "1s" if killed else "30s"
+    lease = "2s" if killed else "30s"
     program = PROGRAM.format(url=url, namespace=namespace, log=log, lease=lease)
     (tmp_path / "program.py").write_text(program)
     producers = [Producer(number, url, namespace) for number in range(PRODUCERS)]
@@ -170,7 +170,7 @@ async def test_nothing_is_lost_or_done_twice(
         assert stats["lapsed"] == 0
         assert sorted(seen) == sorted(accepted)
         _in_order(handled, producers)
-    _apart(handled)
+        _apart(handled)
 
 
 def _apart(handled: list[Any]) -> None:
