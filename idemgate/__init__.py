@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.claims import Record
 from idemgate.core.durations import Duration, milliseconds
@@ -17,6 +18,7 @@ from idemgate.errors import (
     AttemptsExhausted,
     BadInput,
     Bury,
+    Failed,
     ForeignData,
     IdemgateError,
     KeyReused,
@@ -25,6 +27,7 @@ from idemgate.errors import (
     NotDecodable,
     NotInside,
     OutcomeUnknown,
+    Overloaded,
     PolicyChanged,
     Refused,
     ReplayedFailure,
@@ -45,6 +48,7 @@ from idemgate.work.members import Member, Membership, RedisMembership
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "AioClaim",
     "AioGate",
     "AioTopic",
@@ -60,6 +64,7 @@ __all__ = [
     "Delivery",
     "Duration",
     "Execution",
+    "Failed",
     "ForeignData",
     "Forgotten",
     "Gate",
@@ -75,6 +80,7 @@ __all__ = [
     "NotDecodable",
     "NotInside",
     "OutcomeUnknown",
+    "Overloaded",
     "Peek",
     "PolicyChanged",
     "Progress",

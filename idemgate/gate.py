@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import tenacity
 
+from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.calls import Batch
 from idemgate.core.claims import Claims, Entry, Record
@@ -40,8 +41,9 @@ from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
 
 if TYPE_CHECKING:
+    from idemgate.work.members import Membership
     from idemgate.work.subscribers import Entry as StreamEntry
-    from idemgate.work.subscribers import Heard, Subscriber, Subscribers
+    from idemgate.work.subscribers import Expiry, Heard, Subscriber, Subscribers
     from idemgate.work.worker import Worker
 
 __all__ = ["AioGate", "Gate", "default_gate"]
@@ -344,6 +346,7 @@ class Gate:
         concurrency: int | None = None,
         rate: Rate | None = None,
         burst: int | None = None,
+        adaptive: Adaptive | None = None,
         redefine: bool = False,
     ) -> Topic:
         """A named stream of keyed messages with one policy. The same name gives the same topic; its policy is checked
@@ -364,8 +367,12 @@ class Gate:
         - `backoff`: pauses between them: a
           list of durations (the last repeats), one duration, a tenacity wait strategy; None: exponential with full
           jitter, 1 s to 10 min.
-        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
-          counted.
+        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded when the
+          next one is buried, at most 100 at a time, and counted as `expired`.
+        - `concurrency`: deliveries in flight at most, over all workers and slots; None: any number.
+        - `group_concurrency`: of one group. - `rate`, `burst`: deliveries a span, such as "100/s", and how many of them
+          at once after a rest; over all workers.
+        - `adaptive`: a limit that each worker finds out for itself; see `Adaptive`. None: none.
         - `remember`: how long a `version` is remembered, and an `event_id` after its message was due.
         - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 
@@ -503,14 +510,66 @@ class Gate:
 
         return on
 
+    def expiry(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        notifications: Literal["check", "set", "assume"] = "check",
+        scan: Duration = "5m",
+        retention: Duration = "1h",
+        backlog: int = 100_000,
+        slots: int = 1,
+        lease: Duration = "30s",
+        max_attempts: int = 17,
+        backoff: BackoffPolicy = None,
+    ) -> Expiry:
+        """The keys of a pattern (as of SCAN: "session:*") that expire: of all listeners one calls the handler, and what
+        expires while nobody listens is handled afterwards. Register it with `@expiry.handler`.
+
+        `gate.run()`, or `gate.aio.subscribers()` together with `gate.aio.worker()`, make it work: subscribers keep the
+        due set, which is the topic `name`, and workers of that topic run the handler.
+
+        A key is in the due set since its time to live was set, if the server says so (flag `g`); since `track`, if you
+        call that; at the latest since the next scan. Unhandled remains only a key that nobody tracked and that began
+        and ended between two scans, while no listener heard its event. Deleting a key is no expiry, if the server says
+        so (flag `g`) or you call `untrack`; otherwise it counts as one, since it looks the same.
+
+        - `notifications`: what to do about the server's notify-keyspace-events, which needs "Ex" and should have "g":
+          "check" it (StoreRefused when it starts); "set" it, adding what is missing; "assume" it, where this user may
+          not ask.
+        - `scan`: how often one of the listeners goes through all keys of the database, besides once when each begins
+          and after each gap.
+        - `retention`: how long it is remembered that a key was handled, at least 10 s.
+        - `backlog`: events that may wait here; what comes when it is full is dropped and counted.
+        - `slots`, `lease`, `max_attempts`, `backoff`: as in `topic`.
+
+        Counted in `gate.counters`, as `expiry.*`. Raises BadInput.
+        """
+        from idemgate.work.subscribers import Expiry
+
+        made = Expiry(
+            self, name, pattern, notifications=notifications, scan=scan, retention=retention, backlog=backlog,
+            slots=slots, lease=lease, max_attempts=max_attempts, backoff=backoff,
+        )  # fmt: skip
+        self.subscribers.append(made)
+        return made
+
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def run(self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s") -> None:
+    def run(
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
+    ) -> None:
         """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see
         `Worker`."""
         from idemgate.work.running import run
 
-        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
+        run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
 
 class AioGate:
@@ -588,12 +647,17 @@ class AioGate:
         )
 
     def worker(
-        self, *topics: str, concurrency: int = 32, prefetch: int | None = None, grace: Duration = "30s"
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
     ) -> Worker:
         """A worker for use inside of an application: `async with gate.aio.worker(): ...`; see `Worker`."""
         from idemgate.work.worker import Worker
 
-        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace)
+        return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
     def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
         """The gate's subscribers for use inside of an application: `async with gate.aio.subscribers(): ...`; see

@@ -16,6 +16,7 @@ from idemgate.cli import logs
 from idemgate.cli.arguments import count, span
 from idemgate.errors import BadInput
 from idemgate.gate import Gate
+from idemgate.work.members import Membership
 
 __all__ = ["add_to", "gate_at"]
 
@@ -41,6 +42,11 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--grace", metavar="TIME", type=span, default=30.0, help="time to finish, when stopped (default: 30s)"
     )
+    parser.add_argument(
+        "--members",
+        metavar="WHERE",
+        help="divide the topics' slots with the other workers: redis, or MODULE:NAME of a Membership of your own",
+    )
     parser.set_defaults(command=work)
 
 
@@ -48,35 +54,47 @@ def work(options: argparse.Namespace) -> int:
     """0 after a graceful stop, 1 when handlers had to be cut short."""
     gate = gate_at(options.gate)
     logs.configure()
-    gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace)
+    members = options.members == "redis" or membership_at(options.members)
+    gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, members=members)
     code = 1 if gate.counters["worker.cut_short"] else 0
     _leave_threads_behind(code)
     return code
 
 
 def gate_at(target: str) -> Gate:
-    """The gate that `package.module:name` (or `:name.of.it`) means; BadInput says which part of it is wrong.
+    """The gate that `package.module:name` (or `:name.of.it`) means; BadInput says which part of it is wrong."""
+    found: Gate = found_at("MODULE:GATE", target, Gate, "Gate(...)")
+    return found
+
+
+def membership_at(target: str | None) -> bool | Membership:
+    """The membership that is meant, or False for none; BadInput."""
+    return target is not None and found_at("--members", target, Membership, "RedisMembership(gate)")
+
+
+def found_at(argument: str, target: str, kind: type, made: str) -> Any:
+    """What `package.module:name` means, which has to be of a kind; BadInput, which says how one is `made`.
 
     The current directory comes first in the search path. What the module itself raises when imported is not hidden.
     """
     name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in [*name.split("."), *path.split(".")]):
-        raise BadInput("MODULE:GATE", target, "not a module and a name in it", "Write it as shop.app:gate")
+        raise BadInput(argument, target, "not a module and a name in it", "Write it as shop.app:gate")
     if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    _check_module(target, name)
+    _check_module(argument, target, name)
     found: object = importlib.import_module(name)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise BadInput("MODULE:GATE", target, f"module {name!r} has no {path!r}", _gates_in(name, found))
+            raise BadInput(argument, target, f"module {name!r} has no {path!r}", _those_in(name, found, kind, made))
         found = getattr(found, part)
-    if not isinstance(found, Gate):
-        problem = f"{path!r} is of type {type(found).__name__}, not Gate"
-        raise BadInput("MODULE:GATE", target, problem, _gates_in(name, sys.modules[name]))
+    if not _is(found, kind):
+        problem = f"{path!r} is of type {type(found).__name__}, not {kind.__name__}"
+        raise BadInput(argument, target, problem, _those_in(name, sys.modules[name], kind, made))
     return found
 
 
-def _check_module(target: str, name: str) -> None:
+def _check_module(argument: str, target: str, name: str) -> None:
     """Apart from the import: that the module is missing is the caller's mistake, what it misses itself is not."""
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
@@ -86,14 +104,18 @@ def _check_module(target: str, name: str) -> None:
             spec = find_spec(package)
         if spec is None:
             fix = f"Looked in {os.getcwd()} and in Python's path; cd to the project, or install it"  # noqa: PTH109
-            raise BadInput("MODULE:GATE", target, f"there is no module {package!r}", fix)
+            raise BadInput(argument, target, f"there is no module {package!r}", fix)
 
 
-def _gates_in(name: str, module: object) -> str:
-    gates = sorted(key for key, value in vars(module).items() if isinstance(value, Gate))
-    if not gates:
-        return f"Module {name!r} has no gate: make one with Gate(...)"
-    return f"Gates in it: {', '.join(f'{name}:{gate}' for gate in gates)}"
+def _those_in(name: str, module: object, kind: type, made: str) -> str:
+    found = sorted(key for key, value in vars(module).items() if _is(value, kind))
+    if not found:
+        return f"Module {name!r} has no {kind.__name__.lower()}: make one with {made}"
+    return f"{kind.__name__}s in it: {', '.join(f'{name}:{key}' for key in found)}"
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, type)  # a class has the attributes of its objects
 
 
 def _leave_threads_behind(code: int) -> None:

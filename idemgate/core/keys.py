@@ -2,8 +2,8 @@
 
 | key | type | what |
 |---|---|---|
-| `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also
-its wake-up channel |
+| `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
+also its wake-up channel |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
 (`lua/topic/resize.lua`) |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
@@ -32,6 +32,7 @@ __all__ = [
     "check_scope",
     "digest",
     "heirs",
+    "is_ours",
     "members",
     "outbox",
     "raw",
@@ -166,6 +167,11 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
     """
     tag = f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
+
+
+def is_ours(key: bytes) -> bool:
+    """Whether a key is one of these, of whichever namespace."""
+    return key.startswith(b"ig1:{")
 
 
 def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:

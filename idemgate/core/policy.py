@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import msgpack
 
+from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.limits import Rate, rate_of, share
@@ -52,6 +53,7 @@ class Policy:
     concurrency: int | None
     rate: Fraction | None
     burst: int
+    adaptive: Adaptive | None
 
     def stored(self) -> bytes:
         """What the registry keeps and compares: everything that changes what a trigger means."""
@@ -117,6 +119,7 @@ def policy_of(
     concurrency: int | None = None,
     rate: Rate | None = None,
     burst: int | None = None,
+    adaptive: Adaptive | None = None,
 ) -> Policy:
     """Checks what a user asked for. BadInput names the parameter, its value and the fix."""
     policy = Policy(
@@ -139,6 +142,7 @@ def policy_of(
         concurrency=None if concurrency is None else _positive(concurrency, "concurrency"),
         rate=None if rate is None else rate_of(rate),
         burst=_burst(rate, burst),
+        adaptive=_adaptive(adaptive),
     )
     _check_together(policy)
     _check_limits(policy)
@@ -200,7 +204,7 @@ def reconciled(known: Policy, said: Policy) -> Policy:
     return replace(known, **chosen)
 
 
-_LOCAL = {"lease": 30_000, "max_attempts": 17, "retention": 2_592_000_000, "max_dead": 10_000}
+_LOCAL = {"lease": 30_000, "max_attempts": 17, "retention": 2_592_000_000, "max_dead": 10_000, "adaptive": None}
 """What each program says for itself, and what it says by saying nothing. Durations in ms."""
 
 
@@ -286,6 +290,12 @@ def _burst(rate: Rate | None, burst: int | None) -> int:
             raise BadInput("burst", burst, "there is no rate that it could belong to", "Add rate=, or drop burst")
         return _positive(burst, "burst")
     return 1 if rate is None else max(1, round(rate_of(rate) / 10))
+
+
+def _adaptive(given: Adaptive | None) -> Adaptive | None:
+    if given is not None and not isinstance(given, Adaptive):
+        raise BadInput("adaptive", given, "not an adaptive limit", "Pass Adaptive(), or Adaptive(most=50)")
+    return given
 
 
 def _check_limits(policy: Policy) -> None:

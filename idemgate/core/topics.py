@@ -8,12 +8,13 @@ from dataclasses import replace
 from random import randrange
 from typing import Any, NamedTuple, TypeVar, cast
 
-from idemgate.core import keys
+from idemgate.core import keys, parts
 from idemgate.core.calls import Arg, Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
+from idemgate.core.letters import PAGE, Place
 from idemgate.core.messages import (
     DeadLetter,
     Delivery,
@@ -31,12 +32,13 @@ from idemgate.core.messages import (
     letter_of,
     moment,
 )
-from idemgate.core.parts import Part, in_order
+from idemgate.core.partial import Part
+from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
 
-__all__ = ["Opened", "Settlement", "TopicCalls", "open_topic", "stored_policy"]
+__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
 BATCH = 500
@@ -45,12 +47,27 @@ BATCH = 500
 
 class Settlement(NamedTuple):
     """How one delivery ends. `verb`: ack, nack, bury, return (never started) or defer (not possible yet, no attempt);
-    `delay` ms before the next attempt."""
+    `delay` ms before the next attempt; `part`, of a nack, what of it is tried again (None: all)."""
 
     verb: str
     delivery: Delivery[Any]
     delay: int = 0
     failure: str = ""
+    part: Part | None = None
+
+    def words(self) -> tuple[Arg, ...]:
+        """As the script takes it."""
+        verb, said = (self.verb, self.failure) if self.part is None else ("part", self.part.packed(self.failure))
+        return (verb, self.delivery.raw_key, self.delivery.token, self.delay, said)
+
+
+def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
+    """Only these items are tried again. None of them: acknowledged; all of them: a plain nack. BadInput for what is
+    not an item of the delivery."""
+    part = delivery.part(items)
+    if not part.items:
+        return Settlement("ack", delivery)
+    return Settlement("nack", delivery, delay, failure, part if part.items < part.of else None)
 
 
 class Opened(NamedTuple):
@@ -209,7 +226,7 @@ class TopicCalls:
         for slot, entries in by_slot.items():
             for start in range(0, len(entries), BATCH):
                 part = entries[start : start + BATCH]
-                calls.append(self._triggers(slot, Part(token(), [fields for _, fields in part])))
+                calls.append(self._triggers(slot, parts.Part(token(), [fields for _, fields in part])))
                 places.append([place for place, _ in part])
 
         def join(answers: list[list[Receipt]]) -> list[Receipt]:
@@ -221,7 +238,7 @@ class TopicCalls:
 
         return Batch(calls, join)
 
-    def _triggers(self, slot: int, part: Part[tuple[bytes, ...]]) -> Call[list[Receipt]]:
+    def _triggers(self, slot: int, part: parts.Part[tuple[bytes, ...]]) -> Call[list[Receipt]]:
         return self._call(
             "trigger",
             slot,
@@ -287,12 +304,12 @@ class TopicCalls:
         return self._call("take", slot, args, read, again)
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
-        return self._settle(slot, Part(token(), settlements))
+        return self._settle(slot, parts.Part(token(), settlements))
 
-    def _settle(self, slot: int, part: Part[Settlement]) -> Call[Settled]:
+    def _settle(self, slot: int, part: parts.Part[Settlement]) -> Call[Settled]:
         args: list[Arg] = [part.request, self._policy]
-        for verb, delivery, delay, failure in part.entries:
-            args += (verb, delivery.raw_key, delivery.token, delay, failure)
+        for settlement in part.entries:
+            args += settlement.words()
         return self._call(
             "settle",
             slot,
@@ -316,9 +333,9 @@ class TopicCalls:
         return self._spread(settlements, lambda entry: self.at(entry.delivery.route), self.settle, read)
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
-        return self._extend(slot, Part(b"", deliveries), self.policy.lease if lease is None else lease)
+        return self._extend(slot, parts.Part(b"", deliveries), self.policy.lease if lease is None else lease)
 
-    def _extend(self, slot: int, part: Part[Delivery[Any]], lease: int) -> Call[list[str]]:
+    def _extend(self, slot: int, part: parts.Part[Delivery[Any]], lease: int) -> Call[list[str]]:
         args: list[Arg] = [lease]
         for delivery in part.entries:
             args += (delivery.raw_key, delivery.token)
@@ -476,8 +493,10 @@ class TopicCalls:
         ]
         return Batch(calls, _stats)
 
-    def dead(self, slot: int, skip: int, n: int) -> Call[tuple[int, list[DeadLetter]]]:
-        """(dead letters in the slot, the wanted ones, newest first)."""
+    def dead(self, slot: int, since: int, n: int, before: Place | None = None) -> Call[tuple[int, list[DeadLetter]]]:
+        """(dead letters in the slot, the wanted ones, newest first): at most `n` that died at `since` ms or later, and
+        before a place (None: any time). Fewer where they are large."""
+        before = before or Place()
 
         def read(reply: list[Any]) -> tuple[int, list[DeadLetter]]:
             letters = [
@@ -487,20 +506,20 @@ class TopicCalls:
 
         def newest(answers: list[tuple[int, list[DeadLetter]]]) -> tuple[int, list[DeadLetter]]:
             found = sorted(_flat([letters for _, letters in answers]), key=lambda one: one.died_at, reverse=True)
-            return sum(total for total, _ in answers), found[skip : skip + n]
+            return sum(total for total, _ in answers), found[:n]
 
         def again(calls: TopicCalls, slot: int) -> Batch[tuple[int, list[DeadLetter]]]:
-            return Batch([calls.dead(one, 0, skip + n) for one in calls.heirs(slot, self)], newest)
+            return Batch([calls.dead(one, since, n, before) for one in calls.heirs(slot, self)], newest)
 
-        return self._call("dead", slot, (skip, n), read, again)
+        return self._call("dead", slot, (since, before.ms, before.number, n), read, again)
 
-    def exhume(self, slot: int, verb: str, ids: Sequence[str], most: int = 500) -> Call[tuple[int, int]]:
-        """(taken out, left) for `verb` "redrive" or "delete"; with no ids the oldest `most`."""
+    def exhume(self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE) -> Call[tuple[int, int]]:
+        """(taken out, left) for `verb` "redrive" or "delete"; with no numbers the oldest `most`."""
 
         def again(calls: TopicCalls, slot: int) -> Batch[tuple[int, int]]:
-            return Batch([calls.exhume(one, verb, ids, most) for one in calls.heirs(slot, self)], _sums)
+            return Batch([calls.exhume(one, verb, numbers, most) for one in calls.heirs(slot, self)], _sums)
 
-        args: list[Arg] = [token(), self._policy, verb, most, *ids]
+        args: list[Arg] = [token(), self._policy, verb, most, *numbers]
         return self._call("exhume", slot, args, lambda reply: (reply[2], reply[3]), again)
 
 

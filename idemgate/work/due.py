@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -32,23 +33,30 @@ A = TypeVar("A", bound=Answer)
 
 
 class Due:
-    """The slots of one topic, and when each has work. `wake` is set when one may have it sooner than was known."""
+    """The slots of one topic, and when each has work. `wake` is set when one may have it sooner than was known.
+
+    `mine` tells which of them are to be asked now; None: all. `asking`: those that are being asked.
+    """
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.gate = topic.opening.gate
         self.wake = asyncio.Event()
+        self.mine: Callable[[], Collection[int]] | None = None
+        self.asking: set[int] = set()
         self._at: dict[int, float] = {}
         self._offset = 0.0
         self._turn = 0
         self._looked = monotonic()
         self._deaf = False
+        self._announced = 0
         self._ear = self.gate.aio.link.ear()
 
     async def open(self) -> None:
         """Checks the topic's policy; raises PolicyChanged, StoreError."""
         calls = await self.topic.aio.open()
         self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
+        self._announced = calls.policy.slots
 
     async def listen(self) -> None:
         """Hears of messages that came to be due before everything else."""
@@ -102,7 +110,7 @@ class Due:
         if monotonic() - self._looked >= POLL:
             self.look_again()
             self._looked = monotonic()
-        return self.left(min(self._at.values()))
+        return self.left(min(map(self._at.__getitem__, self._mine()), default=NEVER))
 
     def look_again(self) -> None:
         """Every slot may have work."""
@@ -116,19 +124,31 @@ class Due:
         if len(self._at) != calls.policy.slots:
             self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
             self._deaf = True
-        self._turn = (self._turn + 1) % len(self._at)
-        order = [(self._turn + number) % len(self._at) for number in range(len(self._at))]
-        return [slot for slot in order if self._at[slot] <= self.now()]
+        mine = sorted(self._mine())
+        self._turn = (self._turn + 1) % max(1, len(mine))
+        return [slot for slot in mine[self._turn :] + mine[: self._turn] if self._at[slot] <= self.now()]
+
+    def is_mine(self, slot: int) -> bool:
+        """Whether it is to be asked: look right before asking, for that may change at any time."""
+        return slot in self._mine()
+
+    def _mine(self) -> Collection[int]:
+        # Who announced another number of slots has no say in these: all of them, until the worker starts anew.
+        shared = self.mine is not None and len(self._at) == self._announced
+        return self.mine() if self.mine is not None and shared else self._at
 
     async def ask(self, slot: int, call: Call[A]) -> A:
         """Runs a call that does a slot's work, and learns from its answer."""
         if self._deaf:
             await self.listen()
         before, self._at[slot] = self._at[slot], NEVER  # what is heard from here on counts
+        self.asking.add(slot)
         try:
             answer = await self.gate.aio.link.run(call)
         except BaseException:
             self._at[slot] = before
             raise
+        finally:
+            self.asking.discard(slot)
         self.learn(slot, answer)
         return answer

@@ -13,6 +13,7 @@ from idemgate.core.topics import Settlement, TopicCalls
 from idemgate.errors import StoreError
 from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
+from idemgate.work.limiter import Limiter
 
 __all__ = ["Line"]
 
@@ -40,6 +41,8 @@ class Line:
         self.topic, self.gate, self.wake = due.topic, due.gate, due.wake
         self.held: dict[tuple[int, int], _Held] = {}
         self._beat: Beat | None = None
+        adaptive = self.calls.policy.adaptive
+        self.limiter = None if adaptive is None else Limiter(self.gate, self.topic.name, adaptive)
 
     @property
     def calls(self) -> TopicCalls:
@@ -54,6 +57,22 @@ class Line:
     def pause(self) -> float:
         return self.due.pause()
 
+    # -- limiting --------------------------------------------------------------------------------------------------
+
+    def room(self, free: int) -> int:
+        """How many of `free` places this topic may have: all of them, unless it adapts to its downstream."""
+        return free if self.limiter is None else min(free, self.limiter.limit - len(self.held))
+
+    def began(self, delivery: Delivery[Any]) -> None:
+        """Its handler starts now."""
+        if self.limiter is not None:
+            self.limiter.began(delivery)
+
+    def ended(self, delivery: Delivery[Any], error: BaseException | None) -> None:
+        """Its handler ended; it is held until it is settled."""
+        if self.limiter is not None:
+            self.limiter.ended(delivery, error)
+
     # -- taking ----------------------------------------------------------------------------------------------------
 
     async def take(self, room: int) -> list[Delivery[Any]]:
@@ -61,7 +80,7 @@ class Line:
         found: list[Delivery[Any]] = []
         calls = self.calls
         for slot in self.due.slots(calls):
-            if room > len(found):
+            if room > len(found) and self.due.is_mine(slot):
                 try:
                     found += await self._take(calls, slot, min(room - len(found), BATCH))
                 except StoreError:
@@ -139,7 +158,6 @@ class Line:
             log.error("worker.unsettled", extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
             self.drop(settlement.delivery for settlement in settlements)
-            self.wake.set()
 
     def _settled(self, settlement: Settlement, outcome: str) -> None:
         self.gate.counters.add(f"worker.{'lost' if outcome == 'lost' else _COUNTED[settlement.verb]}")
@@ -152,6 +170,7 @@ class Line:
         """Holds these no more: their leases run out, unless they were settled."""
         for delivery in deliveries:
             self.held.pop((delivery.slot, delivery.token), None)
+        self.wake.set()
 
     def close(self) -> None:
         """Keeps nothing alive any more."""

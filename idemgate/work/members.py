@@ -14,14 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from idemgate.core import keys, members
 from idemgate.core.clock import Clock
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.holdings import Announcement, Holdings, Roll, Slot
 from idemgate.core.tokens import token
-from idemgate.errors import StoreError
+from idemgate.errors import BadInput, StoreError
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -32,6 +32,7 @@ log = logging.getLogger("idemgate.members")
 NONE: frozenset[int] = frozenset()
 
 
+@runtime_checkable
 class Membership(Protocol):
     """A worker's place among the workers: which slots it may take from, and which it has to give up.
 
@@ -65,13 +66,15 @@ class Membership(Protocol):
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
         """Is a member until `stop` is set and everything is released. `topics`: number of slots by topic.
 
-        StoreError if it cannot announce itself at the start; later it tries for as long as it takes. Cancelled, it says
-        nothing, as a killed process would, and the others wait until its time has passed.
+        BadInput if it runs already. StoreError if it cannot announce itself at the start; later it tries for as long
+        as it takes. Cancelled, it says nothing, as a killed process would, and the others wait until its time has
+        passed.
         """
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener`, in the event loop of `run`, whenever `assigned` or `draining` changed."""
+        """Calls `listener`, in the event loop of `run`, whenever `assigned` or `draining` changed, and once in any
+        case: when the first announcement was heard."""
         ...
 
     def assigned(self, topic: str) -> frozenset[int]:
@@ -119,6 +122,7 @@ class Member(ABC):
         self.interval = self.ttl / 3
         self._clock = clock
         self._listeners: list[Callable[[], None]] = []
+        self._running = False
         self._begin({})
 
     def _begin(self, topics: Mapping[str, int]) -> None:
@@ -179,6 +183,9 @@ class Member(ABC):
     # -- being a member -----------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
+        if self._running:
+            raise BadInput("members", self, "serves another worker already", "Make one for each worker")
+        self._running = True
         self._begin(topics)
         self._watch_clock()
         stopping = asyncio.create_task(self._stopped(stop))
@@ -186,12 +193,14 @@ class Member(ABC):
             async with self.listening():
                 await self._round()
                 log.info("members.joined", extra={"member": self.member, "members": len(self.members)})
+                self._tell()
                 while not self._over():
                     await self._rest()
                     await self._try_round()
                 await self._go()
         finally:
             stopping.cancel()
+            self._running = False
 
     def poke(self) -> None:
         """Something may have changed: announces and looks now rather than when it is due. Event loop only."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import BadInput
+from idemgate.work.members import Membership
 from idemgate.work.worker import Worker
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def run(
     concurrency: int = 32,
     prefetch: int | None = None,
     grace: Duration = "30s",
+    members: bool | Membership = False,
 ) -> None:
     """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
     here = threading.current_thread()
@@ -33,10 +35,17 @@ def run(
         raise BadInput(
             "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
         )
-    asyncio.run(_run(gate, topics, concurrency, prefetch, grace))
+    asyncio.run(_run(gate, topics, concurrency, prefetch, grace, members))
 
 
-async def _run(gate: Gate, topics: Sequence[str], concurrency: int, prefetch: int | None, grace: Duration) -> None:
+async def _run(
+    gate: Gate,
+    topics: Sequence[str],
+    concurrency: int,
+    prefetch: int | None,
+    grace: Duration,
+    members: bool | Membership,
+) -> None:
     worked = any(topic.opening.worked for topic in gate.topics.values())
     if not worked and not gate.subscribers:
         raise BadInput(
@@ -45,7 +54,9 @@ async def _run(gate: Gate, topics: Sequence[str], concurrency: int, prefetch: in
             "the gate has no topic with a handler and no subscriber",
             "Register one before run()",
         )
-    worker = Worker(gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace) if worked or topics else None
+    worker = None
+    if worked or topics:
+        worker = Worker(gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
     stop = asyncio.Event()
     _on_signals(stop, worker)
     try:

@@ -23,8 +23,10 @@ from idemgate.work.forwarding import Forwarding
 from idemgate.work.handling import handled
 from idemgate.work.line import Line
 from idemgate.work.loop import keep_up
+from idemgate.work.members import Membership
 from idemgate.work.outcome import settlement_of
 from idemgate.work.planner import Planner
+from idemgate.work.serving import Serving, membership_of
 from idemgate.work.threads import Threads
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class _Ready(NamedTuple):
     line: Line
     delivery: Delivery[Any]
 
+    def mine(self) -> bool:
+        """Whether it is of a slot that this worker serves."""
+        return self.line.due.is_mine(self.delivery.slot)
+
 
 class Worker:
     """Runs the handlers of topics, and sends on what has to be. `async with Worker(...)`, or `await worker.run(stop)`.
@@ -53,9 +59,13 @@ class Worker:
       `concurrency`. What was prefetched but not started goes back, its attempt undone, when the worker stops.
     - `grace`: how long running handlers may finish when it stops; then async ones are cancelled (and tried again at
       once), while threads, which nothing can end, are left to their leases.
+    - `members`: True: it divides the slots of its topics with the other workers that say so, and takes from its own
+      only; they are handed over, drained, when workers come and go (see `Membership`). Or a membership of your own,
+      one a worker, such as `RedisMembership(gate, ttl="5s", grace=grace)`. Recurring triggers are planned by all.
 
-    A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury` and `Retry`
-    say otherwise. While the store is away the worker waits, and goes on by itself.
+    A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury`, `Retry` and
+    `Failed` say otherwise. While the store is away the worker waits, and goes on by itself. `limits` tells where
+    adaptive limits stand, `membership` what a member serves.
     """
 
     def __init__(
@@ -66,13 +76,16 @@ class Worker:
         concurrency: int = 32,
         prefetch: int | None = None,
         grace: Duration = "30s",
+        members: bool | Membership = False,
     ) -> None:
         self.gate = gate
         self.concurrency = whole("concurrency", concurrency, 1)
         self.prefetch = max(1, concurrency // 4) if prefetch is None else whole("prefetch", prefetch, 0)
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
+        self.membership = membership_of(gate, members, grace)
         self._names = _chosen(gate, topics)
         self._active = False
+        self._lines: list[Line] = []
         self._halt, self._hurry = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -114,6 +127,8 @@ class Worker:
             await self._open()
             await self._work(started)
         finally:
+            if self._serving is not None:
+                self._serving.close()
             for line in self._lines:
                 line.close()
             for due in self._dues:
@@ -137,8 +152,9 @@ class Worker:
 
     def _begin(self) -> None:
         self._dues: list[Due] = []
-        self._lines: list[Line] = []
+        self._lines = []
         self._others: list[Forwarding | Planner] = []
+        self._serving: Serving | None = None
         self._ready: deque[_Ready] = deque()
         self._running: dict[asyncio.Task[BaseException | None], _Ready] = {}
         self._asked = 0
@@ -148,6 +164,7 @@ class Worker:
 
     async def _work(self, started: asyncio.Future[None] | None) -> None:
         await asyncio.gather(*(due.listen() for due in self._dues))
+        belonging = await self._join()
         unwatch = self._watch_clock()
         settling = asyncio.create_task(self._settle())
         turning = list(self._turns())
@@ -155,18 +172,18 @@ class Worker:
         if started is not None and not started.done():
             started.set_result(None)
         try:
-            await self._halted(turning, settling)
+            await self._halted([*turning, *belonging], settling)
         finally:
             unwatch()
             self._halt.set()
-            await _to_the_end(self._wind_down(turning, settling), self.stop)
+            await _to_the_end(self._wind_down(turning, settling, belonging), self.stop)
             log.info("worker.stopped", extra={"topics": list(self._names)})
 
     def _turns(self) -> Iterator[asyncio.Task[None]]:
         for line in self._lines:
             yield asyncio.create_task(keep_up(line, partial(self._bring, line), self._halt))
         for other in self._others:
-            yield asyncio.create_task(keep_up(other, other.turn, self._halt))
+            yield asyncio.create_task(keep_up(other, partial(self._turn, other), self._halt))
 
     def _wake(self) -> None:
         for post in (*self._lines, *self._others):
@@ -195,6 +212,11 @@ class Worker:
         unwatch: Callable[[], object] = watch(moved)
         return unwatch
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """The adaptive limit of each topic that has one, as it is now; empty while it does not run."""
+        return {line.topic.name: line.limiter.limit for line in self._lines if line.limiter is not None}
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     async def _bring(self, line: Line) -> None:
@@ -202,7 +224,11 @@ class Worker:
         room = self.concurrency + self.prefetch - len(self._ready) - len(self._running) - self._asked
         if self._halt.is_set():
             return
-        if room <= 0:
+        if line.room(1) <= 0:
+            line.wake.clear()
+            await line.wake.wait()  # for one of its own to be settled
+            return
+        if (room := line.room(room)) <= 0:
             self._freed.clear()
             await self._freed.wait()
             return
@@ -213,7 +239,50 @@ class Worker:
         finally:
             self._asked -= room
             self._freed.set()
+            self._look()
         self._start()
+
+    async def _turn(self, other: Forwarding | Planner) -> None:
+        try:
+            await other.turn()
+        finally:
+            self._look()
+
+    # -- being a member -----------------------------------------------------------------------------------------------
+
+    async def _join(self) -> list[asyncio.Task[None]]:
+        """The task of its membership, if it has one. Raises StoreError."""
+        if self.membership is None:
+            return []
+        self._serving = Serving(self.membership, self._dues, self._lines, self._reassigned)
+        return [await self._serving.join(self._halt)]
+
+    def _reassigned(self) -> None:
+        self._give_back(_Ready.mine)
+        self._wake()
+
+    def _look(self) -> None:
+        """After each take and settlement: a take under way may have brought what is not to be served here any more,
+        and a slot may be drained now."""
+        if self._serving is not None:
+            self._give_back(_Ready.mine)
+            self._serving.look()
+
+    def _give_back(self, kept: Callable[[_Ready], bool]) -> None:
+        """All that was not started, but for what is kept."""
+        if given := [ready for ready in self._ready if not kept(ready)]:
+            self._settled += [(line, Settlement("return", delivery)) for line, delivery in given]
+            self._ready = deque(filter(kept, self._ready))
+            self._to_settle.set()
+            self._freed.set()
+
+    async def _leave(self, belonging: Collection[asyncio.Task[None]]) -> None:
+        self._look()
+        await self._until(belonging, self.gate.seconds)
+        await _ended(belonging)
+        for task in belonging:
+            task.cancel()
+        await _ended(belonging)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -226,6 +295,7 @@ class Worker:
                 continue
             handler = ready.line.topic.opening.handler
             assert handler is not None, "chosen for having one"
+            ready.line.began(ready.delivery)
             task = asyncio.create_task(handled(handler, ready.delivery, self._threads))
             self._running[task] = ready
             task.add_done_callback(self._ended)
@@ -240,12 +310,13 @@ class Worker:
 
     def _settlement(self, ready: _Ready, error: BaseException | None) -> Settlement:
         delivery, topic = ready.delivery, ready.line.topic.name
+        ready.line.ended(delivery, error)
         try:
             settlement = settlement_of(delivery, error, ready.line.calls.policy, self._halt.is_set())
         except Exception as wrong:  # a user's backoff or Retry(delay=...) that makes no sense must not end the worker
             log.exception("worker.bad_delay", extra={"topic": topic})
             settlement = Settlement("nack", delivery, 1000, repr(wrong)[:500])
-        if error is not None and settlement.verb != "defer":
+        if error is not None and settlement.verb not in ("ack", "defer"):
             facts = {"topic": topic, "attempt": delivery.attempt, "token": delivery.token}
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
             self.gate.counters.add("worker.failed")
@@ -263,10 +334,13 @@ class Worker:
                 by_line[line].append(settlement)
             self._settled = []
             await asyncio.gather(*(line.settle(batch) for line, batch in by_line.items()))
+            self._look()
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    async def _wind_down(self, turning: list[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
+    async def _wind_down(
+        self, turning: list[asyncio.Task[None]], settling: asyncio.Task[None], belonging: list[asyncio.Task[None]]
+    ) -> None:
         """Gives back what never started, lets the rest finish within the grace time, then cancels what can be
         cancelled."""
         end = monotonic() + self.grace
@@ -276,9 +350,7 @@ class Worker:
         await self._until(turning, self.grace)
         for task in turning:
             task.cancel()
-        self._settled += [(line, Settlement("return", delivery)) for line, delivery in self._ready]
-        self._ready.clear()
-        self._to_settle.set()
+        self._give_back(lambda _: False)
         await self._until(self._running, end - monotonic())
         self._cut_short()
         if self._running:
@@ -288,6 +360,7 @@ class Worker:
         await self._until([settling], max((line.lease for line in self._lines), default=0.0))
         await asyncio.wait({settling}, timeout=LAST_WORDS)
         settling.cancel()
+        await self._leave(belonging)
 
     def _cut_short(self) -> None:
         for task, (line, delivery) in list(self._running.items()):
@@ -325,6 +398,11 @@ def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
             "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
     return tuple(dict.fromkeys(topics)) or tuple(sorted(known))
+
+
+async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=LAST_WORDS)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None] | asyncio.Task[None], hurry: Callable[[], None]) -> None:

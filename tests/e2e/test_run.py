@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import sys
@@ -13,16 +14,18 @@ from typing import Any
 import pytest
 import redis
 
+from idemgate import RedisMembership
 from idemgate.cli import main
 
 SHOP = """
 import threading
 import time
-from idemgate import Gate
+from idemgate import Gate, RedisMembership
 
 gate = Gate({url!r}, namespace={namespace!r})
 orders = gate.topic("orders")
 stuck = gate.topic("stuck")
+crew = RedisMembership(gate, "crew")
 number = 3
 
 
@@ -114,6 +117,44 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(start: Any, shop: 
     assert "worker.cut_short topic='stuck'" in err
     # and the message is left to its lease, not lost
     assert theirs.topic("stuck").stats().in_flight == 1
+
+
+@pytest.mark.parametrize(("where", "group"), [("redis", "workers"), ("shop.app:crew", "crew")])
+def test_workers_may_divide_the_slots(start: Any, shop: str, theirs: Any, where: str, group: str) -> None:
+    # Given a worker that is a member, of the usual group or the program's own
+    worker = start("run", shop, "--topic", "orders", "--members", where)
+    theirs.topic("orders").trigger("fourth", 0)
+    worker.read_until("ended fourth")
+    # When it is asked to end
+    holders = asyncio.run(attendance(theirs, group)).holders
+    worker.process.send_signal(signal.SIGTERM)
+    # Then it had the topic's slot, and has left
+    code, _, err = worker.end(15)
+    assert (code, list(holders)) == (0, [("orders", 0)])
+    assert asyncio.run(attendance(theirs, group)).members == {}
+    assert re.search(r"members\.joined .*members=1", err)
+
+
+async def attendance(gate: Any, group: str) -> Any:
+    try:
+        return await RedisMembership(gate, group).attendance()
+    finally:
+        await gate.aio.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("shop.app:nope", "module 'shop.app' has no 'nope'. Memberships in it: shop.app:crew"),
+        ("shop.app:number", "'number' is of type int, not Membership. Memberships in it: shop.app:crew"),
+        ("zookeeper", "--members='zookeeper': not a module and a name in it"),
+    ],
+)
+def test_a_membership_that_is_not_there(
+    here: None, shop: str, where: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", shop, "--members", where]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

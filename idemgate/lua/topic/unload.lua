@@ -118,8 +118,8 @@ local function batch()
   return entries
 end
 
-local zsets = { f = "lease", p = "due", r = "ready", l = "line", d = "dead", m = "fade" }
-local hashes = { f = "flight", d = "grave", m = "memo", c = "facts" }
+local in_zset = { f = "lease", p = "due", r = "ready", l = "line", d = "dead", m = "fade" }
+local in_hash = { f = "flight", d = "grave", m = "memo", c = "facts" }
 
 -- How an entry is called in its sorted set.
 local function member_of(kind, name, value)
@@ -132,7 +132,7 @@ local function member_of(kind, name, value)
 end
 local function forget(all)
   for _, e in ipairs(all) do
-    local zset, hash = zsets[e[1]], hashes[e[1]] or "pending"
+    local zset, hash = in_zset[e[1]], in_hash[e[1]] or "pending"
     if zset then
       redis.call("ZREM", K[zset], member_of(e[1], e[2], e[4]))
     end

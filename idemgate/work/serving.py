@@ -1,0 +1,90 @@
+"""A worker's side of its membership: takes from the slots that are its own, and lets go what it has drained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from idemgate.core.durations import Duration
+from idemgate.errors import BadInput
+from idemgate.work.due import Due
+from idemgate.work.line import Line
+from idemgate.work.members import Membership, RedisMembership
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["Serving", "membership_of"]
+
+
+def membership_of(gate: Gate, members: bool | Membership, grace: Duration) -> Membership | None:
+    """What `members=` means: True is Redis' own, False none at all. BadInput for anything else."""
+    if isinstance(members, bool):
+        return RedisMembership(gate, grace=grace) if members else None
+    if not isinstance(members, Membership) or isinstance(members, type):
+        raise BadInput("members", members, "not a membership", "Pass True, or one such as RedisMembership(gate)")
+    return members
+
+
+class Serving:
+    """One run of a worker as a member: what the docstring of `Membership` asks of it.
+
+    `changed` is called whenever other slots are to be taken from: what is held of the others and not started has to go
+    back. `look` has to be called whenever a slot may have become drained.
+    """
+
+    def __init__(
+        self, membership: Membership, dues: Sequence[Due], lines: Sequence[Line], changed: Callable[[], None]
+    ) -> None:
+        self._membership = membership
+        self._dues = dues
+        self._lines = {line.topic.name: line for line in lines}
+        self._changed = changed
+        self._heard = asyncio.Event()
+        self._over = False
+        for due in dues:
+            due.mine = partial(membership.assigned, due.topic.name)
+        membership.on_change(self._on_change)
+
+    async def join(self, stop: asyncio.Event) -> asyncio.Task[None]:
+        """Becomes a member until `stop` is set; returns when it is one. StoreError if it cannot announce itself."""
+        topics = {due.topic.name: due.topic.policy.slots for due in self._dues}
+        task = asyncio.create_task(self._membership.run(stop, topics))
+        heard = asyncio.create_task(self._heard.wait())
+        try:
+            await asyncio.wait({task, heard}, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            task.cancel()
+            raise
+        finally:
+            heard.cancel()
+        if task.done():
+            await task
+        return task
+
+    def close(self) -> None:
+        """The membership may serve another worker from here on."""
+        self._over = True
+
+    def look(self) -> None:
+        """Lets go every slot that is to be given up and of which nothing is left."""
+        for due in self._dues:
+            name = due.topic.name
+            if not self._over and (draining := self._membership.draining(name)):
+                self._membership.release(name, draining - self._busy(due))
+
+    def _busy(self, due: Due) -> set[int]:
+        """Slots of which something runs, is unsettled, or may be on its way."""
+        line = self._lines.get(due.topic.name)
+        return due.asking | ({slot for slot, _ in line.held} if line is not None else set())
+
+    def _on_change(self) -> None:
+        if self._over:
+            return
+        self._heard.set()
+        for due in self._dues:
+            due.look_again()  # a slot that is new here may have work
+        self._changed()
+        self.look()
