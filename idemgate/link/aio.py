@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import redis.exceptions as rx
 from redis.asyncio.cluster import RedisCluster
 
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, Moved
 from idemgate.errors import StoreUnavailable
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
 from idemgate.link.endpoint import Endpoint
@@ -99,13 +99,26 @@ class AsyncLink:
     def _patience(self, within: float | None) -> Patience:
         return Patience(self.seconds if within is None else within)
 
-    async def _insist(self, call: Call[T], patience: Patience) -> T:
+    async def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
         while True:
             try:
-                return call.answer(await self._send(call))
+                reply = await self._send(call)
             except FAILURES as error:
                 pause = patience.pause(error)
+            else:
+                return await self._answered(call, reply, patience, hops)
             await asyncio.sleep(pause)
+
+    async def _answered(self, call: Call[T], reply: list[Any], patience: Patience, hops: int = 0) -> T:
+        """As that of `SyncLink`."""
+        try:
+            return call.answer(reply)
+        except Moved as moved:
+            elsewhere, by = call.elsewhere, moved.by
+        assert elsewhere is not None, "or it is not moved"
+        await asyncio.sleep(patience.hop(hops))
+        there = elsewhere.there(await self._insist(elsewhere.ask(), patience), by)
+        return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
         if self.endpoint.kind == "cluster":
@@ -118,7 +131,7 @@ class AsyncLink:
                 await asyncio.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            call.answer(reply) if isinstance(reply, list) else await self._insist(call, patience)
+            await (self._answered(call, reply, patience) if isinstance(reply, list) else self._insist(call, patience))
             for call, reply in zip(calls, replies, strict=True)
         ]
 

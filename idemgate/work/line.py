@@ -78,19 +78,20 @@ class Line:
     async def take(self, room: int) -> list[Delivery[Any]]:
         """At most `room` deliveries from the slots that are due, each time beginning with another slot."""
         found: list[Delivery[Any]] = []
-        for slot in self.due.slots():
+        calls = self.calls
+        for slot in self.due.slots(calls):
             if room > len(found) and self.due.is_mine(slot):
                 try:
-                    found += await self._take(slot, min(room - len(found), BATCH))
+                    found += await self._take(calls, slot, min(room - len(found), BATCH))
                 except StoreError:
                     if not found:
                         raise
                     break  # what was taken before has to run; the error will be met again
         return found
 
-    async def _take(self, slot: int, n: int) -> list[Delivery[Any]]:
+    async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[Delivery[Any]]:
         until = monotonic() + self.lease
-        return self._kept(slot, await self.due.ask(slot, self.calls.take(slot, n)), until)
+        return self._kept(slot, await self.due.ask(slot, calls.take(slot, n)), until)
 
     def _kept(self, slot: int, taken: Taken, until: float) -> list[Delivery[Any]]:
         if taken.lapsed:

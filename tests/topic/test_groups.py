@@ -190,7 +190,7 @@ async def test_workers_are_told_that_a_group_goes_on(
     await topic.nack(await topic.take(1))
     assert await keys_taken(topic) == []
     with raw.pubsub() as heard:
-        heard.subscribe(f"ig1:{{{namespace}:topic:orders:0}}:due")
+        heard.subscribe(f"ig1:{{{namespace}:topic:orders:0/1}}:due")
         assert heard.get_message(timeout=5)["type"] == "subscribe"
         # When the retry makes room for the next
         if how == "cancel":

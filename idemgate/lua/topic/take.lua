@@ -36,6 +36,8 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 
+-- The request that was made first, whose parts were asked of several slots (lib/told).
+local origin = string.sub(ARGV[2], -16)
 local given = told(K, ARGV[2], now_ms)
 if given then
   -- The deliveries of that request, as far as they are still its own.
@@ -43,7 +45,7 @@ if given then
   for _, key in ipairs(given[1]) do
     local d = redis.call("HGET", K.flight, key)
     d = d and cmsgpack.unpack(d)
-    if d and d[delivery.request] == ARGV[2] then
+    if d and d[delivery.request] == origin then
       reply[#reply + 1] = key
       reply[#reply + 1] = d[delivery.fence]
       reply[#reply + 1] = d[delivery.due]
@@ -141,7 +143,7 @@ local function hand_out(key, due, packed)
   m[message.attempts] = m[message.attempts] + 1
   packed = cmsgpack.pack(m)
   flights[#flights + 1] = key
-  flights[#flights + 1] = cmsgpack.pack({ last, ARGV[2], 0, packed, due, m[message.count], group })
+  flights[#flights + 1] = cmsgpack.pack({ last, origin, 0, packed, due, m[message.count], group })
   leases[#leases + 1] = lease_end
   leases[#leases + 1] = key
   keys[#keys + 1] = key

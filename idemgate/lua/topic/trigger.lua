@@ -37,34 +37,34 @@ if given then
   return given
 end
 
--- Says whether this trigger counts, and leaves a note for the next one.
-local function admit(key, version, event)
+-- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
+local function admit(key, version, event, group)
   if event ~= "" and recall(K, "e" .. event .. key, now_ms) then
     return "duplicate"
   end
   if version ~= "" then
     local held = recall(K, "v" .. key, now_ms)
-    if held and tonumber(version) < tonumber(held) then
+    if held and tonumber(version) < tonumber(string.match(held, "^[^ ]+")) then
       return "dropped"
     end
   end
   if p.leading and recall(K, "k" .. key, now_ms) then
     if p.quiet then
-      remember(K, "k" .. key, "", now_ms + p.quiet)
+      remember(K, "k" .. key, group, now_ms + p.quiet)
     end
     return "dropped"
   end
 end
 
-local function note(key, version, event, due)
+local function note(key, version, event, due, group)
   if event ~= "" then
-    remember(K, "e" .. event .. key, "", math.max(now_ms, due) + p.remember)
+    remember(K, "e" .. event .. key, group, math.max(now_ms, due) + p.remember)
   end
   if version ~= "" then
-    remember(K, "v" .. key, version, now_ms + p.remember)
+    remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
   end
   if p.leading then
-    remember(K, "k" .. key, "", now_ms + (p.window or p.quiet))
+    remember(K, "k" .. key, group, now_ms + (p.window or p.quiet))
   end
 end
 
@@ -172,14 +172,14 @@ redis.call("HSETNX", K.facts, "v", "1")
 local done, reply = {}, { "ok", now_ms }
 local serial = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 for i = 4, #ARGV, 7 do
-  local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
-  local receipt = admit(key, version, event)
+  local key, group, version, event, due = ARGV[i], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], 0
+  local receipt = admit(key, version, event, group)
   if not receipt then
     local acc = ARGV[i + 6]
     acc = p.raw and acc or cmsgpack.unpack(acc)
     serial = serial + 1
-    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc, serial)
-    note(key, version, event, due)
+    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], group, version, acc, serial)
+    note(key, version, event, due, group)
     done.accepted = (done.accepted or 0) + 1
   end
   if receipt ~= "scheduled" then
