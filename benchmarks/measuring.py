@@ -1,0 +1,78 @@
+"""Repetitions, taken in turns so that all contestants see the same machine, and what each operation costs whom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.contestants import Ask, begin, end
+from benchmarks.server import spent, used_memory
+
+__all__ = ["Row", "Step", "rounds", "spread"]
+
+Row = dict[str, Any]
+"""Of one contestant and one step: `who`, `step`, and a list of one figure a repetition for each of `rate` (operations a
+second), `client_us`, `server_us` (CPU per operation), `trips` (round trips per operation), and what a step adds."""
+KEPT = ("p50", "p99", "max", "left")
+
+
+class Step(NamedTuple):
+    """One request to every contestant. `words` may differ per contestant: `only[name]` is laid over them."""
+
+    name: str
+    words: Mapping[str, Any]
+    only: Mapping[str, Mapping[str, Any]] = {}
+    label: str = ""
+
+
+def rounds(server: Any, sides: Mapping[str, Ask], steps: Iterable[Step], repetitions: int) -> list[Row]:
+    """All steps of all contestants, on an emptied server each; a shortened first round warms up and is not counted."""
+    rows: dict[tuple[str, str], Row] = defaultdict(lambda: defaultdict(list))
+    steps = list(steps)
+    for repetition in range(-1, repetitions):
+        for who, side in sides.items():
+            server.flushall()
+            for step in steps:
+                words = {**step.words, **step.only.get(who, {}), "tag": f"r{repetition}"}
+                if repetition < 0 and "n" in words:
+                    words["n"] = max(words["n"] // 20, words.get("tasks", 1))
+                figures = _once(server, side, step.name, words)
+                if repetition >= 0:
+                    _note(rows[who, step.label or step.name], figures)
+        print(".", end="", flush=True)
+    print()
+    return [{"who": who, "step": step, **row} for (who, step), row in rows.items() if row]
+
+
+def _once(server: Any, side: Ask, step: str, words: dict[str, Any]) -> Row:
+    memory, before = used_memory(server), spent(server)
+    begin(side, step, **words)
+    answer = end(side)
+    after = spent(server)
+    ops = answer.get("ops", 0)
+    if "error" in answer or "absent" in answer or not ops:
+        return answer
+    return {
+        "rate": ops / answer["seconds"],
+        "client_us": answer["cpu"] / ops * 1e6,
+        "server_us": (after.cpu - before.cpu) / ops * 1e6,
+        "trips": (after.reads - before.reads - 2) / ops,  # two of them are our own question
+        "bytes": (used_memory(server) - memory) / ops,
+        "ops": ops,
+        **{name: answer[name] for name in KEPT if name in answer},
+    }
+
+
+def _note(row: Row, figures: Row) -> None:
+    if "error" in figures:
+        row["error"] = figures["error"]
+    elif "absent" not in figures:
+        for name, figure in figures.items():
+            row[name].append(figure)
+
+
+def spread(figures: list[float]) -> tuple[float, float, float]:
+    """(median, least, greatest)."""
+    return median(figures), min(figures), max(figures)
