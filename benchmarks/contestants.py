@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +16,8 @@ from benchmarks.machine import CLIENT, ROOT, pinned
 __all__ = ["Ask", "begin", "contestants", "end"]
 
 LOG = CACHE / "contestants.log"
+PATIENCE = 60
+"""Seconds that one step may take."""
 Ask = subprocess.Popen[str]
 """A contestant that waits for a request."""
 
@@ -54,7 +57,10 @@ def begin(contestant: Ask, step: str, **words: object) -> None:
 
 
 def end(contestant: Ask) -> dict[str, Any]:
-    """The answer to what was asked with `begin`."""
+    """The answer to what was asked with `begin`; one that does not answer in time is ended."""
     assert contestant.stdout is not None
+    if not select.select([contestant.stdout], [], [], PATIENCE)[0]:
+        contestant.kill()
+        return {"error": f"no answer within {PATIENCE} s"}
     line = contestant.stdout.readline()
     return json.loads(line) if line else {"error": f"it ended by itself; see {LOG}"}

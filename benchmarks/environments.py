@@ -28,7 +28,7 @@ PYTHON = {
     "huey": ["huey[redis]==3.5.4"],
 }
 """What each needs. All get hiredis."""
-NODE = {"bullmq_node": ["bullmq@6.7.0"]}
+NODE = {"bullmq_node": ["bullmq@6.7.0", "ioredis@6.0.0"]}
 
 
 def made(name: str) -> bool:

@@ -19,12 +19,14 @@ KEPT = ("p50", "p99", "max", "left")
 
 
 class Step(NamedTuple):
-    """One request to every contestant. `words` may differ per contestant: `only[name]` is laid over them."""
+    """One request to every contestant. `words` may differ per contestant: `only[name]` is laid over them. `label` names
+    the row; None: a preparation, which makes no row. Steps with the same `of` concern the same keys."""
 
     name: str
     words: Mapping[str, Any]
     only: Mapping[str, Mapping[str, Any]] = {}
-    label: str = ""
+    label: str | None = ""
+    of: str = ""
 
 
 def rounds(server: Any, sides: Mapping[str, Ask], steps: Iterable[Step], repetitions: int) -> list[Row]:
@@ -35,11 +37,11 @@ def rounds(server: Any, sides: Mapping[str, Ask], steps: Iterable[Step], repetit
         for who, side in sides.items():
             server.flushall()
             for step in steps:
-                words = {**step.words, **step.only.get(who, {}), "tag": f"r{repetition}"}
+                words = {**step.words, **step.only.get(who, {}), "tag": f"r{repetition}{step.of}"}
                 if repetition < 0 and "n" in words:
                     words["n"] = max(words["n"] // 20, words.get("tasks", 1))
                 figures = _once(server, side, step.name, words)
-                if repetition >= 0:
+                if repetition >= 0 and step.label is not None:
                     _note(rows[who, step.label or step.name], figures)
         print(".", end="", flush=True)
     print()

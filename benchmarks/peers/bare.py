@@ -1,0 +1,43 @@
+"""The physical limit: bare commands for the same data, packed by redis-py's connection, read by hiredis."""
+
+from __future__ import annotations
+
+import json
+
+import redis
+
+from benchmarks.peers.speak import RESULT, Answer, main, payload, timed, url
+
+client = redis.Redis.from_url(url())
+connection = client.connection_pool.get_connection()
+BATCH = 500
+GUARD = "if redis.call('get', KEYS[1]) then return redis.call('get', KEYS[1]) end redis.call('set', KEYS[1], ARGV[1])"
+
+
+def enqueue_many(tag: str, n: int, delay: float) -> Answer:
+    """One ZADD NX and one HSET for 500 messages, in one round trip: no script, no merging, no policy."""
+    with timed(n) as answer:
+        for start in range(0, n, BATCH):
+            numbers = range(start, min(n, start + BATCH))
+            scored = [word for number in numbers for word in (delay, f"key:{number}")]
+            packed = [word for number in numbers for word in (f"key:{number}", json.dumps(payload(number)))]
+            connection.send_packed_command(
+                connection.pack_commands([("ZADD", f"{tag}:due", "NX", *scored), ("HSET", f"{tag}:what", *packed)])
+            )
+            connection.read_response()
+            connection.read_response()
+    return answer
+
+
+def evalsha(tag: str, n: int) -> Answer:
+    """One EVALSHA a key, one at a time: what a call of one script can reach at best."""
+    sha = client.script_load(GUARD)
+    with timed(n) as answer:
+        for number in range(n):
+            connection.send_command("EVALSHA", sha, 1, f"{tag}:{number}", RESULT)
+            connection.read_response()
+    return answer
+
+
+if __name__ == "__main__":
+    main(enqueue_many=enqueue_many, first=evalsha, replay=evalsha)
