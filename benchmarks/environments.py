@@ -21,7 +21,7 @@ PYTHON = {
     "bullmq_python": ["bullmq==3.4.4"],
     "docket": ["pydocket==0.27.0"],
     "arq": ["arq==0.28.0"],
-    "saq": ["saq[redis]==0.26.4"],
+    "saq": ["saq[redis]==0.26.4", "typing_extensions"],
     "dramatiq": ["dramatiq[redis]==2.2.1"],
     "rq": ["rq==3.0.0"],
     "celery": ["celery[redis]==5.7.0"],

@@ -19,11 +19,13 @@ Work = Callable[[str, Tally], Coroutine[Any, Any, object]]
 
 
 def awaiting(
-    runner: asyncio.Runner, send: Send, work: Work, waiting: Callable[[str], Awaitable[int]] | None = None
+    runner: asyncio.Runner, send: Send, work: Work, waiting: Callable[[str], Awaitable[int]]
 ) -> dict[str, Callable[..., Answer]]:
-    """Steps `enqueue`, `drain`, `steady`; and `merge`, where keys merge and `waiting` counts the jobs of a queue."""
+    """Steps `enqueue`, `drain`, `steady` and `merge`. `waiting` counts the jobs of a queue; asked first, so that what
+    a queue needs is made before anything is timed."""
 
     async def enqueue(tag: str, n: int, delay: float) -> Answer:
+        await waiting(tag)
         with timed(n) as answer:
             for number in range(n):
                 await send(tag, payload(number), delay, None)
@@ -43,8 +45,9 @@ def awaiting(
             await asyncio.wait({working}, timeout=5)
 
     async def merge(tag: str, n: int, keys: int, keep: str) -> Answer:
-        if keep != "first" or waiting is None:
+        if keep != "first":
             return {"absent": True}
+        await waiting(tag)
         with timed(n) as answer:
             for number in range(n):
                 await send(tag, payload(number), 600.0, f"key-{number % keys}")

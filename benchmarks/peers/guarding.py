@@ -19,7 +19,7 @@ def blocking(guarded: Callable[[str], object]) -> Steps:
     def calls(tag: str, n: int) -> Answer:
         with timed(n) as answer:
             for number in range(n):
-                guarded(f"{tag}:{number}")
+                guarded(f"{tag}-{number}")
         return answer
 
     return {"first": calls, "replay": calls}
@@ -31,7 +31,7 @@ def awaiting(guarded: Callable[[str], Awaitable[object]]) -> Steps:
 
     def calls(tag: str, n: int, tasks: int) -> Answer:
         async def one(number: int) -> Any:
-            return await guarded(f"{tag}:{tasks}:{number}")
+            return await guarded(f"{tag}-{tasks}-{number}")
 
         return runner.run(in_tasks(n, tasks, one))
 

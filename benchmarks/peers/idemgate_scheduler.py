@@ -103,5 +103,16 @@ def merge(tag: str, n: int, keys: int, keep: str) -> Answer:
     return answer | {"left": drained_by["ops"] + stats.scheduled + stats.in_flight}
 
 
+def slots(tag: str, n: int) -> Answer:
+    """Sent, taken and settled in a topic of eight slots, by this one process."""
+    topic = gate.topic(tag, slots=8)
+    with timed(n) as answer:
+        for start in range(0, n, BATCH):
+            topic.trigger_many([(f"key:{number}", payload(number)) for number in range(start, start + BATCH)])
+        while deliveries := topic.take(100):
+            topic.ack(deliveries)
+    return answer
+
+
 if __name__ == "__main__":
-    main(enqueue=enqueue, enqueue_many=enqueue_many, drain=drain, take=take, steady=steady, merge=merge)
+    main(slots=slots, enqueue=enqueue, enqueue_many=enqueue_many, drain=drain, take=take, steady=steady, merge=merge)

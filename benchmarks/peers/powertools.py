@@ -17,6 +17,16 @@ store = CachePersistenceLayer(client=Redis.from_url(url(), decode_responses=True
 config = IdempotencyConfig(event_key_jmespath="id", expires_after_seconds=86_400)
 
 
+class Context:
+    """What AWS hands to a handler: how long it may still run, which becomes the lease."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 30_000
+
+
+config.register_lambda_context(Context())
+
+
 @idempotent_function(data_keyword_argument="asked", persistence_store=store, config=config)
 def guarded(asked: dict[str, str]) -> str:
     return RESULT
