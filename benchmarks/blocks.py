@@ -6,12 +6,12 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from idemgate import Gate, Trigger
-from idemgate.lua import script
 from benchmarks.measuring import Row
 from benchmarks.peers.speak import payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
+from idemgate import Gate, Trigger
+from idemgate.lua import script
 
 __all__ = ["run"]
 

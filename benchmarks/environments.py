@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT
 
-__all__ = ["CACHE", "NODE", "PYTHON", "RESULTS", "command", "make", "made"]
+__all__ = ["CACHE", "NODE", "PYTHON", "RESULTS", "command", "made", "make"]
 
 CACHE = Path(os.environ.get("IDEMGATE_BENCHMARKS", Path.home() / ".cache" / "idemgate-benchmarks"))
 RESULTS = CACHE / "results"

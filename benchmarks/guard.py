@@ -15,7 +15,7 @@ TASKS = (1, 50, 200)
 
 def run(plan: Plan) -> list[Row]:
     """The rows of all guards."""
-    n, many = plan.size(4_000), plan.size(40_000)
+    n, many = plan.size(3_000), plan.size(40_000)
     steps = [Step("first", {"n": n}), Step("replay", {"n": n})]
     for tasks in TASKS:
         words = {"n": n if tasks == 1 else 2 * n, "tasks": tasks}

@@ -14,5 +14,8 @@ __all__ = ["run"]
 def run(plan: Plan) -> list[Row]:
     """The rows; `p50`, `p99` and `max` are milliseconds."""
     step = Step("steady", {"rate": 200, "seconds": 2.0, "delay": 1.0})
-    with started() as server, contestants(["idemgate_scheduler", *SIDES], f"redis://127.0.0.1:{port_of(server)}/0") as sides:
+    with (
+        started() as server,
+        contestants(["idemgate_scheduler", *SIDES], f"redis://127.0.0.1:{port_of(server)}/0") as sides,
+    ):
         return rounds(server, sides, [step], min(plan.repetitions, 3))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from idemgate import Gate
 from benchmarks.contestants import begin, contestants, end
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started, used_memory
+from idemgate import Gate
 
 __all__ = ["run"]
 

@@ -14,7 +14,7 @@ __all__ = ["SIDES", "run"]
 
 LESS = {
     "bullmq_python": 2_000, "docket": 2_000, "arq": 2_000, "saq": 2_000, "dramatiq": 2_000,
-    "rq": 1_000, "celery": 1_000, "huey": 1_000,
+    "rq": 500, "celery": 1_000, "huey": 1_000,
 }  # fmt: skip
 """How many messages the slower ones get."""
 SIDES = ["bullmq_node", *LESS]
@@ -51,7 +51,14 @@ def _against(plan: Plan) -> list[Step]:
 
 
 def _both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], plan: Plan) -> Row:
-    row: Row = {"who": "idemgate_scheduler", "step": "both", "rate": [], "client_us": [], "server_us": [], "sender_us": []}
+    row: Row = {
+        "who": "idemgate_scheduler",
+        "step": "both",
+        "rate": [],
+        "client_us": [],
+        "server_us": [],
+        "sender_us": [],
+    }
     n = plan.size(100_000)
     for repetition in range(plan.repetitions):
         server.flushall()

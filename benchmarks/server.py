@@ -19,9 +19,11 @@ __all__ = ["Spent", "port_of", "spent", "started", "used_memory"]
 
 
 class Spent(NamedTuple):
-    """What a server has spent since it started: seconds of CPU, and reads from sockets (one a round trip)."""
+    """What a server has spent since it started: seconds of CPU, seconds inside of scripts, and
+    reads from sockets (one a round trip)."""
 
     cpu: float
+    scripts: float
     reads: int
 
 
@@ -50,7 +52,10 @@ def port_of(client: Any) -> int:
 
 def spent(client: Any) -> Spent:
     cpu = client.info("cpu")
-    return Spent(cpu["used_cpu_user"] + cpu["used_cpu_sys"], client.info("stats")["total_reads_processed"])
+    commands = client.info("commandstats")
+    scripts = sum(commands[name]["usec"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in commands)
+    reads = client.info("stats")["total_reads_processed"]
+    return Spent(cpu["used_cpu_user"] + cpu["used_cpu_sys"], scripts / 1e6, reads)
 
 
 def used_memory(client: Any) -> int:

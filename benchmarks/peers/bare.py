@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import redis
 
@@ -21,11 +22,25 @@ def enqueue_many(tag: str, n: int, delay: float) -> Answer:
             numbers = range(start, min(n, start + BATCH))
             scored = [word for number in numbers for word in (delay, f"key:{number}")]
             packed = [word for number in numbers for word in (f"key:{number}", json.dumps(payload(number)))]
-            connection.send_packed_command(
-                connection.pack_commands([("ZADD", f"{tag}:due", "NX", *scored), ("HSET", f"{tag}:what", *packed)])
-            )
-            connection.read_response()
-            connection.read_response()
+            _together(("ZADD", f"{tag}:due", "NX", *scored), ("HSET", f"{tag}:what", *packed))
+    return answer
+
+
+def _together(*commands: tuple[object, ...]) -> list[Any]:
+    connection.send_packed_command(connection.pack_commands(commands))
+    return [connection.read_response() for _ in commands]
+
+
+def take(tag: str, n: int, wait: float) -> Answer:
+    """100 at a time: what is due, its data, and both deleted: no lease, so what is taken is lost with its taker."""
+    due, what = f"{tag}:due", f"{tag}:what"
+    with timed(n) as answer:
+        done = 0
+        while done < n:
+            ((*keys,),) = _together(("ZRANGE", due, 0, 99))
+            _together(("HMGET", what, *keys))
+            _together(("ZREM", due, *keys), ("HDEL", what, *keys))
+            done += len(keys)
     return answer
 
 
@@ -40,4 +55,4 @@ def evalsha(tag: str, n: int) -> Answer:
 
 
 if __name__ == "__main__":
-    main(enqueue_many=enqueue_many, first=evalsha, replay=evalsha)
+    main(enqueue_many=enqueue_many, take=take, first=evalsha, replay=evalsha)

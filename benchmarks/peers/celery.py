@@ -31,9 +31,7 @@ def send(data: dict[str, Any], delay: float) -> object:
 def start(tally: Tally) -> Callable[[], object]:
     tallies.append(tally)
     stack = ExitStack()
-    stack.enter_context(
-        start_worker(app, pool="threads", concurrency=8, perform_ping_check=False, loglevel="CRITICAL")
-    )
+    stack.enter_context(start_worker(app, pool="threads", concurrency=8, perform_ping_check=False, loglevel="CRITICAL"))
     return stack.close
 
 

@@ -26,7 +26,9 @@ def steps(runner: asyncio.Runner) -> None:
 
     async def docket_of(name: str) -> Docket:
         if name not in dockets:
-            dockets[name] = await Docket(name=name, url=f"{url()}?max_connections=500", execution_ttl=timedelta(0)).__aenter__()
+            dockets[name] = await Docket(
+                name=name, url=f"{url()}?max_connections=500", execution_ttl=timedelta(0)
+            ).__aenter__()
             dockets[name].register(handle)
         return dockets[name]
 

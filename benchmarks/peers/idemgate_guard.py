@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from idemgate import Gate
 from benchmarks.peers.guarding import awaiting, blocking
 from benchmarks.peers.speak import RESULT, Answer, main, timed, url
+from idemgate import Gate
 
 gate = Gate(url(), namespace="bench")
 

@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Any
 
-from idemgate import Delivery, Gate, Topic, Trigger
 from benchmarks.peers.scheduling import adrain, late, pace, settled
 from benchmarks.peers.speak import Answer, Tally, drained, main, payload, timed, url
+from idemgate import Delivery, Gate, Topic, Trigger
 
 gate = Gate(url(), namespace="bench")
 runner = asyncio.Runner()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from redis import Redis
@@ -52,6 +53,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.peers import rq
-
-    rq.run()
+    import_module("benchmarks.peers.rq").run()
