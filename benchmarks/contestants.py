@@ -36,16 +36,13 @@ def contestants(names: Sequence[str], url: str) -> Iterator[dict[str, Ask]]:
 @contextmanager
 def _contestant(name: str, url: str) -> Iterator[Ask]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "POWERTOOLS_TRACE_DISABLED": "true"}
-    with LOG.open("a") as log:
-        process = subprocess.Popen(
-            pinned(CLIENT, command(name, url)),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=CACHE,
-        )  # fmt: skip
+    words = pinned(CLIENT, command(name, url))
+    pipe, log = subprocess.PIPE, LOG.open("a")
+    with log, subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=log, text=True, env=env, cwd=CACHE) as process:
         try:
             yield process
         finally:
             process.kill()
-            process.wait()
 
 
 def begin(contestant: Ask, step: str, **words: object) -> None:

@@ -18,6 +18,7 @@ Bars = list[tuple[str, float]]
 
 def draw(folder: Path) -> list[str]:
     """Writes them and returns their names, those for which there are figures."""
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     mpl.rcParams["svg.hashsalt"] = "idemgate"  # the same figures give the same file
     guard, scheduler, late = rows_of("guard"), rows_of("scheduler"), rows_of("lateness")
     pictures = {

@@ -35,12 +35,18 @@ def _costs(rows: Rows, who: str, step: str) -> list[str]:
     return [count(middle(rows, who, step, figure)) for figure in ("client_us", "server_us")]
 
 
+_BUSY = 2.5
+"""Load average above which this is not only us: a client and a server."""
+
+
 def machine() -> str:
     """Of the last part that was run of all: they are run together."""
     found = results.load("guard") or {"facts": {}, "share": 1.0}
     facts = dict(found["facts"])
     if found["share"] != 1.0:
         facts["size"] = f"a quick run: {found['share']:.0%} of the operations"
+    if facts and float(facts["load"].split()[0]) > _BUSY:
+        facts["**warning**"] = "others used this machine meanwhile: rates are far too low, and ratios are rough"
     return table(["", ""], ([name, said] for name, said in facts.items()))
 
 
@@ -69,6 +75,11 @@ def wire() -> str:
 def guard_sync() -> str:
     rows = rows_of("guard")
     whos = [who for who in dict.fromkeys(who for who, _ in rows) if ("rate" in rows.get((who, "first"), {}))]
+    failures = [f"{name_of(who)}, {step}: {row['error']}" for (who, step), row in rows.items() if "error" in row]
+    return "\n\n".join([_guard_sync(rows, whos), *(f"Failed: {one}" for one in failures)])
+
+
+def _guard_sync(rows: Rows, whos: list[str]) -> str:
     return table(
         ["one caller", "first, per s", "idemgate is", *COSTS, "trips", "replay, per s", "idemgate is", *COSTS, "trips"],
         ([name_of(who), *_both(rows, who, "first", "replay")] for who in whos),
