@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from itertools import count
 from time import perf_counter, process_time
 from typing import Any
 
@@ -71,17 +72,18 @@ class Tally:
 
     def __init__(self, wanted: int) -> None:
         self.wanted, self.seen = wanted, 0
+        self._numbers = count(1)  # handlers may run in threads: drawing a number is atomic, adding is not
         self.late: list[float] = []
         self.began = self.cpu = 0.0
         self.ended: tuple[float, float] | None = None
 
     def one(self, late_ms: float | None = None) -> None:
-        if self.seen == 0:
+        self.seen = number = next(self._numbers)
+        if number == 1:
             self.began, self.cpu = perf_counter(), process_time()
-        self.seen += 1
         if late_ms is not None:
             self.late.append(late_ms)
-        if self.seen == self.wanted:
+        if number == self.wanted:
             self.ended = perf_counter(), process_time()
 
     @property

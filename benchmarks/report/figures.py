@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks import results
 from benchmarks.measuring import Row, spread
 
-__all__ = ["Rows", "best", "count", "cpu", "middle", "ranged", "ratio", "ratios", "rows_of", "table"]
+__all__ = ["Rows", "best", "count", "cpu", "cpu_ratio", "middle", "ranged", "ratio", "ratios", "rows_of", "table"]
 
 Rows = dict[tuple[str, str], Row]
 """By (who, step)."""
@@ -43,6 +43,12 @@ def cpu(rows: Rows, who: str, step: str) -> float | None:
     """Microseconds of both sides together."""
     client, server = middle(rows, who, step, "client_us"), middle(rows, who, step, "server_us")
     return None if client is None or server is None else client + server
+
+
+def cpu_ratio(rows: Rows, step: str, ours: str, theirs: str) -> float | None:
+    """How many times less CPU, of both sides together."""
+    mine, other = cpu(rows, ours, step), cpu(rows, theirs, step)
+    return None if mine is None or other is None else other / mine
 
 
 def count(number: float | None, digits: int = 0) -> str:

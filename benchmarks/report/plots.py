@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.report.figures import Rows, count, middle, rows_of
 from benchmarks.report.sections import name_of
@@ -44,13 +45,15 @@ def _by(rows: Rows, steps: tuple[str, ...], figures: tuple[str, ...] = ("rate",)
 def _drawn(file: Path, title: str, groups: dict[str, Bars]) -> bool:
     if not all(groups.values()):
         return False
+    high = "p50" not in groups  # of rates the greatest is best, of times the least, and those differ by powers of ten
     longest = max(len(bars) for bars in groups.values())
     figure, axes = plt.subplots(1, len(groups), figsize=(9, 0.8 + 0.32 * longest), layout="constrained")
     for one, (label, bars) in zip(axes, groups.items(), strict=True):
-        whos, values = zip(*sorted(bars, key=lambda bar: bar[1], reverse=True), strict=True)
+        whos, values = zip(*sorted(bars, key=lambda bar: bar[1], reverse=high), strict=True)
         drawn = one.barh(whos, values, color=[OURS if who == "idemgate" else THEIRS for who in whos])
         one.bar_label(drawn, labels=[count(value) for value in values], padding=3)
-        one.set(title=label, xscale="log")
+        one.set(title=label, xscale="linear" if high else "log")
+        one.xaxis.set_minor_formatter(NullFormatter())
         one.invert_yaxis()
         one.margins(x=0.25)
         one.spines[["top", "right"]].set_visible(False)

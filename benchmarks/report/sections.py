@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from benchmarks import results
-from benchmarks.environments import NODE, PYTHON
+from benchmarks.environments import CACHE, NODE, PYTHON
 from benchmarks.measuring import Row
 from benchmarks.report.figures import Rows, count, middle, ranged, ratio, ratios, rows_of, table
 
@@ -256,4 +256,12 @@ def _parts(rows: Rows, who: str, step: str) -> list[str]:
 
 
 def peers() -> str:
-    return table(["peer", "installed"], ([name_of(name), ", ".join(what)] for name, what in {**NODE, **PYTHON}.items()))
+    """What was asked for, and the redis-py that each of them brought."""
+    wanted = {**NODE, **PYTHON}
+    lines = ([name_of(name), ", ".join(what), _redis_py(name)] for name, what in wanted.items())
+    return table(["peer", "installed", "redis-py"], lines)
+
+
+def _redis_py(name: str) -> str:
+    found = (CACHE / name).glob("lib/python*/site-packages/redis-*.dist-info")
+    return ", ".join(sorted(one.name.removeprefix("redis-").removesuffix(".dist-info") for one in found)) or "-"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.report.figures import Rows, best, count, cpu, middle, ratios, rows_of, table
+from benchmarks.report.figures import Rows, best, count, cpu, cpu_ratio, middle, ratios, rows_of, table
 from benchmarks.report.sections import name_of
 
 __all__ = ["PYTHON", "targets"]
@@ -16,33 +16,36 @@ GUARD, TOPIC = "idemgate_guard", "idemgate_scheduler"
 
 
 class Target(NamedTuple):
-    """`most`: the figure may be at most this, else at least."""
+    """`most`: the figure may be at most this, else at least. `cpu`: the same ratio, by what both sides spent."""
 
     what: str
     aim: float
     figure: float | None
     unit: str = "x"
     most: bool = False
+    cpu: float | None = None
 
     def cells(self) -> list[str]:
         reached = self.figure is not None and (self.figure <= self.aim if self.most else self.figure >= self.aim)
         said = "not measured" if self.figure is None else "yes" if reached else "**no**"
         figure = "-" if self.figure is None else f"{_digits(self.figure)}{self.unit}"
-        return [self.what, f"{'<=' if self.most else '>='} {_digits(self.aim)}{self.unit}", figure, said]
+        spent = "" if self.cpu is None else f"{_digits(self.cpu)}x"
+        return [self.what, f"{'<=' if self.most else '>='} {_digits(self.aim)}{self.unit}", figure, said, spent]
 
 
 def targets() -> str:
     """The table."""
     found = [*_guards(rows_of("guard")), *_scheduling(rows_of("scheduler")), *_timing(), *_merging(rows_of("merging"))]
-    return table(["", "aim", "measured", "reached"], (one.cells() for one in [*found, *_rest()]))
+    return table(["", "aim", "measured", "reached", "by CPU"], (one.cells() for one in [*found, *_rest()]))
 
 
 def _digits(number: float) -> str:
     return count(number) if number >= 20 else f"{number:.2f}".rstrip("0").rstrip(".")
 
 
-def _middle(figures: list[float]) -> float | None:
-    return median(figures) if figures else None
+def _against(what: str, aim: float, rows: Rows, step: str, ours: str, theirs: str) -> Target:
+    figures = ratios(rows, step, ours, theirs)
+    return Target(what, aim, median(figures) if figures else None, cpu=cpu_ratio(rows, step, ours, theirs))
 
 
 def _guards(rows: Rows) -> Iterator[Target]:
@@ -57,13 +60,11 @@ def _guards(rows: Rows) -> Iterator[Target]:
     ]  # fmt: skip
     for name, who, step, aim in against:
         word = step.split("_")[0]
-        yield Target(f"guard, {word}: against {name}", aim, _middle(ratios(rows, step, GUARD, who)))
+        yield _against(f"guard, {word}: against {name}", aim, rows, step, GUARD, who)
+    yield _against("`first_many` of 200 against a pipeline of 200 `SET NX`", 1.5, rows, "first_many", GUARD, "by_hand")
     yield Target(
-        "`first_many` of 200 against a pipeline of 200 `SET NX`", 1.5,
-        _middle(ratios(rows, "first_many", GUARD, "by_hand")),
-    )  # fmt: skip
-    rate = middle(rows, GUARD, "known")
-    yield Target("a key known to be done (`remember`)", 3, None if rate is None else 1e6 / rate, " us", most=True)
+        "a key known to be done (`remember`), CPU", 3, middle(rows, GUARD, "known", "client_us"), " us", most=True
+    )
 
 
 def _scheduling(rows: Rows) -> Iterator[Target]:
@@ -73,10 +74,8 @@ def _scheduling(rows: Rows) -> Iterator[Target]:
     yield Target("`trigger_many`", 50_000, middle(rows, TOPIC, "many"), "/s")
     yield Target("worker: take, a sync no-op, settle", 50_000, middle(rows, TOPIC, "many_sync"), "/s")
     python = best(rows, "drain", PYTHON)
-    yield Target(
-        f"drain: against the best in Python ({name_of(python)})", 20, _middle(ratios(rows, "drain", TOPIC, python))
-    )
-    yield Target("drain: against BullMQ on Node", 6, _middle(ratios(rows, "drain", TOPIC, "bullmq_node")))
+    yield _against(f"drain: against the best in Python ({name_of(python)})", 20, rows, "drain", TOPIC, python)
+    yield _against("drain: against BullMQ on Node", 6, rows, "drain", TOPIC, "bullmq_node")
     yield Target("sent and consumed at the same time", 50_000, middle(rows, TOPIC, "both"), "/s")
 
 
@@ -93,13 +92,11 @@ def _merging(rows: Rows) -> Iterator[Target]:
         "100,000 triggers of 1,000 keys: deliveries of 1,000", 1_000, None if share is None else share * 1e5, most=True,
         unit="",
     )  # fmt: skip
-    node = ratios(rows, "keep_last", TOPIC, "bullmq_node")
-    yield Target("triggers that merge: against BullMQ on Node", 3, _middle(node))
+    yield _against("triggers that merge: against BullMQ on Node", 3, rows, "keep_last", TOPIC, "bullmq_node")
     python = best(rows, "keep_first", PYTHON)
-    yield Target(
-        f"triggers that merge: against the best in Python ({name_of(python)})", 15,
-        _middle(ratios(rows, "keep_first", TOPIC, python)),
-    )  # fmt: skip
+    yield _against(
+        f"triggers that merge: against the best in Python ({name_of(python)})", 15, rows, "keep_first", TOPIC, python
+    )
 
 
 def _rest() -> Iterator[Target]:
