@@ -20,6 +20,7 @@ PARTS = {
     "blocks": "the longest time that one script holds the server",
     "imports": "what importing costs",
     "microseconds": "where the time of a call goes",
+    "pieces": "what the pieces of a guarded call cost the client",
     "cluster": "three primaries",
     "embedded": "the embedded server",
 }

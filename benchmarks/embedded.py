@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.contestants import contestants
+from benchmarks.machine import SERVER, pin
 from benchmarks.measuring import Row, Step, rounds
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
@@ -20,6 +21,7 @@ def run(plan: Plan) -> list[Row]:
     with started() as server:
         rows = _rows(plan, server, f"redis://127.0.0.1:{port_of(server)}/0", "redis-server, TCP")
     with start() as embedded, redis.Redis.from_url(embedded.url) as server:
+        pin(embedded.pid, SERVER)
         return rows + _rows(plan, server, embedded.url, "embedded")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.peers.scheduling import drain, pace, settled
 from benchmarks.peers.speak import Answer, Tally, payload, timed
 
-__all__ = ["Send", "Start", "paced", "steps"]
+__all__ = ["Send", "Start", "beside", "enqueuing", "paced", "steps"]
 
 Send = Callable[[dict[str, Any], float], object]
 """(data, seconds of delay)."""

@@ -13,7 +13,8 @@ from benchmarks.report.figures import Rows, count, middle, ranged, ratio, ratios
 __all__ = [
     "backlog",
     "blocks", "cluster", "embedded", "guard_async", "guard_sync", "imports", "lateness", "machine",
-    "memory", "merging", "microseconds", "peers", "scheduler", "scheduler_alone", "wire",
+    "memory", "merging", "microseconds", "peers",
+    "pieces", "scheduler", "scheduler_alone", "wire",
 ]  # fmt: skip
 
 NAMES = {
@@ -253,6 +254,15 @@ def _parts(rows: Rows, who: str, step: str) -> list[str]:
     inside, trips = (middle(rows, who, step, figure) for figure in ("script_us", "trips"))
     rest = max(0.0, 1e6 / rate - client - server)
     return [*(count(one) for one in (1e6 / rate, client, server, inside, rest)), count(trips, 2)]
+
+
+def pieces() -> str:
+    """Beside them, from the guard's part: what a call costs that needs no server, decorator and key included."""
+    lines = [[step, ranged(row["client_us"], 1)] for (_, step), row in rows_of("pieces").items()]
+    known = rows_of("guard").get(("idemgate_guard", "known"), {}).get("client_us")
+    return table(
+        ["piece", "client us"], [*lines, ["a whole call of a key known to be done (`remember`)", ranged(known, 1)]]
+    )
 
 
 def peers() -> str:

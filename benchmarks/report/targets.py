@@ -102,7 +102,7 @@ def _merging(rows: Rows) -> Iterator[Target]:
 def _rest() -> Iterator[Target]:
     memory = rows_of("memory")
     for who, aim in (
-        ("with a 30-byte result", 200), ("first_many", 130), ("compact", 24), ("compact, 16-byte result", 48),
+        ("with a 30-byte result", 200), ("no result", 130), ("compact", 24), ("compact, 16-byte result", 48),
     ):  # fmt: skip
         figure = middle(memory, f"idemgate, {who}", "memory", "bytes")
         yield Target(f"bytes per remembered key: {who}", aim, figure, "", most=True)
