@@ -258,11 +258,10 @@ def _parts(rows: Rows, who: str, step: str) -> list[str]:
 
 def pieces() -> str:
     """Beside them, from the guard's part: what a call costs that needs no server, decorator and key included."""
-    lines = [[step, ranged(row["client_us"], 1)] for (_, step), row in rows_of("pieces").items()]
+    found = {step: row["client_us"] for (_, step), row in rows_of("pieces").items()}
     known = rows_of("guard").get(("idemgate_guard", "known"), {}).get("client_us")
-    return table(
-        ["piece", "client us"], [*lines, ["a whole call of a key known to be done (`remember`)", ranged(known, 1)]]
-    )
+    found |= {"a whole call of a key known to be done (`remember`)": known}
+    return table(["piece", "client us"], ([piece, ranged(figures, 1)] for piece, figures in found.items()))
 
 
 def peers() -> str:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.contestants import begin, contestants, end
+from benchmarks.plan import Plan
 
 pytest.importorskip("hiredis")  # as the measured runs have it
+
+from benchmarks import pieces
 
 SENT = {"n": 200, "delay": 0.0}
 TAKEN = {"n": 200, "wait": 0.0}
@@ -48,3 +51,9 @@ def test_every_step_of_a_contestant_does_what_it_was_asked_for(who: str, url: st
             answer = end(sides[who])
             assert answer.get("ops") == wanted, (step, answer)
             assert answer["seconds"] > 0, (step, answer)
+
+
+def test_every_piece_of_a_call_can_be_taken_by_itself() -> None:
+    rows = pieces.run(Plan(repetitions=1, share=0.01))
+
+    assert all(row["client_us"][0] > 0 for row in rows)
