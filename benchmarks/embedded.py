@@ -34,5 +34,5 @@ def _rows(plan: Plan, server: object, url: str, name: str) -> list[Row]:
     rows = []
     for side, steps in zip(SIDES, (guard, topic), strict=True):
         with contestants([side], url) as sides:
-            rows += rounds(server, sides, steps, plan.repetitions)
+            rows += rounds(server, sides, [steps], plan.repetitions)
     return [{**row, "who": name} for row in rows]

@@ -16,10 +16,10 @@ TASKS = (1, 50, 200)
 def run(plan: Plan) -> list[Row]:
     """The rows of all guards."""
     n, many = plan.size(3_000), plan.size(40_000)
-    steps = [Step("first", {"n": n}), Step("replay", {"n": n})]
+    groups = [[Step("first", {"n": n}), Step("replay", {"n": n})]]
     for tasks in TASKS:
         words = {"n": n if tasks == 1 else 2 * n, "tasks": tasks}
-        steps += [Step(f"{word}_async", words, label=f"{word}_async_{tasks}") for word in ("first", "replay")]
-    steps += [Step("first_many", {"n": many, "batch": 200}), Step("known", {"n": 10 * many})]
+        groups.append([Step(f"{word}_async", words, label=f"{word}_async_{tasks}") for word in ("first", "replay")])
+    groups += [[Step("first_many", {"n": many, "batch": 200})], [Step("known", {"n": 10 * many})]]
     with started() as server, contestants(SIDES, f"redis://127.0.0.1:{port_of(server)}/0") as sides:
-        return rounds(server, sides, steps, plan.repetitions)
+        return rounds(server, sides, groups, plan.repetitions)

@@ -18,4 +18,4 @@ def run(plan: Plan) -> list[Row]:
         started() as server,
         contestants(["idemgate_scheduler", *SIDES], f"redis://127.0.0.1:{port_of(server)}/0") as sides,
     ):
-        return rounds(server, sides, [step], min(plan.repetitions, 3))
+        return rounds(server, sides, [[step]], min(plan.repetitions, 3))

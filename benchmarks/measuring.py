@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -30,23 +30,30 @@ class Step(NamedTuple):
     of: str = ""
 
 
-def rounds(server: Any, sides: Mapping[str, Ask], steps: Iterable[Step], repetitions: int) -> list[Row]:
-    """All steps of all contestants, on an emptied server each; a shortened first round warms up and is not counted."""
+def rounds(server: Any, sides: Mapping[str, Ask], groups: Sequence[Sequence[Step]], repetitions: int) -> list[Row]:
+    """Each group of steps by each contestant in turn, on an emptied server: those of a group build on each other. A
+    shortened first round warms up and is not counted."""
     rows: dict[tuple[str, str], Row] = defaultdict(lambda: defaultdict(list))
-    steps = list(steps)
     for repetition in range(-1, repetitions):
-        for who, side in sides.items():
-            server.flushall()
-            for step in steps:
-                words = {**step.words, **step.only.get(who, {}), "tag": f"r{repetition}{step.of}"}
-                if repetition < 0:
-                    words |= _shortened(words)
-                figures = _once(server, side, step.name, words)
-                if repetition >= 0 and step.label is not None:
-                    _note(rows[who, step.label or step.name], figures)
+        for steps in groups:
+            for who, side in sides.items():
+                _turn(server, who, side, steps, repetition, rows)
         print(".", end="", flush=True)
     print()
     return [{"who": who, "step": step, **row} for (who, step), row in rows.items() if row]
+
+
+def _turn(
+    server: Any, who: str, side: Ask, steps: Sequence[Step], repetition: int, rows: dict[tuple[str, str], Row]
+) -> None:
+    server.flushall()
+    for step in steps:
+        words = {**step.words, **step.only.get(who, {}), "tag": f"r{repetition}{step.of}"}
+        if repetition < 0:
+            words |= _shortened(words)
+        figures = _once(server, side, step.name, words)
+        if repetition >= 0 and step.label is not None:
+            _note(rows[who, step.label or step.name], figures)
 
 
 def _shortened(words: Mapping[str, Any]) -> dict[str, Any]:

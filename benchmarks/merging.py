@@ -18,6 +18,8 @@ def run(plan: Plan) -> list[Row]:
     """The rows; `left` is the number of messages. `keep` says which payload of a key is delivered: the last one or the
     first. With the first, a peer need not write anything for a duplicate."""
     words = {"n": plan.size(100_000), "keys": plan.size(100_000) // 100}
-    steps = [Step("merge", {**words, "keep": keep}, LESS, label=f"keep_{keep}", of=keep) for keep in ("last", "first")]
+    groups = [
+        [Step("merge", {**words, "keep": keep}, LESS, label=f"keep_{keep}", of=keep)] for keep in ("last", "first")
+    ]
     with started() as server, contestants(SIDES, f"redis://127.0.0.1:{port_of(server)}/0") as sides:
-        return rounds(server, sides, steps, plan.repetitions)
+        return rounds(server, sides, groups, plan.repetitions)

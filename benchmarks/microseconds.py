@@ -19,8 +19,8 @@ def run(plan: Plan) -> list[Row]:
     with started() as server:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
         with contestants(["idemgate_guard", "by_hand", "bare"], url) as sides:
-            rows = rounds(server, sides, guard, plan.repetitions)
+            rows = rounds(server, sides, [guard], plan.repetitions)
         with contestants(["wires"], url) as sides:
-            rows += rounds(server, sides, [Step("socket", {"n": n})], plan.repetitions)
+            rows += rounds(server, sides, [[Step("socket", {"n": n})]], plan.repetitions)
         with contestants(["idemgate_scheduler", "bare"], url) as sides:
-            return rows + rounds(server, sides, topic, plan.repetitions)
+            return rows + rounds(server, sides, [topic], plan.repetitions)

@@ -33,21 +33,19 @@ def run(plan: Plan) -> list[Row]:
             return rows + rounds(server, sides, _against(plan), plan.repetitions)
 
 
-def _own(plan: Plan) -> list[Step]:
+def _own(plan: Plan) -> list[list[Step]]:
     """Sizes that only idemgate and the bare commands can do in a second."""
     many = plan.size(40_000)
-    sent, due = {"n": many, "delay": DELAY}, {"n": many, "wait": DELAY}
-    steps = [Step("enqueue_many", sent, label="many")]
-    for kind in ("sync", "async"):
-        steps.append(Step("enqueue_many", sent, label=None, of=kind))
-        steps.append(Step("drain", {**due, "kind": kind}, label=f"many_{kind}", of=kind))
-    return [*steps, Step("enqueue_many", sent, label=None, of="take"), Step("take", due, label="many_take", of="take")]
+    fill, due = Step("enqueue_many", {"n": many, "delay": DELAY}, label=None), {"n": many, "wait": DELAY}
+    drains = [[fill, Step("drain", {**due, "kind": kind}, label=f"many_{kind}")] for kind in ("sync", "async")]
+    named = [[one._replace(of=f"d{number}") for one in group] for number, group in enumerate(drains)]
+    return [[fill._replace(label="many"), Step("take", due, label="many_take")], *named]
 
 
-def _against(plan: Plan) -> list[Step]:
+def _against(plan: Plan) -> list[list[Step]]:
     """Sizes that the slowest peer does in a few seconds."""
     n, less = plan.size(10_000), {name: {"n": plan.size(size)} for name, size in LESS.items()}
-    return [Step("enqueue", {"n": n, "delay": DELAY}, less), Step("drain", {"n": n, "wait": DELAY}, less)]
+    return [[Step("enqueue", {"n": n, "delay": DELAY}, less), Step("drain", {"n": n, "wait": DELAY}, less)]]
 
 
 def _both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], plan: Plan) -> Row:

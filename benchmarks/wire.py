@@ -36,9 +36,9 @@ def run(plan: Plan) -> list[Row]:
                 rows.append({"who": "redis-benchmark", "step": name, "pipelined": pipelined, "rate": rates})
                 print(".", end="", flush=True)
         n = plan.size(10_000)
-        steps = [Step(step, {"n": n}) for step in ("set", "evalsha", "connection", "socket", "pipeline", "packed")]
+        groups = [[Step(step, {"n": n})] for step in ("set", "evalsha", "connection", "socket", "pipeline", "packed")]
         with contestants(["wires"], f"redis://127.0.0.1:{port_of(server)}/0") as sides:
-            return rows + rounds(server, sides, steps, plan.repetitions)
+            return rows + rounds(server, sides, groups, plan.repetitions)
 
 
 def _benchmark(port: int, words: list[str], n: int, pipelined: int) -> float:
