@@ -2,8 +2,8 @@
 
 | key | type | what |
 |---|---|---|
-| `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also
-its wake-up channel |
+| `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
+also its wake-up channel |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
 | `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is also its
 wake-up channel |

@@ -74,25 +74,59 @@ local function moved(old, new)
     or old[message.group] ~= new[message.group]
 end
 
+local shifted = false
 -- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
 -- time by its caller, holds it no longer.
 local function shift(key, old, stands, m, asked)
   if stands then
     if m[message.due] ~= stands then
+      shifted = true
       redis.call("ZADD", K.due, m[message.due], key)
     end
   elseif moved(old, m) and unplace(K, key, old) then
+    shifted = true
     place(K, key, m)
   end
   local later = asked or m[message.due] > (stands or old[message.due]) or old[message.group] ~= m[message.group]
   if later and old[message.group] ~= "" and redis.call("HEXISTS", K.flight, key) == 0 then
+    shifted = true
     vacate(K, old[message.group], key, p.group_limit)
+  end
+end
+
+-- What is pending of the keys named here, read once; and what is to be written of them, all together at the end.
+local pending, changed, scheduled, standing = {}, {}, {}, {}
+local before, earliest, flying = head(K), nil, redis.call("EXISTS", K.flight) == 1
+local function flush()
+  if #changed > 0 then
+    redis.call("HSET", K.pending, unpack(changed))
+    changed = {}
+  end
+  if #scheduled > 0 then
+    redis.call("ZADD", K.due, unpack(scheduled))
+    scheduled, standing = {}, {}
+  end
+end
+
+-- A new message is scheduled, unless its key is in flight.
+local function schedule(key, due)
+  if not flying or redis.call("HEXISTS", K.flight, key) == 0 then
+    scheduled[#scheduled + 1] = due
+    scheduled[#scheduled + 1] = key
+    standing[key] = true
+    earliest = math.min(earliest or due, due)
   end
 end
 
 -- One trigger into the pending message of its key. Returns its receipt.
 local function put(key, asked, priority, group, version, acc)
-  local packed = redis.call("HGET", K.pending, key)
+  if standing[key] then
+    flush()
+  end
+  local packed = pending[key]
+  if packed == nil then
+    packed = redis.call("HGET", K.pending, key)
+  end
   local old = packed and cmsgpack.unpack(packed)
   -- When it stands scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new message.
   local stands = packed and tonumber(redis.call("ZSCORE", K.due, key))
@@ -112,16 +146,27 @@ local function put(key, asked, priority, group, version, acc)
     -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
     m[message.due], m[message.why] = window(p, m, not packed, now_ms)
   end
-  redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+  pending[key] = cmsgpack.pack(m)
+  changed[#changed + 1] = key
+  changed[#changed + 1] = pending[key]
   if packed then
     shift(key, old, stands, m, asked)
   else
-    place(K, key, m)
+    schedule(key, m[message.due])
   end
   return receipt, m[message.due]
 end
 
-local before, done, reply = head(K), {}, { "ok", now_ms }
+local names = {}
+for i = 4, #ARGV, 7 do
+  names[#names + 1] = ARGV[i]
+end
+for i, packed in ipairs(redis.call("HMGET", K.pending, unpack(names))) do
+  pending[names[i]] = packed
+end
+-- The first write is one that the server refuses when out of memory: all or nothing.
+redis.call("HSETNX", K.facts, "v", "1")
+local done, reply = {}, { "ok", now_ms }
 for i = 4, #ARGV, 7 do
   local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
   local receipt = admit(key, version, event)
@@ -138,8 +183,8 @@ for i = 4, #ARGV, 7 do
   reply[#reply + 1] = receipt
   reply[#reply + 1] = due
 end
-redis.call("HSETNX", K.facts, "v", "1")
+flush()
 count(K, done)
 fade(K, now_ms, #ARGV)
-hint(K, before, head(K))
+hint(K, before, shifted and head(K) or earliest)
 return tell(K, ARGV[2], now_ms, reply)
