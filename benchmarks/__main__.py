@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 
@@ -28,6 +29,7 @@ PARTS = {
 
 def main() -> None:
     words = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     plan = Plan(words.repetitions or 3, 0.1) if words.quick else Plan(words.repetitions or 5)
     if words.part == "peers":
         for name in [*environments.PYTHON, *environments.NODE]:
