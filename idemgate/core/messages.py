@@ -98,7 +98,7 @@ class Message:
         self.reason: Reason = fields[5].decode()
         self.version: int | None = int(fields[7]) if fields[7] != b"" else None
         self.failure: str = fields[9].decode(errors="replace")
-        self.priority: int = int(fields[10])
+        self.priority: int = int(fields[10] or 0)
         self.group: str = fields[11].decode(errors="backslashreplace")
         self._acc = fields[8]
         self._merge = merge

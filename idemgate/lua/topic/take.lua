@@ -23,7 +23,8 @@
 --- @include "lib/finish"
 --- @include "lib/policy"
 --- @include "lib/occupy"
---- @include "lib/sortable"
+--- @include "lib/lined"
+--- @include "lib/score"
 --- @include "lib/rank"
 --- @include "lib/bury"
 --- @include "lib/count"
@@ -90,7 +91,7 @@ local function reclaim(key)
     bury(K, p, key, d[delivery.message], silent, d[delivery.fence], now_ms)
     finish(K, p, key, m)
   else
-    m[message.failure] = silent
+    m[message.failure], m[message.pinned] = silent, 0
     add("folded", restore(K, p, key, m, again(key, d, m), "retry"))
   end
 end
@@ -106,10 +107,11 @@ local function permitted(wanted)
   end
   local most, interval = tonumber(ARGV[6]), tonumber(ARGV[7])
   if most > 0 then
-    wanted = math.min(wanted, most - redis.call("HLEN", K.flight))
-    if wanted <= 0 then
+    local room = most - redis.call("HLEN", K.flight)
+    if room <= 0 then
       return 0, nil
     end
+    wanted = math.min(wanted, room)
   end
   if interval > 0 then
     -- Generic cell rate algorithm: the time up to which the rate is used up runs ahead by at most the burst.
@@ -135,7 +137,9 @@ local function hand_out(key, due, member)
   local group = m[message.group]
   -- First write, whichever it is: refused whole when the server is out of memory.
   if group ~= "" and not occupy(K, group, key, p.group_limit) then
-    redis.call("ZADD", K.line, 0, group .. "\0" .. sortable(due, key))
+    -- Ranks are below zero for most; so many digits sort up to the highest priority there can be.
+    m[message.rank] = p.ranked and string.format("%016.0f", score(p, m) + 4503599627370496) or nil
+    redis.call("ZADD", K.line, 0, lined(key, m))
     redis.call("HSET", K.pending, key, cmsgpack.pack(m))
   else
     last = fence(last, now_us)
