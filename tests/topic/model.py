@@ -256,10 +256,8 @@ class Model:
             out.append(wish if wish in best else min(best))
             self._hand_out(out[-1])
         self.counters["taken"] += len(out)
-        self.spent = (
-            self.rules.burst * (self.rules.interval or 0) - self._saved() + len(out) * (self.rules.interval or 0)
-        )
-        self.spent_at = self.now
+        each = self.rules.interval or 0
+        self.spent, self.spent_at = self.rules.burst * each - self._saved() + len(out) * each, self.now
         return [(key, self.flights[key].token) for key in out], len(lapsed)
 
     def _hand_out(self, key: str) -> None:

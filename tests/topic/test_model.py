@@ -41,7 +41,7 @@ WEIGHTS = {
 }  # fmt: skip
 HAPPENED = (
     "acked", "nacked", "buried", "returned", "deferred", "lapsed", "lost", "cancelled", "redriven", "deleted", "folded",
-    "replaced", "duplicate", "dropped", "expired",
+    "replaced", "duplicate", "dropped",
 )  # fmt: skip
 
 
@@ -286,7 +286,7 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self, any_of: Random) -> None:
         """Mostly what is in flight, also stale ones; perhaps the same one twice."""
-        if not self.deliveries or not any(model.flights for model in self.models) and any_of.random() < 0.7:
+        if not self.deliveries or not (any(model.flights for model in self.models) or any_of.random() < 0.3):
             return
         verb = any_of.choice(["ack", "ack", "nack", "nack", "bury", "bury", "return", "defer"])
         delay = any_of.choice(SPANS)
