@@ -263,6 +263,8 @@ class Machine(RuleBasedStateMachine):
             _taken,
         )
         # Who found nothing is told when there will be something; with what was found, one looks again.
+        if n > 0 and not taken.deliveries:
+            assert not 0 < taken.next_due_ms <= self.now
         # But for what the rate holds back: whether that stands behind its group is found out later.
         self._compare_next(model, taken.next_due_ms, exact=n > 0 and not taken.deliveries and model.opens() <= self.now)
         for one in taken.deliveries:
