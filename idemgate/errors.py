@@ -17,6 +17,7 @@ __all__ = [
     "AttemptsExhausted",
     "BadInput",
     "Bury",
+    "Failed",
     "ForeignData",
     "IdemgateError",
     "KeyReused",
@@ -229,4 +230,21 @@ class Retry(Exception):
 
     def __init__(self, text: str = "", *, delay: Any = None) -> None:
         super().__init__(text)
+        self.delay = delay
+
+
+class Failed(Exception):
+    """Returned or raised by a topic's handler: of the merged payload only these items failed, the rest is done and not
+    delivered again (elsewhere called batch item failures, or partial batch response).
+
+    - `items`: of an append or union, items of `delivery.payload`; of fields, their names, or a mapping of field -> its
+      failed items, or `...` for all of it. None at all: the whole delivery is done. What is not in the payload, or a
+      merge policy that keeps no items (last, first, count, sum, min, max): a failed attempt of the whole delivery.
+    - `reason` is kept as the failure, and shown by dead letters.
+    - `delay`: seconds, timedelta or "30s"; None: the topic's backoff.
+    """
+
+    def __init__(self, items: Any, reason: str = "", *, delay: Any = None) -> None:
+        super().__init__(reason or "some of its items failed")
+        self.items = items
         self.delay = delay

@@ -39,7 +39,7 @@ from idemgate.topic.merged import Merged, merged
 
 if TYPE_CHECKING:
     from idemgate.work.subscribers import Entry as StreamEntry
-    from idemgate.work.subscribers import Heard, Subscriber, Subscribers
+    from idemgate.work.subscribers import Expiry, Heard, Subscriber, Subscribers
     from idemgate.work.worker import Worker
 
 __all__ = ["AioGate", "Gate", "default_gate"]
@@ -361,8 +361,8 @@ class Gate:
         - `backoff`: pauses between them: a
           list of durations (the last repeats), one duration, a tenacity wait strategy; None: exponential with full
           jitter, 1 s to 10 min.
-        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded and
-          counted.
+        - `retention`, `max_dead`: dead letters older than this, or beyond this many in a slot, are discarded when the
+          next one is buried, at most 100 at a time, and counted as `expired`.
         - `remember`: how long a `version` is remembered, and an `event_id` after its message was due.
         - `redefine`: replace the stored policy, but for slots and merge, for everybody.
 
@@ -491,6 +491,51 @@ class Gate:
             return func
 
         return on
+
+    def expiry(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        notifications: Literal["check", "set", "assume"] = "check",
+        scan: Duration = "5m",
+        retention: Duration = "1h",
+        backlog: int = 100_000,
+        slots: int = 1,
+        lease: Duration = "30s",
+        max_attempts: int = 17,
+        backoff: BackoffPolicy = None,
+    ) -> Expiry:
+        """The keys of a pattern (as of SCAN: "session:*") that expire: of all listeners one calls the handler, and what
+        expires while nobody listens is handled afterwards. Register it with `@expiry.handler`.
+
+        `gate.run()`, or `gate.aio.subscribers()` together with `gate.aio.worker()`, make it work: subscribers keep the
+        due set, which is the topic `name`, and workers of that topic run the handler.
+
+        A key is in the due set since its time to live was set, if the server says so (flag `g`); since `track`, if you
+        call that; at the latest since the next scan. Unhandled remains only a key that nobody tracked and that began
+        and ended between two scans, while no listener heard its event. Deleting a key is no expiry, if the server says
+        so (flag `g`) or you call `untrack`; otherwise it counts as one, since it looks the same.
+
+        - `notifications`: what to do about the server's notify-keyspace-events, which needs "Ex" and should have "g":
+          "check" it (StoreRefused when it starts); "set" it, adding what is missing; "assume" it, where this user may
+          not ask.
+        - `scan`: how often one of the listeners goes through all keys of the database, besides once when each begins
+          and after each gap.
+        - `retention`: how long it is remembered that a key was handled, at least 10 s.
+        - `backlog`: events that may wait here; what comes when it is full is dropped and counted.
+        - `slots`, `lease`, `max_attempts`, `backoff`: as in `topic`.
+
+        Counted in `gate.counters`, as `expiry.*`. Raises BadInput.
+        """
+        from idemgate.work.subscribers import Expiry
+
+        made = Expiry(
+            self, name, pattern, notifications=notifications, scan=scan, retention=retention, backlog=backlog,
+            slots=slots, lease=lease, max_attempts=max_attempts, backoff=backoff,
+        )  # fmt: skip
+        self.subscribers.append(made)
+        return made
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ from idemgate import Gate
 from idemgate.link.embedded import start
 from idemgate.once.claim import Claim
 from idemgate.testing import Clock
-from idemgate.topic.faces import Dead, Topic
+from idemgate.topic.dead import Dead
+from idemgate.topic.faces import Topic
 
 _numbers = itertools.count()
 # How long an example takes is the machine's affair: no test measures time.

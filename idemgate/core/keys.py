@@ -2,8 +2,8 @@
 
 | key | type | what |
 |---|---|---|
-| `ig1:{<ns>:once:<scope>:<key>}` | hash | the record of one idempotency key (`lua/lib/fields.lua`); its name is also
-its wake-up channel |
+| `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
+also its wake-up channel |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
 | `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is also its
 wake-up channel |
@@ -30,6 +30,7 @@ __all__ = [
     "check_name",
     "check_scope",
     "digest",
+    "is_ours",
     "members",
     "outbox",
     "raw",
@@ -161,6 +162,11 @@ def slot(namespace: str, topic: str, number: int) -> tuple[bytes, ...]:
     """The parts of one slot of a topic, in the order in which scripts get them."""
     tag = f"ig1:{{{namespace}:topic:{topic}:{number}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
+
+
+def is_ours(key: bytes) -> bool:
+    """Whether a key is one of these, of whichever namespace."""
+    return key.startswith(b"ig1:{")
 
 
 def outbox(namespace: str, topic: str, number: int) -> bytes:

@@ -15,7 +15,7 @@ import msgpack
 from idemgate.core.codec import Codec
 from idemgate.errors import BadInput
 
-__all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "union"]
+__all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "union", "wrapped"]
 
 Name = Literal["last", "first", "append", "union", "count", "sum", "min", "max"]
 NAMES = ("last", "first", "append", "union", "count", "sum", "min", "max")
@@ -50,7 +50,7 @@ class Merge:
         """The accumulator of one payload as a script takes it. BadInput if the policy cannot merge such a payload."""
         if self.raw:
             return codec.encode(payload)
-        unit = _pack(self._unit(payload, codec, "payload"))
+        unit = wrapped(self._unit(payload, codec, "payload"))
         if self.spec["op"] in ("fields", "union") and len(unit) > codec.max_bytes:
             problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
             raise BadInput(
@@ -69,11 +69,9 @@ class Merge:
             return float(acc[0]) if acc[1] else acc[0]
         if op in ("min", "max"):
             return codec.decode(acc[1])
-        if op == "append":
-            return [codec.decode(item) for item in _items(acc[2])]
-        if op == "union":
-            return [codec.decode(item) for item in acc[1]]
-        return {name.decode(): self._of(name.decode()).lower(part, codec) for name, part in _map(acc).items()}
+        if self.itemized:
+            return [codec.decode(item) for item in self.items(acc)]
+        return {name: self.of(name).lower(part, codec) for name, part in self.parts(acc).items()}
 
     def dropped(self, acc: Any) -> int:
         """How many items an `append` or a `union` had no room for."""
@@ -83,10 +81,26 @@ class Merge:
         if op == "union":
             return int(acc[0])
         if op == "fields":
-            return sum(self._of(name.decode()).dropped(part) for name, part in _map(acc).items())
+            return sum(self.of(name).dropped(part) for name, part in self.parts(acc).items())
         return 0
 
-    def _of(self, field: str) -> Merge:
+    @property
+    def itemized(self) -> bool:
+        """Whether its payload is a list of items."""
+        return self.spec["op"] in ("append", "union")
+
+    def items(self, acc: Any) -> list[bytes]:
+        """The encoded items of an append or a union."""
+        return _items(acc[2]) if self.spec["op"] == "append" else acc[1]
+
+    def parts(self, acc: Any) -> dict[str, Any]:
+        """The accumulators of the fields."""
+        # An empty Lua table comes back as an empty array.
+        found = cast("dict[bytes, Any]", acc) if isinstance(acc, dict) else {}
+        return {field.decode(): part for field, part in found.items()}
+
+    def of(self, field: str) -> Merge:
+        """The policy of a field."""
         return self.fields.get(field) or cast(Merge, self.rest)
 
     def _unit(self, payload: object, codec: Codec, name: str) -> object:
@@ -100,13 +114,13 @@ class Merge:
         if op in ("min", "max"):
             return [_number(payload, name, op), codec.encode(payload, name)]
         if op == "append":
-            return [1, 0, _pack(codec.encode(payload, name))]
+            return [1, 0, wrapped(codec.encode(payload, name))]
         if op == "union":
             return self._set(payload, codec, name)
         if not isinstance(payload, Mapping):
             raise BadInput(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
         return {
-            _field(field): self._of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
+            _field(field): self.of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
             for field, value in cast(Mapping[object, object], payload).items()
         }
 
@@ -196,7 +210,8 @@ def _number(value: object, name: str, op: str) -> int | float:
     return value
 
 
-def _pack(value: object) -> bytes:
+def wrapped(value: object) -> bytes:
+    """As scripts read it."""
     # The old string type: every Redis' cmsgpack reads it back as a string.
     return msgpack.packb(value, use_bin_type=False)
 
@@ -205,8 +220,3 @@ def _items(wrapped: bytes) -> list[bytes]:
     unpacker = msgpack.Unpacker(raw=True, max_buffer_size=0, max_str_len=len(wrapped))
     unpacker.feed(wrapped)
     return list(unpacker)
-
-
-def _map(acc: Any) -> dict[bytes, Any]:
-    # An empty Lua table comes back as an empty array.
-    return cast("dict[bytes, Any]", acc) if isinstance(acc, dict) else {}

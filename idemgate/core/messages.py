@@ -13,6 +13,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.core.merging import Merge
+from idemgate.core.partial import Part, part_of
 from idemgate.errors import NotDecodable
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
@@ -85,6 +86,7 @@ class Message:
         "last_ms",
         "priority",
         "reason",
+        "splits",
         "version",
     )
 
@@ -100,6 +102,7 @@ class Message:
         self.failure: str = fields[9].decode(errors="replace")
         self.priority: int = int(fields[10] or 0)
         self.group: str = fields[11].decode(errors="backslashreplace")
+        self.splits: int = fields[12] if len(fields) > 12 else 0
         self._acc = fields[8]
         self._merge = merge
         self._codec = codec
@@ -113,6 +116,10 @@ class Message:
     def dropped(self) -> int:
         """How many items the merge policy had no room for."""
         return self._merge.dropped(self._acc)
+
+    def part(self, items: object) -> Part:
+        """What failed of it; BadInput as `core.partial.part_of` says."""
+        return part_of(self._merge, self._acc, items, self._codec)
 
 
 class Delivery(Generic[P]):
@@ -155,12 +162,20 @@ class Delivery(Generic[P]):
     @property
     def id(self) -> str:
         """Names this work, for a handler that is itself guarded: it stays the same when these triggers are tried again,
-        and is another one when others have joined them."""
-        return f"{self.key}@{self._message.last_ms}+{self._message.count}"
+        and is another one when others have joined them, or when only some of the items are tried again."""
+        message = self._message
+        splits = f"/{message.splits}" if message.splits else ""
+        return f"{self.key}@{message.last_ms}+{message.count}{splits}"
 
     @property
     def count(self) -> int:
+        """How many triggers were merged into it. Where only some items came back: of an append, the items that did
+        (each is one trigger); else all triggers, because it is not known from which of them the items came."""
         return self._message.count
+
+    def part(self, items: object) -> Part:
+        """What `items` names of the payload; BadInput for what is not in it."""
+        return self._message.part(items)
 
     @property
     def first_at(self) -> datetime:

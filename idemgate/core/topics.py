@@ -12,6 +12,7 @@ from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
+from idemgate.core.letters import PAGE, Place
 from idemgate.core.messages import (
     DeadLetter,
     Delivery,
@@ -29,11 +30,12 @@ from idemgate.core.messages import (
     letter_of,
     moment,
 )
+from idemgate.core.partial import Part
 from idemgate.core.policy import Policy
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
 
-__all__ = ["Settlement", "TopicCalls", "open_topic", "stored_policy"]
+__all__ = ["Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
 
 BATCH = 500
 """Most triggers of one script call: the server is blocked for the whole of it."""
@@ -41,12 +43,27 @@ BATCH = 500
 
 class Settlement(NamedTuple):
     """How one delivery ends. `verb`: ack, nack, bury, return (never started) or defer (not possible yet, no attempt);
-    `delay` ms before the next attempt."""
+    `delay` ms before the next attempt; `part`, of a nack, what of it is tried again (None: all)."""
 
     verb: str
     delivery: Delivery[Any]
     delay: int = 0
     failure: str = ""
+    part: Part | None = None
+
+    def words(self) -> tuple[Arg, ...]:
+        """As the script takes it."""
+        verb, said = (self.verb, self.failure) if self.part is None else ("part", self.part.packed(self.failure))
+        return (verb, self.delivery.raw_key, self.delivery.token, self.delay, said)
+
+
+def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
+    """Only these items are tried again. None of them: acknowledged; all of them: a plain nack. BadInput for what is
+    not an item of the delivery."""
+    part = delivery.part(items)
+    if not part.items:
+        return Settlement("ack", delivery)
+    return Settlement("nack", delivery, delay, failure, part if part.items < part.of else None)
 
 
 def open_topic(
@@ -179,8 +196,8 @@ class TopicCalls:
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
         args: list[Arg] = [token(), self._policy]
-        for verb, delivery, delay, failure in settlements:
-            args += (verb, delivery.raw_key, delivery.token, delay, failure)
+        for settlement in settlements:
+            args += settlement.words()
         return self._call(
             "settle",
             slot,
@@ -308,8 +325,10 @@ class TopicCalls:
     def stats(self) -> Batch[Stats]:
         return Batch([self._call("stats", slot, (), lambda reply: reply) for slot in range(self.policy.slots)], _stats)
 
-    def dead(self, slot: int, skip: int, n: int) -> Call[tuple[int, list[DeadLetter]]]:
-        """(dead letters in the slot, the wanted ones, newest first)."""
+    def dead(self, slot: int, since: int, n: int, before: Place | None = None) -> Call[tuple[int, list[DeadLetter]]]:
+        """(dead letters in the slot, the wanted ones, newest first): at most `n` that died at `since` ms or later, and
+        before a place (None: any time). Fewer where they are large."""
+        before = before or Place()
 
         def read(reply: list[Any]) -> tuple[int, list[DeadLetter]]:
             letters = [
@@ -317,11 +336,12 @@ class TopicCalls:
             ]
             return reply[2], letters
 
-        return self._call("dead", slot, (skip, n), read)
+        return self._call("dead", slot, (since, before.ms, before.number, n), read)
 
-    def exhume(self, slot: int, verb: str, ids: Sequence[str], most: int = 500) -> Call[tuple[int, int]]:
-        """(taken out, left) for `verb` "redrive" or "delete"; with no ids the oldest `most`."""
-        return self._call("exhume", slot, (token(), self._policy, verb, most, *ids), lambda reply: (reply[2], reply[3]))
+    def exhume(self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE) -> Call[tuple[int, int]]:
+        """(taken out, left) for `verb` "redrive" or "delete"; with no numbers the oldest `most`."""
+        args: tuple[Arg, ...] = (token(), self._policy, verb, most, *numbers)
+        return self._call("exhume", slot, args, lambda reply: (reply[2], reply[3]))
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:

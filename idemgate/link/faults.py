@@ -67,8 +67,8 @@ class Patience:
 
     __slots__ = ("_deadline", "_executed", "_tries")
 
-    def __init__(self, seconds: float) -> None:
-        self._deadline = monotonic() + seconds
+    def __init__(self, seconds: float, started: float | None = None) -> None:
+        self._deadline = (monotonic() if started is None else started) + seconds
         self._tries = 0
         self._executed = "no"
 

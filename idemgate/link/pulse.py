@@ -7,18 +7,19 @@ have emptied cannot. It cannot beat while C code holds the GIL: a lease should b
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 
 from idemgate.core.calls import Batch
 from idemgate.errors import StoreUnavailable
+from idemgate.link.forks import forks
 from idemgate.link.sync import SyncLink
 
 __all__ = ["Beat", "Pulse"]
 
 log = logging.getLogger("idemgate.lease")
+NEVER = float("inf")
 
 
 class Beat:
@@ -47,37 +48,40 @@ class Pulse:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._beats: set[Beat] = set()
         self._wake = threading.Condition()
-        self._sleeps_until = 0.0
+        self._sleeps_until = NEVER
+        self._shortest = 60.0
         self._thread: threading.Thread | None = None
 
     def _here(self) -> None:
         # A forked child keeps nothing alive for its parent, and must not wait for a lock that was held at the fork.
-        if self._pid != os.getpid():
+        if self._forks != forks.count:
             self._reset()
 
     def add(self, beat: Beat) -> None:
         self._here()
-        with self._wake:
-            self._beats.add(beat)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="idemgate-heartbeat", daemon=True)
-                self._thread.start()
-            elif beat.due < self._sleeps_until:
+        self._beats.add(beat)
+        # Without the lock, which costs more than the rest: while the thread looks at the beats, it sleeps until never.
+        if beat.due < self._sleeps_until:
+            with self._wake:
+                self._shortest = min(self._shortest, beat.interval)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="idemgate-heartbeat", daemon=True)
+                    self._thread.start()
                 self._wake.notify()
 
     def remove(self, beat: Beat) -> None:
         self._here()
-        with self._wake:
-            self._beats.discard(beat)
+        self._beats.discard(beat)
 
     def close(self) -> None:
         """Ends the thread; one that waits for the store ends when it has its answer."""
         self._here()
         with self._wake:
             thread, self._thread = self._thread, None
+            self._sleeps_until = NEVER
             self._beats.clear()
             self._wake.notify()
         if thread is not None and thread is not threading.current_thread():
@@ -95,11 +99,13 @@ class Pulse:
         """The beats that are due, after having slept until one is; none when closed."""
         with self._wake:
             while self._thread is threading.current_thread():
-                now = monotonic()
-                due = [beat for beat in self._beats if beat.due <= now]
+                self._sleeps_until = NEVER
+                beats, now = tuple(self._beats), monotonic()
+                due = [beat for beat in beats if beat.due <= now]
                 if due:
                     return due
-                soonest = min((beat.due for beat in self._beats), default=now + 60)
+                # With nothing to keep alive it wakes as if there were: what is added next then need not wake it.
+                soonest = min((beat.due for beat in beats), default=now + self._shortest)
                 self._sleeps_until = soonest
                 self._wake.wait(soonest - now)
         return []

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call
-from idemgate.link.clients import sync_client
+from idemgate.link.blocking import Wires
+from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
+from idemgate.link.resp import pack
 
 __all__ = ["SyncLink", "Waiter"]
 
@@ -26,6 +30,8 @@ class SyncLink:
         self.endpoint = endpoint
         self.seconds = seconds
         self._made: Any = None
+        self._wires: Wires | None = None
+        self._making = threading.Lock()
 
     @property
     def _client(self) -> Any:
@@ -33,13 +39,38 @@ class SyncLink:
             self._made = sync_client(self.endpoint, self.seconds)
         return self._made
 
+    def _ask(self, *words: Any) -> Any:
+        """The reply to one command; redis-py's errors are raised."""
+        if self.endpoint.kind == "cluster":
+            return self._client.execute_command(*words)
+        wires = self._wires or self._wired()
+        try:
+            return wires.ask(pack(words))
+        except rx.ResponseError as error:
+            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
+                wires.abandon()  # it was the master; the next connection asks the sentinels who is now
+            raise
+
+    def _wired(self) -> Wires:
+        with self._making:  # two threads must not make two of them
+            if self._wires is None:
+                pool = self._client.connection_pool
+                self._wires = Wires(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS)
+            return self._wires
+
     def run(self, call: Call[T], within: float | None = None) -> T:
         """The answer of one call; sent again, with the same tokens, for `within` seconds (default: the gate's
         time-out).
 
         Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
         """
-        return self._insist(call, Patience(self.seconds if within is None else within))
+        started = monotonic()
+        try:
+            return call.answer(self._send(call))
+        except FAILURES as error:
+            patience = Patience(self.seconds if within is None else within, started)
+            time.sleep(patience.pause(error))
+        return self._insist(call, patience)
 
     def _insist(self, call: Call[T], patience: Patience) -> T:
         while True:
@@ -70,21 +101,21 @@ class SyncLink:
     def _send(self, call: Call[Any]) -> list[Any]:
         script = call.script
         try:
-            return self._client.execute_command("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return self._ask("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return self._client.execute_command("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return self._ask("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
 
     def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        with self._client.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-            return pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
+        wires = self._wires or self._wired()
+        return wires.ask_all(
+            [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        )
 
     def command(self, *args: Any) -> Any:
         """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,
         StoreRefused."""
         try:
-            return self._client.execute_command(*args)
+            return self._ask(*args)
         except FAILURES as error:
             Patience(0).pause(error)
             raise
@@ -104,6 +135,9 @@ class SyncLink:
             client.close()
 
     def close(self) -> None:
+        if self._wires is not None:
+            self._wires.close()
+            self._wires = None
         if self._made is not None:
             self._made.close()
             self._made = None
@@ -124,8 +158,8 @@ class Waiter:
 
     def wait(self, seconds: float) -> bool:
         """True if woken, False after `seconds`."""
-        end = time.monotonic() + seconds
-        while self._pubsub is not None and (left := end - time.monotonic()) > 0:
+        end = monotonic() + seconds
+        while self._pubsub is not None and (left := end - monotonic()) > 0:
             try:
                 message = self._pubsub.get_message(timeout=left)
             except rx.RedisError:
@@ -133,5 +167,5 @@ class Waiter:
                 break
             if message is not None and message["type"] == "message":
                 return True
-        time.sleep(max(0.0, end - time.monotonic()))
+        time.sleep(max(0.0, end - monotonic()))
         return False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Batch, Call
 from idemgate.link.pulse import Beat
-from idemgate.once.current import Execution
+from idemgate.once.current import Execution, enter, leave
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -17,30 +17,46 @@ if TYPE_CHECKING:
 __all__ = ["beating", "woken"]
 
 
-@contextmanager
-def beating(gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution) -> Generator[None]:
-    """Heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on `execution` when the
-    lease is lost."""
+class beating:  # noqa: N801 - used as a function, like the context managers of contextlib
+    """`with beating(...)`: heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on
+    `execution` when the lease is lost. `inside`: `current()` answers with it, too."""
 
-    ended = False
+    __slots__ = ("_beat", "_ended", "_execution", "_gate", "_inside", "_renew", "_reset")
 
-    def lost() -> None:
-        gate.pulse.remove(beat)
-        execution.lose()
-        gate.counters.add("once.lease_lost_while_running")
+    def __init__(
+        self, gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution, inside: bool = True
+    ) -> None:
+        self._gate = gate
+        self._inside = inside
+        self._renew = renew
+        self._execution = execution
+        self._ended = False
+        self._beat = Beat(lease / 1000, self._renewing, self._lost)
 
-    def heard(held: bool) -> None:
+    def __enter__(self) -> Execution:
+        if self._inside:
+            self._reset = enter(self._execution)
+        self._gate.pulse.add(self._beat)
+        return self._execution
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._gate.pulse.remove(self._beat)
+        if self._inside:
+            leave(self._reset)
+
+    def _renewing(self) -> Batch[None]:
+        return Batch([self._renew()], self._heard)
+
+    def _heard(self, answers: list[bool]) -> None:
         # A heartbeat that crosses the completion is told that nothing is held any more, and that is no loss.
-        if not held and not ended:
-            lost()
+        if not answers[0] and not self._ended:
+            self._lost()
 
-    beat = Beat(lease / 1000, lambda: Batch([renew()], lambda answers: heard(answers[0])), lost)
-    gate.pulse.add(beat)
-    try:
-        yield
-    finally:
-        ended = True
-        gate.pulse.remove(beat)
+    def _lost(self) -> None:
+        self._gate.pulse.remove(self._beat)
+        self._execution.lose()
+        self._gate.counters.add("once.lease_lost_while_running")
 
 
 async def woken(wake: asyncio.Event, seconds: float) -> None:

@@ -16,7 +16,7 @@ from idemgate.core.passage import Passage, failure_of, refusal
 from idemgate.errors import BadInput, ResultUnavailable
 from idemgate.once.asking import claimed
 from idemgate.once.beating import beating, woken
-from idemgate.once.current import Execution, executing
+from idemgate.once.current import Execution
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -56,7 +56,8 @@ class _Claimed:
         self._entry = entry
         self._passage.entry = entry
         if self._stack is not None and entry.state == "started":
-            self._keep_alive(self._stack)  # granted inside of its block, by `wait`
+            # Granted inside of its block, by `wait`, which another task may have awaited: `current()` stays as it is.
+            self._stack.enter_context(self._keeping_alive(inside=False))
 
     @property
     def _answer(self) -> Entry:
@@ -140,17 +141,16 @@ class _Claimed:
     def _enter_block(self) -> None:
         self._stack = ExitStack()
         if self.started:
-            self._stack.enter_context(executing(self._keep_alive(self._stack)))
+            self._stack.enter_context(self._keeping_alive(inside=True))
 
-    def _keep_alive(self, stack: ExitStack) -> Execution:
+    def _keeping_alive(self, inside: bool) -> beating:
         passage = self._passage
 
         def save(data: object) -> tuple[Gate, Call[bool]]:
             return self._gate, self._noting(data)
 
-        execution = Execution(text_of(passage.key), self.token, self.attempt, self.recovered, save)
-        stack.enter_context(beating(self._gate, passage.guard.lease, passage.renew, execution))
-        return execution
+        execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
+        return beating(self._gate, passage.guard.lease, passage.renew, execution, inside)
 
     def _leave_block(self) -> None:
         stack, self._stack = self._stack, None

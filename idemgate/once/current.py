@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Call
+from idemgate.core.keys import Key, text_of
 from idemgate.errors import NotInside
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioExecution", "Execution", "current", "executing"]
+__all__ = ["AioExecution", "Execution", "current", "enter", "executing", "leave"]
 
 Save = Callable[[object], "tuple[Gate, Call[bool]]"]
 """Builds the call that keeps a checkpoint, and names the gate that carries it."""
@@ -29,15 +30,20 @@ class Execution:
     form.
     """
 
-    __slots__ = ("_lost", "_save", "attempt", "key", "recovered", "token")
+    __slots__ = ("_key", "_lost", "_save", "attempt", "recovered", "token")
 
-    def __init__(self, key: str, token: int, attempt: int, recovered: object, save: Save | None) -> None:
-        self.key = key
+    def __init__(self, key: Key, token: int, attempt: int, recovered: object, save: Save | None) -> None:
+        self._key = key
         self.token = token
         self.attempt = attempt
         self._lost = False
         self.recovered = recovered
         self._save = save
+
+    @property
+    def key(self) -> str:
+        """The idempotency key, or the key of the message, as text."""
+        return text_of(self._key)
 
     @property
     def lease_lost(self) -> bool:
@@ -94,11 +100,21 @@ def current() -> Execution:
         raise NotInside("current() was called outside of a guarded function and outside of a topic's handler") from None
 
 
+def enter(execution: Execution) -> Token[Execution]:
+    """From here on `current()` answers with this execution, until `leave` gets what this returned."""
+    return _current.set(execution)
+
+
+def leave(token: Token[Execution]) -> None:
+    """`current()` answers as before."""
+    _current.reset(token)
+
+
 @contextmanager
 def executing(execution: Execution) -> Generator[Execution]:
-    """Makes `current()` answer with this execution."""
-    reset = _current.set(execution)
+    """Inside, `current()` answers with this execution."""
+    reset = enter(execution)
     try:
         yield execution
     finally:
-        _current.reset(reset)
+        leave(reset)

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tenacity
@@ -100,19 +100,20 @@ class Guarded:
             return known, True
         link = self.gate.link
         try:
-            with ExitStack() as stack:
-                waiter = None
-                while True:
-                    verdict = passage.judge(link.run(passage.enter()))
-                    if not isinstance(verdict, Wait):
-                        return self._noted(passage, verdict), True
-                    if waiter is None:
-                        # Subscribe first, then ask once more: what ended in between is not missed.
-                        waiter = stack.enter_context(link.waiting(passage.record[0]))
-                    else:
-                        waiter.wait(verdict.seconds)
+            verdict = passage.judge(link.run(passage.enter()))
+            if isinstance(verdict, Wait):
+                verdict = self._wait(passage)
+            return self._noted(passage, verdict), True
         except StoreError as error:
             return self._without_store(passage, error), False
+
+    def _wait(self, passage: Passage) -> Answer | None:
+        link = self.gate.link
+        with link.waiting(passage.record[0]) as waiter:
+            # Subscribed first, then asked once more: what ended in between is not missed.
+            while isinstance(verdict := passage.judge(link.run(passage.enter())), Wait):
+                waiter.wait(verdict.seconds)
+        return verdict
 
     def _settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
@@ -155,20 +156,19 @@ class Guarded:
     async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
         if (known := self._known(passage)) is not None:
             return known, True
-        link = self.gate.aio.link
         try:
-            async with AsyncExitStack() as stack:
-                wake = None
-                while True:
-                    verdict = passage.judge(await claimed(self.gate, passage))
-                    if not isinstance(verdict, Wait):
-                        return self._noted(passage, verdict), True
-                    if wake is None:
-                        wake = await stack.enter_async_context(link.waiting(passage.record[0]))
-                    else:
-                        await woken(wake, verdict.seconds)
+            verdict = passage.judge(await claimed(self.gate, passage))
+            if isinstance(verdict, Wait):
+                verdict = await self._await_wait(passage)
+            return self._noted(passage, verdict), True
         except StoreError as error:
             return self._without_store(passage, error), False
+
+    async def _await_wait(self, passage: Passage) -> Answer | None:
+        async with self.gate.aio.link.waiting(passage.record[0]) as wake:
+            while isinstance(verdict := passage.judge(await claimed(self.gate, passage)), Wait):
+                await woken(wake, verdict.seconds)
+        return verdict
 
     async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Finishes even when the caller is cancelled meanwhile."""
@@ -216,15 +216,13 @@ class Guarded:
             log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
         return self.guard.shadow
 
-    @contextmanager
-    def _running(self, passage: Passage) -> Generator[Execution]:
+    def _running(self, passage: Passage) -> beating:
         """Heartbeats, and `current()`, while the work runs."""
         entry, guard = cast(Entry, passage.entry), self.guard
         recovered = self.gate.codec.decode(entry.checkpoint) if entry.checkpoint else None
         save = functools.partial(self._note, passage)
-        execution = Execution(text_of(passage.key), entry.token, entry.attempt, recovered, save)
-        with executing(execution), beating(self.gate, guard.lease, passage.renew, execution):
-            yield execution
+        execution = Execution(passage.key, entry.token, entry.attempt, recovered, save)
+        return beating(self.gate, guard.lease, passage.renew, execution)
 
     def _note(self, passage: Passage, data: object) -> tuple[Gate, Call[bool]]:
         note = self.gate.codec.encode(data, "checkpoint")  # the guard's codec has a limit that is meant for results
@@ -240,8 +238,8 @@ class Guarded:
         entry = passage.entry
         save = functools.partial(self._note, passage) if self.guard.shadow else None
         if entry is not None and entry.state == "started":
-            return Execution(text_of(passage.key), entry.token, entry.attempt, None, save)
-        return Execution(text_of(passage.key), 0, 1, None, save)
+            return Execution(passage.key, entry.token, entry.attempt, None, save)
+        return Execution(passage.key, 0, 1, None, save)
 
     @contextmanager
     def _locally(self, passage: Passage, guarded: bool) -> Generator[None]:

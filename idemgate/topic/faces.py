@@ -11,17 +11,18 @@ from zoneinfo import ZoneInfo
 from idemgate.core.calls import Batch, Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, outbox, raw
-from idemgate.core.messages import DeadLetter, Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger
+from idemgate.core.messages import Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger
 from idemgate.core.policy import Policy
 from idemgate.core.recurring import recurring
-from idemgate.core.topics import BATCH, Settlement, TopicCalls
+from idemgate.core.topics import BATCH, Settlement, TopicCalls, failed
 from idemgate.errors import BadInput, NotDecodable
+from idemgate.topic.dead import AioDead, Dead
 from idemgate.topic.opening import Opening
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioDead", "AioTopic", "Dead", "Topic"]
+__all__ = ["AioTopic", "Topic"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,6 +98,16 @@ class _Face:
         slots = self.policy.slots
         self._turn = (self._turn + 1) % slots
         return [(self._turn + i) % slots for i in range(slots)]
+
+    def _nacks(self, deliveries: Deliveries, items: object, delay: Duration | None, reason: str) -> list[Settlement]:
+        found = self._settlements("nack", deliveries, delay, reason)
+        if items is None:
+            return found
+        if not isinstance(deliveries, Delivery):
+            raise BadInput(
+                "items", items, "are those of one delivery", "Nack a delivery of which only some failed alone"
+            )
+        return [failed(deliveries, items, found[0].delay, reason)]
 
     def _settlements(
         self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = ""
@@ -210,17 +221,23 @@ class Topic(_Face):
         return self._settle(deliveries, self._settlements("ack", deliveries))
 
     @overload
-    def nack(self, deliveries: Delivery[Any], *, delay: Duration | None = None, reason: str = "") -> Outcome: ...
+    def nack(
+        self, deliveries: Delivery[Any], *, items: object = None, delay: Duration | None = None, reason: str = ""
+    ) -> Outcome: ...
     @overload
     def nack(
         self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
     ) -> list[Outcome]: ...
     def nack(
-        self, deliveries: Deliveries, *, delay: Duration | None = None, reason: str = ""
+        self, deliveries: Deliveries, *, items: object = None, delay: Duration | None = None, reason: str = ""
     ) -> Outcome | list[Outcome]:
         """Try again after `delay` (None: the topic's backoff); "dead" after the last attempt. What was triggered
-        meanwhile joins it."""
-        return self._settle(deliveries, self._settlements("nack", deliveries, delay, reason))
+        meanwhile joins it.
+
+        `items`, of one delivery: only these failed, as `Failed` describes them; the rest is done, in the same step.
+        Also what becomes dead or cancelled is then these items only. BadInput, and nothing is written, for what is not
+        an item of the payload, and where the merge policy keeps none."""
+        return self._settle(deliveries, self._nacks(deliveries, items, delay, reason))
 
     @overload
     def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> Outcome: ...
@@ -382,16 +399,18 @@ class AioTopic(_Face):
         return await self._settle(deliveries, self._settlements("ack", deliveries))
 
     @overload
-    async def nack(self, deliveries: Delivery[Any], *, delay: Duration | None = None, reason: str = "") -> Outcome: ...
+    async def nack(
+        self, deliveries: Delivery[Any], *, items: object = None, delay: Duration | None = None, reason: str = ""
+    ) -> Outcome: ...
     @overload
     async def nack(
         self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
     ) -> list[Outcome]: ...
     async def nack(
-        self, deliveries: Deliveries, *, delay: Duration | None = None, reason: str = ""
+        self, deliveries: Deliveries, *, items: object = None, delay: Duration | None = None, reason: str = ""
     ) -> Outcome | list[Outcome]:
         """As `Topic.nack`."""
-        return await self._settle(deliveries, self._settlements("nack", deliveries, delay, reason))
+        return await self._settle(deliveries, self._nacks(deliveries, items, delay, reason))
 
     @overload
     async def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> Outcome: ...
@@ -471,102 +490,6 @@ class AioTopic(_Face):
 
     async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
         return _as_given(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))
-
-
-class Dead:
-    """The dead letters of a topic."""
-
-    def __init__(self, topic: Topic) -> None:
-        self._topic = topic
-
-    def list(self, n: int = 50, *, skip: int = 0) -> list[DeadLetter]:
-        """At most `n` dead letters, newest first, after leaving `skip` out."""
-        calls = self._topic.open()
-        link = self._topic.opening.gate.link
-        return newest([link.run(calls.dead(slot, 0, skip + n))[1] for slot in range(calls.policy.slots)], n, skip)
-
-    def redrive(self, ids: Iterable[str] | None = None) -> int:
-        """Sends letters back, due now, attempts reset; None: all of them. How many; unknown ids are passed over."""
-        return self._exhume("redrive", ids)
-
-    def delete(self, ids: Iterable[str] | None = None) -> int:
-        """Deletes letters for good; None: all of them. How many."""
-        return self._exhume("delete", ids)
-
-    def _exhume(self, verb: str, ids: Iterable[str] | None) -> int:
-        calls = self._topic.open()
-        link = self._topic.opening.gate.link
-        moved = 0
-        for slot, wanted in by_slot(ids, calls.policy.slots):
-            left = 1
-            while left:
-                done, left = link.run(calls.exhume(slot, verb, wanted))
-                moved += done
-                left = 0 if wanted else left
-        return moved
-
-
-class AioDead:
-    """As `Dead`, awaiting."""
-
-    def __init__(self, topic: AioTopic) -> None:
-        self._topic = topic
-
-    async def list(self, n: int = 50, *, skip: int = 0) -> list[DeadLetter]:
-        """As `Dead.list`."""
-        calls = await self._topic.open()
-        link = self._topic.opening.gate.aio.link
-        return newest(
-            [(await link.run(calls.dead(slot, 0, skip + n)))[1] for slot in range(calls.policy.slots)],
-            n,
-            skip,
-        )
-
-    async def redrive(self, ids: Iterable[str] | None = None) -> int:
-        """As `Dead.redrive`."""
-        return await self._exhume("redrive", ids)
-
-    async def delete(self, ids: Iterable[str] | None = None) -> int:
-        """As `Dead.delete`."""
-        return await self._exhume("delete", ids)
-
-    async def _exhume(self, verb: str, ids: Iterable[str] | None) -> int:
-        calls = await self._topic.open()
-        link = self._topic.opening.gate.aio.link
-        moved = 0
-        for slot, wanted in by_slot(ids, calls.policy.slots):
-            left = 1
-            while left:
-                done, left = await link.run(calls.exhume(slot, verb, wanted))
-                moved += done
-                left = 0 if wanted else left
-        return moved
-
-
-def newest(by_slot: Iterable[Sequence[DeadLetter]], n: int, skip: int) -> list[DeadLetter]:
-    """The letters of several slots as one list, newest first."""
-    found = sorted(
-        (letter for letters in by_slot for letter in letters), key=lambda letter: letter.died_at, reverse=True
-    )
-    return found[skip : skip + n]
-
-
-def by_slot(ids: Iterable[str] | None, slots: int) -> list[tuple[int, Sequence[str]]]:
-    """Which ids to ask of which slot, at most 500 a call; every slot with no ids at all for None."""
-    if ids is None:
-        return [(slot, ()) for slot in range(slots)]
-    wanted: dict[int, list[str]] = {}
-    for one in ids:
-        slot, separator, number = one.partition("-")
-        if not separator or not slot.isdigit() or not number.isdigit() or int(slot) >= slots:
-            raise BadInput(
-                "ids",
-                one,
-                "not the id of a dead letter of this topic",
-                "Use DeadLetter.id as dead.list() gives it",
-            )
-        wanted.setdefault(int(slot), []).append(number)
-    return [(slot, found[i : i + 500]) for slot, found in wanted.items() for i in range(0, len(found), 500)]
 
 
 def _deliveries(given: Deliveries) -> list[Delivery[Any]]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.keyspec import KeySpec, compile_key
 from idemgate.core.merging import Merge, merge_of
 from idemgate.core.messages import Delivery, Receipt
 from idemgate.core.models import rebuild
-from idemgate.errors import BadInput
+from idemgate.core.partial import listed
+from idemgate.errors import BadInput, Failed
 from idemgate.topic.faces import AioTopic, Topic
 
 if TYPE_CHECKING:
@@ -75,10 +76,11 @@ def merged(gate: Gate, func: Callable[P, R], key: Any, name: str | None, options
     """Makes the topic of a function and registers the handler that calls it."""
     refuse_generator(func)
     signature = inspect.signature(func)
-    _check(func, signature, merge_of(options["merge"]))
+    merge = merge_of(options["merge"])
+    _check(func, signature, merge)
     compiled = compile_key(key, func)
     topic = gate.topic(_topic_name(func) if name is None else name, **options)
-    topic.handler(_handler(func, signature))
+    topic.handler(_handler(func, signature, merge))
     return Merged(func, topic, compiled, signature)
 
 
@@ -116,15 +118,37 @@ def _topic_name(func: Callable[..., Any]) -> str:
     return name
 
 
-def _handler(func: Callable[..., Any], signature: inspect.Signature) -> Callable[[Delivery[Any]], Any]:
+def _handler(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> Callable[[Delivery[Any]], Any]:
     hints = hints_of(func)
+    # An argument of which no item is to be tried again comes back empty.
+    empty: dict[str, Any] = {name: [] for name in signature.parameters if merge.fields and merge.of(name).itemized}
+
+    def bound(delivery: Delivery[Any]) -> inspect.BoundArguments:
+        arguments = {name: rebuild(value, hints.get(name)) for name, value in (empty | delivery.payload).items()}
+        return inspect.BoundArguments(signature, arguments)
 
     def call(delivery: Delivery[Any]) -> Any:
-        arguments = {name: rebuild(value, hints.get(name)) for name, value in delivery.payload.items()}
-        bound = inspect.BoundArguments(signature, arguments)
-        return func(*bound.args, **bound.kwargs)
+        arguments = bound(delivery)
+        try:
+            return _complete(func(*arguments.args, **arguments.kwargs), delivery, merge)
+        except Failed as failed:
+            raise _complete(failed, delivery, merge) from failed.__cause__
 
     async def call_and_wait(delivery: Delivery[Any]) -> Any:
-        return await call(delivery)
+        arguments = bound(delivery)
+        try:
+            return _complete(await cast(Any, func)(*arguments.args, **arguments.kwargs), delivery, merge)
+        except Failed as failed:
+            raise _complete(failed, delivery, merge) from failed.__cause__
 
     return call_and_wait if awaited(func) else call
+
+
+def _complete(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
+    """A call needs all of its arguments: with the items that failed go the arguments that keep none."""
+    if isinstance(result, Failed) and merge.fields and (fields := listed(result.items)):
+        mapped = isinstance(result.items, Mapping)
+        given = cast("Mapping[str, Any]", result.items) if mapped else dict.fromkeys(fields, ...)
+        rest = {name: ... for name in delivery.payload if not merge.of(name).itemized}
+        result.items = rest | dict(given) if any(given.values()) else {}
+    return result

@@ -8,13 +8,15 @@ from typing import Any
 from idemgate.core.durations import milliseconds
 from idemgate.core.messages import Delivery
 from idemgate.core.policy import Policy
-from idemgate.core.topics import Settlement
+from idemgate.core.topics import Settlement, failed
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     AttemptsExhausted,
     BadInput,
     Bury,
+    Failed,
+    IdemgateError,
     KeyReused,
     NotDecodable,
     OutcomeUnknown,
@@ -37,7 +39,8 @@ def settlement_of(
     delivery: Delivery[Any], error: BaseException | None, policy: Policy, stopping: bool = False
 ) -> Settlement:
     """No error: ack. `Bury` and what repeating cannot mend: to the dead letters. Another owner runs the key: later,
-    and that was no attempt. Cancelled by the worker's stop: at once. All else: again after the backoff."""
+    and that was no attempt. Cancelled by the worker's stop: at once. `Failed`: some items, again after the backoff. All
+    else: all of it."""
     if error is None:
         return Settlement("ack", delivery)
     if isinstance(error, _HOPELESS):
@@ -46,9 +49,21 @@ def settlement_of(
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))
     if stopping and isinstance(error, asyncio.CancelledError):
         return Settlement("nack", delivery, failure="cancelled: its worker stopped before it had finished")
-    if isinstance(error, Retry) and error.delay is not None:
-        return Settlement("nack", delivery, milliseconds(error.delay, "delay", zero=True), last_line(error))
-    return Settlement("nack", delivery, policy.backoff.ms(delivery.attempt, error), last_line(error))
+    if isinstance(error, (Retry, Failed)) and error.delay is not None:
+        delay = milliseconds(error.delay, "delay", zero=True)
+    else:
+        delay = policy.backoff.ms(delivery.attempt, error)
+    if isinstance(error, Failed):
+        return _in_part(delivery, error, delay)
+    return Settlement("nack", delivery, delay, last_line(error))
+
+
+def _in_part(delivery: Delivery[Any], error: Failed, delay: int) -> Settlement:
+    """Items that are not there fail the whole attempt: what the handler has done is not known, and nothing is lost."""
+    try:
+        return failed(delivery, error.items, delay, last_line(error))
+    except IdemgateError as wrong:
+        return Settlement("nack", delivery, delay, last_line(wrong))
 
 
 def last_line(error: BaseException) -> str:

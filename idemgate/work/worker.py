@@ -54,8 +54,8 @@ class Worker:
     - `grace`: how long running handlers may finish when it stops; then async ones are cancelled (and tried again at
       once), while threads, which nothing can end, are left to their leases.
 
-    A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury` and `Retry`
-    say otherwise. While the store is away the worker waits, and goes on by itself.
+    A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury`, `Retry` and
+    `Failed` say otherwise. While the store is away the worker waits, and goes on by itself.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Worker:
         except Exception as wrong:  # a user's backoff or Retry(delay=...) that makes no sense must not end the worker
             log.exception("worker.bad_delay", extra={"topic": topic})
             settlement = Settlement("nack", delivery, 1000, repr(wrong)[:500])
-        if error is not None and settlement.verb != "defer":
+        if error is not None and settlement.verb not in ("ack", "defer"):
             facts = {"topic": topic, "attempt": delivery.attempt, "token": delivery.token}
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
             self.gate.counters.add("worker.failed")

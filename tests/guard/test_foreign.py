@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 
 from idemgate import ForeignData, Gate, ResultUnavailable
 
+RESULT = 9
+"""Its place in a record, counted from 0 (lib/record.lua)."""
 Put = Callable[[Any, bytes], Any]
 FOREIGN: dict[str, tuple[Put, str]] = {
-    "a string": (lambda raw, key: raw.set(key, "1"), "another type than a hash"),
-    "a list": (lambda raw, key: raw.rpush(key, "1"), "another type than a hash"),
-    "a set": (lambda raw, key: raw.sadd(key, "1"), "another type than a hash"),
-    "a sorted set": (lambda raw, key: raw.zadd(key, {"1": 1}), "another type than a hash"),
-    "a stream": (lambda raw, key: raw.xadd(key, {"a": "1"}), "another type than a hash"),
-    "a later layout": (lambda raw, key: raw.hset(key, mapping={"s": "2d", "o": "x", "r": "y"}), "another layout"),
-    "no layout": (lambda raw, key: raw.hset(key, mapping={"status": "COMPLETED"}), "another layout"),
-    "an empty layout": (lambda raw, key: raw.hset(key, mapping={"s": "", "o": "x"}), "another layout"),
+    "a list": (lambda raw, key: raw.rpush(key, "1"), "another type than a string"),
+    "a set": (lambda raw, key: raw.sadd(key, "1"), "another type than a string"),
+    "a sorted set": (lambda raw, key: raw.zadd(key, {"1": 1}), "another type than a string"),
+    "a stream": (lambda raw, key: raw.xadd(key, {"a": "1"}), "another type than a string"),
+    "a hash": (lambda raw, key: raw.hset(key, mapping={"status": "COMPLETED"}), "another type than a string"),
+    "a number": (lambda raw, key: raw.set(key, "1"), "another layout"),
+    "nothing": (lambda raw, key: raw.set(key, ""), "another layout"),
+    "a later layout": (lambda raw, key: raw.set(key, b"\x9b\x02\xa1d" + bytes(8)), "another layout"),
+    "an unknown state": (lambda raw, key: raw.set(key, b"\x9b\x01\xa1z" + bytes(8)), "another layout"),
+    "what ends too early": (lambda raw, key: raw.set(key, b"\x9b\x01\xa1d\xa1o\x01"), "another layout"),
 }
 
 
@@ -86,7 +91,10 @@ async def test_of_many_marks_the_foreign_one_is_named(face: Any, raw: Any, gate:
 async def test_a_result_of_another_codec_is_an_error_and_not_a_run(face: Any, raw: Any, gate: Gate) -> None:
     # Given a done record whose result is not ours
     await (await face.claim("x", scope="s")).complete("ours")
-    raw.hset(gate.claims.key("s", "x")[0], "r", b"\x80\x04pickled")
+    key = gate.claims.key("s", "x")[0]
+    places = msgpack.unpackb(raw.get(key), raw=True)
+    places[RESULT] = b"\x80\x04pickled"
+    raw.set(key, msgpack.packb(places, use_bin_type=False))
     ran = []
 
     def body(k: str) -> None:

@@ -218,7 +218,7 @@ async def test_a_foreign_key_is_named(asker: Any, own: redis.Redis, own_url: str
     calls = [claim(ask.gate, "k"), claim(ask.gate, "other")]
     own.set(calls[0].keys[0], "somebody's")
     # Then it is refused, alone and in a batch, and left as it is
-    with pytest.raises(ForeignData, match="another type"):
+    with pytest.raises(ForeignData, match="another layout"):
         await ask.run(calls[0])
     with pytest.raises(ForeignData):
         await ask.run_all(together(calls))

@@ -8,7 +8,7 @@ complains about any other.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,7 @@ WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH 
     ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY""")
 """What Redis 6.2 knows too, and a script of ours may use."""
 GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring type ipairs pairs unpack select error
-    next assert""")
+    next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
 FAMILIES = {"merge", "crew", "wrong"}
@@ -225,12 +225,14 @@ def _args_agree(name: str, text: str, _: Sources) -> Iterator[str]:
 
 def _tails_used(code: str) -> set[tuple[int, int]]:
     found = {(int(start), 1) for start in re.findall(r"\bunpack\(ARGV, (\d+)\)", code)}
+    read: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     loop = re.compile(r"^( *)for (\w+) = (\d+), [^,\n]+?(?:, (\d+))? do\n(.*?)^\1end", re.MULTILINE | re.DOTALL)
     for _, variable, start, step, body in loop.findall(code):
         offsets = {int(offset or 0) for offset in re.findall(rf"\bARGV\[{variable}(?: \+ (\d+))?\]", body)}
         if offsets:
-            whole = offsets == set(range(int(step or 1)))
-            found.add((int(start), int(step or 1) if whole else -len(offsets)))
+            read[int(start), int(step or 1)] |= offsets
+    for (first, several), offsets in read.items():
+        found.add((first, several if offsets == set(range(several)) else -len(offsets)))
     return found
 
 

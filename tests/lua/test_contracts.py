@@ -13,7 +13,9 @@ from idemgate.core import keys, members
 from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec
+from idemgate.core.letters import Place
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
+from idemgate.core.partial import Part
 from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.gate import Gate
 from tests.lua.contracts import expanded, header_of, violations
@@ -86,7 +88,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "a word nobody says": ("once/renew", '{"lost", now ms}', '{"lost", now ms} {"late", now ms}', "its header says"),
     "a word for each nobody declared": ("topic/settle", 'return "cancelled"', 'return "stopped"', "for each"),
     "a receipt nobody says": ("topic/trigger", '| "duplicate"', '| "duplicate" | "late"', "for each"),
-    "an include of nothing": ("once/renew", '"lib/digits"', '"lib/numerals"', "lib/numerals, which does not exist"),
+    "an include of nothing": ("topic/extend", '"lib/digits"', '"lib/numerals"', "lib/numerals, which does not exist"),
     "an include twice": (
         "once/renew",
         '--- @include "lib/now"',
@@ -99,7 +101,12 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         '--- @include "lib/now"\n--- @include "lib/fade"',
         "does not use",
     ),
-    "an include that is missing": ("once/renew", '--- @include "lib/digits"\n', "", "uses digits and does not include"),
+    "an include that is missing": (
+        "topic/extend",
+        '--- @include "lib/digits"\n',
+        "",
+        "uses digits and does not include",
+    ),
     "a cycle": ("lib/message", "-- Places", '--- @include "lib/fold"\n-- Places', "is in a cycle with lib/fold"),
     "a library of two": (
         "lib/head",
@@ -109,9 +116,9 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     ),
     "a library by another name": ("lib/head", "local function head", "local function first", "defines first"),
     "a library that reads arguments": ("lib/head", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
-    "a command of Redis 7": ("once/release", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
-    "an option of Redis 7": ("once/release", '"PEXPIRE", key, keep', '"PEXPIRE", key, keep, "GT"', "option of EXPIRE"),
-    "a key that is made up": ("once/release", '"PEXPIRE", key', '"PEXPIRE", "ig1:" .. key', "which is not one of KEYS"),
+    "a command of Redis 7": ("lib/rewrite", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
+    "an option of Redis 7": ("lib/rewrite", '"PEXPIRE", key, ms', '"PEXPIRE", key, ms, "GT"', "option of EXPIRE"),
+    "a key that is made up": ("lib/rewrite", '"PEXPIRE", key', '"PEXPIRE", "ig1:" .. key', "which is not one of KEYS"),
     "a user's key as a key": ("topic/cancel", '"HDEL", K.pending, key', '"HDEL", key, key', 'gives "HDEL" the key key'),
     "a write of a reader": (
         "topic/peek",
@@ -195,6 +202,7 @@ def _calls() -> list[Call[Any]]:
             [Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s", group="g")]
         ),
         topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
+        topic.settle_many([Settlement("nack", one, 5, "why", Part([1, 0, b"\xa1x"], 1, 2))]),
         topic.extend_many([one, one, one]),
         topic.pause(True),
         topic.stats(),
@@ -227,6 +235,7 @@ def _calls() -> list[Call[Any]]:
         topic.flush_slot(0),
         topic.peek("k"),
         topic.dead(0, 0, 10),
+        topic.dead(0, 5, 10, Place(7, "8")),
         topic.exhume(0, "redrive", []),
         topic.exhume(0, "delete", ["1", "2", "3"]),
         members.announce("ns", "g", None, said, 1000),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -223,6 +225,149 @@ async def test_a_lower_cap_is_reached(face: Any, url: str, namespace: str, clock
         lower.bury(lower.take(1))
     # Then no more than that are left
     assert (await topic.stats()).dead == 5
+
+
+# -- by what they have in common --------------------------------------------------------------------------------------
+
+
+async def _some_dead(topic: Any, clock: Clock) -> list[Any]:
+    """Twelve letters, one a second, of many slots: order-0, mail-1, order-2 ...; every third one timed out."""
+    died = []
+    for n in range(12):
+        await topic.trigger(f"{'mail' if n % 2 else 'order'}-{n}", n)
+        died.append(clock.now())
+        await _bury(topic, reason="TimeoutError: no answer" if n % 3 == 0 else "KeyError: 'id'")
+        clock.advance("1s")
+    return died
+
+
+FILTERS: list[tuple[dict[str, Any], list[int]]] = [
+    ({"key": "order-*"}, [0, 2, 4, 6, 8, 10]),
+    ({"key": "*-1?"}, [10, 11]),
+    ({"key": "order-4"}, [4]),
+    ({"key": "ORDER-*"}, []),
+    ({"reason": "Timeout"}, [0, 3, 6, 9]),
+    ({"reason": "KeyError", "key": "mail-[15]"}, [1, 5]),
+    ({"since": 3}, [3, 4, 5, 6, 7, 8, 9, 10, 11]),
+    ({"until": 3}, [0, 1, 2]),
+    ({"since": 3, "until": 6, "key": "mail-*"}, [3, 5]),
+    ({"since": 6, "until": 3}, []),
+    ({"limit": 2}, [10, 11]),
+    ({"limit": 0}, []),
+    ({"key": "order-*", "limit": 2}, [8, 10]),
+]
+
+
+@pytest.mark.parametrize("verb", ["redrive", "delete"])
+@pytest.mark.parametrize(("wanted", "expected"), FILTERS, ids=lambda value: str(value))
+async def test_letters_are_chosen_by_what_they_have_in_common(
+    face: Any, clock: Clock, conserved: Any, verb: str, wanted: dict[str, Any], expected: list[int]
+) -> None:
+    topic = face.topic("t", slots=4)
+    died = await _some_dead(topic, clock)
+    wanted = {name: died[value] if name in ("since", "until") else value for name, value in wanted.items()}
+    # When they are listed, then those are shown, newest first
+    limit = {"n": wanted["limit"]} if "limit" in wanted else {}
+    shown = {name: value for name, value in wanted.items() if name != "limit"}
+    assert [letter.payload for letter in await topic.dead.list(**limit, **shown)] == expected[::-1]
+    # When they are sent back or deleted, it is those and no others
+    assert await getattr(topic.dead, verb)(**wanted) == len(expected)
+    assert {letter.payload for letter in await topic.dead.list()} == set(range(12)) - set(expected)
+    redriven = await topic.take(100)
+    assert sorted(one.payload for one in redriven) == (expected if verb == "redrive" else [])
+    assert {(one.attempt, one.reason) for one in redriven} <= {(1, "redrive")}
+    await conserved(topic, [f"{kind}-{n}" for kind in ("mail", "order") for n in range(12)])
+    # And a second time there is nothing to move
+    assert await getattr(topic.dead, verb)(**wanted | ({"limit": 0} if "limit" in wanted else {})) == 0
+
+
+async def test_a_filter_goes_through_many_pages(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", slots=2)
+    # Given more letters than one call shows, most of which died in the same millisecond
+    await topic.trigger_many([(n, n) for n in range(700)])
+    await _bury(topic, 700)
+    clock.advance("1ms")
+    await topic.trigger_many([(n, n) for n in range(700, 720)])
+    await _bury(topic, 20)
+    # When those whose key ends in 7 are listed, page by page, and sent back
+    listed = [letter.payload for skip in (0, 40) for letter in await topic.dead.list(40, skip=skip, key="*7")]
+    assert sorted(listed) == list(range(7, 720, 10))
+    assert await topic.dead.redrive(key="*7") == 72
+    # Then the others are left
+    assert (await topic.stats()).dead == 648
+    assert sorted(one.payload for one in await topic.take(100)) == list(range(7, 720, 10))
+    assert await topic.dead.delete(key="*1*", limit=10) == 10
+
+
+async def test_large_letters_come_in_smaller_pages(face: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger_many([(n, b"x" * 50_000) for n in range(30)])
+    await _bury(topic)
+    # Given that one page is at most 128 KiB
+    total, letters = face.gate.link.run((await topic.open()).dead(0, 0, 100))
+    assert (total, len(letters)) == (30, 2)
+    # Then all of them are found all the same
+    assert len(await topic.dead.list()) == 30
+    assert await topic.dead.redrive() == 30
+    await _bury(topic)
+    assert await topic.dead.delete(key="*") == 30
+
+
+@pytest.mark.parametrize("wanted", [{}, {"key": "*"}])
+async def test_what_dies_again_meanwhile_is_not_sent_back_for_ever(
+    face: Any, url: str, namespace: str, clock: Clock, wanted: dict[str, Any]
+) -> None:
+    topic = face.topic("t")
+    await topic.trigger_many([(n, n) for n in range(450)])
+    await _bury(topic)
+    clock.advance("1s")
+    over = threading.Event()
+
+    def fail_all() -> None:
+        with Gate(url, namespace=namespace, clock=clock) as other:
+            failing = other.topic("t")
+            while not over.is_set():
+                failing.bury(failing.take(1000), reason="again")
+
+    # Given somebody who buries at once whatever is due
+    thread = threading.Thread(target=fail_all)
+    thread.start()
+    try:
+        # When all letters are sent back, then that ends: each of those that were there is sent once
+        assert await topic.dead.redrive(**wanted) in range(450, 550)
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"key": ""}, "key=''"),
+        ({"key": 7}, "key=7"),
+        ({"reason": ""}, "reason=''"),
+        ({"since": 7}, "since=7"),
+        ({"until": datetime(2024, 5, 1)}, "until=.*naive"),  # noqa: DTZ001
+        ({"limit": -1}, "limit=-1"),
+        ({"limit": True}, "limit=True"),
+        ({"ids": ["0-1"], "key": "a"}, "ids=.*by their ids or by what they have in common"),
+        ({"ids": ["0-1"], "limit": 1}, "ids=.*by their ids or by what they have in common"),
+    ],
+)
+async def test_a_choice_that_makes_no_sense_is_refused(
+    face: Any, everything: Any, wanted: dict[str, Any], said: str
+) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    await _bury(topic)
+    before = everything()
+    for verb in (topic.dead.redrive, topic.dead.delete):
+        with pytest.raises(BadInput, match=said):
+            await verb(**wanted)
+    for bad in ({"n": -1}, {"skip": -1}):
+        with pytest.raises(BadInput, match="-1"):
+            await topic.dead.list(**bad)
+    assert everything() == before
 
 
 async def test_a_redriven_letter_does_not_put_off_what_was_flushed(face: Any) -> None:

@@ -117,6 +117,17 @@ async def test_what_ends_work_goes_on(face: Face, clock: Clock, everything: Dump
     await conserved(topic, [*taken, "pending"])
 
 
+async def test_a_partial_success_is_told_without_memory(face: Face, full: Any, conserved: Any) -> None:
+    topic = face.topic("t", merge="append", backoff=0)
+    await topic.trigger_many([("k", 1), ("k", 2), ("k", 3)])
+    (delivery,) = await topic.take(1)
+    full()
+    assert await topic.nack(delivery, items=[2]) == "ok"
+    peek = await topic.peek("k")
+    assert (peek.pending.payload, (await topic.stats())["acked_triggers"]) == ([2], 2)
+    await conserved(topic, ["k"])
+
+
 async def test_groups_and_limits_go_on_too(face: Face, clock: Clock, everything: Dumps, full: Any) -> None:
     # Given groups with lines, one whose delivery is out and one whose retry is due, of a topic with priorities
     topic = face.topic("t", backoff=0, lease="60s", priority=True)

@@ -11,7 +11,7 @@ from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
-from idemgate.core.topics import Settlement, TopicCalls
+from idemgate.core.topics import Settlement, TopicCalls, failed
 from idemgate.testing import Clock
 
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -27,7 +27,7 @@ class Stage:
         self.awaiting = face.awaiting
         self.topic = self.gate.topic("t", merge="append", lease="30s", backoff=0)
         self.calls: TopicCalls = self.topic.open()
-        self.topic.trigger_many([("dead", 1), ("flying", 1), ("other", 1)])
+        self.topic.trigger_many([("dead", 1), ("flying", 1), ("other", 1), ("other", 2)])
         dead, self.flying, self.other = self.topic.take(3)
         self.topic.bury(dead, reason="no")
         self.topic.trigger("flying", 2)
@@ -88,6 +88,7 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "ack": _settle("ack"),
     "nack": _settle("nack"),
     "bury": _settle("bury"),
+    "nack, some items": lambda stage: stage.calls.settle(0, [failed(stage.other, [2], 5, "why")]),
     "return": _settle("return"),
     "defer": _settle("defer"),
     "forward": lambda stage: stage.calls.forward(0, Forward("list", None, 0), 10),

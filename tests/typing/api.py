@@ -20,6 +20,7 @@ from idemgate import (
     DeadLetter,
     Delivery,
     Execution,
+    Failed,
     Gate,
     Message,
     Peek,
@@ -33,6 +34,7 @@ from idemgate import (
     union,
 )
 from idemgate.testing import Clock
+from idemgate.work.subscribers import Expired
 
 gate = Gate("redis://localhost:6379/0", namespace="shop", timeout="5s", max_bytes=1000, clock=Clock())
 assert_type(gate, Gate)
@@ -257,6 +259,27 @@ def on_image(delivery: Delivery[dict[str, int]]) -> None:
 async def on_image_soon(delivery: Delivery[list[str]]) -> None: ...
 
 
+@images.handler
+def on_some_images(delivery: Delivery[list[str]]) -> Failed:
+    return Failed([item for item in delivery.payload if item], "empty", delay="5s")
+
+
+sessions = gate.expiry("sessions", "session:*", notifications="set", scan="1m")
+
+
+@sessions.handler
+async def ended(gone: Expired) -> None:
+    assert_type(gone.key, str)
+    assert_type(gone.until, datetime | None)
+    assert_type(sessions.track(gone.key), Literal["tracked", "lasting", "absent"])
+    assert_type(await sessions.aio.untrack(gone.key), Literal["cancelled", "in_flight", "absent"])
+    gate.expiry("others", "other:*", notifications="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@sessions.handler  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+def wrong(gone: int) -> None: ...
+
+
 def topics() -> None:
     receipt = images.trigger("k", {"any": 1}, delay="5s", version=3, event_id="e")
     assert_type(receipt, Receipt)
@@ -269,6 +292,8 @@ def topics() -> None:
     assert_type(images.ack(deliveries[0]), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.ack(deliveries), list[Literal["ok", "dead", "cancelled", "lost"]])
     assert_type(images.nack(deliveries, delay="1s", reason="later"), list[Literal["ok", "dead", "cancelled", "lost"]])
+    assert_type(images.nack(deliveries[0], items=[1]), Literal["ok", "dead", "cancelled", "lost"])
+    images.nack(deliveries, items=[1])  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_type(images.bury(deliveries[0], reason="no"), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.extend(deliveries[0], "1m"), Literal["ok", "dead", "cancelled", "lost"])
     assert_type(images.cancel("k"), Literal["cancelled", "in_flight", "absent"])
@@ -281,7 +306,10 @@ def topics() -> None:
     assert_type(images.stats()["accepted"], int)
     assert_type(images.next_due(), datetime | None)
     assert_type(images.dead.list(), list[DeadLetter])
+    assert_type(images.dead.list(5, skip=1, key="a*", reason="x", since=datetime.now(UTC)), list[DeadLetter])
     assert_type(images.dead.redrive(["0-1"]), int)
+    assert_type(images.dead.redrive(key="a*", reason="x", until=datetime.now(UTC), limit=5), int)
+    assert_type(images.dead.delete(since=datetime.now(UTC)), int)
     images.trigger(1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

@@ -1,9 +1,6 @@
--- Milliseconds a lease still holds; never more than a whole lease, so that a clock set back cannot lengthen it.
-local function lease_left(lease_end, lease, now_ms)
-  local left = (tonumber(lease_end) or 0) - now_ms
-  local whole = tonumber(lease) or 0
-  if left > whole then
-    return whole
-  end
-  return left
+--- @include "lib/record"
+-- Milliseconds the lease of a record in progress still holds; never more than a whole lease, so that a clock set back cannot
+-- lengthen it.
+local function lease_left(r, now_ms)
+  return math.min(r[record.ends] - now_ms, r[record.lease])
 end

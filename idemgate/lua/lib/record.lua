@@ -1,18 +1,17 @@
---- @include "lib/fields"
--- The record of one idempotency key, as a table by field, or nil and what is wrong with the key. A missing key is an empty table.
-local function record(key)
-  local values = redis.pcall("HMGET", key, unpack(fields))
-  if values.err then
-    return nil, "holds another type than a hash"
-  end
-  local found = {}
-  for i, name in ipairs(fields) do
-    found[name] = values[i] or nil
-  end
-  local version = found.s and string.sub(found.s, 1, 1)
-  if version and version ~= "1" or not version and redis.call("HLEN", key) > 0 then
-    return nil, "holds a record of another layout"
-  end
-  found.s = found.s and string.sub(found.s, 2) or "absent"
-  return found
-end
+-- The record of one idempotency key: a string, the MessagePack of this array. Data dictionary, by place:
+local record = {
+  layout = 1, -- 1
+  state = 2, -- "p" in progress, "d" done, "f" done with a stored failure, "r" released
+  owner = 3, -- token of who acts; "" after somebody else decided
+  fence = 4, -- fencing token, the last granted
+  attempts = 5, -- started
+  ends = 6, -- ms: of the lease in progress, else of the retention
+  since = 7, -- ms: when the state was entered
+  taken = 8, -- times taken over
+  print = 9, -- fingerprint or ""
+  data = 10, -- the result when done, a failure, else the checkpoint or ""
+  kind = 11, -- of a result: "v" a value, "n" none was storable, "e" a failure; "" before
+  lease = 12, -- ms; this and what follows only in progress
+  held = 13, -- 1 = wait for a decision when the owner vanishes
+  waited = 14, -- 1 = somebody waits for the end
+}

@@ -1,6 +1,7 @@
+--- @include "lib/record"
 -- Tells whoever waits for this record to look again. Hints only: a lost one costs a poll.
-local function wake(key, found)
-  if found.w then
-    redis.call("PUBLISH", key, found.o)
+local function wake(key, r)
+  if r[record.waited] == 1 then
+    redis.call("PUBLISH", key, r[record.owner])
   end
 end

@@ -6,14 +6,16 @@
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record"
+--- @include "lib/read"
 local key, token = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
-if found.s ~= "p" or found.o ~= token then
+if r[record.state] ~= "p" or r[record.owner] ~= token then
   return { "lost", now_ms }
 end
-redis.call("HSET", key, "c", ARGV[3])
+r[record.data] = ARGV[3]
+redis.call("SET", key, cmsgpack.pack(r), "KEEPTTL")
 return { "ok", now_ms }

@@ -14,78 +14,62 @@
 ---         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/digits"
 --- @include "lib/record"
+--- @include "lib/read"
+--- @include "lib/write"
 --- @include "lib/lease_left"
 --- @include "lib/outlives"
 local key, token, lease, keep, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
 
-local state = found.s
-local attempts, taken_over = tonumber(found.n) or 0, tonumber(found.x) or 0
+local state, attempts, taken, checkpoint = r[record.state], r[record.attempts], r[record.taken], ""
 local finished = state == "d" or state == "f"
-if finished and tonumber(found.t) <= now_ms then
-  state, finished, attempts, taken_over = "absent", false, 0, 0
+if state ~= "p" and r[record.ends] <= now_ms then
+  state, finished, attempts, taken = "absent", false, 0, 0
 end
-if state == "r" and tonumber(found.t) <= now_ms then
-  state, attempts, taken_over, found.c = "absent", 0, 0, nil
+if state == "p" or state == "r" then
+  checkpoint = r[record.data]
 end
-if state == "p" and found.o == token then
-  return { "started", now_ms, tonumber(found.f), attempts, taken_over, found.c or "" }
+if r[record.owner] == token then
+  if state == "p" then
+    return { "started", now_ms, r[record.fence], attempts, taken, checkpoint }
+  elseif state == "r" then
+    return { "stale", now_ms }
+  end
 end
-if state == "r" and found.o == token then
-  return { "stale", now_ms }
-end
-if (finished or state == "p") and (found.p or "") ~= print then
+if (finished or state == "p") and r[record.print] ~= print then
   return { "reused", now_ms }
 end
 if finished then
-  return { "done", now_ms, found.k, found.r or "", tonumber(found.f), attempts, tonumber(found.a),
-    tonumber(found.t) - now_ms }
+  return { "done", now_ms, r[record.kind], r[record.data], r[record.fence], attempts, r[record.since], r[record.ends] - now_ms }
 end
 if state == "p" then
-  local left = lease_left(found.e, found.l, now_ms)
+  local left = lease_left(r, now_ms)
   if left > 0 then
-    if ARGV[8] == "1" and not found.w then
-      redis.call("HSET", key, "w", "1")
+    if ARGV[8] == "1" and r[record.waited] == 0 then
+      r[record.waited] = 1
+      redis.call("SET", key, cmsgpack.pack(r), "KEEPTTL")
     end
     return { "busy", now_ms, left, attempts }
   end
-  if found.h then
+  if r[record.held] == 1 then
     return { "held", now_ms, attempts }
   end
-  taken_over = taken_over + 1
+  taken = taken + 1
 end
 local allowed = tonumber(ARGV[6])
 if allowed > 0 and attempts >= allowed then
   return { "exhausted", now_ms, attempts }
 end
 
-local token_number = fence(found.f, now_us)
+local token_number, held = fence(r[record.fence], now_us), tonumber(ARGV[7])
 attempts = attempts + 1
--- The first write is one the server refuses when out of memory: all or nothing.
-redis.call("HSET", key, "s", "1p", "o", token, "f", digits(token_number), "n", attempts,
-  "e", digits(now_ms + lease), "l", ARGV[3], "a", digits(now_ms))
-if found.s ~= "absent" then
-  redis.call("HDEL", key, "t", "k", "r", "w", "h", "p", "x")
-  if state == "absent" then
-    redis.call("HDEL", key, "c")
-    found.c = nil
-  end
-end
-if print ~= "" then
-  redis.call("HSET", key, "p", print)
-end
-if taken_over > 0 then
-  redis.call("HSET", key, "x", taken_over)
-end
-if ARGV[7] == "1" then
-  redis.call("HSET", key, "h", "1")
-end
-redis.call("PEXPIRE", key, outlives(ARGV[7] == "1", lease + keep))
-return { "started", now_ms, token_number, attempts, taken_over, found.c or "" }
+-- The one write is one the server refuses when out of memory: all or nothing.
+write(key, { 1, "p", token, token_number, attempts, now_ms + lease, now_ms, taken, print, checkpoint, "", lease, held, 0 },
+  outlives(held, lease + keep))
+return { "started", now_ms, token_number, attempts, taken, checkpoint }

@@ -8,26 +8,24 @@
 --- ARGV[5] result
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
 --- @include "lib/record"
+--- @include "lib/read"
+--- @include "lib/rewrite"
+--- @include "lib/ended"
 --- @include "lib/wake"
 local key, token, retention, kind = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
-if found.o ~= token or found.s == "r" or found.s == "absent" then
+local state = r[record.state]
+if r[record.owner] ~= token or state == "r" or state == "absent" then
   return { "lost", now_ms }
 end
-if found.s ~= "p" then
+if state ~= "p" then
   return { "ok", now_ms }
 end
-
--- The first write frees memory, so that a finished piece of work is recorded even when the server has none left.
-redis.call("HDEL", key, "e", "l", "c", "w", "h")
-redis.call("HSET", key, "s", kind == "e" and "1f" or "1d", "t", digits(now_ms + retention), "k", kind, "r", ARGV[5],
-  "a", digits(now_ms))
-redis.call("PEXPIRE", key, retention)
-wake(key, found)
+rewrite(key, ended(r, kind == "e" and "f" or "d", now_ms + retention, now_ms, ARGV[5], kind), retention)
+wake(key, r)
 return { "ok", now_ms }

@@ -5,24 +5,28 @@
 --- Returns {"forgotten", now ms} {"absent", now ms} {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record"
+--- @include "lib/read"
 --- @include "lib/lease_left"
 --- @include "lib/wake"
 local key = KEYS[1]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
-if found.s == "absent" then
+local state = r[record.state]
+if state == "absent" then
   return { "absent", now_ms }
 end
-local left = lease_left(found.e, found.l, now_ms)
-if found.s == "p" and left > 0 and ARGV[2] ~= "1" then
-  return { "busy", now_ms, left, tonumber(found.n) }
+if state == "p" and ARGV[2] ~= "1" then
+  local left = lease_left(r, now_ms)
+  if left > 0 then
+    return { "busy", now_ms, left, r[record.attempts] }
+  end
 end
 redis.call("DEL", key)
-wake(key, found)
-if found.s ~= "p" and tonumber(found.t) <= now_ms then
+wake(key, r)
+if state ~= "p" and r[record.ends] <= now_ms then
   return { "absent", now_ms }
 end
 return { "forgotten", now_ms }

@@ -6,18 +6,22 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record"
+--- @include "lib/read"
 --- @include "lib/lease_left"
 local key = KEYS[1]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
-local state = found.s
-local retained = (tonumber(found.t) or 0) - now_ms
-if state ~= "p" and retained <= 0 then
+local state, retained, data = r[record.state], r[record.ends] - now_ms, r[record.data]
+local left, result, checkpoint = 0, "", data
+if state == "p" then
+  left, retained = lease_left(r, now_ms), 0
+elseif retained <= 0 then
   state = "absent"
+elseif state ~= "r" then
+  result, checkpoint = data, ""
 end
-return { "ok", now_ms, state, found.o or "", tonumber(found.f) or 0, tonumber(found.n) or 0,
-  lease_left(found.e, found.l, now_ms), retained, found.p or "", found.k or "", found.r or "", found.c or "",
-  tonumber(found.x) or 0, found.h or "", tonumber(found.a) or 0 }
+return { "ok", now_ms, state, r[record.owner], r[record.fence], r[record.attempts], left, retained, r[record.print], r[record.kind],
+  result, checkpoint, r[record.taken], r[record.held] == 1 and "1" or "", r[record.since] }

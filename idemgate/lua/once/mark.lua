@@ -9,46 +9,40 @@
 ---         {"held", now ms, attempt} (its owner vanished, and it waits for a decision) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/digits"
 --- @include "lib/record"
+--- @include "lib/read"
+--- @include "lib/write"
 --- @include "lib/lease_left"
 local key, token, retention, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
 
-local finished = (found.s == "d" or found.s == "f") and tonumber(found.t) > now_ms
-if finished and found.o == token then
-  return { "started", now_ms, tonumber(found.f), tonumber(found.n) }
+local state = r[record.state]
+local finished = (state == "d" or state == "f") and r[record.ends] > now_ms
+if finished and r[record.owner] == token then
+  return { "started", now_ms, r[record.fence], r[record.attempts] }
 end
-if (finished or found.s == "p") and (found.p or "") ~= print then
+if (finished or state == "p") and r[record.print] ~= print then
   return { "reused", now_ms }
 end
 if finished then
-  return { "done", now_ms, found.k, found.r or "", tonumber(found.f), tonumber(found.n), tonumber(found.a),
-    tonumber(found.t) - now_ms }
+  return { "done", now_ms, r[record.kind], r[record.data], r[record.fence], r[record.attempts], r[record.since],
+    r[record.ends] - now_ms }
 end
-if found.s == "p" then
-  local left = lease_left(found.e, found.l, now_ms)
+if state == "p" then
+  local left = lease_left(r, now_ms)
   if left > 0 then
-    return { "busy", now_ms, left, tonumber(found.n) }
+    return { "busy", now_ms, left, r[record.attempts] }
   end
-  if found.h then
-    return { "held", now_ms, tonumber(found.n) }
+  if r[record.held] == 1 then
+    return { "held", now_ms, r[record.attempts] }
   end
 end
 
-local token_number = fence(found.f, now_us)
-redis.call("HSET", key, "s", "1d", "o", token, "f", digits(token_number), "n", 1, "k", "n",
-  "t", digits(now_ms + retention), "a", digits(now_ms))
-if found.s ~= "absent" then
-  redis.call("HDEL", key, "e", "l", "r", "c", "x", "w", "h", "p")
-end
-if print ~= "" then
-  redis.call("HSET", key, "p", print)
-end
-redis.call("PEXPIRE", key, retention)
+local token_number = fence(r[record.fence], now_us)
+write(key, { 1, "d", token, token_number, 1, now_ms + retention, now_ms, 0, print, "", "n" }, retention)
 return { "started", now_ms, token_number, 1 }

@@ -7,31 +7,33 @@
 --- ARGV[4] "1" = the attempt was never started: undo its count
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
 --- @include "lib/record"
+--- @include "lib/read"
+--- @include "lib/rewrite"
+--- @include "lib/ended"
 --- @include "lib/wake"
 local key, token, keep = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
-if found.o ~= token then
+if r[record.owner] ~= token then
   return { "lost", now_ms }
 end
-if found.s == "r" then
+local state = r[record.state]
+if state == "r" then
   return { "ok", now_ms }
 end
-if found.s ~= "p" then
+if state ~= "p" then
   return { "lost", now_ms }
 end
 
-local attempts = tonumber(found.n)
+local left = ended(r, "r", now_ms + keep, now_ms, r[record.data], "")
+left[record.print] = ""
 if ARGV[4] == "1" then
-  attempts = attempts - 1
+  left[record.attempts] = left[record.attempts] - 1
 end
-redis.call("HDEL", key, "e", "l", "w", "h", "p")
-redis.call("HSET", key, "s", "1r", "n", attempts, "t", digits(now_ms + keep), "a", digits(now_ms))
-redis.call("PEXPIRE", key, keep)
-wake(key, found)
+rewrite(key, left, keep)
+wake(key, r)
 return { "ok", now_ms }

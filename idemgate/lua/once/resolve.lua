@@ -7,31 +7,33 @@
 --- ARGV[5] result
 --- Returns {"ok", now ms} {"absent", now ms} (nothing to resolve) {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
 --- @include "lib/record"
+--- @include "lib/read"
+--- @include "lib/rewrite"
+--- @include "lib/ended"
 --- @include "lib/lease_left"
 --- @include "lib/wake"
 local key, retention = KEYS[1], tonumber(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local found, problem = record(key)
-if not found then
+local r, problem = read(key)
+if not r then
   return { "foreign", now_ms, problem }
 end
-if found.s ~= "p" then
+if r[record.state] ~= "p" then
   return { "absent", now_ms }
 end
-local left = lease_left(found.e, found.l, now_ms)
+local left = lease_left(r, now_ms)
 if left > 0 then
-  return { "busy", now_ms, left, tonumber(found.n) }
+  return { "busy", now_ms, left, r[record.attempts] }
 end
--- The vanished owner keeps no say: "o" goes too, so whatever it still sends is answered "lost".
-redis.call("HDEL", key, "e", "l", "w", "h", "o")
+local decided
 if ARGV[2] == "1" then
-  redis.call("HDEL", key, "c")
-  redis.call("HSET", key, "s", "1d", "t", digits(now_ms + retention), "k", ARGV[4], "r", ARGV[5], "a", digits(now_ms))
+  decided = ended(r, "d", now_ms + retention, now_ms, ARGV[5], ARGV[4])
 else
-  redis.call("HSET", key, "s", "1r", "t", digits(now_ms + retention), "a", digits(now_ms))
+  decided = ended(r, "r", now_ms + retention, now_ms, r[record.data], "")
 end
-redis.call("PEXPIRE", key, retention)
-wake(key, found)
+-- The vanished owner keeps no say: whatever it still sends is answered "lost".
+decided[record.owner] = ""
+rewrite(key, decided, retention)
+wake(key, r)
 return { "ok", now_ms }

@@ -4,7 +4,7 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4] "redrive" | "delete"
---- ARGV[5] most letters to take when none is named, oldest first
+--- ARGV[5] most letters to take when none is named, oldest first, and no more than about 128 KiB of them
 --- ARGV[6..] ids
 --- Returns {"ok", now ms, letters taken out, letters left} {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -27,14 +27,16 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
-local ids = { unpack(ARGV, 6) }
+local ids, room = { unpack(ARGV, 6) }, math.huge
 if #ids == 0 then
+  room = 131072
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
 local before, taken, triggers, folded = head(K), 0, 0, 0
 for _, id in ipairs(ids) do
   local letter = redis.call("HGET", K.grave, id)
-  if letter then
+  if letter and room > 0 then
+    room = room - #letter
     letter = cmsgpack.unpack(letter)
     local m = cmsgpack.unpack(letter[2])
     redis.call("ZREM", K.dead, id)

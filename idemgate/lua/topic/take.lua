@@ -37,10 +37,11 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 
--- The deliveries of a request, as far as they are still its own.
-local function reply_of(keys, lapsed, opens)
-  local reply = { "ok", now_ms, next_due(K, now_ms, opens), lapsed }
-  for _, key in ipairs(keys) do
+local given = told(K, ARGV[2], now_ms)
+if given then
+  -- The deliveries of that request, as far as they are still its own.
+  local reply = { "ok", now_ms, next_due(K, now_ms, 0), given[2] }
+  for _, key in ipairs(given[1]) do
     local d = redis.call("HGET", K.flight, key)
     d = d and cmsgpack.unpack(d)
     if d and d[delivery.request] == ARGV[2] then
@@ -51,11 +52,6 @@ local function reply_of(keys, lapsed, opens)
     end
   end
   return reply
-end
-
-local given = told(K, ARGV[2], now_ms)
-if given then
-  return reply_of(given[1], given[2], 0)
 end
 
 local done = { taken = 0, lapsed = 0 }
@@ -127,29 +123,56 @@ end
 
 local last = redis.call("HGET", K.facts, "fence")
 local keys, lease_end = {}, now_ms + tonumber(ARGV[5])
+local reply = { "ok", now_ms, 0, done.lapsed }
+local flights, leases, waits = {}, {}, {}
 
--- One due message: handed out, or put into the line of its group.
-local function hand_out(key, due, member)
-  local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
+-- The rank with which a message stands in the line of its group.
+local function line_up(m)
+  m[message.rank] = nil
+  if p.ranked then
+    -- Ranks are below zero for most; so many digits sort up to the highest priority there can be.
+    m[message.splits], m[message.rank] = m[message.splits] or 0, string.format("%016.0f", score(p, m) + 4503599627370496)
+  end
+end
+
+-- One due message: handed out, or put into the line of its group. What is written, is written for all of them together.
+local function hand_out(key, due, packed)
+  local m = cmsgpack.unpack(packed)
+  local group = m[message.group]
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
   end
-  local group = m[message.group]
-  -- First write, whichever it is: refused whole when the server is out of memory.
   if group ~= "" and not occupy(K, group, key, p.group_limit) then
-    -- Ranks are below zero for most; so many digits sort up to the highest priority there can be.
-    m[message.rank] = p.ranked and string.format("%016.0f", score(p, m) + 4503599627370496) or nil
+    line_up(m)
     redis.call("ZADD", K.line, 0, lined(key, m))
-    redis.call("HSET", K.pending, key, cmsgpack.pack(m))
-  else
-    last = fence(last, now_us)
-    m[message.attempts] = m[message.attempts] + 1
-    redis.call("HSET", K.flight, key, cmsgpack.pack({ last, ARGV[2], 0, cmsgpack.pack(m), due }))
-    redis.call("ZADD", K.lease, lease_end, key)
-    redis.call("HDEL", K.pending, key)
-    keys[#keys + 1] = key
+    waits[#waits + 1] = key
+    waits[#waits + 1] = cmsgpack.pack(m)
+    return
   end
-  redis.call("ZREM", member and K.ready or K.due, member or key)
+  last = fence(last, now_us)
+  m[message.attempts] = m[message.attempts] + 1
+  packed = cmsgpack.pack(m)
+  flights[#flights + 1] = key
+  flights[#flights + 1] = cmsgpack.pack({ last, ARGV[2], 0, packed, due, m[message.count], group })
+  leases[#leases + 1] = lease_end
+  leases[#leases + 1] = key
+  keys[#keys + 1] = key
+  local at = #reply
+  reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = key, last, due, packed
+end
+
+-- Writes what `hand_out` decided. The first write, whichever it is, is refused whole when the server is out of memory.
+local function write(from, members)
+  if #flights > 0 then
+    redis.call("HSET", K.flight, unpack(flights))
+    redis.call("ZADD", K.lease, unpack(leases))
+    redis.call("HDEL", K.pending, unpack(keys, #keys - #leases / 2 + 1))
+  end
+  if #waits > 0 then
+    redis.call("HSET", K.pending, unpack(waits))
+  end
+  redis.call("ZREM", K[from], unpack(members))
+  flights, leases, waits = {}, {}, {}
 end
 
 local wanted, opens = permitted(tonumber(ARGV[4]))
@@ -158,26 +181,35 @@ local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
 if wanted > 0 and ranked then
   rank(K, p, now_ms)
 end
+-- The next of those that are due: their keys, when each was due, and what set they stand in, as which members.
+local function head(most)
+  local found, dues, from = {}, {}, ranked and "ready" or "due"
+  if ranked then
+    local members = redis.call("ZRANGE", K[from], 0, most - 1)
+    for i, member in ipairs(members) do
+      found[i], dues[i] = string.sub(member, 16), tonumber(string.sub(member, 1, 15))
+    end
+    return found, dues, from, members
+  end
+  local scored = redis.call("ZRANGEBYSCORE", K[from], "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+  for i = 1, #scored, 2 do
+    found[#found + 1], dues[#dues + 1] = scored[i], tonumber(scored[i + 1])
+  end
+  return found, dues, from, found
+end
 -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
 local walked = 0
 while #keys < wanted and walked < 1000 do
-  local found
-  if ranked then
-    found = redis.call("ZRANGE", K.ready, 0, wanted - #keys - 1)
-    for _, member in ipairs(found) do
-      hand_out(string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member)
-    end
-    walked = walked + #found
-  else
-    found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, wanted - #keys)
-    for i = 1, #found, 2 do
-      hand_out(found[i], tonumber(found[i + 1]))
-    end
-    walked = walked + #found / 2
-  end
+  local found, dues, from, members = head(wanted - #keys)
   if #found == 0 then
     break
   end
+  local packed = redis.call("HMGET", K.pending, unpack(found))
+  for i, key in ipairs(found) do
+    hand_out(key, dues[i], packed[i])
+  end
+  write(from, members)
+  walked = walked + #found
 end
 if #keys < wanted then
   -- Not all of what is permitted was there: the next may go as soon as it is due.
@@ -195,4 +227,5 @@ count(K, done)
 if #keys > 0 or done.lapsed > 0 then
   tell(K, ARGV[2], now_ms, { keys, done.lapsed })
 end
-return reply_of(keys, done.lapsed, opens)
+reply[3] = next_due(K, now_ms, opens)
+return reply

@@ -75,21 +75,26 @@ local function moved(old, new)
     or old[message.group] ~= new[message.group]
 end
 
+local shifted = false
 -- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
 -- time by its caller, holds it no longer.
 local function shift(key, old, stands, m, asked)
   if stands then
     if m[message.due] ~= stands then
+      shifted = true
       redis.call("ZADD", K.due, m[message.due], key)
     end
   elseif moved(old, m) and unplace(K, key, old) then
+    shifted = true
     place(K, key, m)
   end
   local later = asked or m[message.due] > (stands or old[message.due]) or old[message.group] ~= m[message.group]
   local other = old[message.priority] ~= m[message.priority]
   if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
     return
-  elseif later then
+  end
+  shifted = true
+  if later then
     vacate(K, old[message.group], key, p.group_limit)
   else
     -- It may have been the first of its group to go, and be so no more.
@@ -97,16 +102,53 @@ local function shift(key, old, stands, m, asked)
   end
 end
 
+-- What is pending of the keys named here, read and unpacked once; and what is to be written of them, together at the end.
+local pending, changed, scheduled, standing = {}, {}, {}, {}
+local before, earliest, flying = head(K), nil, redis.call("EXISTS", K.flight) == 1
+local function schedule_all()
+  if #scheduled > 0 then
+    redis.call("ZADD", K.due, unpack(scheduled))
+    scheduled, standing = {}, {}
+  end
+end
+local function write_all()
+  local words = {}
+  for key in pairs(changed) do
+    words[#words + 1] = key
+    words[#words + 1] = cmsgpack.pack(pending[key])
+  end
+  if #words > 0 then
+    redis.call("HSET", K.pending, unpack(words))
+  end
+  schedule_all()
+end
+
+-- A new message is scheduled, unless its key is in flight.
+local function schedule(key, due)
+  if not flying or redis.call("HEXISTS", K.flight, key) == 0 then
+    scheduled[#scheduled + 1] = due
+    scheduled[#scheduled + 1] = key
+    standing[key] = true
+    earliest = math.min(earliest or due, due)
+  end
+end
+
 -- One trigger into the pending message of its key. Returns its receipt.
 local function put(key, asked, priority, group, version, acc)
-  local packed = redis.call("HGET", K.pending, key)
-  local old = packed and cmsgpack.unpack(packed)
-  -- When it stands scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new message.
-  local stands = packed and tonumber(redis.call("ZSCORE", K.due, key))
+  if standing[key] then
+    schedule_all()
+  end
+  local old = pending[key]
+  -- Where and when it stands: scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new one.
+  local stands = old and tonumber(redis.call("ZSCORE", K.due, key))
+  local stood = old and {
+    [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
+    [message.rank] = old[message.rank],
+  }
   local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or "", group }
   local receipt = "scheduled"
-  if packed then
-    m = fold(p.merge, cmsgpack.unpack(packed), m)
+  if old then
+    m = fold(p.merge, old, m)
     receipt = "merged"
     if stands and stands ~= m[message.due] then
       m[message.due], m[message.why] = stands, "flush"
@@ -114,21 +156,30 @@ local function put(key, asked, priority, group, version, acc)
   end
   if asked then
     m[message.due], m[message.why], m[message.pinned] = asked, "time", 1
-    receipt = packed and "replaced" or receipt
+    receipt = old and "replaced" or receipt
   elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
     -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
-    m[message.due], m[message.why] = window(p, m, not packed, now_ms)
+    m[message.due], m[message.why] = window(p, m, not old, now_ms)
   end
-  redis.call("HSET", K.pending, key, cmsgpack.pack(m))
-  if packed then
-    shift(key, old, stands, m, asked)
+  pending[key], changed[key] = m, true
+  if old then
+    shift(key, stood, stands, m, asked)
   else
-    place(K, key, m)
+    schedule(key, m[message.due])
   end
   return receipt, m[message.due]
 end
 
-local before, done, reply = head(K), {}, { "ok", now_ms }
+local names = {}
+for i = 4, #ARGV, 7 do
+  names[#names + 1] = ARGV[i]
+end
+for i, packed in ipairs(redis.call("HMGET", K.pending, unpack(names))) do
+  pending[names[i]] = packed and cmsgpack.unpack(packed)
+end
+-- The first write is one that the server refuses when out of memory: all or nothing.
+redis.call("HSETNX", K.facts, "v", "1")
+local done, reply = {}, { "ok", now_ms }
 for i = 4, #ARGV, 7 do
   local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
   local receipt = admit(key, version, event)
@@ -145,8 +196,8 @@ for i = 4, #ARGV, 7 do
   reply[#reply + 1] = receipt
   reply[#reply + 1] = due
 end
-redis.call("HSETNX", K.facts, "v", "1")
+write_all()
 count(K, done)
 fade(K, now_ms, #ARGV)
-hint(K, before, head(K))
+hint(K, before, shifted and head(K) or earliest)
 return tell(K, ARGV[2], now_ms, reply)

@@ -19,7 +19,7 @@ log = logging.getLogger("idemgate.subscriber")
 
 
 class Subscriber(Protocol):
-    """What `Gate.on` and `Gate.stream` put into `gate.subscribers`."""
+    """What `Gate.on`, `Gate.stream` and `Gate.expiry` put into `gate.subscribers`."""
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Listens until `stop` is set, then lets running callbacks finish for `grace` seconds. Calls `ready` once, when
@@ -45,7 +45,12 @@ class Subscribers:
         """Until `stop` is set; None: until cancelled, which leaves running callbacks no grace."""
         subscribers = tuple(self._gate.subscribers)
         if not subscribers:
-            raise BadInput("subscribers", [], "there are none", "Register some with gate.on(...) or gate.stream(...)")
+            raise BadInput(
+                "subscribers",
+                [],
+                "there are none",
+                "Register some with gate.on(...), gate.stream(...) or gate.expiry(...)",
+            )
         stop = asyncio.Event() if stop is None else stop
         waiting = len(subscribers)
 

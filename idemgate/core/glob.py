@@ -1,0 +1,53 @@
+"""Patterns of keys as Redis reads them (KEYS, SCAN MATCH, PSUBSCRIBE), for names that arrive here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+__all__ = ["matcher"]
+
+
+def matcher(pattern: bytes) -> Callable[[bytes], bool]:
+    """Whether a key matches: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and a backslash before what is meant as it stands."""
+    found, at = b"", 0
+    while at < len(pattern):
+        part, at = _part(pattern, at)
+        found += part
+    compiled = re.compile(found, re.DOTALL)
+    return lambda key: compiled.fullmatch(key) is not None
+
+
+def _part(pattern: bytes, at: int) -> tuple[bytes, int]:
+    """The expression of what stands there, and where the next part begins."""
+    one = pattern[at : at + 1]
+    if one == b"*":
+        return b".*", at + 1
+    if one == b"?":
+        return b".", at + 1
+    if one == b"[":
+        return _class(pattern, at + 1)
+    if one == b"\\" and at + 1 < len(pattern):
+        return re.escape(pattern[at + 1 : at + 2]), at + 2
+    return re.escape(one), at + 1
+
+
+def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
+    """What stands in brackets. One that is never closed ends with the pattern, as in Redis."""
+    negated = pattern[at : at + 1] == b"^"
+    at += negated
+    allowed: set[int] = set()
+    while at < len(pattern) and pattern[at : at + 1] != b"]":
+        if pattern[at : at + 1] == b"\\" and at + 1 < len(pattern):
+            allowed.add(pattern[at + 1])
+            at += 2
+        elif pattern[at + 1 : at + 2] == b"-" and at + 2 < len(pattern):
+            low, high = sorted((pattern[at], pattern[at + 2]))
+            allowed.update(range(low, high + 1))
+            at += 3
+        else:
+            allowed.add(pattern[at])
+            at += 1
+    chosen = set(range(256)) - allowed if negated else allowed
+    inside = b"".join(b"\\x%02x" % byte for byte in sorted(chosen))
+    return (b"[" + inside + b"]" if inside else b"(?!)"), at + 1

@@ -1,0 +1,219 @@
+"""The blocking wire: a connection a thread at a time, without redis-py's command layer.
+
+redis-py connects (addresses, TLS, credentials, its handshake); from then on the socket is ours: one `send`, one
+`recv`, one reply parsed by hiredis where it is installed. That is a quarter of the cost of `execute_command`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import redis.exceptions as rx
+
+from idemgate.link.forks import forks
+from idemgate.link.resp import new_reader
+
+__all__ = ["BlockingWire", "Wires"]
+
+REST = 1.0
+"""Seconds after which a resting connection is looked at before it is used: the server may have closed it."""
+
+
+class BlockingWire:
+    """One connection. Whatever else than a reply comes of asking, it must not be used again."""
+
+    __slots__ = ("_reader", "_socket", "rested")
+
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        self._socket = connected
+        self._reader = new_reader()
+        self.rested = monotonic()
+        if type(connected) is not socket.socket or sys.platform == "win32":
+            connected.settimeout(seconds)  # TLS, too: it would go on for ever after a time-out of the kernel's
+        else:
+            # The kernel keeps the time-out: Python's own costs a poll before each send and each recv.
+            span = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+            connected.settimeout(None)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+
+    def ask(self, request: bytes) -> Any:
+        """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
+        self._send(request)
+        reply = self._reader.gets()
+        while reply is False:
+            self._hear()
+            reply = self._reader.gets()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
+        """The replies of requests that travel together, the errors of the server among them."""
+        self._send(b"".join(requests))
+        replies: list[Any] = []
+        while len(replies) < len(requests):
+            while (reply := self._reader.gets()) is not False:
+                replies.append(reply)
+            if len(replies) < len(requests):
+                self._hear()
+        return replies
+
+    def _send(self, request: bytes) -> None:
+        try:
+            self._socket.sendall(request)
+        except (BlockingIOError, TimeoutError):
+            raise rx.TimeoutError("Timeout writing to the server") from None
+        except OSError as error:
+            raise rx.ConnectionError(f"the connection was lost: {error}") from error
+
+    def _hear(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except (BlockingIOError, TimeoutError):
+            raise rx.TimeoutError("Timeout reading from the server") from None
+        except OSError as error:
+            raise rx.ConnectionError(f"the connection was lost: {error}") from error
+        if not data:
+            raise rx.ConnectionError("the connection was lost: closed by the server")
+        self._reader.feed(data)
+
+    def stale(self) -> bool:
+        """Whether it rested and something came meanwhile, which can only be its end."""
+        return monotonic() - self.rested > REST and bool(_readable(self._socket))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _readable(one: socket.socket) -> object:
+    poll = getattr(select, "poll", None)
+    if poll is None:  # Windows
+        return select.select([one], [], [], 0)[0]
+    watch = poll()
+    watch.register(one, select.POLLIN)
+    return watch.poll(0)
+
+
+class Wires:
+    """The blocking wires to one server, at most `most`; who finds all of them taken waits for one.
+
+    Safe to share between threads. A forked child forgets its parent's.
+    """
+
+    def __init__(self, pool: Any, seconds: float, most: int) -> None:
+        self._pool = pool
+        self._seconds = seconds
+        self._most = most
+        self._reset()
+
+    def _reset(self) -> None:
+        self._forks = forks.count
+        self._resting: deque[BlockingWire] = deque()
+        self._made = 0
+        self._waiting = 0
+        self._closed = False
+        self._freed = threading.Condition()
+
+    def ask(self, request: bytes) -> Any:
+        """As `BlockingWire.ask`."""
+        wire = self._taken()
+        try:
+            reply = wire.ask(request)
+        except rx.ResponseError:
+            self._give_back(wire)
+            raise
+        except BaseException:
+            self._drop(wire)
+            raise
+        self._give_back(wire)
+        return reply
+
+    def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
+        """As `BlockingWire.ask_all`."""
+        wire = self._taken()
+        try:
+            replies = wire.ask_all(requests)
+        except BaseException:
+            self._drop(wire)
+            raise
+        self._give_back(wire)
+        return replies
+
+    def _taken(self) -> BlockingWire:
+        if self._forks != forks.count:
+            self._reset()
+        while True:
+            try:
+                wire = self._resting.pop()  # the one used last: its caches are warm, and the others may fade
+            except IndexError:
+                if self._may_make():
+                    return self._new()
+                continue
+            if not wire.stale():
+                return wire
+            self._drop(wire)
+
+    def _may_make(self) -> bool:
+        """Whether there is room for a new one; else waits until one is given back, or as long as a reply may take."""
+        with self._freed:
+            if self._made < self._most:
+                self._made += 1
+                return True
+            self._waiting += 1
+            try:
+                # `_give_back` looks at `_waiting` after it appended, we look at `_resting` after we counted ourselves.
+                if not self._resting and not self._freed.wait(self._seconds):
+                    raise rx.ConnectionError("No connection available.")
+            finally:
+                self._waiting -= 1
+        return False
+
+    def _new(self) -> BlockingWire:
+        try:
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+            connection.connect()
+            # The connection object has done its work: it must not close a socket that is not its own now.
+            connected, connection._sock = connection._sock, None
+            return BlockingWire(connected, self._seconds)
+        except BaseException:
+            self._lost()
+            raise
+
+    def _give_back(self, wire: BlockingWire) -> None:
+        wire.rested = monotonic()
+        self._resting.append(wire)
+        if self._closed:
+            self.abandon()
+        elif self._waiting:
+            with self._freed:
+                self._freed.notify()
+
+    def _drop(self, wire: BlockingWire) -> None:
+        wire.close()
+        self._lost()
+
+    def _lost(self) -> None:
+        with self._freed:
+            self._made -= 1
+            self._freed.notify()
+
+    def abandon(self) -> None:
+        """Those that rest are not to be used any more: they lead to the wrong server."""
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._drop(self._resting.pop())
+
+    def close(self) -> None:
+        """Closes what rests, and what is in use as soon as it is given back."""
+        self._closed = True
+        self.abandon()

@@ -1,0 +1,18 @@
+-- The record of one idempotency key, or nil and what is wrong with the key. A missing key is a record that says "absent".
+local function read(key)
+  local packed = redis.pcall("GET", key)
+  if not packed then
+    return { 1, "absent", "", 0, 0, 0, 0, 0, "", "", "" }
+  end
+  if packed.err then
+    return nil, "holds another type than a string"
+  end
+  -- An array of 11 or 14, layout 1, one of our states: what begins otherwise is somebody else's, and not for the unpacker.
+  if string.find(packed, "^[\155\158]\1\161[pdfr]") then
+    local whole, found = pcall(cmsgpack.unpack, packed)
+    if whole then
+      return found
+    end
+  end
+  return nil, "holds a record of another layout"
+end
