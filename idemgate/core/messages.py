@@ -114,7 +114,7 @@ class Message:
 
     @property
     def priority(self) -> int:
-        return int(self._fields[10])
+        return int(self._fields[10] or 0)
 
     @property
     def raw_group(self) -> bytes:

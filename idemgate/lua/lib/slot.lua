@@ -10,7 +10,7 @@
 --   fade     zset  the same names -> when to forget, ms
 --   ready    zset  due time, key -> rank               due, of a topic with priorities, best rank first
 --   busy     hash  group -> keys in flight or between two attempts
---   line     zset  group, NUL, due time, key -> 0       due, and behind its group
+--   line     zset  group, NUL, rank, NUL, due time, key -> 0   due, and behind its group (lib/lined)
 --   told0/1  hash  request id -> reply given, of even / odd half minutes; "" -> which half minute
 local function slot(keys)
   return {

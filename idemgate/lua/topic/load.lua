@@ -18,6 +18,7 @@
 --- @include "lib/restore"
 --- @include "lib/unplace"
 --- @include "lib/sortable"
+--- @include "lib/lined"
 --- @include "lib/place"
 --- @include "lib/occupy"
 --- @include "lib/digits"
@@ -57,7 +58,7 @@ local function pend(kind, key, at, packed, inside)
     elseif kind == "r" then
       redis.call("ZADD", K.ready, at, sortable(m[message.due], key))
     else
-      redis.call("ZADD", K.line, 0, m[message.group] .. "\0" .. sortable(m[message.due], key))
+      redis.call("ZADD", K.line, 0, lined(key, m))
     end
   end
   enter(m, key, inside)

@@ -16,6 +16,7 @@
 --- @include "lib/fold"
 --- @include "lib/place"
 --- @include "lib/unplace"
+--- @include "lib/advance"
 --- @include "lib/vacate"
 --- @include "lib/policy"
 --- @include "lib/window"
@@ -88,9 +89,16 @@ local function shift(key, old, stands, m, asked)
     place(K, key, m)
   end
   local later = asked or m[message.due] > (stands or old[message.due]) or old[message.group] ~= m[message.group]
-  if later and old[message.group] ~= "" and redis.call("HEXISTS", K.flight, key) == 0 then
-    shifted = true
+  local other = old[message.priority] ~= m[message.priority]
+  if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
+    return
+  end
+  shifted = true
+  if later then
     vacate(K, old[message.group], key, p.group_limit)
+  else
+    -- It may have been the first of its group to go, and be so no more.
+    advance(K, m[message.group], p.group_limit)
   end
 end
 
@@ -133,9 +141,11 @@ local function put(key, asked, priority, group, version, acc, serial)
   local old = pending[key]
   -- Where and when it stands: scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new one.
   local stands = old and tonumber(redis.call("ZSCORE", K.due, key))
-  local stood = old and { [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group] }
-  priority = tonumber(priority) or old and old[message.priority] or 0
-  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", priority, group, serial, 0 }
+  local stood = old and {
+    [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
+    [message.rank] = old[message.rank],
+  }
+  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or "", group, serial, 0 }
   local receipt = "scheduled"
   if old then
     m = fold(p.merge, old, m)
@@ -147,7 +157,7 @@ local function put(key, asked, priority, group, version, acc, serial)
   if asked then
     m[message.due], m[message.why], m[message.pinned] = asked, "time", 1
     receipt = old and "replaced" or receipt
-  elseif m[message.pinned] == 0 and m[message.attempts] == 0 then
+  elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
     -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
     m[message.due], m[message.why] = window(p, m, not old, now_ms)
   end

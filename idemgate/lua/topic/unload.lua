@@ -14,6 +14,7 @@
 --- @include "lib/message"
 --- @include "lib/delivery"
 --- @include "lib/sortable"
+--- @include "lib/lined"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = wrong(K)
@@ -65,7 +66,8 @@ local function add_ready(member, rank)
   add_message("r", key, rank, redis.call("HGET", K.pending, key))
 end
 local function add_lined(member)
-  local key = string.sub(member, string.find(member, "\0", 1, true) + 16)
+  local rank = string.find(member, "\0", 1, true) + 1
+  local key = string.sub(member, string.find(member, "\0", rank, true) + 16)
   add_message("l", key, "0", redis.call("HGET", K.pending, key))
 end
 local function add_memo(name, expires)
@@ -127,8 +129,7 @@ local function member_of(kind, name, value)
     return name
   end
   local m = cmsgpack.unpack(value)
-  local member = sortable(m[message.due], name)
-  return kind == "r" and member or m[message.group] .. "\0" .. member
+  return kind == "r" and sortable(m[message.due], name) or lined(name, m)
 end
 local function forget(all)
   for _, e in ipairs(all) do
