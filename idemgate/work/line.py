@@ -8,11 +8,13 @@ from time import monotonic
 from typing import Any
 
 from idemgate.core.calls import Batch
+from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery, Taken
 from idemgate.core.topics import Settlement, TopicCalls
 from idemgate.errors import StoreError
 from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
+from idemgate.work.handling import Handler
 from idemgate.work.limiter import Limiter
 
 __all__ = ["Line"]
@@ -41,6 +43,10 @@ class Line:
         self.topic, self.gate, self.wake = due.topic, due.gate, due.wake
         self.held: dict[tuple[int, int], _Held] = {}
         self._beat: Beat | None = None
+        handler = self.topic.opening.handler
+        assert handler is not None, "chosen for having one"
+        self.handler: Handler = handler
+        self.awaits = awaited(handler)
         adaptive = self.calls.policy.adaptive
         self.limiter = None if adaptive is None else Limiter(self.gate, self.topic.name, adaptive)
 
