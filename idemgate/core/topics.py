@@ -41,7 +41,7 @@ from idemgate.errors import BadInput
 __all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
-BATCH = 500
+BATCH = 200
 """Most triggers of one script call: the server is blocked for the whole of it."""
 
 
@@ -214,7 +214,7 @@ class TopicCalls:
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 500 triggers. All are checked before the first call is made."""
+        """One script call per slot and 200 triggers. All are checked before the first call is made."""
         by_slot: dict[int, list[tuple[int, tuple[bytes, ...]]]] = defaultdict(list)
         total = 0
         for place, trigger in enumerate(triggers):
@@ -323,7 +323,7 @@ class TopicCalls:
         settlements: Iterable[Settlement],
         told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
     ) -> Batch[list[str]]:
-        """One script call per slot and 500 deliveries; the outcomes in the order of the settlements. `told` hears each
+        """One script call per slot and 200 deliveries; the outcomes in the order of the settlements. `told` hears each
         answer."""
 
         def read(slot: int, answer: Settled) -> list[str]:
