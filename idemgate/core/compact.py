@@ -16,7 +16,6 @@ from idemgate.core.calls import Arg, Batch, Call, Reply, call
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput
 
 __all__ = ["SeenSets"]
 
@@ -25,9 +24,6 @@ SHARDS = 32
 cluster, few enough that a batch is few calls."""
 AT_ONCE = 500
 """Ids in one call: a few ms of the server."""
-LONGEST = 10 * 366 * 86_400_000
-"""ms. A mark has 40 bits for its time."""
-
 T = TypeVar("T")
 Id = tuple[int, bytes]
 """The shard and the digest of an id."""
@@ -45,12 +41,12 @@ class SeenSets:
     def first(self, scope: str, key: keys.Key, window: Duration) -> Call[bool]:
         """Whether this id is new."""
         shard, digest = _id(key)
-        return self._see(scope, shard, _kept(window), _check(), [digest], _new)
+        return self._see(scope, shard, milliseconds(window, "retention"), _check(), [digest], _new)
 
     def first_many(self, scope: str, many: Iterable[keys.Key], window: Duration) -> Batch[list[bool]]:
         """Which ids are new, in their order: a call for each shard and 500 of its ids. Of equal ones only the first is
         asked for."""
-        kept, check = _kept(window), _check()
+        kept, check = milliseconds(window, "retention"), _check()
         ids = [_id(key) for key in many]
         parts = _parts(ids)
         calls = [self._see(scope, shard, kept, check, digests, _news) for shard, digests in parts]
@@ -81,13 +77,6 @@ def _id(key: keys.Key) -> Id:
 def _check() -> bytes:
     """What tells a copy of this request from another request: 40 bits."""
     return blake2b(token(), digest_size=5).digest()
-
-
-def _kept(window: Duration) -> int:
-    kept = milliseconds(window, "retention")
-    if kept > LONGEST:
-        raise BadInput("retention", window, "longer than 10 years", "With compact=True use at most 10 years")
-    return kept
 
 
 def _parts(ids: list[Id]) -> list[tuple[int, list[bytes]]]:

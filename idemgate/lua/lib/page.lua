@@ -1,13 +1,15 @@
 -- One page of a shard of a seen-set: a hash of the ids marked from `start` until `ends`, which expires as a whole. Data dictionary:
 --   ""       MessagePack of {layout 1, start ms, ends ms, longest window of its marks ms, number of buckets}
---   "0"...   bucket: marks of 18 bytes, oldest first: digest (8), ms since `start` (5), check of the request that marked it (5)
+--   "0"...   bucket: marks of 17 bytes, oldest first: digest (8), units of time since `start` (4), check of its request (5)
+-- A unit is 1 ms, or more in a page that is open for over 49 days.
 -- The buckets are a linear hash table (Litwin, VLDB 1980): when a mark makes a bucket too full, the next one in turn is split in two. So
--- a page grows with its ids, and no call pays for all of it. 64 marks: fewer cost more memory, more cost more time.
-local WIDTH, FULL = 18, 64 * 18
+-- a page grows with its ids, and no call pays for all of it. 96 marks: fewer cost more memory, more cost more time.
+local WIDTH, FULL = 17, 96 * 17
 
 local function opened(key, start, ends, window, buckets)
   local _, exponent = math.frexp(buckets)
-  return { key = key, start = start, ends = ends, window = window, buckets = buckets, base = 2 ^ (exponent - 1), held = {}, changed = {} }
+  return { key = key, start = start, ends = ends, window = window, unit = math.floor((ends - start) / 4294967295) + 1,
+    buckets = buckets, base = 2 ^ (exponent - 1), held = {}, changed = {} }
 end
 
 -- The page as it is stored; or nil and what is wrong with it. One that is not there has ended long ago.
@@ -22,7 +24,7 @@ local function page(key)
   -- An array of 5, layout 1: what begins otherwise is somebody else's, and not for the unpacker.
   if string.find(packed, "^\149\1") then
     local whole, head = pcall(cmsgpack.unpack, packed)
-    if whole then
+    if whole and type(head[5]) == "number" then
       return opened(key, unpack(head, 2))
     end
   end
@@ -71,8 +73,8 @@ end
 
 -- When the mark at this place of a bucket was made, ms.
 local function made(p, held, at)
-  local a, b, c, d, e = string.byte(held, at + 8, at + 12)
-  return p.start + (((a * 256 + b) * 256 + c) * 256 + d) * 256 + e
+  local a, b, c, d = string.byte(held, at + 8, at + 11)
+  return p.start + (((a * 256 + b) * 256 + c) * 256 + d) * p.unit
 end
 
 -- The check of the mark of an id made after `since`, ms, or nil.
@@ -81,7 +83,7 @@ local function marked(p, digest, since)
   local at = string.find(held, digest, 1, true)
   while at do
     if at % WIDTH == 1 and made(p, held, at) > since then
-      return string.sub(held, at + 13, at + 17)
+      return string.sub(held, at + 12, at + 16)
     end
     at = string.find(held, digest, at + 1, true)
   end
@@ -104,9 +106,8 @@ local function split(p)
 end
 
 local function mark(p, digest, check, now_ms)
-  local at, ms = bucket_of(p, digest), math.max(0, now_ms - p.start)
-  local time = string.char(math.floor(ms / 4294967296), math.floor(ms / 16777216) % 256, math.floor(ms / 65536) % 256,
-    math.floor(ms / 256) % 256, ms % 256)
+  local at, units = bucket_of(p, digest), math.ceil(math.max(0, now_ms - p.start) / p.unit)
+  local time = string.char(math.floor(units / 16777216), math.floor(units / 65536) % 256, math.floor(units / 256) % 256, units % 256)
   local held = bucket(p, at) .. digest .. time .. check
   change(p, at, held)
   if #held > FULL then
