@@ -77,16 +77,22 @@ local function made(p, held, at)
   return p.start + (((a * 256 + b) * 256 + c) * 256 + d) * p.unit
 end
 
--- The check of the mark of an id made after `since`, ms, or nil.
-local function marked(p, digest, since)
-  local held = bucket(p, bucket_of(p, digest))
+-- Whether an id has a mark within the window: 1 one of this request, 0 another's, -1 none. A mark counts for no longer than its page's
+-- window, as trim drops it then.
+local function marked(p, digest, check, window, now_ms)
+  local known = -1
+  if p.start < 0 then
+    return known
+  end
+  local held, since = bucket(p, bucket_of(p, digest)), now_ms - math.min(window, p.window)
   local at = string.find(held, digest, 1, true)
-  while at do
+  while at and known < 1 do
     if at % WIDTH == 1 and made(p, held, at) > since then
-      return string.sub(held, at + 12, at + 16)
+      known = string.sub(held, at + 12, at + 16) == check and 1 or 0
     end
     at = string.find(held, digest, at + 1, true)
   end
+  return known
 end
 
 local function split(p)

@@ -26,15 +26,15 @@ if young.ends <= now_ms then
   young, old = turned(old, young, window, now_ms), young
 end
 
-local reply, since = { "ok", now_ms }, now_ms - window
+local reply = { "ok", now_ms }
 for i = 4, #ARGV do
   local digest = ARGV[i]
-  local known = marked(young, digest, since) or marked(old, digest, since)
-  if not known then
+  local known = math.max(marked(young, digest, check, window, now_ms), marked(old, digest, check, window, now_ms))
+  if known < 0 then
     mark(young, digest, check, now_ms)
     trim(old, digest, now_ms)
   end
-  reply[#reply + 1] = (not known or known == check) and 1 or 0
+  reply[#reply + 1] = known == 0 and 0 or 1
 end
 problem = young.problem or old.problem
 if problem then
