@@ -58,7 +58,7 @@ def server(core: int | None) -> Iterator[redis.Redis]:
     with tempfile.TemporaryDirectory() as home:
         path = f"{home}/redis.sock"
         words = ["--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", home]
-        process = subprocess.Popen([find_server().path, *words], stdout=subprocess.DEVNULL)  # noqa: S603 - our own words
+        process = subprocess.Popen([find_server().path, *words], stdout=subprocess.DEVNULL)
         try:
             if core is not None and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(process.pid, {core})

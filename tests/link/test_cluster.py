@@ -138,6 +138,38 @@ async def _heard_somewhere(channel: bytes, ports: list[int]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def test_slots_move_over_the_nodes(face: Face, clock: Clock, on_nodes: Any, namespace: str) -> None:
+    # Given a topic of one slot, on one node, and a delivery of it
+    topic = face.topic("t", window="60s", merge="append", slots=1)
+    await topic.trigger_many([("first", 0)])
+    clock.advance("60s")
+    (flying,) = await topic.take(1)
+    await topic.trigger_many([Trigger(f"k{i % 100}", i, event_id=str(i)) for i in range(200)])
+    assert sum(any("/1}" in key for key in keys) for keys in on_nodes()) == 1
+    # When it is given sixteen
+    done = await topic.reslot(16)
+    assert (done.before, done.after) == (1, 16)
+    # Then every node holds some of them, each slot whole, and nothing but a note of the former one
+    slots = [{key.partition("}")[0] for key in keys if "/16}" in key} for keys in on_nodes()]
+    assert all(slots)
+    assert len(set().union(*slots)) == sum(len(found) for found in slots) == 16
+    left = [key for keys in on_nodes() for key in keys if "/1}" in key]
+    assert {key.partition("}:")[2] for key in left} == {"facts"}
+    # And it is the same topic, here and for those who only ask the store
+    (stored,) = await face.stored_topics()
+    assert (stored.name, stored.slots, stored.stats.scheduled, stored.stats.in_flight) == ("t", 16, 100, 1)
+    assert await topic.ack(flying) == "ok"
+    assert (await topic.trigger("k0", 0, event_id="0")).status == "duplicate"
+    clock.advance("60s")
+    taken = await topic.take(1000)
+    assert sorted(one.payload[1] for one in taken) == list(range(100, 200))
+    await topic.ack(taken)
+    # And empty it is forgotten, on every node
+    assert (await topic.forget()).known
+    assert await face.stored_topics() == []
+    assert {key.partition("}:")[2] for keys in on_nodes() for key in keys} <= {"facts", "told0", "told1"}
+
+
 async def test_a_topic_spreads_over_the_nodes(face: Face, clock: Clock, on_nodes: Any) -> None:
     # Given a topic of eight slots, and 200 triggers of 50 keys
     topic = face.topic("t", window="60s", merge="count", slots=8)

@@ -10,6 +10,9 @@ local function fold(spec, old, new)
   if new[message.version] ~= "" then
     old[message.version] = new[message.version]
   end
-  old[message.priority], old[message.group] = new[message.priority], new[message.group]
+  if new[message.priority] ~= "" then
+    old[message.priority] = new[message.priority]
+  end
+  old[message.group] = new[message.group]
   return old
 end
