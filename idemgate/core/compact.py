@@ -1,4 +1,4 @@
-"""Seen-sets: which ids came within a window, in 20 to 23 bytes an id (`lua/lib/page.lua` says how).
+"""Seen-sets: which ids came within a window, in 20 to 24 bytes an id (`lua/lib/page.lua` says how).
 
 An id is a digest of 69 bits: five of them name one of 32 shards, 64 are stored. So with n ids in the window, an id that
 is new is taken for one of them with a probability of n / 2^69.
