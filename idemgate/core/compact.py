@@ -89,7 +89,7 @@ def _parts(ids: list[Id]) -> list[tuple[int, list[bytes]]]:
 
 
 def _firsts(ids: list[Id], new: set[Id]) -> list[bool]:
-    answers = []
+    answers: list[bool] = []
     for one in ids:
         answers.append(one in new)
         new.discard(one)
