@@ -162,7 +162,7 @@ class _Audit:
         try:
             found = link.run(read_slot(slot, self.clock, self.most, self.room))
         except ForeignData as error:
-            yield Finding("wrong-type", error.redis_key, f"{error}")
+            yield Finding("wrong-type", error.redis_key, error.problem)
             return
         if isinstance(found, Large):
             what = f"the slot holds {found.entries:,} entries and {found.bytes:,} bytes of messages"

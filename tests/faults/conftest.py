@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+
 KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
 
 
