@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgpack
@@ -80,10 +80,13 @@ def check_lasting(key: bytes, left_ms: int) -> Iterator[Finding]:
         yield Finding("expires", text(key), f"it will be gone in {left_ms / 1000:.0f} s", f"PERSIST {quoted(key)}")
 
 
-def check_crew(key: bytes, left_ms: int, held: Mapping[bytes, bytes], alive: Mapping[bytes, Any]) -> Iterator[Finding]:
-    """A key of a group of members goes when nobody announces itself any more; what is `held`, somebody holds."""
-    if left_ms == -1:
-        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
+def check_crew(lives: Mapping[bytes, int], held: Mapping[bytes, bytes], alive: Sequence[bytes]) -> Iterator[Finding]:
+    """The keys of a group of members go when nobody announces itself any more; what is `held`, somebody holds.
+    `lives`: ms, in the order of `keys.members`."""
+    for key, left_ms in lives.items():
+        if left_ms == -1:
+            yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
+    key = list(lives)[-1]
     for slot, member in held.items():
         if member not in alive:
             what = f"slot {shown(slot)} is held by {shown(member)}, which is not there"

@@ -7,7 +7,7 @@ The checks say what holds between any two scripts; each is one function over a `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import msgpack
@@ -308,9 +308,9 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
     between = {key for part, _, key in _stands(seen) if part != "line"}
     for group, inside in seen.busy.items():
         for key in inside:
-            flying, waiting = seen.flight.get(key), seen.pending.get(key)
-            in_flight = flying is not None and flying.group == group
-            if not in_flight and not (key in between and waiting is not None and waiting.group == group):
+            if not _belongs(seen, "flight", key, group) and not (
+                key in between and _belongs(seen, "pending", key, group)
+            ):
                 what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
                 yield seen.finding("held", "busy", what, "HDEL", group)
         limit = seen.topic.group_limit if seen.topic else len(inside)
@@ -322,21 +322,28 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
             yield seen.finding("overlap", "flight", what)
 
 
+def _belongs(seen: _Seen, part: str, key: bytes, group: bytes) -> bool:
+    """Whether this part has the key, as one of that group as far as it can be read."""
+    one = getattr(seen, part).get(key)
+    return key in getattr(seen.found, part) and (one is None or one.group == group)
+
+
 def _garbled(seen: _Seen, group: bytes) -> bool:
     return group in seen.found.busy and group not in seen.busy
 
 
 def _lines(seen: _Seen) -> Iterator[Finding]:
-    """A line forms behind a group that is full."""
+    """A line forms behind a group that is full: of what is in it, and of what was let in and is not taken yet."""
     limit = seen.topic.group_limit if seen.topic else 1
+    scheduled = [(key, seen.pending[key].group) for part, _, key in _stands(seen) if part != "line" and key in seen.pending]
     for group in sorted({group for group, _, _ in seen.line.values()}):
-        inside = len(seen.busy.get(group, ()))
-        if inside == 0 and not _garbled(seen, group):
-            keys_ = [shown(key) for one, _, key in seen.line.values() if one == group]
-            what = f"{', '.join(keys_[:3])}{' ...' if keys_[3:] else ''} stands behind group {shown(group)}, which is empty"
-            yield seen.finding("stuck", "line", what)
-        elif inside < limit and not _garbled(seen, group):
-            yield seen.finding("room", "line", f"group {shown(group)} has room for {limit - inside} of its line")
+        inside = {*seen.busy.get(group, ()), *(key for key, one in scheduled if one == group)}
+        behind = [shown(key) for one, _, key in seen.line.values() if one == group]
+        if not inside and not _garbled(seen, group):
+            what = f"{', '.join(behind[:3])}{' ...' if behind[3:] else ''} stands behind group {shown(group)}"
+            yield seen.finding("stuck", "line", f"{what}, which is empty: nothing will let it in")
+        elif len(inside) < limit and not _garbled(seen, group):
+            yield seen.finding("room", "line", f"group {shown(group)} has room for {limit - len(inside)} of its line")
 
 
 def _fences(seen: _Seen) -> Iterator[Finding]:
@@ -366,7 +373,11 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
             yield seen.finding("disagrees", part, f"{shown(key)} stands here with another time or group than its own")
     for key, flying in seen.flight.items():
         message = flying.message
-        if (flying.count, flying.group, flying.due) != (message.count, message.group, message.due) or not message.attempts:
+        if (flying.count, flying.group, flying.due) != (
+            message.count,
+            message.group,
+            message.due,
+        ) or not message.attempts:
             yield seen.finding("disagrees", "flight", f"the delivery of {shown(key)} and its message differ")
     for number, letter in seen.grave.items():
         if number != b"%d" % letter.fence or seen.found.dead.get(number, letter.died) != letter.died:
@@ -400,13 +411,10 @@ def _conservation(seen: _Seen) -> Iterator[Finding]:
         return
     accepted = seen.facts.get(b"accepted", 0)
     gone = sum(seen.facts.get(b"%s_triggers" % end.encode(), 0) for end in _GONE)
-    held = sum(_counts(seen.pending.values())) + sum(_counts(seen.flight.values()))
-    held += sum(one.message.count for one in seen.grave.values())
+    held = sum(one.count for one in seen.pending.values())
+    held += sum(one.message.count for part in (seen.flight, seen.grave) for one in part.values())
     if accepted != gone + held:
         more = accepted - gone - held
         what = f"{accepted} triggers were accepted, {gone} ended, {held} are held: {abs(more)} "
         yield seen.finding("conservation", "facts", what + ("are missing" if more > 0 else "too many"))
 
-
-def _counts(messages: Any) -> Sequence[int]:
-    return [one.count for one in messages]

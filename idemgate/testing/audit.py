@@ -13,6 +13,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.findings import Finding, Report
 from idemgate.core.keys import Owner, check_name
+from idemgate.core.members import attendance
 from idemgate.core.slotaudit import Contents, Declared, Large, Slot, check_slot, declared, read_slot
 from idemgate.errors import ForeignData, StoreRefused
 from idemgate.link.endpoint import Endpoint
@@ -91,6 +92,7 @@ class _Audit:
         yield from self._registry(link)
         for server in found:
             slots: dict[Slot, bytes] = {}
+            crews: set[str] = set()
             seen: set[bytes] = set()
             for batch in server.scan(keys.pattern(self.namespace)):
                 fresh = {key: keys.owner_of(self.namespace, key) for key in batch if key not in seen}
@@ -99,8 +101,12 @@ class _Audit:
                 for key, owner in fresh.items():
                     if owner.kind == "slot":
                         slots.setdefault(Slot(self.namespace, owner.name, owner.number), key)
+                    elif owner.kind == "members":
+                        crews.add(owner.name)
             for slot, key in slots.items():
                 yield from self._slot(link, slot, key)
+            for group in sorted(crews):
+                yield from self._crew(link, server, group)
 
     def _registry(self, link: SyncLink) -> Iterator[Finding]:
         key = keys.topics(self.namespace)
@@ -122,11 +128,7 @@ class _Audit:
             yield from check_stranger(owner, key)
         yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
         for key, owner in found.items():
-            if owner.kind == "members" and owner.part == "held":
-                yield from self._crew(server, key, keys.members(self.namespace, owner.name))
-            elif owner.kind == "members":
-                yield from check_crew(key, server.command("PTTL", key), {}, {})
-            elif owner.kind in ("topics", "out"):
+            if owner.kind in ("topics", "out"):
                 yield from check_lasting(key, server.command("PTTL", key))
 
     def _records(self, server: Server, found: list[bytes]) -> Iterator[Finding]:
@@ -149,12 +151,17 @@ class _Audit:
             self.counted[f"records {record_state(packed)}"] += 1
         yield from found
 
-    def _crew(self, server: Server, key: bytes, crew: tuple[bytes, ...]) -> Iterator[Finding]:
-        left, held, alive = server.at_once([("PTTL", key), ("HGETALL", key), ("ZRANGE", crew[0], 0, -1)])
-        if isinstance(held, Exception) or isinstance(alive, Exception):
-            yield Finding("wrong-type", text(key), "the group of members cannot be read")
+    def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
+        try:
+            link.run(attendance(self.namespace, group, self.clock))
+        except ForeignData as error:
+            yield Finding("wrong-type", error.redis_key, error.problem)
             return
-        yield from check_crew(key, left, held, dict.fromkeys(alive))
+        crew = keys.members(self.namespace, group)
+        asked = [("ZRANGE", crew[0], 0, -1), ("HGETALL", crew[2]), *(("PTTL", key) for key in crew)]
+        alive, held, *lives = server.at_once(asked)
+        self.counted["members"] += len(alive)
+        yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive)
 
     def _slot(self, link: SyncLink, slot: Slot, key: bytes) -> Iterator[Finding]:
         yield from check_registered(Owner("slot", slot.topic, slot.number), key, self.topics)

@@ -42,7 +42,9 @@ class History:
                 self._tell(event)
 
     @contextmanager
-    def run(self, key: str, token: int, attempt: int = 1, *, work: str = "", group: str = "", note: Any = None) -> Generator[None]:
+    def run(
+        self, key: str, token: int, attempt: int = 1, *, work: str = "", group: str = "", note: Any = None
+    ) -> Generator[None]:
         """An attempt, from its start to its end. A process that is killed inside leaves no end: say `gone`."""
         facts = {"key": key, "token": token, "attempt": attempt, "owner": _owner(), "work": work, "group": group}
         self.add(Event("start", **facts, note=note))

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-
 KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
 
 

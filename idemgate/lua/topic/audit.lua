@@ -15,12 +15,12 @@ local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local zsets, hashes = { "due", "lease", "dead", "fade", "ready", "line" }, { "pending", "flight", "grave", "facts", "busy" }
+local scored, packed = { "due", "lease", "dead", "fade", "ready", "line" }, { "pending", "flight", "grave", "facts", "busy" }
 local entries, bytes, most, room = redis.call("HLEN", K.memo), 0, tonumber(ARGV[2]), tonumber(ARGV[3])
-for _, part in ipairs(zsets) do
+for _, part in ipairs(scored) do
   entries = entries + redis.call("ZCARD", K[part])
 end
-for _, part in ipairs(hashes) do
+for _, part in ipairs(packed) do
   entries = entries + redis.call("HLEN", K[part])
 end
 for _, part in ipairs(entries > most and {} or { "pending", "flight", "grave" }) do
@@ -40,14 +40,17 @@ local function tell_part(values)
   end
 end
 local lives = {}
-for i = 1, 14 do
-  lives[i] = redis.call("PTTL", KEYS[i])
+for _, part in ipairs({ "due", "pending", "lease", "flight", "dead", "grave", "facts", "memo", "fade", "ready", "busy", "line" }) do
+  lives[#lives + 1] = redis.call("PTTL", K[part])
+end
+for i = 0, 1 do
+  lives[#lives + 1] = redis.call("PTTL", K.told[i])
 end
 tell_part(lives)
-for _, part in ipairs(zsets) do
+for _, part in ipairs(scored) do
   tell_part(redis.call("ZRANGE", K[part], 0, -1, "WITHSCORES"))
 end
-for _, part in ipairs(hashes) do
+for _, part in ipairs(packed) do
   tell_part(redis.call("HGETALL", K[part]))
 end
 tell_part(redis.call("HKEYS", K.memo))
