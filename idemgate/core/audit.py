@@ -1,9 +1,9 @@
-"""What else there is in a namespace beside slots: records of guarded keys, members, the registry, and what is nobody's."""
+"""What there is in a namespace beside slots: records of guarded keys, members, the registry, and what is nobody's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 
@@ -27,7 +27,7 @@ def _record(packed: bytes) -> list[Any]:
     found: Any = msgpack.unpackb(packed, raw=True)
     if not isinstance(found, list) or not found:
         raise ValueError("not an array")
-    fields = cast("list[Any]", found)
+    fields: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
     if fields[0] != 1:
         raise ValueError(f"layout {fields[0]!r}, this program knows layout 1")
     if len(fields) < 2 or not isinstance(fields[1], bytes) or len(fields) != _LENGTH.get(fields[1]):

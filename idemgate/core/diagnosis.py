@@ -46,6 +46,9 @@ class Seen(NamedTuple):
 
 def diagnose(seen: Seen) -> list[Check]:
     """Every check, in the order in which people read them."""
+    if not seen.info:
+        what = "it may not be asked (INFO): version, eviction, memory and persistence are not known"
+        return [Check("server", "skipped", what), *_clock(seen)]
     checks = (_server, _role, _eviction, _memory, _persistence, _written, _replicas, _cluster, _clock, _clients)
     return [found for check in checks for found in check(seen)]
 
@@ -127,7 +130,7 @@ def _persistence(seen: Seen) -> Iterator[Check]:
         return
     mend = _set("appendonly", "yes")
     if seen.config is None:
-        what = "no append-only file (the rest may not be asked): a crash forgets at least what came since the last snapshot"
+        what = "no append-only file, and the rest may not be asked: a crash forgets what no snapshot has"
         yield Check("persistence", "warning", what, mend)
     elif not snapshots:
         what = "none: a restart forgets what was done, which may run again, and every message"

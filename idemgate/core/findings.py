@@ -26,32 +26,82 @@ _OTHERS = "another program, or a person, wrote to a key of ours"
 _PARTLY = "a write by other hands than our scripts, or a restart that kept only a part of the data"
 _BUG = "please report it with the finding: our scripts write these together"
 KINDS: dict[str, Kind] = {
-    "conservation": Kind("error", f"messages were added or removed past the scripts: {_PARTLY}", "compare with what the sender sent; what is missing has to be triggered again"),
+    "conservation": Kind(
+        "error",
+        f"messages were added or removed past the scripts: {_PARTLY}",
+        "compare with what the sender sent; what is missing has to be triggered again",
+    ),
     "orphan": Kind("error", _PARTLY, "remove what points nowhere"),
     "unplaced": Kind("error", _PARTLY, "schedule it"),
     "misplaced": Kind("error", _PARTLY, "remove it from where it does not belong"),
-    "stuck": Kind("error", f"the end of a delivery did not schedule what waited: {_PARTLY}", "schedule it, or end any delivery of the group"),
-    "room": Kind("warning", "group_concurrency was raised while messages waited", "nothing: the next delivery of the group that ends lets them in"),
+    "stuck": Kind(
+        "error",
+        f"the end of a delivery did not schedule what waited: {_PARTLY}",
+        "schedule it, or end any delivery of the group",
+    ),
+    "room": Kind(
+        "warning",
+        "group_concurrency was raised while messages waited",
+        "nothing: the next delivery of the group that ends lets them in",
+    ),
     "held": Kind("error", f"the group holds a key that will never leave it: {_PARTLY}", "empty the group"),
-    "overlap": Kind("error", f"group_concurrency was lowered while these ran; or {_PARTLY}", "let the deliveries end; look again"),
+    "overlap": Kind(
+        "error", f"group_concurrency was lowered while these ran; or {_PARTLY}", "let the deliveries end; look again"
+    ),
     "fence": Kind("error", f"{_PARTLY}; a lossy failover", "raise the slot's fence above every token that was granted"),
-    "undecodable": Kind("error", f"{_OTHERS}, or a version that packs differently", "look at it; delete it if nobody can read it"),
+    "undecodable": Kind(
+        "error", f"{_OTHERS}, or a version that packs differently", "look at it; delete it if nobody can read it"
+    ),
     "disagrees": Kind("error", _PARTLY, _BUG),
-    "wrong-slot": Kind("error", "the number of slots was changed past the library, or a key was renamed", "trigger it again, and delete it here"),
-    "unregistered": Kind("error", "the registry was deleted, or lost an entry", "open the topic again with its policy, or delete the slot's keys"),
+    "wrong-slot": Kind(
+        "error",
+        "the number of slots was changed past the library, or a key was renamed",
+        "trigger it again, and delete it here",
+    ),
+    "unregistered": Kind(
+        "error",
+        "the registry was deleted, or lost an entry",
+        "open the topic again with its policy, or delete the slot's keys",
+    ),
     "no-expiry": Kind("error", f"{_OTHERS} (PERSIST, SET)", "give it an expiry"),
     "expires": Kind("error", f"{_OTHERS} (EXPIRE)", "take the expiry away"),
     "forgotten-never": Kind("warning", _PARTLY, "remove what nobody will forget"),
     "foreign": Kind("warning", _OTHERS, "give each program a namespace of its own; delete it if nobody needs it"),
     "wrong-type": Kind("error", _OTHERS, "rename or delete that key; until then every call to it is refused"),
-    "layout": Kind("warning", "a newer or older idemgate uses this namespace", "let one version at a time use it, or delete what was left behind"),
-    "unread": Kind("warning", "it is too large to be read in one step, or was moving to another node", "audit with a higher limit, at a quiet time"),
-    "fence-fell": Kind("error", "tokens were forgotten: a lossy failover, or a restart without an append-only file", "stop the sink that took the lower token"),
-    "ran-again": Kind("error", "the record of the end was lost, or retention was shorter than the duplicates are late", "undo the second effect"),
-    "overlap-key": Kind("error", "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken", "let the sink check the fencing token"),
-    "overlap-group": Kind("error", "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken", "let the sink check the fencing token"),
-    "owner": Kind("warning", "a member vanished between two writes", "nothing: the next announcement of a member frees it"),
-}  # fmt: skip
+    "layout": Kind(
+        "warning",
+        "a newer or older idemgate uses this namespace",
+        "let one version at a time use it, or delete what was left behind",
+    ),
+    "unread": Kind(
+        "warning",
+        "it is too large to be read in one step, or was moving to another node",
+        "audit with a higher limit, at a quiet time",
+    ),
+    "fence-fell": Kind(
+        "error",
+        "tokens were forgotten: a lossy failover, or a restart without an append-only file",
+        "stop the sink that took the lower token",
+    ),
+    "ran-again": Kind(
+        "error",
+        "the record of the end was lost, or retention was shorter than the duplicates are late",
+        "undo the second effect",
+    ),
+    "overlap-key": Kind(
+        "error",
+        "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
+        "let the sink check the fencing token",
+    ),
+    "overlap-group": Kind(
+        "error",
+        "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
+        "let the sink check the fencing token",
+    ),
+    "owner": Kind(
+        "warning", "a member vanished between two writes", "nothing: the next announcement of a member frees it"
+    ),
+}
 """Every fault there is a check for."""
 
 

@@ -7,8 +7,8 @@ The checks say what holds between any two scripts; each is one function over a `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -96,9 +96,10 @@ def _contents(reply: list[Any]) -> Contents | Large:
         parts.append(reply[at + 1 : at + 1 + reply[at]])
         at += 1 + reply[at]
     lives, *rest = parts
-    scored = [{name: float(score) for name, score in _pairs(part)} for part in rest[:6]]
-    valued = [dict(_pairs(part)) for part in rest[6:11]]
-    return Contents(reply[1], dict(zip(keys.PARTS, lives, strict=True)), *scored, *valued, frozenset(rest[11]))  # type: ignore[arg-type]
+    found: dict[str, Any] = {name: dict(_pairs(part)) for name, part in zip(_ZSETS + _HASHES, rest[:-1], strict=True)}
+    for name in _ZSETS:
+        found[name] = {member: float(score) for member, score in found[name].items()}
+    return Contents(now_ms=reply[1], lives=dict(zip(keys.PARTS, lives, strict=True)), memo=frozenset(rest[-1]), **found)
 
 
 def _pairs(flat: list[Any]) -> Iterator[tuple[bytes, Any]]:
@@ -109,7 +110,7 @@ def _pairs(flat: list[Any]) -> Iterator[tuple[bytes, Any]]:
 
 
 class _Message(NamedTuple):
-    count: int
+    triggers: int
     due: int
     attempts: int
     group: bytes
@@ -119,7 +120,7 @@ class _Message(NamedTuple):
 class _Flight(NamedTuple):
     fence: int
     due: int
-    count: int
+    triggers: int
     group: bytes
     message: _Message
 
@@ -133,9 +134,9 @@ class _Letter(NamedTuple):
 
 def _unpacked(packed: bytes, *lengths: int) -> list[Any]:
     found = msgpack.unpackb(packed, raw=True, strict_map_key=False)
-    if not isinstance(found, list) or len(cast("list[Any]", found)) not in lengths:
+    if not isinstance(found, list) or len(found) not in lengths:  # pyright: ignore[reportUnknownArgumentType]
         raise ValueError(f"not an array of {lengths[0]}")
-    return cast("list[Any]", found)
+    return found  # pyright: ignore[reportUnknownVariableType]
 
 
 def _whole(value: Any, least: int = 0) -> int:
@@ -194,7 +195,7 @@ class _Seen:
         self.ready = self._all("ready", {member: member for member in found.ready}, _sortable)
         self.line = self._all("line", {member: member for member in found.line}, _in_line)
 
-    def _all(self, part: str, packed: dict[bytes, bytes], read: Any) -> dict[bytes, Any]:
+    def _all(self, part: str, packed: dict[bytes, bytes], read: Callable[[bytes], Any]) -> dict[bytes, Any]:
         made: dict[bytes, Any] = {}
         for name, value in packed.items():
             try:
@@ -215,7 +216,7 @@ def _word(value: str | bytes | int) -> str:
 
 def _inside(packed: bytes) -> list[bytes]:
     found = msgpack.unpackb(packed, raw=True)
-    return [_text(one) for one in cast("list[Any]", found)]
+    return [_text(one) for one in found]
 
 
 def _sortable(member: bytes) -> tuple[int, bytes]:
@@ -335,7 +336,9 @@ def _garbled(seen: _Seen, group: bytes) -> bool:
 def _lines(seen: _Seen) -> Iterator[Finding]:
     """A line forms behind a group that is full: of what is in it, and of what was let in and is not taken yet."""
     limit = seen.topic.group_limit if seen.topic else 1
-    scheduled = [(key, seen.pending[key].group) for part, _, key in _stands(seen) if part != "line" and key in seen.pending]
+    scheduled = [
+        (key, seen.pending[key].group) for part, _, key in _stands(seen) if part != "line" and key in seen.pending
+    ]
     for group in sorted({group for group, _, _ in seen.line.values()}):
         inside = {*seen.busy.get(group, ()), *(key for key, one in scheduled if one == group)}
         behind = [shown(key) for one, _, key in seen.line.values() if one == group]
@@ -373,8 +376,8 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
             yield seen.finding("disagrees", part, f"{shown(key)} stands here with another time or group than its own")
     for key, flying in seen.flight.items():
         message = flying.message
-        if (flying.count, flying.group, flying.due) != (
-            message.count,
+        if (flying.triggers, flying.group, flying.due) != (
+            message.triggers,
             message.group,
             message.due,
         ) or not message.attempts:
@@ -411,10 +414,9 @@ def _conservation(seen: _Seen) -> Iterator[Finding]:
         return
     accepted = seen.facts.get(b"accepted", 0)
     gone = sum(seen.facts.get(b"%s_triggers" % end.encode(), 0) for end in _GONE)
-    held = sum(one.count for one in seen.pending.values())
-    held += sum(one.message.count for part in (seen.flight, seen.grave) for one in part.values())
+    held = sum(one.triggers for one in seen.pending.values())
+    held += sum(one.message.triggers for part in (seen.flight, seen.grave) for one in part.values())
     if accepted != gone + held:
         more = accepted - gone - held
         what = f"{accepted} triggers were accepted, {gone} ended, {held} are held: {abs(more)} "
         yield seen.finding("conservation", "facts", what + ("are missing" if more > 0 else "too many"))
-

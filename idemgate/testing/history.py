@@ -1,10 +1,11 @@
-"""A recorder of runs, for what cannot be seen in the store: whether two ran at once, and whether something ran again."""
+"""A recorder of runs, for what no store can show: whether two ran at once, and whether something ran again."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock, get_ident
 from typing import Any
 
@@ -46,12 +47,12 @@ class History:
         self, key: str, token: int, attempt: int = 1, *, work: str = "", group: str = "", note: Any = None
     ) -> Generator[None]:
         """An attempt, from its start to its end. A process that is killed inside leaves no end: say `gone`."""
-        facts = {"key": key, "token": token, "attempt": attempt, "owner": _owner(), "work": work, "group": group}
-        self.add(Event("start", **facts, note=note))
+        started = Event("start", key, token, attempt, _owner(), work, group, note)
+        self.add(started)
         try:
             yield
         finally:
-            self.add(Event("end", **facts))
+            self.add(replace(started, what="end", note=None))
 
     def delivery(self, delivery: Delivery[Any], note: Any = None) -> Any:
         """`run` of a delivery."""

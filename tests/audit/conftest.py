@@ -23,7 +23,7 @@ async def gate(url: str, clock: Clock, namespace: str) -> Any:
 
 @pytest.fixture
 def full(gate: Gate, clock: Clock) -> Gate:
-    """Topic "t", one slot: "waits" is scheduled, "flies" is in flight in group "g" and behind it is one more of its key,
+    """Topic "t", one slot: "waits" is scheduled, "flies" is in flight in group "g" with one more of its key behind it,
     "behind" is due and stands in the line of "g", "again" is between two attempts in group "h", "died" is a dead
     letter, "e1" an event id. Topic "r", with priorities: "first" is ready. Guarded: "done", "runs", "given"."""
     topic = gate.topic("t", lease="1h", backoff="1h")

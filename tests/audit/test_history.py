@@ -18,17 +18,41 @@ HISTORIES: dict[str, tuple[list[Event], list[str]]] = {
     "after one that lost its lease": ([Event("start", "k", 1), Event("gone", "k", 1), Event("start", "k", 2)], []),
     "other keys at once": ([Event("start", "k", 2), Event("start", "l", 1)], []),
     "two at once": ([Event("start", "k", 1), Event("start", "k", 2)], ["overlap-key"]),
-    "after another died": ([Event("start", "k", 1, owner="a"), Event("gone", owner="b"), Event("start", "k", 2)], ["overlap-key"]),
+    "after another died": (
+        [Event("start", "k", 1, owner="a"), Event("gone", owner="b"), Event("start", "k", 2)],
+        ["overlap-key"],
+    ),
     "the same token": ([Event("start", "k", 2), Event("end", "k", 2), Event("start", "k", 2)], ["fence-fell"]),
     "a lower token": ([Event("start", "k", 2), Event("end", "k", 2), Event("start", "k", 1)], ["fence-fell"]),
-    "a lower one after a higher": ([Event("start", "k", 3), Event("end", "k", 3), Event("start", "k", 1), Event("end", "k", 1), Event("start", "k", 2)], ["fence-fell", "fence-fell"]),
-    "again after it ended": ([Event("start", "k", 1, work="w"), Event("end", "k", 1, work="w"), Event("start", "k", 2, work="w")], []),
-    "again after it was done": ([Event("start", "k", 1, work="w"), Event("done", "k", 1, work="w"), Event("start", "k", 2, work="w")], ["ran-again"]),
-    "other work after it was done": ([Event("start", "k", 1, work="w"), Event("done", "k", 1, work="w"), Event("start", "k", 2, work="v")], []),
+    "a lower one after a higher": (
+        [
+            Event("start", "k", 3),
+            Event("end", "k", 3),
+            Event("start", "k", 1),
+            Event("end", "k", 1),
+            Event("start", "k", 2),
+        ],
+        ["fence-fell", "fence-fell"],
+    ),
+    "again after it ended": (
+        [Event("start", "k", 1, work="w"), Event("end", "k", 1, work="w"), Event("start", "k", 2, work="w")],
+        [],
+    ),
+    "again after it was done": (
+        [Event("start", "k", 1, work="w"), Event("done", "k", 1, work="w"), Event("start", "k", 2, work="w")],
+        ["ran-again"],
+    ),
+    "other work after it was done": (
+        [Event("start", "k", 1, work="w"), Event("done", "k", 1, work="w"), Event("start", "k", 2, work="v")],
+        [],
+    ),
     "two of a group": ([Event("start", "k", 1, group="g"), Event("start", "l", 2, group="g")], ["overlap-group"]),
     "of two groups": ([Event("start", "k", 1, group="g"), Event("start", "l", 2, group="h")], []),
-    "of a group, one after the other": ([Event("start", "k", 1, group="g"), Event("end", "k", 1), Event("start", "l", 2, group="g")], []),
-}  # fmt: skip
+    "of a group, one after the other": (
+        [Event("start", "k", 1, group="g"), Event("end", "k", 1), Event("start", "l", 2, group="g")],
+        [],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HISTORIES)

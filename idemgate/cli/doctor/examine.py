@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from idemgate.core.claims import Claims
 from idemgate.core.diagnosis import Check, Seen, diagnose, notifications
 from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
-from idemgate.errors import ForeignData, StoreRefused
+from idemgate.errors import StoreError, StoreRefused
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.servers import Server, servers
 from idemgate.link.sync import SyncLink
@@ -26,6 +26,8 @@ Told = tuple[str, Check]
 BATCHES = 100
 """Most batches of SCAN, of 1,000 keys each, in which foreign layouts are looked for."""
 SCOPE = "idemgate.doctor"
+TRIED = 0.5
+"""Seconds for which a call is tried."""
 
 
 class Namespace:
@@ -111,10 +113,10 @@ def _permitted(where: Namespace) -> Iterator[Check]:
     link = SyncLink(where.endpoint, 5.0)
     claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0)
     key = claims.key(SCOPE, token().hex())
-    tried = {
-        "run scripts that read": lambda: link.run(claims.inspect(key)),
-        "run scripts that write": lambda: link.run(claims.mark(key, token(), 1000)),
-        "read a topic": lambda: link.run(call("topic/stats", slot, (b"",), lambda reply: reply)),
+    tried: dict[str, Callable[[], object]] = {
+        "run scripts that read": lambda: link.run(claims.inspect(key), TRIED),
+        "run scripts that write": lambda: link.run(claims.mark(key, token(), 1000), TRIED),
+        "read a topic": lambda: link.run(call("topic/stats", slot, (b"",), lambda reply: reply), TRIED),
         "publish a hint": lambda: link.command("PUBLISH", key[0], b""),
     }
     refused: dict[str, str] = {}
@@ -122,14 +124,17 @@ def _permitted(where: Namespace) -> Iterator[Check]:
         for what, attempt in tried.items():
             try:
                 attempt()
-            except (StoreRefused, ForeignData) as error:
+            except StoreError as error:
                 refused[what] = str(error)
     finally:
         link.close()
     if not refused:
         yield Check("permissions", "ok", "scripts may read, write and publish in this namespace")
-    for what, error in refused.items():
-        yield Check("permissions", "error", f"this connection may not {what}: {error}", _granting(where))
+    for what, why in refused.items():
+        if any(word in why for word in ("NOPERM", "permission", "can't")):
+            yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
+        else:
+            yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
 
 
 def _granting(where: Namespace) -> str:
