@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -340,3 +341,9 @@ async def test_what_goes_on_meanwhile_is_no_fault(url: str, namespace: str) -> N
     assert any(one.counted["in_flight"] for one in reports)
     assert audit(gate).sound
     gate.close()
+
+
+def test_the_documentation_explains_every_finding() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    explained = page.partition("## What each finding means")[2]
+    assert [kind for kind in KINDS if f"`{kind}`" not in explained] == []

@@ -131,7 +131,7 @@ def _permitted(where: Namespace) -> Iterator[Check]:
     if not refused:
         yield Check("permissions", "ok", "scripts may read, write and publish in this namespace")
     for what, why in refused.items():
-        if any(word in why for word in ("NOPERM", "permission", "can't")):
+        if any(word in why for word in ("NOPERM", "permission", "can't run", "can't access")):
             yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
         else:
             yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
