@@ -10,6 +10,8 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.holdings import Announcement, Roll
 from idemgate.core.merging import Merge, append, union
 from idemgate.core.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
+from idemgate.core.registry import StoredTopic
+from idemgate.core.resizing import Forgotten, Progress, Resized
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -34,6 +36,7 @@ from idemgate.errors import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    TopicInUse,
 )
 from idemgate.gate import AioGate, Gate, default_gate
 from idemgate.once.claim import AioClaim, Claim
@@ -63,6 +66,7 @@ __all__ = [
     "Execution",
     "Failed",
     "ForeignData",
+    "Forgotten",
     "Gate",
     "IdemgateError",
     "KeyReused",
@@ -79,11 +83,13 @@ __all__ = [
     "Overloaded",
     "Peek",
     "PolicyChanged",
+    "Progress",
     "Receipt",
     "Record",
     "RedisMembership",
     "Refused",
     "ReplayedFailure",
+    "Resized",
     "ResultUnavailable",
     "Retry",
     "Roll",
@@ -91,7 +97,9 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "StoredTopic",
     "Topic",
+    "TopicInUse",
     "Trigger",
     "append",
     "current",

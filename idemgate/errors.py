@@ -35,6 +35,7 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnavailable",
+    "TopicInUse",
 ]
 
 
@@ -86,11 +87,20 @@ class PolicyChanged(IdemgateError):
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
         super().__init__(
             f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
-            f"or change it for everybody with redefine=True (slots and merge cannot be changed that way)."
+            f"or change it for everybody with redefine=True (slots and merge cannot be changed that way; "
+            f"slots can with: idemgate slots {topic} N)."
         )
         self.topic = topic
         self.stored = stored
         self.asked = asked
+
+
+class TopicInUse(IdemgateError):
+    """A topic cannot be changed now: it holds messages, or another change of it has not ended. `topic` names it."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic!r}: {why}")
+        self.topic = topic
 
 
 # -- the store said no ------------------------------------------------------------------------------------------------

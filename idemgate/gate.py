@@ -26,6 +26,8 @@ from idemgate.core.limits import Rate
 from idemgate.core.merging import MergeSpec
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
+from idemgate.core.registry import Entry as RegistryEntry
+from idemgate.core.registry import StoredTopic, depths, entries
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.aio import AsyncLink
@@ -358,7 +360,8 @@ class Gate:
         - `merge`: how payloads become one: "last", "first", "append", "union", "count", "sum", "min", "max";
           `append(cap)`, `union(cap)`; or a dict of field -> policy, with "*" for the fields it does not name
           (default: last).
-        - `slots`: shards, a power of two; cannot be changed later.
+        - `slots`: shards, a power of two, when the topic is made; later `reslot` changes it, and the stored number
+          counts wherever this program says one that the topic had before.
         - `lease`: as in `once`, of a delivery.
         - `max_attempts`: deliveries of a message before it becomes a dead letter.
         - `backoff`: pauses between them: a
@@ -381,6 +384,14 @@ class Gate:
         declared = policy_of(**facts)
         plain = declared.stored() == _PLAIN.stored() and not redefine
         return self._declare(check_name(name, "topic"), declared, plain, redefine)
+
+    def stored_topics(self) -> list[StoredTopic]:
+        """Every topic that the store holds in this namespace, whoever made it, by name: policy, slots, depth, counters.
+        Two round trips on one server; nothing is written. Two topics are not looked at in the same moment."""
+        return self.link.run_all(self._depths(self.link.run(entries(self.namespace, self.clock))))
+
+    def _depths(self, found: list[RegistryEntry]) -> Batch[list[StoredTopic]]:
+        return depths(self.namespace, self.clock, self.codec, _PLAIN, found)
 
     def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
         known = self.topics.get(name)
@@ -628,6 +639,12 @@ class AioGate:
     def topic(self, name: str, **policy: Any) -> AioTopic:
         """As `Gate.topic`; the same topic, awaiting."""
         return self._gate.topic(name, **policy).aio
+
+    async def stored_topics(self) -> list[StoredTopic]:
+        """As `Gate.stored_topics`."""
+        return await self.link.run_all(
+            self._gate._depths(await self.link.run(entries(self._gate.namespace, self._gate.clock)))
+        )
 
     def worker(
         self,

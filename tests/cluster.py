@@ -1,4 +1,5 @@
-"""Servers that are more than one process: a cluster of three primaries, and a primary with a sentinel.
+"""Servers that are more than one process: a cluster of three primaries, with replicas if wanted, and a primary with a
+sentinel.
 
 Run with the server program that `embedded://` would take. They end with the process that started them.
 """
@@ -20,12 +21,12 @@ import redis
 from idemgate.link.embedded import find_server
 from idemgate.link.supervisor import _die_with
 
-__all__ = ["cluster", "running", "sentinel", "unused_ports", "wait_for"]
+__all__ = ["Operator", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
 
 SLOTS = 16_384
 
 
-def wait_for(happens: Callable[[], object], within: float = 20.0) -> None:
+def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
     """Polls; what redis-py raises counts as not yet."""
     deadline = time.monotonic() + within
     while True:
@@ -91,26 +92,116 @@ def server(home: Path, port: int, *options: str) -> Iterator[Any]:
 
 
 @contextmanager
-def cluster(home: Path) -> Iterator[list[int]]:
-    """Ports of three primaries that share all slots."""
-    ports = unused_ports(3)
+def cluster(home: Path, replicas: bool = False) -> Iterator[list[int]]:
+    """Ports of three primaries that share all slots; then, if wanted, those of one replica of each."""
+    ports = unused_ports(6 if replicas else 3)
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-config-file", "nodes.conf")
+    # Primaries hand over when they are told to, not when this machine is busy.
+    options += ("--repl-diskless-sync-delay", "0", "--cluster-replica-no-failover", "yes")
     with ExitStack() as stack:
         nodes = [stack.enter_context(server(home / str(port), port, *options)) for port in ports]
         for number, node in enumerate(nodes):
-            first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3
-            node.execute_command("CLUSTER ADDSLOTS", *range(first, last))
+            if number < 3:
+                first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3
+                node.execute_command("CLUSTER ADDSLOTS", *range(first, last))
             node.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
             node.execute_command("CLUSTER MEET", "127.0.0.1", ports[0])
         for node in nodes:
-            wait_for(lambda node=node: _whole(node))
+            wait_for(lambda node=node: _whole(node, len(nodes)))
+        for primary, replica in zip(nodes, nodes[3:], strict=False):
+            replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID"))
+        wait_for(lambda: _agree(nodes))
+        for replica in nodes[3:]:
+            wait_for(lambda replica=replica: replica.info("replication")["master_link_status"] == "up")
         yield ports
 
 
-def _whole(node: Any) -> bool:
+def _whole(node: Any, n: int) -> bool:
     info = node.execute_command("CLUSTER INFO")
     facts = info if isinstance(info, dict) else dict(line.split(":", 1) for line in info.splitlines() if line)
-    return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == "3"
+    return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == str(n)
+
+
+def _agree(nodes: list[Any]) -> bool:
+    """Whether all nodes know who the three primaries are, and who follows whom: they vote on the next hand-over."""
+    views: list[set[tuple[str, str]]] = []
+    for node in nodes:
+        view = node.execute_command("CLUSTER NODES").values()
+        views.append({(one["node_id"], one["master_id"]) for one in view})  # the master of a primary is "-"
+    return all(view == views[0] for view in views) and sum(master == "-" for _, master in views[0]) == 3
+
+
+class Operator:
+    """What is done to a cluster while it works: primaries hand over to their replicas, slots move."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.nodes: list[Any] = [redis.Redis(port=port, decode_responses=True) for port in ports]
+        self.ids: list[str] = [node.execute_command("CLUSTER MYID") for node in self.nodes]
+
+    def primaries(self) -> list[int]:
+        """Which of the nodes are primaries now, each by its own word."""
+        return [number for number, node in enumerate(self.nodes) if node.info("replication")["role"] == "master"]
+
+    def keys(self, pattern: str) -> list[set[str]]:
+        """Keys on each of the primaries."""
+        return [set(self.nodes[number].scan_iter(pattern, count=1000)) for number in self.primaries()]
+
+    def met(self, error: str) -> int:
+        """How often the nodes answered with this error: TRYAGAIN, ASK, MOVED."""
+        return sum(node.info("errorstats").get(f"errorstat_{error}", {}).get("count", 0) for node in self.nodes)
+
+    def fail_over(self, primary: int) -> int:
+        """Its replica takes over without losing a write; which one that was. The former primary then follows it."""
+        replica = next(
+            number for number, node in enumerate(self.nodes)
+            if (facts := node.info("replication"))["role"] == "slave"
+            and facts["master_port"] == self.port(primary)
+        )  # fmt: skip
+        asked = 0.0
+
+        def taken_over() -> bool:
+            nonlocal asked
+            if replica in self.primaries():
+                return _agree(self.nodes)
+            if time.monotonic() - asked > 6:  # a busy primary lets the request lapse after five seconds
+                asked = time.monotonic()
+                self.nodes[replica].execute_command("CLUSTER FAILOVER")
+            return False
+
+        wait_for(taken_over)
+        wait_for(lambda: self.nodes[primary].info("replication")["master_link_status"] == "up")
+        return replica
+
+    def owner(self, key: str) -> int:
+        """The primary that serves the slot of a key, by its own word."""
+        for number in self.primaries():
+            with suppress(redis.exceptions.ResponseError):  # MOVED
+                self.nodes[number].exists(key)
+                return number
+        raise AssertionError(f"nobody serves {key}")
+
+    def move(self, key: str) -> Iterator[int]:
+        """Moves the slot of a key to another primary, one of its keys after the other; stops after each, with the
+        number of keys moved so far, and first of all when the move has been announced (0)."""
+        old, slot = self.owner(key), self.nodes[0].execute_command("CLUSTER KEYSLOT", key)
+        new = next(number for number in self.primaries() if number != old)
+        self.nodes[new].execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.ids[old])
+        self.nodes[old].execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.ids[new])
+        moved = 0
+        yield moved
+        while keys := self.nodes[old].execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
+            self.nodes[old].execute_command("MIGRATE", "127.0.0.1", self.port(new), keys[0], 0, 5000)
+            moved += 1
+            yield moved
+        for number in (new, old, *self.primaries()):
+            self.nodes[number].execute_command("CLUSTER SETSLOT", slot, "NODE", self.ids[new])
+
+    def port(self, number: int) -> int:
+        return int(self.nodes[number].connection_pool.connection_kwargs["port"])
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
 
 
 @contextmanager

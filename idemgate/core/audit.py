@@ -70,7 +70,7 @@ def check_registered(owner: keys.Owner, key: bytes, topics: Mapping[str, Declare
         yield Finding("unregistered", text(key), f"there is no topic {owner.name!r} in the registry")
         return
     topic = topics[owner.name]
-    if topic is not None and owner.number >= topic.slots:
+    if topic is not None and not topic.changing and (owner.slots != topic.slots or owner.number >= topic.slots):
         yield Finding("unregistered", text(key), f"topic {owner.name!r} has {topic.slots} slots, counted from 0")
 
 

@@ -4,12 +4,12 @@ word."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.errors import ForeignData
 from idemgate.lua import Script, script
 
-__all__ = ["Arg", "Batch", "Call", "call", "text"]
+__all__ = ["Arg", "Batch", "Call", "Elsewhere", "Moved", "call", "text"]
 
 T = TypeVar("T")
 Arg = bytes | str | int
@@ -17,22 +17,46 @@ Reply = list[Any]
 """What a script answers: a status word, the server's time in ms, then what its header says; bytes and ints only."""
 
 
-class Call(Generic[T]):
-    """One script call: atomic, one round trip, safe to send again. `read` turns the reply into what the caller gets."""
+class Moved(Exception):
+    """The slot is closed, and nothing was done: a change of the topic, named by `by`, has taken it."""
 
-    __slots__ = ("args", "keys", "read", "script")
+    def __init__(self, by: bytes) -> None:
+        super().__init__(by)
+        self.by = by
+
+
+class Elsewhere(Protocol):
+    """Where to ask when a slot has moved: first `ask`, then, knowing its answer, the calls of `there` one by one."""
+
+    def ask(self) -> Call[Any]: ...
+    def there(self, found: Any, by: bytes) -> Batch[Any]: ...
+
+
+class Call(Generic[T]):
+    """One script call: atomic, one round trip, safe to send again. `read` turns the reply into what the caller gets;
+    `elsewhere` says what to do instead when the slot has moved."""
+
+    __slots__ = ("args", "elsewhere", "keys", "read", "script")
 
     def __init__(
-        self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]
+        self,
+        script: Script,
+        keys: tuple[bytes, ...],
+        args: Sequence[Arg],
+        read: Callable[[Reply], T],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
         self.read = read
+        self.elsewhere = elsewhere
 
     def answer(self, reply: Reply) -> T:
-        """What the caller gets for this reply, or ForeignData."""
+        """What the caller gets for this reply. Raises ForeignData, or Moved."""
         if reply[0] == b"foreign":
+            if self.elsewhere is not None and reply[2].startswith(_CLOSED):
+                raise Moved(reply[2][len(_CLOSED) :])
             raise self._foreign(reply[2])
         return self.read(reply)
 
@@ -42,6 +66,9 @@ class Call(Generic[T]):
             if problem.startswith(key + b" "):
                 return ForeignData(text(key), text(problem[len(key) + 1 :]))
         return ForeignData(text(self.keys[0]), text(problem))
+
+
+_CLOSED = b"closed "
 
 
 class Batch(Generic[T]):

@@ -58,6 +58,11 @@ KINDS: dict[str, Kind] = {
         "the number of slots was changed past the library, or a key was renamed",
         "trigger it again, and delete it here",
     ),
+    "closed": Kind(
+        "error",
+        "a change of the number of slots was cut off, and its mark in the registry was lost",
+        "begin the change anew: idemgate slots TOPIC N",
+    ),
     "unregistered": Kind(
         "error",
         "the registry was deleted, or lost an entry",

@@ -4,10 +4,11 @@
 |---|---|---|
 | `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
 also its wake-up channel |
-| `ig1:{<ns>:topics}` | hash | topic name -> packed policy |
-| `ig1:{<ns>:topic:<topic>:<slot>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is also its
-wake-up channel |
-| `ig1:{<ns>:topic:<topic>:<slot>}:out` | list or stream | what a slot sent on, unless a target is named |
+| `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
+(`lua/topic/resize.lua`) |
+| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
+also its wake-up channel |
+| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | what a slot sent on, unless a target is named |
 | `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/crew.lua` | who is there, and which slots they hold; `:alive` is
 also their wake-up channel |
 
@@ -32,6 +33,7 @@ __all__ = [
     "check_name",
     "check_scope",
     "digest",
+    "heirs",
     "is_ours",
     "members",
     "outbox",
@@ -162,9 +164,12 @@ def members(namespace: str, group: str) -> tuple[bytes, ...]:
 
 
 @lru_cache(65_536)
-def slot(namespace: str, topic: str, number: int) -> tuple[bytes, ...]:
-    """The parts of one slot of a topic, in the order in which scripts get them."""
-    tag = f"ig1:{{{namespace}:topic:{topic}:{number}}}"
+def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ...]:
+    """The parts of one slot of a topic, in the order in which scripts get them.
+
+    The name says of how many slots it is one: whoever goes by another number looks elsewhere, and never into it.
+    """
+    tag = f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
 
 
@@ -181,6 +186,7 @@ class Owner(NamedTuple):
     kind: str
     name: str = ""
     number: int = 0
+    slots: int = 1
     part: str = ""
 
 
@@ -188,7 +194,7 @@ _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<topics>topics)\}"
-    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
+    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
     re.ASCII,
 )
@@ -214,15 +220,21 @@ def owner_of(namespace: str, key: bytes) -> Owner:
     if found["group"]:
         return Owner("members", found["group"], part=found["crew"])
     kind = "out" if found["part"] == "out" else "slot"
-    return Owner(kind, found["topic"], int(found["number"]), found["part"])
+    return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
 
 
-def outbox(namespace: str, topic: str, number: int) -> bytes:
+def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:
     """Where a slot's forwarded messages go unless a target is named: beside the slot, so that a cluster moves them in
     one step."""
-    return f"ig1:{{{namespace}:topic:{topic}:{number}}}:out".encode()
+    return f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}:out".encode()
 
 
 def slot_of(key: bytes, slots: int) -> int:
     """Which slot a key belongs to: CRC32 of its bytes, modulo the number of slots (a power of two)."""
     return crc32(key) & (slots - 1)
+
+
+def heirs(number: int, before: int, after: int) -> range:
+    """The slots, of `after`, that a slot of `before` becomes: several where there come to be more, the first of those
+    that become one where there come to be less, and none for the others of them."""
+    return range(number, after, max(before, 1))

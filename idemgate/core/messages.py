@@ -36,7 +36,7 @@ ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate
 Reason = Literal["now", "window", "quiet", "max_delay", "max_size", "leading", "time", "flush", "retry", "redrive"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making it would take three times as long, and many are made
 class Trigger:
     """One trigger of `trigger_many`; the fields are those of `Topic.trigger`."""
 
@@ -71,55 +71,82 @@ class Receipt:
 
 
 class Message:
-    """A merged message as a script packed it. Places as in `lua/lib/message.lua`."""
+    """A merged message as a script packed it. Places as in `lua/lib/message.lua`; each is read when it is asked for."""
 
-    __slots__ = (
-        "_acc",
-        "_codec",
-        "_merge",
-        "attempts",
-        "count",
-        "due_ms",
-        "failure",
-        "first_ms",
-        "group",
-        "last_ms",
-        "priority",
-        "reason",
-        "splits",
-        "version",
-    )
+    __slots__ = ("_codec", "_fields", "_merge")
 
     def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
-        fields = _unpacked(packed)
-        self.count: int = fields[0]
-        self.first_ms: int = fields[1]
-        self.last_ms: int = fields[2]
-        self.due_ms: int = fields[3]
-        self.attempts: int = fields[4]
-        self.reason: Reason = fields[5].decode()
-        self.version: int | None = int(fields[7]) if fields[7] != b"" else None
-        self.failure: str = fields[9].decode(errors="replace")
-        self.priority: int = int(fields[10])
-        self.group: str = fields[11].decode(errors="backslashreplace")
-        self.splits: int = fields[12] if len(fields) > 12 else 0
-        self._acc = fields[8]
+        self._fields = _unpacked(packed)
         self._merge = merge
         self._codec = codec
 
     @property
+    def count(self) -> int:
+        return cast(int, self._fields[0])
+
+    @property
+    def first_ms(self) -> int:
+        return cast(int, self._fields[1])
+
+    @property
+    def last_ms(self) -> int:
+        return cast(int, self._fields[2])
+
+    @property
+    def due_ms(self) -> int:
+        return cast(int, self._fields[3])
+
+    @property
+    def attempts(self) -> int:
+        return cast(int, self._fields[4])
+
+    @property
+    def reason(self) -> Reason:
+        return cast(Reason, self._fields[5].decode())
+
+    @property
+    def version(self) -> int | None:
+        return int(self._fields[7]) if self._fields[7] != b"" else None
+
+    @property
+    def failure(self) -> str:
+        return cast(str, self._fields[9].decode(errors="replace"))
+
+    @property
+    def priority(self) -> int:
+        return int(self._fields[10] or 0)
+
+    @property
+    def raw_group(self) -> bytes:
+        return cast(bytes, self._fields[11])
+
+    @property
+    def group(self) -> str:
+        return self.raw_group.decode(errors="backslashreplace")
+
+    @property
+    def serial(self) -> int:
+        """The number of its newest trigger within the slot."""
+        return cast(int, self._fields[12])
+
+    @property
+    def splits(self) -> int:
+        """How often only some of its items were tried again."""
+        return cast(int, self._fields[13])
+
+    @property
     def payload(self) -> Any:
         """The merged payload; NotDecodable if it was written by another codec."""
-        return self._merge.lower(self._acc, self._codec)
+        return self._merge.lower(self._fields[8], self._codec)
 
     @property
     def dropped(self) -> int:
         """How many items the merge policy had no room for."""
-        return self._merge.dropped(self._acc)
+        return self._merge.dropped(self._fields[8])
 
     def part(self, items: object) -> Part:
         """What failed of it; BadInput as `core.partial.part_of` says."""
-        return part_of(self._merge, self._acc, items, self._codec)
+        return part_of(self._merge, self._fields[8], items, self._codec)
 
 
 class Delivery(Generic[P]):
@@ -165,7 +192,7 @@ class Delivery(Generic[P]):
         and is another one when others have joined them, or when only some of the items are tried again."""
         message = self._message
         splits = f"/{message.splits}" if message.splits else ""
-        return f"{self.key}@{message.last_ms}+{message.count}{splits}"
+        return f"{self.key}@{message.last_ms}-{message.serial}+{message.count}{splits}"
 
     @property
     def count(self) -> int:
@@ -204,6 +231,11 @@ class Delivery(Generic[P]):
     def priority(self) -> int:
         """That of its newest trigger that named one; 0 if none did."""
         return self._message.priority
+
+    @property
+    def route(self) -> bytes:
+        """What decides its slot: its group, or its key."""
+        return self._message.raw_group or self.raw_key
 
     @property
     def group(self) -> str:

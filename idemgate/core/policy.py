@@ -15,7 +15,17 @@ from idemgate.core.limits import Rate, rate_of, share
 from idemgate.core.merging import Merge, MergeSpec, merge_of, merge_of_spec
 from idemgate.errors import BadInput
 
-__all__ = ["Edge", "Policy", "differing", "from_stored", "policy_of", "reconciled"]
+__all__ = [
+    "Edge",
+    "Policy",
+    "check_slots",
+    "differing",
+    "from_stored",
+    "policy_of",
+    "reconciled",
+    "slots_of",
+    "with_slots",
+]
 
 Edge = Literal["trailing", "leading"]
 
@@ -73,6 +83,12 @@ class Policy:
         if self.priority_boost is not None:
             facts["boost"] = self.priority_boost
         return _packed(facts)
+
+    def described(self) -> dict[str, object]:
+        """What is stored of it and was said, as people wrote it: durations in seconds."""
+        facts = _unpacked(self.stored())
+        facts["merge"] = _spoken(facts["merge"])
+        return {name: _shown(name, value) for name, value in facts.items()}
 
     def limits(self, slot: int) -> tuple[int, int, int]:
         """What a slot may have: deliveries in flight (0 = any number), us between two (0 = any rate), burst."""
@@ -156,6 +172,22 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
     )
 
 
+def slots_of(stored: bytes) -> int:
+    """The number of slots of a stored policy."""
+    return int(_unpacked(stored)["slots"])
+
+
+def with_slots(stored: bytes, slots: int) -> bytes:
+    """The stored policy with another number of slots, and else the same bytes."""
+    return _packed(_unpacked(stored) | {"slots": slots})
+
+
+def check_slots(policy: Policy, slots: int) -> int:
+    """The number of slots that a policy may be given, or BadInput."""
+    _check_limits(replace(policy, slots=_power_of_two(slots)))
+    return slots
+
+
 def reconciled(known: Policy, said: Policy) -> Policy:
     """One topic declared twice in one program: what was said of lease, attempts and dead letters counts, wherever it
     was said; BadInput where two different things were. A backoff is taken from whoever names one."""
@@ -191,6 +223,12 @@ def _shown(name: str, value: Any) -> object:
         if name in ("window", "quiet", "max_delay", "remember", "priority_boost") and value is not None
         else value
     )
+
+
+def _spoken(spec: dict[str, Any]) -> object:
+    if spec["op"] != "fields":
+        return spec["op"] if spec.get("cap") is None else f"{spec['op']}({spec['cap']})"
+    return {name: _spoken(part) for name, part in (*spec["fields"].items(), ("*", spec["rest"]))}
 
 
 def _unpacked(stored: bytes) -> dict[str, Any]:

@@ -24,6 +24,8 @@ __all__ = ["Contents", "Declared", "Large", "Slot", "check_slot", "declared", "r
 
 _ZSETS = ("due", "lease", "dead", "fade", "ready", "line")
 _HASHES = ("pending", "flight", "grave", "facts", "busy")
+_NOT_COUNTED = (b"", b"v", b"opened", b"gone")
+"""What the facts hold beside numbers."""
 _GONE = ("acked", "cancelled", "deleted", "expired", "forwarded")
 
 
@@ -33,6 +35,7 @@ class Slot(NamedTuple):
     namespace: str
     topic: str
     number: int
+    slots: int
 
     def key(self, part: str) -> str:
         return text(keys.slot(*self)[keys.PARTS.index(part)])
@@ -44,6 +47,7 @@ class Declared(NamedTuple):
     slots: int
     group_limit: int
     merge: Merge
+    changing: bool
 
 
 class Contents(NamedTuple):
@@ -64,6 +68,11 @@ class Contents(NamedTuple):
     busy: dict[bytes, bytes]
     memo: frozenset[bytes]
 
+    @property
+    def closed(self) -> bool:
+        """Whether a change of the number of slots has closed it."""
+        return self.facts.get(b"v", b"").startswith(b"closed ")
+
 
 class Large(NamedTuple):
     """A slot that holds more than was to be read."""
@@ -72,11 +81,13 @@ class Large(NamedTuple):
     bytes: int
 
 
-def declared(stored: bytes) -> Declared | None:
-    """A topic's entry in the registry; None if it cannot be read."""
+def declared(stored: bytes, changing: bool) -> Declared | None:
+    """A topic's entry in the registry; None if it cannot be read. `changing`: its number of slots is being changed."""
     try:
         facts = msgpack.unpackb(stored)
-        return Declared(int(facts["slots"]), int(facts.get("group_concurrency", 1)), merge_of_spec(facts["merge"]))
+        return Declared(
+            int(facts["slots"]), int(facts.get("group_concurrency", 1)), merge_of_spec(facts["merge"]), changing
+        )
     except Exception:  # noqa: BLE001 - whatever it holds, it is not a policy
         return None
 
@@ -152,8 +163,8 @@ def _text(value: Any) -> bytes:
 
 
 def _message(packed: Any, merge: Merge | None, codec: Codec) -> _Message:
-    fields = _unpacked(_text(packed), 12, 13)
-    for place in (1, 2):
+    fields = _unpacked(_text(packed), 14, 15)
+    for place in (1, 2, 12, 13):
         _whole(fields[place])
     for place in (5, 9):
         _text(fields[place])
@@ -190,7 +201,7 @@ class _Seen:
         self.flight = self._all("flight", found.flight, lambda packed: _flight(packed, merge, codec))
         self.grave = self._all("grave", found.grave, lambda packed: _letter(packed, merge, codec))
         self.busy = self._all("busy", found.busy, _inside)
-        numbers = {name: value for name, value in found.facts.items() if name not in (b"v", b"")}
+        numbers = {name: value for name, value in found.facts.items() if name not in _NOT_COUNTED}
         self.facts: dict[bytes, int] = self._all("facts", numbers, int)
         self.ready = self._all("ready", {member: member for member in found.ready}, _sortable)
         self.line = self._all("line", {member: member for member in found.line}, _in_line)
@@ -225,7 +236,7 @@ def _sortable(member: bytes) -> tuple[int, bytes]:
 
 def _in_line(member: bytes) -> tuple[bytes, int, bytes]:
     group, _, rest = member.partition(b"\0")
-    return group, *_sortable(rest)
+    return group, *_sortable(rest.partition(b"\0")[2])
 
 
 def shown(name: bytes) -> str:
@@ -237,13 +248,25 @@ def shown(name: bytes) -> str:
 
 
 def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec) -> list[Finding]:
-    """Everything that is wrong with a slot. `topic`: None where the registry does not know it."""
+    """Everything that is wrong with a slot. `topic`: None where the registry does not know it. One that is closed is
+    moved, or was; it holds nothing any more, unless its topic is `changing`."""
+    if found.closed:
+        return [] if (topic and topic.changing) or not _holds(found) else [_left_behind(slot, found)]
     seen = _Seen(slot, found, topic, codec)
     checks = (
         _standing, _unplaced, _leases, _letters, _memories, _groups, _lines, _fences, _agreement, _places, _lifetimes,
         _conservation,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
+
+
+def _holds(found: Contents) -> int:
+    return len(found.pending) + len(found.flight) + len(found.grave)
+
+
+def _left_behind(slot: Slot, found: Contents) -> Finding:
+    what = f"the slot is closed and holds {_holds(found)} messages, and nobody changes the number of slots"
+    return Finding("closed", slot.key("facts"), what)
 
 
 def _standing(seen: _Seen) -> Iterator[Finding]:
@@ -350,7 +373,7 @@ def _lines(seen: _Seen) -> Iterator[Finding]:
 
 
 def _fences(seen: _Seen) -> Iterator[Finding]:
-    """The last token is above all that are still known, and no two are the same."""
+    """The last token is above all that are still known, and no two of a key are the same."""
     last = seen.facts.get(b"fence", 0)
     granted = [(one.fence, "flight", key) for key, one in seen.flight.items()]
     granted += [(one.fence, "grave", one.key) for one in seen.grave.values()]
@@ -358,9 +381,9 @@ def _fences(seen: _Seen) -> Iterator[Finding]:
         if fence > last:
             what = f"{shown(key)} has token {fence}, the slot's last one is {last or 'missing'}"
             yield seen.finding("fence", "facts", f"{what} ({part})", "HSET", "fence", max(one[0] for one in granted))
-    for fence, times in Counter(fence for fence, _, _ in granted).items():
+    for (fence, key), times in Counter((fence, key) for fence, _, key in granted).items():
         if times > 1:
-            yield seen.finding("fence", "flight", f"token {fence} was granted {times} times")
+            yield seen.finding("fence", "flight", f"{shown(key)} was granted token {fence} {times} times")
 
 
 def _agreement(seen: _Seen) -> Iterator[Finding]:

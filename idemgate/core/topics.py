@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from random import randrange
+from typing import Any, NamedTuple, TypeVar, cast
 
-from idemgate.core import keys
+from idemgate.core import keys, parts
 from idemgate.core.calls import Arg, Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
@@ -31,13 +33,15 @@ from idemgate.core.messages import (
     moment,
 )
 from idemgate.core.partial import Part
-from idemgate.core.policy import Policy
+from idemgate.core.parts import in_order
+from idemgate.core.policy import Policy, slots_of
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
 
-__all__ = ["Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
+__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
 
-BATCH = 500
+T = TypeVar("T")
+BATCH = 200
 """Most triggers of one script call: the server is blocked for the whole of it."""
 
 
@@ -66,16 +70,23 @@ def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> 
     return Settlement("nack", delivery, delay, failure, part if part.items < part.of else None)
 
 
-def open_topic(
-    namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool
-) -> Call[tuple[str, bytes]]:
-    """(word, stored policy): "made", "same", "changed" (with the former one) or "differs" (with the stored one)."""
+class Opened(NamedTuple):
+    """`word`: "made", "same", "changed", "differs", or "resized": it had the asked number of slots once. `policy` is
+    the stored one, of "changed" the former. `to`: how many slots it is being given, 0 = it is being forgotten, -1 =
+    neither."""
+
+    word: str
+    policy: bytes
+    to: int
+
+
+def open_topic(namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool) -> Call[Opened]:
     args = (stamp(clock), name, policy.stored(), b"1" if redefine else b"0")
     return call(
         "topic/open",
         (keys.topics(namespace),),
         args,
-        lambda reply: (text(reply[0]), reply[2] if len(reply) > 2 else b""),
+        lambda reply: Opened(text(reply[0]), reply[2], reply[3]),
     )
 
 
@@ -88,55 +99,134 @@ def stored_policy(namespace: str, clock: Clock | None, name: str) -> Call[bytes 
     )
 
 
+class _Elsewhere:
+    """For a call of one slot: what to ask, by another layout of the topic's slots, once that slot is closed."""
+
+    __slots__ = ("again", "calls", "slot")
+
+    def __init__(self, calls: TopicCalls, slot: int, again: Again) -> None:
+        self.calls = calls
+        self.slot = slot
+        self.again = again
+
+    def ask(self) -> Call[Opened]:
+        """What the registry says; a topic that was forgotten is made anew."""
+        calls = self.calls
+        return open_topic(calls.namespace, calls.clock, calls.name, calls.policy, redefine=False)
+
+    def there(self, found: Opened, by: bytes) -> Batch[Any]:
+        calls = self.calls.following(found)
+        batch = self.again(calls, self.slot)
+        if calls is not self.calls or found.to >= 0:
+            return batch
+        # Nothing changes, and yet the slot is closed: it was forgotten with its topic, and is needed again.
+        return Batch([calls.reopen(self.slot, by), *batch.calls], lambda answers: batch.join(answers[1:]))
+
+
 class TopicCalls:
     """Builds the calls of one topic. What concerns one key or one slot is a Call; what spreads over slots is a Batch
-    of them."""
+    of them. A call whose slot has moved to another layout, meanwhile, is answered there, with the same request id."""
 
-    __slots__ = ("_policy", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = ("_policy", "adopt", "clock", "codec", "name", "namespace", "policy")
 
-    def __init__(self, namespace: str, name: str, policy: Policy, codec: Codec, clock: Clock | None) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        name: str,
+        policy: Policy,
+        codec: Codec,
+        clock: Clock | None,
+        adopt: Callable[[int], None] = lambda _slots: None,
+    ) -> None:
+        """`adopt` is told the number of slots whenever the registry was asked for it, and it does not change."""
         self.namespace = namespace
         self.name = name
         self.policy = policy
         self.codec = codec
         self.clock = clock
+        self.adopt = adopt
         self._policy = policy.for_scripts()
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
-        return keys.slot(self.namespace, self.name, slot)
+        return keys.slot(self.namespace, self.name, slot, self.policy.slots)
 
     def slot_of(self, key: Key, group: Key | None = None) -> int:
-        return keys.slot_of(keys.raw(key if group is None else group), self.policy.slots)
+        return self.at(keys.raw(key if group is None else group))
 
-    def _call(self, script: str, slot: int, args: Sequence[Arg], read: Callable[[list[Any]], Any]) -> Call[Any]:
-        return call(f"topic/{script}", self.keys(slot), (stamp(self.clock), *args), read)
+    def at(self, route: bytes) -> int:
+        """The slot of what has this route: a group, or a key without one."""
+        return keys.slot_of(route, self.policy.slots)
+
+    def _call(
+        self,
+        script: str,
+        slot: int,
+        args: Sequence[Arg],
+        read: Callable[[list[Any]], Any],
+        again: Again | None = None,
+        *more: bytes,
+    ) -> Call[Any]:
+        made = call(f"topic/{script}", (*self.keys(slot), *more), (stamp(self.clock), *args), read)
+        if again is not None:
+            made.elsewhere = _Elsewhere(self, slot, again)
+        return made
+
+    # -- other layouts ------------------------------------------------------------------------------------------------
+
+    def laid_out(self, slots: int) -> TopicCalls:
+        """The same topic with that many slots."""
+        return self.laid_as(self.policy, slots)
+
+    def laid_as(self, policy: Policy, slots: int) -> TopicCalls:
+        """The same topic with another policy, and that many slots."""
+        policy = replace(policy, slots=slots)
+        return TopicCalls(self.namespace, self.name, policy, self.codec, self.clock, self.adopt)
+
+    def following(self, found: Opened) -> TopicCalls:
+        """The layout to try after this one found a slot closed: the stored one, or that to which its slots are being
+        moved, and then that one only, until the slot is open."""
+        stored, mine = slots_of(found.policy), self.policy.slots
+        if found.to < 0:
+            self.adopt(stored)
+        wanted = found.to if found.to > 0 and mine in (stored, found.to) else stored
+        return self if wanted == mine else self.laid_out(wanted)
+
+    def heirs(self, slot: int, before: TopicCalls) -> range:
+        """The slots that have, by this layout, what is in a slot of another one; see `keys.heirs`."""
+        return keys.heirs(slot, before.policy.slots, self.policy.slots)
+
+    def reopen(self, slot: int, change: bytes) -> Call[bool]:
+        """Opens a slot that this change closed."""
+        return self._call("reopen", slot, (change,), lambda _: True)
 
     # -- putting in ---------------------------------------------------------------------------------------------------
 
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
-        fields = self._fields(trigger)
+        return self._trigger(token(), self._fields(trigger))
+
+    def _trigger(self, request: bytes, fields: tuple[bytes, ...]) -> Call[Receipt]:
         return self._call(
             "trigger",
-            keys.slot_of(fields[3] or fields[0], self.policy.slots),
-            (token(), self._policy, *fields),
+            self.at(fields[3] or fields[0]),
+            (request, self._policy, *fields),
             lambda reply: _receipts(reply)[0],
+            lambda calls, _: _only(calls._trigger(request, fields)),
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 500 triggers. All are checked before the first call is made."""
+        """One script call per slot and 200 triggers. All are checked before the first call is made."""
         by_slot: dict[int, list[tuple[int, tuple[bytes, ...]]]] = defaultdict(list)
         total = 0
         for place, trigger in enumerate(triggers):
             fields = self._fields(trigger)
-            by_slot[keys.slot_of(fields[3] or fields[0], self.policy.slots)].append((place, fields))
+            by_slot[self.at(fields[3] or fields[0])].append((place, fields))
             total += 1
         calls: list[Call[list[Receipt]]] = []
         places: list[list[int]] = []
         for slot, entries in by_slot.items():
             for start in range(0, len(entries), BATCH):
                 part = entries[start : start + BATCH]
-                args = (token(), self._policy, *(value for _, fields in part for value in fields))
-                calls.append(self._call("trigger", slot, args, _receipts))
+                calls.append(self._triggers(slot, parts.Part(token(), [fields for _, fields in part])))
                 places.append([place for place, _ in part])
 
         def join(answers: list[list[Receipt]]) -> list[Receipt]:
@@ -147,6 +237,15 @@ class TopicCalls:
             return receipts
 
         return Batch(calls, join)
+
+    def _triggers(self, slot: int, part: parts.Part[tuple[bytes, ...]]) -> Call[list[Receipt]]:
+        return self._call(
+            "trigger",
+            slot,
+            (part.request, self._policy, *(value for fields in part.entries for value in fields)),
+            lambda reply: part.own(_receipts(reply)),
+            lambda calls, _: part.again(lambda fields: calls.at(fields[3] or fields[0]), calls._triggers, in_order),
+        )
 
     def _fields(self, trigger: Trigger) -> tuple[bytes, ...]:
         version = b"" if trigger.version is None else _version(trigger.version)
@@ -175,12 +274,15 @@ class TopicCalls:
 
     def take(self, slot: int, n: int) -> Call[Taken]:
         """With `n` 0 it only puts back what lapsed."""
+        return self._take(token(), slot, n)
+
+    def _take(self, request: bytes, slot: int, n: int) -> Call[Taken]:
         policy = self.policy
-        args = (token(), self._policy, n, policy.lease, *policy.limits(slot))
+        args = (request, self._policy, n, policy.lease, *policy.limits(slot))
 
         def read(reply: list[Any]) -> Taken:
-            found = [
-                Delivery[Any](
+            found: list[Delivery[Any]] = [
+                Delivery(  # not Delivery[Any](...): that alone would cost as much as all the rest
                     self.name,
                     slot,
                     reply[i],
@@ -192,17 +294,28 @@ class TopicCalls:
             ]
             return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
 
-        return self._call("take", slot, args, read)
+        def again(calls: TopicCalls, slot: int) -> Batch[Taken]:
+            # Where several slots became one, each of them asks it: whoever takes needs to know its next due time.
+            slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
+            own = _own_requests(request, len(slots))
+            shares = zip(own, slots, _shares(n, len(slots)), strict=True)
+            return Batch([calls._take(*share) for share in shares], _taken)
+
+        return self._call("take", slot, args, read, again)
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
-        args: list[Arg] = [token(), self._policy]
-        for settlement in settlements:
+        return self._settle(slot, parts.Part(token(), settlements))
+
+    def _settle(self, slot: int, part: parts.Part[Settlement]) -> Call[Settled]:
+        args: list[Arg] = [part.request, self._policy]
+        for settlement in part.entries:
             args += settlement.words()
         return self._call(
             "settle",
             slot,
             args,
-            lambda reply: Settled([text(word) for word in reply[3:]], reply[2], reply[1]),
+            lambda reply: Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]),
+            lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled),
         )
 
     def settle_many(
@@ -210,25 +323,36 @@ class TopicCalls:
         settlements: Iterable[Settlement],
         told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
     ) -> Batch[list[str]]:
-        """One script call per slot and 500 deliveries; the outcomes in the order of the settlements. `told` hears each
+        """One script call per slot and 200 deliveries; the outcomes in the order of the settlements. `told` hears each
         answer."""
 
         def read(slot: int, answer: Settled) -> list[str]:
             told(slot, answer)
             return answer.outcomes
 
-        return self._spread(settlements, lambda entry: entry.delivery.slot, self.settle, read)
+        return self._spread(settlements, lambda entry: self.at(entry.delivery.route), self.settle, read)
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
-        args: list[Arg] = [self.policy.lease if lease is None else lease]
-        for delivery in deliveries:
+        return self._extend(slot, parts.Part(b"", deliveries), self.policy.lease if lease is None else lease)
+
+    def _extend(self, slot: int, part: parts.Part[Delivery[Any]], lease: int) -> Call[list[str]]:
+        args: list[Arg] = [lease]
+        for delivery in part.entries:
             args += (delivery.raw_key, delivery.token)
-        return self._call("extend", slot, args, lambda reply: [text(word) for word in reply[2:]])
+        return self._call(
+            "extend",
+            slot,
+            args,
+            lambda reply: _outcomes(reply[2:]),
+            lambda calls, _: part.again(
+                lambda one: calls.at(one.route), lambda at, some: calls._extend(at, some, lease), in_order
+            ),
+        )
 
     def extend_many(self, deliveries: Iterable[Delivery[Any]], lease: int | None = None) -> Batch[list[str]]:
         return self._spread(
             deliveries,
-            lambda entry: entry.slot,
+            lambda entry: self.at(entry.route),
             lambda slot, part: self.extend(slot, part, lease),
             lambda _, answer: answer,
         )
@@ -240,6 +364,8 @@ class TopicCalls:
         build: Callable[[int, list[Any]], Call[Any]],
         read: Callable[[int, Any], list[str]],
     ) -> Batch[list[str]]:
+        if self.policy.slots == 1:
+            return self._chunks(list(entries), build, read)
         by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for place, entry in enumerate(entries):
             by_slot[slot_of(entry)].append((place, entry))
@@ -254,14 +380,31 @@ class TopicCalls:
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
 
+    def _chunks(
+        self, entries: list[Any], build: Callable[[int, list[Any]], Call[Any]], read: Callable[[int, Any], list[str]]
+    ) -> Batch[list[str]]:
+        def join(answers: list[Any]) -> list[str]:
+            return [outcome for answer in answers for outcome in read(0, answer)]
+
+        return Batch([build(0, entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)], join)
+
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
-        target = to.target or keys.outbox(self.namespace, self.name, slot)
-        args = (stamp(self.clock), token(), self._policy, n, to.kind, to.keep)
-        return call(
-            "topic/forward",
-            (*self.keys(slot), target),
-            args,
+        return self._forward(token(), slot, to, n)
+
+    def _forward(self, request: bytes, slot: int, to: Forward, n: int) -> Call[Forwarded]:
+        def again(calls: TopicCalls, slot: int) -> Batch[Forwarded]:
+            slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
+            own = _own_requests(request, len(slots))
+            shares = zip(own, slots, _shares(n, len(slots)), strict=True)
+            return Batch([calls._forward(one, slot, to, share) for one, slot, share in shares], _forwarded)
+
+        return self._call(
+            "forward",
+            slot,
+            (request, self._policy, n, to.kind, to.keep),
             lambda reply: Forwarded(reply[3], next_due_ms=reply[2], now_ms=reply[1]),
+            again,
+            to.target or keys.outbox(self.namespace, self.name, slot, self.policy.slots),
         )
 
     def received(self, packed: bytes) -> Delivery[Any]:
@@ -272,36 +415,53 @@ class TopicCalls:
 
     def cancel(self, key: Key, group: Key | None = None) -> Call[str]:
         args = (token(), self._policy, keys.raw(key))
-        return self._call("cancel", self.slot_of(key, group), args, lambda reply: text(reply[0]))
+        return self._of_key("cancel", _route(key, group), args, lambda reply: text(reply[0]))
+
+    def _of_key(self, script: str, route: bytes, args: Sequence[Arg], read: Callable[[list[Any]], Any]) -> Call[Any]:
+        """A call of one key, which is the same in every layout."""
+        return self._call(
+            script, self.at(route), args, read, lambda calls, _: _only(calls._of_key(script, route, args, read))
+        )
 
     def reschedule(self, trigger: Trigger) -> Call[str]:
         when = _when(trigger)
         if not when:
             raise BadInput("at", None, "no time named", "Pass at= (an aware datetime) or delay=")
-        return self._call(
+        return self._of_key(
             "reschedule",
-            self.slot_of(trigger.key, trigger.group),
+            _route(trigger.key, trigger.group),
             (token(), self._policy, keys.raw(trigger.key), when),
             lambda reply: text(reply[0]),
         )
 
     def flush(self, key: Key, group: Key | None = None) -> Call[int]:
         args = (token(), keys.raw(key))
-        return self._call("flush", self.slot_of(key, group), args, lambda reply: int(reply[2]))
+        return self._of_key("flush", _route(key, group), args, lambda reply: int(reply[2]))
 
     def flush_slot(self, slot: int) -> Call[tuple[int, int]]:
         """(moved, still due later): one call moves at most 1,000."""
-        return self._call("flush", slot, (token(), b""), lambda reply: (reply[2], reply[3]))
+        return self._call(
+            "flush",
+            slot,
+            (token(), b""),
+            lambda reply: (reply[2], reply[3]),
+            lambda calls, slot: Batch([calls.flush_slot(one) for one in calls.heirs(slot, self)], _sums),
+        )
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def pause(self, pause: bool) -> Batch[bool]:
         """Whether any slot was changed."""
-        verb = b"1" if pause else b"0"
-        calls = [
-            self._call("pause", slot, (token(), verb), lambda reply: reply[2] == 1) for slot in range(self.policy.slots)
-        ]
-        return Batch(calls, any)
+        return Batch([self._pause(slot, b"1" if pause else b"0") for slot in range(self.policy.slots)], any)
+
+    def _pause(self, slot: int, verb: bytes) -> Call[bool]:
+        return self._call(
+            "pause",
+            slot,
+            (token(), verb),
+            lambda reply: reply[2] == 1,
+            lambda calls, slot: Batch([calls._pause(one, verb) for one in calls.heirs(slot, self)], any),
+        )
 
     def peek(self, key: Key, group: Key | None = None) -> Call[Peek]:
         merge, codec = self.policy.merge, self.codec
@@ -316,14 +476,32 @@ class TopicCalls:
                 lease_until=moment(lease_end) if flying else None,
             )
 
-        return self._call("peek", self.slot_of(key, group), (keys.raw(key),), read)
+        return self._of_key("peek", _route(key, group), (keys.raw(key),), read)
 
     def time(self) -> Call[int]:
         """The server's time, ms, as every reply tells it."""
-        return self._call("stats", 0, (), lambda reply: reply[1])
+        return self._call("stats", 0, (0,), lambda reply: reply[1], lambda calls, _: _only(calls.time()))
 
     def stats(self) -> Batch[Stats]:
-        return Batch([self._call("stats", slot, (), lambda reply: reply) for slot in range(self.policy.slots)], _stats)
+        return Batch([self._stats(slot) for slot in range(self.policy.slots)], _stats)
+
+    def _stats(self, slot: int) -> Call[list[Any]]:
+        """The replies: one, or those of the slots that this one has become."""
+        return self._call(
+            "stats",
+            slot,
+            (0,),
+            lambda reply: [reply],
+            lambda calls, slot: Batch([calls._stats(one) for one in calls.heirs(slot, self)], _flat),
+        )
+
+    def depth(self, to: int) -> Batch[Stats]:
+        """As `stats`, of a topic that may be changing `to` another number of slots: of both layouts, open or closed."""
+        layouts = [self] if to <= 0 else [self, self.laid_out(to)]
+        calls = [
+            one._call("stats", slot, (1,), lambda reply: [reply]) for one in layouts for slot in range(one.policy.slots)
+        ]
+        return Batch(calls, _stats)
 
     def dead(self, slot: int, since: int, n: int, before: Place | None = None) -> Call[tuple[int, list[DeadLetter]]]:
         """(dead letters in the slot, the wanted ones, newest first): at most `n` that died at `since` ms or later, and
@@ -336,12 +514,88 @@ class TopicCalls:
             ]
             return reply[2], letters
 
-        return self._call("dead", slot, (since, before.ms, before.number, n), read)
+        def newest(answers: list[tuple[int, list[DeadLetter]]]) -> tuple[int, list[DeadLetter]]:
+            found = sorted(_flat([letters for _, letters in answers]), key=lambda one: one.died_at, reverse=True)
+            return sum(total for total, _ in answers), found[:n]
+
+        def again(calls: TopicCalls, slot: int) -> Batch[tuple[int, list[DeadLetter]]]:
+            return Batch([calls.dead(one, since, n, before) for one in calls.heirs(slot, self)], newest)
+
+        return self._call("dead", slot, (since, before.ms, before.number, n), read, again)
 
     def exhume(self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE) -> Call[tuple[int, int]]:
         """(taken out, left) for `verb` "redrive" or "delete"; with no numbers the oldest `most`."""
-        args: tuple[Arg, ...] = (token(), self._policy, verb, most, *numbers)
-        return self._call("exhume", slot, args, lambda reply: (reply[2], reply[3]))
+
+        def again(calls: TopicCalls, slot: int) -> Batch[tuple[int, int]]:
+            return Batch([calls.exhume(one, verb, numbers, most) for one in calls.heirs(slot, self)], _sums)
+
+        args: list[Arg] = [token(), self._policy, verb, most, *numbers]
+        return self._call("exhume", slot, args, lambda reply: (reply[2], reply[3]), again)
+
+
+Again = Callable[[TopicCalls, int], Batch[Any]]
+"""What to ask instead of a call of a slot, by the calls of another layout."""
+
+
+def _only(made: Call[T]) -> Batch[T]:
+    return Batch([made], lambda answers: answers[0])
+
+
+def _flat(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    return [one for some in lists for one in some]
+
+
+def _sums(pairs: list[tuple[int, int]]) -> tuple[int, int]:
+    return sum(one for one, _ in pairs), sum(other for _, other in pairs)
+
+
+def _route(key: Key, group: Key | None) -> bytes:
+    """What decides the slot."""
+    found = keys.raw(key)
+    return found if group is None else keys.raw(group)
+
+
+def _own_requests(request: bytes, n: int) -> list[bytes]:
+    """The ids of the requests into which one is split, as in `Part`: of two that meet in one slot again, neither gets
+    the answer of the other."""
+    return [request] if n == 1 else [token() + request for _ in range(n)]
+
+
+def _shares(n: int, slots: int) -> list[int]:
+    """`n` shared out; what is left over goes to any of them, so that none is the last for ever."""
+    first = randrange(slots)
+    return [n // slots + ((slot - first) % slots < n % slots) for slot in range(slots)]
+
+
+def _soonest(times: Iterable[int]) -> int:
+    """0 = never."""
+    return min(filter(None, times), default=0)
+
+
+def _taken(answers: list[Taken]) -> Taken:
+    return Taken(
+        _flat(one.deliveries for one in answers),
+        lapsed=sum(one.lapsed for one in answers),
+        next_due_ms=_soonest(one.next_due_ms for one in answers),
+        now_ms=answers[-1].now_ms,
+    )
+
+
+def _forwarded(answers: list[Forwarded]) -> Forwarded:
+    soonest = _soonest(one.next_due_ms for one in answers)
+    return Forwarded(sum(one.sent for one in answers), next_due_ms=soonest, now_ms=answers[-1].now_ms)
+
+
+def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
+    outcomes = in_order(places, [one.outcomes for one in answers])
+    return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
+
+
+_OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost")}
+
+
+def _outcomes(words: list[bytes]) -> list[str]:
+    return [_OUTCOMES[word] for word in words]
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:
@@ -349,11 +603,12 @@ def _receipts(reply: list[Any]) -> list[Receipt]:
     return [Receipt(cast(ReceiptStatus, text(status)), moment(due) if due else None) for status, due in pairs]
 
 
-def _stats(replies: list[list[Any]]) -> Stats:
+def _stats(answers: list[list[list[Any]]]) -> Stats:
+    replies: list[list[Any]] = _flat(answers)
     counters: dict[str, int] = defaultdict(int)
     for reply in replies:
         for name, value in zip(reply[9::2], reply[10::2], strict=True):
-            if name not in _FACTS:
+            if name not in _FACTS and not name.startswith(b"from:"):
                 counters[text(name)] += int(value)
     sums = [sum(reply[i] for reply in replies) for i in range(2, 8)]
     soonest = min((reply[8] for reply in replies if reply[8]), default=0)
@@ -363,7 +618,7 @@ def _stats(replies: list[list[Any]]) -> Stats:
     return Stats(scheduled, ready, waiting, blocked, in_flight, dead, next_due, paused, dict(counters))
 
 
-_FACTS = (b"v", b"fence", b"paused", b"rate")
+_FACTS = (b"v", b"fence", b"paused", b"rate", b"opened", b"batch", b"gone")
 """What a slot's facts hold beside counters."""
 
 

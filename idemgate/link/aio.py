@@ -6,13 +6,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
 from redis.asyncio.cluster import RedisCluster
 
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, Moved
 from idemgate.errors import StoreUnavailable
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
 from idemgate.link.endpoint import Endpoint
@@ -72,10 +73,47 @@ class AsyncLink:
             here = self._loops[loop] = _Loop(self.endpoint, self.seconds)
         return here
 
-    def start(self, call: Call[T], within: float | None = None) -> asyncio.Task[T]:
-        """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the
-        outcome."""
-        return self.spawn(self._insist(call, self._patience(within)))
+    def start(self, call: Call[T], within: float | None = None) -> asyncio.Future[T]:
+        """Sends a call whose future goes on when the caller is cancelled, if it is shielded: cancelling then neither
+        tears a reply nor hides the outcome."""
+        here = self._here
+        wire = here.wire
+        if wire is None or wire.closed or wire.crowded:
+            return self.spawn(self._insist(call, self._patience(within)))
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        request = pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+        patience = Patience(self.seconds if within is None else within)
+        wire.ask(request, partial(self._heard, call, answer, patience, wire))
+        return answer
+
+    def _heard(self, call: Call[T], answer: asyncio.Future[T], patience: Patience, wire: Wire, reply: Any) -> None:
+        """The common case costs no task; whatever is out of the ordinary goes on in one."""
+        if answer.done():
+            return  # nobody waits for it
+        if not isinstance(reply, Exception):
+            try:
+                answer.set_result(call.answer(reply))
+            except Moved:
+                self.spawn(_into(answer, self._answered(call, reply, patience)))
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
+                answer.set_exception(error)
+            return
+        self._suspect(wire, reply)
+        self.spawn(_into(answer, self._again(call, patience, reply)))
+
+    async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
+        if isinstance(error, rx.NoScriptError):
+            try:
+                reply = await self._ask("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+                return await self._answered(call, reply, patience)
+            except FAILURES as failure:
+                error = failure
+        await asyncio.sleep(patience.pause(error))
+        return await self._insist(call, patience)
+
+    def _suspect(self, wire: Wire, error: Exception) -> None:
+        if self.endpoint.kind == "sentinel" and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
+            wire.abandon()  # it was the master; the next connection asks the sentinels who is now
 
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
@@ -99,13 +137,26 @@ class AsyncLink:
     def _patience(self, within: float | None) -> Patience:
         return Patience(self.seconds if within is None else within)
 
-    async def _insist(self, call: Call[T], patience: Patience) -> T:
+    async def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
         while True:
             try:
-                return call.answer(await self._send(call))
+                reply = await self._send(call)
             except FAILURES as error:
                 pause = patience.pause(error)
+            else:
+                return await self._answered(call, reply, patience, hops)
             await asyncio.sleep(pause)
+
+    async def _answered(self, call: Call[T], reply: list[Any], patience: Patience, hops: int = 0) -> T:
+        """As that of `SyncLink`."""
+        try:
+            return call.answer(reply)
+        except Moved as moved:
+            elsewhere, by = call.elsewhere, moved.by
+        assert elsewhere is not None, "or it is not moved"
+        await asyncio.sleep(patience.hop(hops))
+        there = elsewhere.there(await self._insist(elsewhere.ask(), patience), by)
+        return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
         if self.endpoint.kind == "cluster":
@@ -118,7 +169,7 @@ class AsyncLink:
                 await asyncio.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            call.answer(reply) if isinstance(reply, list) else await self._insist(call, patience)
+            await (self._answered(call, reply, patience) if isinstance(reply, list) else self._insist(call, patience))
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -150,8 +201,7 @@ class AsyncLink:
         try:
             return await wire.send(pack(words))
         except rx.ResponseError as error:
-            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-                wire.abandon()  # it was the master; the next connection asks the sentinels who is now
+            self._suspect(wire, error)
             raise
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -204,6 +254,8 @@ class AsyncLink:
         here = self._loops.get(loop)
         if here is None:
             return
+        if here.wire is not None:
+            await here.wire.drain()
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
         self._loops.pop(loop, None)
@@ -215,15 +267,63 @@ class AsyncLink:
             await close_client(here.blocking)
 
 
+async def _into(answer: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Answers a future with what comes of the work."""
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is for who asked
+        if not answer.done():
+            answer.set_exception(error)
+    else:
+        if not answer.done():
+            answer.set_result(result)
+
+
 async def _asked(client: Any, *args: Any) -> Any:
     try:
         if isinstance(client, RedisCluster):
             # Before it knows the nodes, redis-py 7 and 8 send to any of them.
             await client.initialize()
+            return await _routed(client, *args)
         return await client.execute_command(*args)
     except AttributeError as error:
         # redis-py 8 closes connections to cluster nodes, when it looks for these anew, under those who use them.
         raise rx.ConnectionError("the connection was closed while in use") from error
+
+
+async def _routed(client: Any, *args: Any) -> Any:
+    try:
+        return await client.execute_command(*args)
+    except rx.ClusterError as error:
+        if args[0] not in ("EVALSHA", "EVAL") or "TTL exhausted" not in str(error):
+            raise
+    return await _redirected(client, *args)
+
+
+async def _redirected(client: Any, *args: Any) -> Any:
+    """A script whose slot is moving, asked for where its key is now. redis-py's asyncio client sends ASKING over one
+    free connection and the command over the next one, so that with two of them it never arrives."""
+    await client.initialize()  # connections of nodes that it gave up are closed by nobody
+    try:
+        return await client.get_node_from_key(args[3]).execute_command(*args)
+    except rx.MovedError:
+        raise
+    except rx.AskError as error:
+        there: Any = error
+    node = client.get_node(there.host, there.port)
+    if node is None:
+        raise rx.ClusterDownError("the node to which the slot moves is not known yet")
+    connection = node.acquire_connection()
+    try:
+        await connection.send_command("ASKING")
+        await node.parse_response(connection, "ASKING")  # before the rest is sent: a refusal leaves no reply behind
+        await connection.send_command(*args)
+        return await node.parse_response(connection, args[0])
+    finally:
+        getattr(node, "release", node._free.append)(connection)
 
 
 async def _translated(work: Coroutine[Any, Any, T]) -> T:

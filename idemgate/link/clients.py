@@ -25,6 +25,8 @@ _redis, _aredis = cast(Any, redis), cast(Any, aredis)
 SOCKET_TIMEOUT = 2.0
 CONNECTIONS = 64
 """Most connections of one client of ours; further calls wait for one."""
+REDIRECTIONS = 4
+"""Answers of cluster nodes that redirect (MOVED, ASK, TRYAGAIN) within one try; further tries are ours to bound."""
 _OURS: dict[str, Any] = {"decode_responses": False, "protocol": 2}
 """RESP2 everywhere: replies then have one shape, and connecting needs no HELLO."""
 _ASYNC_CLASSES = {
@@ -105,8 +107,10 @@ def _cluster(client: Any, node: Any, endpoint: Endpoint, settings: dict[str, Any
     settings.pop("db", None)
     if int(redis.__version__.partition(".")[0]) < 6:
         settings["cluster_error_retry_attempts"] = 0
-    return client(
+    made = client(
         startup_nodes=[node(host, port) for host, port in endpoint.nodes],
         require_full_coverage=False,
         **settings,
     )
+    made.RedisClusterRequestTTL = REDIRECTIONS
+    return made

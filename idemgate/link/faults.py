@@ -26,8 +26,9 @@ _PASSING = (
 """The server refused before executing anything, for a reason that tends to pass."""
 _IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
 """As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
-_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
-"""In errors of redis-py that were raised before there was a connection to send the request on."""
+_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients", "TTL exhausted")
+"""In errors of redis-py that were raised before there was a connection to send the request on, or when all that
+cluster nodes answered were redirections and TRYAGAIN, as while a slot moves."""
 
 
 def is_passing(error: Exception) -> bool:
@@ -84,3 +85,15 @@ class Patience:
             text = f"no answer from the store after {self._tries} tries, the last one: {type(error).__name__}: {error}"
             raise StoreUnavailable(text, self._executed) from error
         return seconds
+
+    def hop(self, hops: int) -> float:
+        """Seconds to wait before asking elsewhere, for a call whose slot has moved that many times: none the first
+        time, then it is being moved just now. Raises StoreUnavailable."""
+        seconds = retry_pause(hops) if hops else 0.0
+        if hops == MOST_HOPS or monotonic() + seconds >= self._deadline:
+            raise StoreUnavailable("the slots of the topic are being moved", self._executed)
+        return seconds
+
+
+MOST_HOPS = 150
+"""Of one call: each is a call within a call, and Python has an end to that. More than half a minute."""

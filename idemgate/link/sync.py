@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, Moved
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.endpoint import Endpoint, one_node
@@ -67,18 +67,32 @@ class SyncLink:
         started = monotonic()
         try:
             return call.answer(self._send(call))
+        except Moved:
+            return self._insist(call, Patience(self.seconds if within is None else within, started))
         except FAILURES as error:
             patience = Patience(self.seconds if within is None else within, started)
             time.sleep(patience.pause(error))
         return self._insist(call, patience)
 
-    def _insist(self, call: Call[T], patience: Patience) -> T:
+    def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
         while True:
             try:
-                return call.answer(self._send(call))
+                reply = self._send(call)
             except FAILURES as error:
-                pause = patience.pause(error)
-            time.sleep(pause)
+                time.sleep(patience.pause(error))
+            else:
+                return self._answered(call, reply, patience, hops)
+
+    def _answered(self, call: Call[T], reply: list[Any], patience: Patience, hops: int = 0) -> T:
+        """What the reply means; where its slot has moved, what is answered there."""
+        try:
+            return call.answer(reply)
+        except Moved as moved:
+            elsewhere, by = call.elsewhere, moved.by
+        assert elsewhere is not None, "or it is not moved"
+        time.sleep(patience.hop(hops))
+        there = elsewhere.there(self._insist(elsewhere.ask(), patience), by)
+        return there.join([self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """The answer of a batch; `within` is for all of it. On one server its calls travel together, one round trip;
@@ -94,7 +108,7 @@ class SyncLink:
                 time.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            call.answer(reply) if isinstance(reply, list) else self._insist(call, patience)
+            self._answered(call, reply, patience) if isinstance(reply, list) else self._insist(call, patience)
             for call, reply in zip(calls, replies, strict=True)
         ]
 

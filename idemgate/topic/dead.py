@@ -13,6 +13,7 @@ from idemgate.core.numbers import whole
 from idemgate.errors import BadInput
 
 if TYPE_CHECKING:
+    from idemgate.core.topics import TopicCalls
     from idemgate.topic.faces import AioTopic, Topic
 
 __all__ = ["AioDead", "Dead"]
@@ -99,11 +100,11 @@ class Dead:
             return sum(link.run(calls.exhume(slot, verb, numbers))[0] for slot, numbers in parts)
         moved = 0
         for slot in range(calls.policy.slots):
-            moved += self._sift(slot, verb, wanted) if wanted != Chosen() else self._empty(slot, verb)
+            moved += self._sift(calls, slot, verb, wanted) if wanted != Chosen() else self._empty(calls, slot, verb)
         return moved
 
-    def _sift(self, slot: int, verb: str, wanted: Chosen) -> int:
-        calls, link = self._topic.open(), self._topic.opening.gate.link
+    def _sift(self, calls: TopicCalls, slot: int, verb: str, wanted: Chosen) -> int:
+        link = self._topic.opening.gate.link
         pages, moved = Pages(wanted), 0
         while pages.at is not None:
             found = pages.turn(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
@@ -111,8 +112,8 @@ class Dead:
                 moved += link.run(calls.exhume(slot, verb, numbers_of(found)))[0]
         return moved
 
-    def _empty(self, slot: int, verb: str) -> int:
-        calls, link = self._topic.open(), self._topic.opening.gate.link
+    def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
+        link = self._topic.opening.gate.link
         moved, left = done, _ = link.run(calls.exhume(slot, verb, ()))
         while left > 0 and done:  # those that were there at first: what is sent back may die again meanwhile
             done, _ = link.run(calls.exhume(slot, verb, ()))
@@ -187,11 +188,13 @@ class AioDead:
             return sum([(await link.run(calls.exhume(slot, verb, numbers)))[0] for slot, numbers in parts])
         moved = 0
         for slot in range(calls.policy.slots):
-            moved += await (self._sift(slot, verb, wanted) if wanted != Chosen() else self._empty(slot, verb))
+            moved += await (
+                self._sift(calls, slot, verb, wanted) if wanted != Chosen() else self._empty(calls, slot, verb)
+            )
         return moved
 
-    async def _sift(self, slot: int, verb: str, wanted: Chosen) -> int:
-        calls, link = await self._topic.open(), self._topic.opening.gate.aio.link
+    async def _sift(self, calls: TopicCalls, slot: int, verb: str, wanted: Chosen) -> int:
+        link = self._topic.opening.gate.aio.link
         pages, moved = Pages(wanted), 0
         while pages.at is not None:
             found = pages.turn(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
@@ -199,8 +202,8 @@ class AioDead:
                 moved += (await link.run(calls.exhume(slot, verb, numbers_of(found))))[0]
         return moved
 
-    async def _empty(self, slot: int, verb: str) -> int:
-        calls, link = await self._topic.open(), self._topic.opening.gate.aio.link
+    async def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
+        link = self._topic.opening.gate.aio.link
         moved, left = done, _ = await link.run(calls.exhume(slot, verb, ()))
         while left > 0 and done:
             done, _ = await link.run(calls.exhume(slot, verb, ()))

@@ -14,10 +14,13 @@ from idemgate.core.keys import Key, outbox, raw
 from idemgate.core.messages import Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger
 from idemgate.core.policy import Policy
 from idemgate.core.recurring import recurring
+from idemgate.core.registry import registered
+from idemgate.core.resizing import Forgotten, Progress, Resized, forgetting, resizing
 from idemgate.core.topics import BATCH, Settlement, TopicCalls, failed
 from idemgate.errors import BadInput, NotDecodable
 from idemgate.topic.dead import AioDead, Dead
 from idemgate.topic.opening import Opening
+from idemgate.topic.plans import awaited, performed
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -71,8 +74,8 @@ class _Face:
 
     def outboxes(self) -> list[str]:
         """The keys into which `forward` without a target sends, one a slot."""
-        policy = self.policy
-        return [outbox(self.opening.gate.namespace, self.name, slot).decode() for slot in range(policy.slots)]
+        slots, namespace = self.policy.slots, self.opening.gate.namespace
+        return [outbox(namespace, self.name, slot, slots).decode() for slot in range(slots)]
 
     def received(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Any]:
         """A forwarded message as a delivery without a lease, from a list's element or a stream's fields;
@@ -93,9 +96,9 @@ class _Face:
         """
         self.opening.recur(recurring(name, cron, tz, payload))
 
-    def _slots(self) -> list[int]:
+    def _slots(self, calls: TopicCalls) -> list[int]:
         """All slots, each time beginning with another, so that none is served last for ever."""
-        slots = self.policy.slots
+        slots = calls.policy.slots
         self._turn = (self._turn + 1) % slots
         return [(self._turn + i) % slots for i in range(slots)]
 
@@ -178,7 +181,7 @@ class Topic(_Face):
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
-        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 500 triggers, each
+        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers, each
         atomic.
 
         All triggers are checked before the first is sent.
@@ -193,17 +196,17 @@ class Topic(_Face):
         found: list[Delivery[Any]] = []
         _check_number(n)
         calls = self.open()
-        for slot in self._slots():
+        for slot in self._slots(calls):
             if len(found) < n:
                 found += self.opening.gate.link.run(calls.take(slot, min(n - len(found), 1000))).deliveries
         return found
 
     def forward_due(self, n: int = 1000) -> int:
         """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
-        own their loop. One round trip per slot and 500 messages, each atomic. BadInput unless `forward` said where
+        own their loop. One round trip per slot and 200 messages, each atomic. BadInput unless `forward` said where
         to."""
         to, calls, sent = self.opening.destination(), self.open(), 0
-        for slot in self._slots():
+        for slot in self._slots(calls):
             asked, done = 1, 1
             while asked == done and n > sent:
                 asked = min(n - sent, BATCH)
@@ -286,7 +289,7 @@ class Topic(_Face):
         if key is not None:
             return self.run(lambda calls: calls.flush(key, group))
         moved, calls = 0, self.open()
-        for slot in range(self.policy.slots):
+        for slot in range(calls.policy.slots):
             left = 1
             while left:
                 done, left = self.opening.gate.link.run(calls.flush_slot(slot))
@@ -308,6 +311,31 @@ class Topic(_Face):
     def stats(self) -> Stats:
         """How many messages are where, and the counters. One script call per slot, together one round trip."""
         return self._run_all(lambda calls: calls.stats())
+
+    def reslot(self, slots: int, told: Callable[[Progress], object] = lambda _: None) -> Resized:
+        """Gives the topic another number of slots, a power of two, while it is in use; nothing is lost or repeated.
+
+        Its slots are moved part by part: nobody can put into or take from a part while it is moved (a few seconds for
+        100,000 messages; calls wait for as long as the gate's `timeout`). If it is killed, call it again: it goes on
+        where it was, and the topic's other parts are not touched by that. `told` hears how far it is. Raises
+        BadInput, TopicInUse if it is being given another number or forgotten, StoreError.
+        """
+        done = performed(resizing(self.open(), slots, told), self.opening.gate.link.run_all)
+        self.opening.lay_out(done.after)
+        return done
+
+    def forget(self, *, discard: bool = False) -> Forgotten:
+        """Removes the topic from the store, with its policy, counters and what it remembers of event ids and versions.
+        Whoever uses it afterwards makes it anew.
+
+        Raises TopicInUse if it holds messages or dead letters, unless `discard` is said: then says how many there
+        were. If it is killed, call it again. What it sent on into outboxes stays there.
+        """
+        gate = self.opening.gate
+        was = gate.link.run(registered(gate.namespace, gate.clock, self.name))
+        done = performed(forgetting(self.opening.provisional(), was, discard), gate.link.run_all)
+        self.opening.forget()
+        return done
 
     def next_due(self) -> datetime | None:
         """When the earliest pending message is due; None if none is pending (or all stand behind a delivery of their
@@ -374,7 +402,7 @@ class AioTopic(_Face):
         found: list[Delivery[Any]] = []
         _check_number(n)
         calls = await self.open()
-        for slot in self._slots():
+        for slot in self._slots(calls):
             if len(found) < n:
                 found += (await self.opening.gate.aio.link.run(calls.take(slot, min(n - len(found), 1000)))).deliveries
         return found
@@ -382,7 +410,7 @@ class AioTopic(_Face):
     async def forward_due(self, n: int = 1000) -> int:
         """As `Topic.forward_due`."""
         to, calls, sent = self.opening.destination(), await self.open(), 0
-        for slot in self._slots():
+        for slot in self._slots(calls):
             asked, done = 1, 1
             while asked == done and n > sent:
                 asked = min(n - sent, BATCH)
@@ -455,7 +483,7 @@ class AioTopic(_Face):
         if key is not None:
             return await self.run(lambda calls: calls.flush(key, group))
         moved, calls = 0, await self.open()
-        for slot in range(self.policy.slots):
+        for slot in range(calls.policy.slots):
             left = 1
             while left:
                 done, left = await self.opening.gate.aio.link.run(calls.flush_slot(slot))
@@ -477,6 +505,20 @@ class AioTopic(_Face):
     async def stats(self) -> Stats:
         """As `Topic.stats`."""
         return await self._run_all(lambda calls: calls.stats())
+
+    async def reslot(self, slots: int, told: Callable[[Progress], object] = lambda _: None) -> Resized:
+        """As `Topic.reslot`."""
+        done = await awaited(resizing(await self.open(), slots, told), self.opening.gate.aio.link.run_all)
+        self.opening.lay_out(done.after)
+        return done
+
+    async def forget(self, *, discard: bool = False) -> Forgotten:
+        """As `Topic.forget`."""
+        gate = self.opening.gate
+        was = await gate.aio.link.run(registered(gate.namespace, gate.clock, self.name))
+        done = await awaited(forgetting(self.opening.provisional(), was, discard), gate.aio.link.run_all)
+        self.opening.forget()
+        return done
 
     async def next_due(self) -> datetime | None:
         """As `Topic.next_due`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core.calls import Call
 from idemgate.core.functions import refuse_generator
 from idemgate.core.messages import Forward
-from idemgate.core.policy import Policy, differing, from_stored, reconciled
+from idemgate.core.policy import Policy, differing, from_stored, reconciled, slots_of
 from idemgate.core.recurring import Recurring
 from idemgate.core.topics import TopicCalls, open_topic, stored_policy
 from idemgate.errors import BadInput, PolicyChanged
@@ -36,9 +37,14 @@ class Opening:
         self.onward: Forward | None = None
         self.recurring: dict[str, Recurring] = {}
         self.calls: TopicCalls | None = None
+        self._said = declared.slots
 
     def declare(self, declared: Policy, redefine: bool) -> None:
         """The same name again: the same policy, or a new one with `redefine`."""
+        if self.plain:
+            self._said = declared.slots
+        elif declared.slots == self._said:  # and the store has another number by now
+            declared = replace(declared, slots=self.declared.slots)
         if self.plain or redefine:
             self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
         elif declared.stored() != self.declared.stored():
@@ -97,7 +103,17 @@ class Opening:
 
     def provisional(self) -> TopicCalls:
         """Calls by the declared policy: to check a trigger before the topic itself is written."""
-        return TopicCalls(self.gate.namespace, self.name, self.declared, self.gate.codec, self.gate.clock)
+        gate = self.gate
+        return TopicCalls(gate.namespace, self.name, self.declared, gate.codec, gate.clock, self.lay_out)
+
+    def lay_out(self, slots: int) -> None:
+        """The topic has this many slots, says the store."""
+        if slots != self.declared.slots:
+            self._adopt(replace(self.declared, slots=slots))
+
+    def forget(self) -> None:
+        """The next use opens it anew."""
+        self.calls = None
 
     def ask(self) -> Call[Any]:
         """The call that opens the topic."""
@@ -106,13 +122,17 @@ class Opening:
         return open_topic(self.gate.namespace, self.gate.clock, self.name, self.declared, self.redefine)
 
     def answered(self, answer: Any) -> bool:
-        """Takes the answer of `ask`; False if it has to be asked once more (a plain topic that nobody has made yet)."""
+        """Takes the answer of `ask`; False if it has to be asked once more (a plain topic that nobody has made yet, or
+        one whose number of slots was changed since this program was written)."""
         if self.plain:
             if answer is None:
                 self.plain = False
                 return False
             self.declared = from_stored(answer, self.declared)
-        elif answer[0] == "differs":
-            raise PolicyChanged(self.name, *differing(answer[1], self.declared.stored()))
+        elif answer.word == "resized":
+            self.declared = replace(self.declared, slots=slots_of(answer.policy))
+            return False
+        elif answer.word == "differs":
+            raise PolicyChanged(self.name, *differing(answer.policy, self.declared.stored()))
         self.calls = self.provisional()
         return True

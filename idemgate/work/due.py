@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from idemgate.core.calls import Call
 
 if TYPE_CHECKING:
+    from idemgate.core.topics import TopicCalls
     from idemgate.topic.faces import Topic
 
 __all__ = ["POLL", "Due"]
@@ -47,23 +48,28 @@ class Due:
         self._offset = 0.0
         self._turn = 0
         self._looked = monotonic()
+        self._deaf = False
+        self._announced = 0
         self._ear = self.gate.aio.link.ear()
 
     async def open(self) -> None:
         """Checks the topic's policy; raises PolicyChanged, StoreError."""
         calls = await self.topic.aio.open()
         self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
+        self._announced = calls.policy.slots
 
     async def listen(self) -> None:
         """Hears of messages that came to be due before everything else."""
         calls = await self.topic.aio.open()
-        channels = {calls.keys(slot)[0]: slot for slot in self._at}
+        self._deaf = False
+        channels = {calls.keys(slot)[0]: slot for slot in range(calls.policy.slots)}
 
         def heard(channel: bytes, data: bytes | None) -> None:
             slot = channels[channel]
             # Anybody may publish: what is no number is a reason to look, and none to fail.
             due = float(data) if data is not None and data.isdigit() else 0.0
-            self._at[slot] = min(self._at[slot], due)
+            if slot in self._at:
+                self._at[slot] = min(self._at[slot], due)
             self.wake.set()
 
         await asyncio.gather(*(self._ear.add(channel, heard) for channel in channels))
@@ -88,7 +94,8 @@ class Due:
     def learn(self, slot: int, answer: Answer) -> None:
         """Never makes it later than what is known: a hint may have been heard while this answer was under way."""
         self.told(answer.now_ms)
-        self._at[slot] = min(self._at[slot], answer.next_due_ms or NEVER)
+        if slot in self._at:  # the number of slots may have changed meanwhile
+            self._at[slot] = min(self._at[slot], answer.next_due_ms or NEVER)
 
     def left(self, at_ms: float) -> float:
         """How many seconds to sleep until a time, at most `POLL`; 0 if it has come."""
@@ -111,8 +118,12 @@ class Due:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def slots(self) -> list[int]:
-        """Those that have work now, each time beginning with another, so that none is served last for ever."""
+    def slots(self, calls: TopicCalls) -> list[int]:
+        """Those that have work now, each time beginning with another, so that none is served last for ever. `calls`
+        are those of the take that follows: the topic may have been given other slots."""
+        if len(self._at) != calls.policy.slots:
+            self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
+            self._deaf = True
         mine = sorted(self._mine())
         self._turn = (self._turn + 1) % max(1, len(mine))
         return [slot for slot in mine[self._turn :] + mine[: self._turn] if self._at[slot] <= self.now()]
@@ -122,10 +133,14 @@ class Due:
         return slot in self._mine()
 
     def _mine(self) -> Collection[int]:
-        return self._at if self.mine is None else self.mine()
+        # Who announced another number of slots has no say in these: all of them, until the worker starts anew.
+        shared = self.mine is not None and len(self._at) == self._announced
+        return self.mine() if self.mine is not None and shared else self._at
 
     async def ask(self, slot: int, call: Call[A]) -> A:
         """Runs a call that does a slot's work, and learns from its answer."""
+        if self._deaf:
+            await self.listen()
         before, self._at[slot] = self._at[slot], NEVER  # what is heard from here on counts
         self.asking.add(slot)
         try:

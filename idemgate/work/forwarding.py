@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from idemgate.core.messages import Forward, Forwarded
-from idemgate.core.topics import BATCH
+from idemgate.core.topics import BATCH, TopicCalls
 from idemgate.work.due import Due
 
 __all__ = ["Forwarding"]
@@ -29,13 +29,15 @@ class Forwarding:
     async def turn(self) -> None:
         """Sends on at most 500 messages of each slot that has some. A slot that fails does not keep the others from
         it; then raises StoreError."""
-        answers = await asyncio.gather(*map(self._send, self.due.slots()), return_exceptions=True)
+        calls = await self.topic.aio.open()
+        sending = (self._send(calls, slot) for slot in self.due.slots(calls))
+        answers = await asyncio.gather(*sending, return_exceptions=True)
         for answer in answers:
             if answer is not None:
                 raise answer
 
-    async def _send(self, slot: int) -> None:
-        calls, counters = await self.topic.aio.open(), self.due.gate.counters
+    async def _send(self, calls: TopicCalls, slot: int) -> None:
+        counters = self.due.gate.counters
         answer: Forwarded = await self.due.ask(slot, calls.forward(slot, self._to, BATCH))
         counters.add("worker.forwarded", answer.sent)
         if not answer.sent and 0 < answer.next_due_ms <= answer.now_ms:

@@ -29,8 +29,8 @@ class Hand:
         self.namespace = gate.namespace
         self.gate = gate
 
-    def key(self, part: str, topic: str = "t", number: int = 0) -> bytes:
-        return keys.slot(self.namespace, topic, number)[keys.PARTS.index(part)]
+    def key(self, part: str, topic: str = "t", number: int = 0, slots: int = 1) -> bytes:
+        return keys.slot(self.namespace, topic, number, slots)[keys.PARTS.index(part)]
 
     def name(self, rest: str) -> str:
         """A key of the namespace."""
@@ -61,14 +61,11 @@ class Hand:
 
 
 def _second_flight(hand: Hand) -> None:
-    """Another delivery under the token of the first."""
-    packed = hand.raw.hget(hand.key("flight"), b"flies")
-    fields = msgpack.unpackb(packed, raw=True)
-    inner = msgpack.unpackb(fields[3], raw=True)
-    fields[6] = inner[11] = b""
-    fields[3] = msgpack.packb(inner, use_bin_type=False)
-    hand.raw.hset(hand.key("flight"), b"twin", msgpack.packb(fields, use_bin_type=False))
-    hand.raw.zadd(hand.key("lease"), {b"twin": 1})
+    """A dead letter of a key, under the token of its delivery."""
+    fence, _, _, message, *_ = msgpack.unpackb(hand.raw.hget(hand.key("flight"), b"flies"), raw=True)
+    letter = msgpack.packb([b"flies", message, b"why", 7, fence], use_bin_type=False)
+    hand.raw.hset(hand.key("grave"), str(fence), letter)
+    hand.raw.zadd(hand.key("dead"), {str(fence): 7})
     hand.raw.hincrby(hand.key("facts"), "accepted", 1)
 
 
@@ -78,9 +75,9 @@ def _to_other_slot(hand: Hand) -> None:
     topic.trigger("a")
     number = keys.slot_of(b"a", 2)
     for part in keys.PARTS:
-        key = hand.key(part, "two", number)
+        key = hand.key(part, "two", number, 2)
         if hand.raw.exists(key):
-            hand.raw.rename(key, hand.key(part, "two", 1 - number))
+            hand.raw.rename(key, hand.key(part, "two", 1 - number, 2))
 
 
 def _unknown_to_its_group(hand: Hand) -> None:
@@ -105,7 +102,7 @@ def _limit_lowered(hand: Hand) -> None:
 def _line_moved(hand: Hand) -> None:
     (member,) = hand.raw.zrange(hand.key("line"), 0, -1)
     hand.raw.zrem(hand.key("line"), member)
-    hand.raw.zadd(hand.key("line"), {member.replace(b"\x000", b"\x001"): 0})
+    hand.raw.zadd(hand.key("line"), {member.replace(b"\x00\x000", b"\x00\x001"): 0})
 
 
 def _ready_moved(hand: Hand) -> None:
@@ -130,7 +127,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "in line, not pending": (
         "orphan",
         "line",
-        lambda h: h.raw.zadd(h.key("line"), {b"g\x00" + b"000000000000001nobody": 0}),
+        lambda h: h.raw.zadd(h.key("line"), {b"g\x00\x00" + b"000000000000001nobody": 0}),
     ),
     "a lease of nothing": ("orphan", "lease", lambda h: h.raw.zadd(h.key("lease"), {"nobody": 1})),
     "a delivery without a lease": ("orphan", "flight", lambda h: h.raw.zrem(h.key("lease"), "flies")),
@@ -138,7 +135,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a body without a death": ("orphan", "grave", lambda h: h.raw.delete(h.key("dead"))),
     "pending, stands nowhere": ("unplaced", "pending", lambda h: h.raw.zrem(h.key("due"), "waits")),
     "its line was deleted": ("unplaced", "pending", lambda h: h.raw.delete(h.key("line"))),
-    "its ready set was deleted": ("unplaced", "r:0}:pending", lambda h: h.raw.delete(h.key("ready", "r"))),
+    "its ready set was deleted": ("unplaced", "r:0/1}:pending", lambda h: h.raw.delete(h.key("ready", "r"))),
     "scheduled while in flight": ("misplaced", "due", lambda h: h.raw.zadd(h.key("due"), {"flies": 1})),
     "in two places": ("misplaced", "pending", lambda h: h.raw.zadd(h.key("due"), {"behind": 1})),
     "behind an empty group": (
@@ -195,11 +192,16 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "in the slot of others": ("wrong-slot", "pending", _to_other_slot),
     "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
-    "a slot beyond the last": ("unregistered", "r:1}:facts", lambda h: h.raw.hset(h.key("facts", "r", 1), "acked", 1)),
+    "a slot beyond the last": (
+        "unregistered",
+        "r:2/2}:facts",
+        lambda h: h.raw.hset(h.key("facts", "r", 2, 2), "acked", 1),
+    ),
+    "messages in a closed slot": ("closed", "facts", lambda h: h.raw.hset(h.key("facts"), "v", "closed x")),
     "replies that are never forgotten": (
         "no-expiry",
         "",
-        lambda h: h.raw.persist(next(h.raw.scan_iter(h.name("topic:t:0}:told*")))),
+        lambda h: h.raw.persist(next(h.raw.scan_iter(h.name("topic:t:0/1}:told*")))),
     ),
     "a record that never ends": ("no-expiry", "done}", lambda h: h.raw.persist(h.name("once:claim:done}"))),
     "members that never end": ("no-expiry", "alive", lambda h: h.raw.persist(h.name("members:crew}:alive"))),
@@ -209,11 +211,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "an outbox that ends": (
         "expires",
         "out",
-        lambda h: h.raw.rpush(h.name("topic:t:0}:out"), "x") and h.raw.expire(h.name("topic:t:0}:out"), 99),
+        lambda h: h.raw.rpush(h.name("topic:t:0/1}:out"), "x") and h.raw.expire(h.name("topic:t:0/1}:out"), 99),
     ),
     "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "e0123456789abcdefk", "")),
     "nothing to forget": ("forgotten-never", "fade", lambda h: h.raw.zadd(h.key("fade"), {"vk": 1})),
-    "a key nobody makes": ("foreign", "mine", lambda h: h.raw.set(h.name("topic:t:0}:mine"), "x")),
+    "a key nobody makes": ("foreign", "mine", lambda h: h.raw.set(h.name("topic:t:0/1}:mine"), "x")),
     "a record that is not escaped": ("foreign", "", lambda h: h.raw.set(h.name("once:s:a b}"), "x")),
     "a part of another type": (
         "wrong-type",

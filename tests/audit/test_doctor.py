@@ -165,7 +165,7 @@ def test_damage_and_other_layouts_are_shown(start: Any, capsys: pytest.CaptureFi
     with Gate(url, namespace="shop") as gate:
         topic = gate.topic("orders", window="1h")
         topic.trigger_many([(f"k{n}", n) for n in range(8)])
-        client.delete("ig1:{shop:topic:orders:0}:due")
+        client.delete("ig1:{shop:topic:orders:0/1}:due")
         gate.first("k", "1h")
         client.persist("ig1:{shop:once:first:k}")
     client.set("ig2:{shop:topics}", "x")

@@ -37,10 +37,23 @@ class Zygote:
         assert self.out.readline() == "ready\n"
         self.kills = 0
 
-    def __call__(self, **order: Any) -> dict[str, Any]:
+    def _answer(self, order: dict[str, Any]) -> dict[str, Any]:
         self.orders.write(json.dumps(order) + "\n")
         self.orders.flush()
-        ended: dict[str, Any] = json.loads(self.out.readline())
+        answer: dict[str, Any] = json.loads(self.out.readline())
+        return answer
+
+    def start(self, **order: Any) -> int:
+        """A process that lives until `kill`; its number."""
+        return int(self._answer({"do": "start", **order})["pid"])
+
+    def kill(self, pid: int) -> None:
+        """Dead when this returns."""
+        assert self._answer({"do": "kill", "pid": pid}) == {"signal": 9}, "it had ended by itself"
+        self.kills += 1
+
+    def __call__(self, **order: Any) -> dict[str, Any]:
+        ended = self._answer(order)
         assert "error" not in (ended["said"] or ()), ended["said"]["traceback"]
         self.kills += ended["signal"] == 9
         return ended

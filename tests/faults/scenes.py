@@ -4,7 +4,9 @@ keys."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Generator
@@ -14,6 +16,7 @@ from typing import Any
 import redis
 
 from idemgate import Gate, current
+from idemgate.core.calls import Call
 from idemgate.testing import Clock, History
 from idemgate.work.worker import Worker
 from tests.faults.points import reach, times
@@ -166,4 +169,54 @@ def work(order: Order) -> Callable[[], object]:
     return lambda: asyncio.run(until_empty())
 
 
-SCENES = {"guarded": guarded, "work": work}
+# -- a worker that lives until it is killed, among others -------------------------------------------------------------
+
+
+def serve(order: Order) -> Callable[[], object]:
+    """Works on groups, and tells a list (the recorder) when each attempt starts, ends, and is settled. The places in
+    the list are the order of all that happened, in all processes: `begin` and `end` are said from within the handler.
+    While the key `<namespace>:hold` is there no handler ends, while `<namespace>:hold:<group>` none of that group."""
+    gate = Gate(order["url"], namespace=order["namespace"])
+    topic = gate.topic("t", slots=order["slots"], lease=order["lease"], backoff=0)
+    raw, events, life = redis.Redis.from_url(order["url"]), f"{order['namespace']}:events", order["life"]
+
+    def say(*what: Any) -> None:
+        raw.rpush(events, json.dumps(what))
+
+    def begin(delivery: Any) -> None:
+        facts = [delivery.slot, delivery.due_ms, delivery.attempt]
+        say("begin", life, delivery.group, delivery.payload, delivery.token, *facts)
+
+    def held(delivery: Any) -> bool:
+        return raw.exists(f"{order['namespace']}:hold", f"{order['namespace']}:hold:{delivery.group}") > 0
+
+    def end(delivery: Any) -> None:
+        say("end", life, delivery.group, delivery.payload, delivery.token)
+
+    def handle(delivery: Any) -> None:
+        begin(delivery)
+        time.sleep(random.uniform(0, order["linger"]))
+        while held(delivery):
+            time.sleep(0.01)
+        end(delivery)
+
+    async def handle_async(delivery: Any) -> None:
+        begin(delivery)
+        await asyncio.sleep(random.uniform(0, order["linger"]))
+        while held(delivery):
+            await asyncio.sleep(0.01)
+        end(delivery)
+
+    answer = Call.answer
+
+    def answered(self: Call[Any], reply: Any) -> Any:
+        if self.script.name == "topic/settle":
+            say("settled", life, reply[1], [int(token) for token in self.args[5::5]])
+        return answer(self, reply)
+
+    Call.answer = answered  # type: ignore[method-assign]
+    topic.handler(handle_async if life % 2 else handle)
+    return lambda: gate.run(concurrency=order["concurrency"])
+
+
+SCENES = {"guarded": guarded, "work": work, "serve": serve}

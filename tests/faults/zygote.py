@@ -3,7 +3,7 @@
     python -m tests.faults.zygote
 
 reads orders from its standard input, one JSON a line, and answers each with how its child ended: {"signal": 9,
-"said": null}.
+"said": null}. With `"do": "start"` it does not wait, and answers {"pid": 4711}; `"do": "kill"` ends such a child.
 """
 
 from __future__ import annotations
@@ -42,11 +42,27 @@ def forked(order: dict[str, Any]) -> dict[str, Any]:
     return {"signal": -status if status < 0 else None, "said": json.loads(said) if status >= 0 else None}
 
 
+def started(order: dict[str, Any]) -> dict[str, Any]:
+    """A child that lives on, and says what went wrong, if anything, on the standard error."""
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(2, 1)
+        os._exit(lived(order, 2))
+    return {"pid": pid}
+
+
+def killed(order: dict[str, Any]) -> dict[str, Any]:
+    """Dead for certain when this returns; another signal than 9 if it had ended before."""
+    os.kill(order["pid"], signal.SIGKILL)
+    return {"signal": -os.waitstatus_to_exitcode(os.waitpid(order["pid"], 0)[1])}
+
+
 def lived(order: dict[str, Any], out: int) -> int:
     try:
         points.install(order.get("die", ""))
         scene = SCENES[order["scene"]](order)
-        os.write(out, b"\n")
+        if "kill_after" in order:
+            os.write(out, b"\n")
         said: object = scene()
     except BaseException as error:
         said = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
@@ -54,11 +70,15 @@ def lived(order: dict[str, Any], out: int) -> int:
     return 0
 
 
+ORDERS = {"run": forked, "start": started, "kill": killed}
+
+
 def main() -> None:
     logging.disable()  # a crash now and then is the normal case here
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(forked(json.loads(line))), flush=True)
+        order = json.loads(line)
+        print(json.dumps(ORDERS[order.get("do", "run")](order)), flush=True)
 
 
 if __name__ == "__main__":

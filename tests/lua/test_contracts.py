@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from idemgate import lua
-from idemgate.core import keys, members
+from idemgate.core import keys, members, registry, resizing
 from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec
@@ -184,9 +184,24 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def _delivery(gate: Gate, slot: int = 0) -> Delivery[Any]:
-    packed = b"\x9c\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0"
+    packed = b"\x9e\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0\x01\x00"
     policy = gate.topic("t").policy
     return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.codec))
+
+
+def _plans(topic: TopicCalls) -> list[Batch[Any]]:
+    """What a change of slots sends, and forgetting."""
+    entry = resizing._Entry(b"p", b"k", b"1", b"", b"", b"k")
+    calls: list[Call[Any]] = [
+        resizing._begin(topic, 8),
+        resizing._end(topic, b"change", "done", b"", b""),
+        resizing._close(topic, 0, b"change"),
+        resizing._unload(topic, 0, b"change", 0),
+        *(resizing._load(topic, 0, b"change", 1, 1, [entry] * n) for n in (0, 1, 3)),
+        resizing._retell(topic, 0, 1, b"0"),
+        resizing._purge(topic, 0, b"change", True),
+    ]
+    return [Batch(calls, list)]
 
 
 def _calls() -> list[Call[Any]]:
@@ -205,6 +220,7 @@ def _calls() -> list[Call[Any]]:
         topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
         topic.settle_many([Settlement("nack", one, 5, "why", Part([1, 0, b"\xa1x"], 1, 2))]),
         topic.extend_many([one, one, one]),
+        *_plans(topic),
         topic.pause(True),
         topic.stats(),
     ]
@@ -221,6 +237,8 @@ def _calls() -> list[Call[Any]]:
         claims.resolve(record, True, 1, b"v", b"x"),
         open_topic("ns", None, "t", policy, redefine=True),
         stored_policy("ns", None, "t"),
+        registry.entries("ns", None),
+        topic.reopen(0, b"change"),
         topic.trigger(Trigger("a")),
         topic.take(0, 5),
         topic.settle(0, []),
@@ -238,7 +256,7 @@ def _calls() -> list[Call[Any]]:
         topic.dead(0, 0, 10),
         topic.dead(0, 5, 10, Place(7, "8")),
         topic.exhume(0, "redrive", []),
-        read_slot(Slot("ns", "t", 0), None, 1, 1),
+        read_slot(Slot("ns", "t", 0, 1), None, 1, 1),
         topic.exhume(0, "delete", ["1", "2", "3"]),
         members.announce("ns", "g", None, said, 1000),
         members.announce("ns", "g", None, said_much, 1000),

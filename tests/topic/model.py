@@ -1,18 +1,26 @@
-"""What one slot of a topic must do, in plain Python with nothing of the package in it. Times in ms, plain replies."""
+"""What one slot of a topic must do, in plain Python with nothing of the package in it. Times in ms, plain replies.
+
+A message is pending, in flight, or dead, and that is all: what is scheduled, ready, waiting or blocked follows from the
+time, the deliveries in flight and the groups, whenever somebody asks. So there are no queues to move it between, and no
+order in which anything must be done but the one that is promised: the best rank first, of what may go.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
 from typing import Any
 
 SILENT = "lease lapsed: its worker vanished or stalled"
+NEVER = 1 << 60
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rules:
+    """The policy, as it is for this slot. Durations in ms."""
+
     window: int | None = None
     quiet: int | None = None
     max_delay: int | None = None
@@ -23,8 +31,14 @@ class Rules:
     lease: int = 20_000
     max_attempts: int = 3
     retention: int = 60_000
-    max_dead: int = 3
+    max_dead: int = 2
     remember: int = 30_000
+    ranked: bool = False
+    boost: int = 0  # what a point of priority is worth; 0 = strict
+    together: int = 1  # deliveries of a group at a time
+    most: int | None = None  # in flight
+    interval: int | None = None  # us between two deliveries
+    burst: int = 1
 
 
 @dataclass
@@ -35,22 +49,32 @@ class Message:
     due: int
     why: str
     version: int | None = None
+    priority: int | None = None
+    group: str = ""
     attempts: int = 0
-    pinned: bool = False
+    pinned: bool = False  # its caller named the time
     failure: str = ""
+    holds: bool = False  # a place in its group, though it is not in flight: it came back and will be tried again
+    former: bool = False  # there was another policy when it came; what it then ranked is not promised
 
     def joined(self, newer: Message) -> Message:
         """This one with a newer one in it; when it is due, and its attempts, stay."""
-        version = self.version if newer.version is None else newer.version
-        first, last = min(self.first, newer.first), max(self.last, newer.last)
-        return replace(self, payloads=self.payloads + newer.payloads, first=first, last=last, version=version)
+        return replace(
+            self,
+            payloads=self.payloads + newer.payloads,
+            first=min(self.first, newer.first),
+            last=max(self.last, newer.last),
+            version=self.version if newer.version is None else newer.version,
+            priority=self.priority if newer.priority is None else newer.priority,
+            group=newer.group,
+            former=self.former or newer.former,
+        )
 
 
 @dataclass
 class Flight:
     token: int
     message: Message
-    due: int
     lease_end: int
     cancelled: bool = False
 
@@ -69,34 +93,56 @@ class Model:
     rules: Rules
     now: int
     pending: dict[str, Message] = field(default_factory=dict)
-    scheduled: dict[str, int] = field(default_factory=dict)
     flights: dict[str, Flight] = field(default_factory=dict)
     dead: list[Letter] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     memo: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
     token: int = 0
+    paused: bool = False
+    spent: int = 0  # us of the rate's burst that were used at `spent_at`, in ms
+    spent_at: int = 0
 
     def _recall(self, *name: str) -> int | None:
         value, expires = self.memo.get(name, (0, 0))
         return value if expires > self.now else None
 
+    def _count(self, name: str, message: Message) -> None:
+        self.counters[name] += 1
+        self.counters[f"{name}_triggers"] += len(message.payloads)
+
+    def redefine(self, rules: Rules) -> None:
+        self.rules = rules
+        for message in self._messages():
+            message.former = True
+
+    def _messages(self) -> Iterator[Message]:
+        yield from self.pending.values()
+        yield from (one.message for one in (*self.flights.values(), *self.dead))
+
     # -- trigger ------------------------------------------------------------------------------------------------------
 
     def trigger(
-        self, key: str, payload: int, at: int | None = None, version: int | None = None, event: str | None = None
+        self,
+        key: str,
+        payload: int,
+        at: int | None = None,
+        priority: int | None = None,
+        group: str = "",
+        version: int | None = None,
+        event: str | None = None,
     ) -> tuple[str, int | None]:
         """(receipt, due)"""
         receipt = self._refusal(key, version, event)
         due: int | None = None
         if receipt is None:
-            receipt, due = self._put(key, payload, at, version)
+            new = Message([payload], self.now, self.now, self.now, "now", version, priority, group)
+            receipt, due = self._put(key, new, at)
             self.counters["accepted"] += 1
-            forget = self.now + self.rules.remember
             if event is not None:
                 # Counted from when it is due: an occurrence that was planned ahead is not planned again.
                 self.memo["event", event, key] = (1, max(self.now, due) + self.rules.remember)
             if version is not None:
-                self.memo["version", key] = (version, forget)
+                self.memo["version", key] = (version, self.now + self.rules.remember)
             if self.rules.leading:
                 self.memo["door", key] = (1, self.now + (self.rules.window or self.rules.quiet or 0))
         if receipt != "scheduled":
@@ -115,20 +161,23 @@ class Model:
             return "dropped"
         return None
 
-    def _put(self, key: str, payload: int, at: int | None, version: int | None) -> tuple[str, int]:
-        new = Message([payload], self.now, self.now, self.now, "now", version)
+    def _put(self, key: str, new: Message, at: int | None) -> tuple[str, int]:
         old = self.pending.get(key)
         message = new if old is None else old.joined(new)
-        if self.scheduled.get(key, message.due) != message.due:
-            message.due, message.why = self.scheduled[key], "flush"
         receipt = "scheduled" if old is None else "merged"
         if at is not None:
-            message.due, message.why, message.pinned = max(at, self.now), "time", True
+            self._pin(message, at)
             receipt = "scheduled" if old is None else "replaced"
-        elif not message.pinned and message.attempts == 0:
+        elif not message.pinned and message.attempts == 0 and message.why != "retry":
             self._time(message, old is None)
-        self._keep(key, message)
+        if old is not None and (message.group != old.group or message.due > old.due):
+            message.holds = False
+        self.pending[key] = message
         return receipt, message.due
+
+    def _pin(self, message: Message, at: int) -> None:
+        """A time named by its caller may be far: no group waits for that."""
+        message.due, message.why, message.pinned, message.holds = max(at, self.now), "time", True, False
 
     def _time(self, message: Message, fresh: bool) -> None:
         rules = self.rules
@@ -145,35 +194,83 @@ class Model:
         if rules.max_size and len(message.payloads) >= rules.max_size and message.due > self.now:
             message.due, message.why = self.now, "max_size"
 
-    def _keep(self, key: str, message: Message) -> None:
-        self.pending[key] = message
-        if key not in self.flights:
-            self.scheduled[key] = message.due
+    # -- what may go --------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> dict[str, Message]:
+        """What is pending and not behind a delivery of its own key."""
+        return {key: message for key, message in self.pending.items() if key not in self.flights}
+
+    def _ripe(self) -> dict[str, Message]:
+        return {key: message for key, message in self._standing().items() if message.due <= self.now}
+
+    def _inside(self, group: str) -> int:
+        """How many are in a group: in flight, or to be tried again."""
+        flying = [flight.message for flight in self.flights.values()]
+        held = [message for message in self.pending.values() if message.holds]
+        return sum(message.group == group for message in flying + held)
+
+    def _fits(self, message: Message) -> bool:
+        return message.group == "" or message.holds or self._inside(message.group) < self.rules.together
+
+    def _rank(self, message: Message) -> tuple[int, int]:
+        if not self.rules.ranked:
+            return (message.due, 0)
+        if self.rules.boost:
+            return (message.due - (message.priority or 0) * self.rules.boost, message.due)
+        return (-(message.priority or 0), message.due)
+
+    def _best(self) -> set[str]:
+        """The keys that may go next: those of the best rank, and those whose rank is not promised."""
+        may = {key: message for key, message in self._ripe().items() if self._fits(message)}
+        best = min((self._rank(message) for message in may.values() if not message.former), default=None)
+        return {key for key, message in may.items() if message.former or self._rank(message) == best}
+
+    def _saved(self) -> int:
+        """How much of the burst there is, us."""
+        full = self.rules.burst * (self.rules.interval or 0)
+        return full - max(0, self.spent - (self.now - self.spent_at) * 1000)
+
+    def _room(self) -> int:
+        """How many deliveries the limits permit now."""
+        if self.paused:
+            return 0
+        room = NEVER
+        if self.rules.most is not None:
+            room = max(0, self.rules.most - len(self.flights))
+        if self.rules.interval:
+            room = min(room, self._saved() // self.rules.interval)
+        return room
 
     # -- take and settle ----------------------------------------------------------------------------------------------
 
-    def take(self, n: int) -> tuple[list[tuple[str, int]], int]:
-        """((key, token) of each delivery, lapsed)"""
+    def take(self, n: int, chosen: Sequence[str] = ()) -> tuple[list[tuple[str, int]], int]:
+        """((key, token) of each delivery, lapsed). Among equals the server chooses."""
         lapsed = sorted((flight.lease_end, key) for key, flight in self.flights.items() if flight.lease_end <= self.now)
         for _, key in lapsed:
             self._reclaim(key)
         self.counters["lapsed"] += len(lapsed)
-        ripe = sorted((due, key) for key, due in self.scheduled.items() if due <= self.now)[:n]
-        for due, key in ripe:
-            del self.scheduled[key]
-            message = self.pending.pop(key)
-            message.attempts += 1
-            if due != message.due:
-                message.due, message.why = due, "flush"
-            self.token = max(self.token + 1, self.now * 1000)
-            self.flights[key] = Flight(self.token, message, due, self.now + self.rules.lease)
-        self.counters["taken"] += len(ripe)
-        return [(key, self.flights[key].token) for _, key in ripe], len(lapsed)
+        out: list[str] = []
+        room = min(n, self._room())
+        while len(out) < room and (best := self._best()):
+            wish = chosen[len(out)] if len(out) < len(chosen) else None
+            out.append(wish if wish in best else min(best))
+            self._hand_out(out[-1])
+        self.counters["taken"] += len(out)
+        each = self.rules.interval or 0
+        self.spent, self.spent_at = self.rules.burst * each - self._saved() + len(out) * each, self.now
+        return [(key, self.flights[key].token) for key in out], len(lapsed)
+
+    def _hand_out(self, key: str) -> None:
+        message = self.pending.pop(key)
+        message.attempts += 1
+        message.holds = False
+        self.token = max(self.token + 1, self.now * 1000)
+        self.flights[key] = Flight(self.token, message, self.now + self.rules.lease)
 
     def _reclaim(self, key: str) -> None:
         flight = self.flights.pop(key)
         if flight.cancelled:
-            self._call_off(key, flight)
+            self._count("cancelled", flight.message)
         elif flight.message.attempts >= self.rules.max_attempts:
             self._bury(key, flight, SILENT)
         else:
@@ -181,96 +278,84 @@ class Model:
             # The second time apart from its neighbours, somewhere within a lease.
             spread = int(sha1(f"{key}{flight.token}".encode()).hexdigest()[:8], 16) % self.rules.lease
             spread *= flight.message.attempts >= 2
-            self._restore(key, flight.message, self.now + spread, "retry")
+            self._try_again(key, flight.message, spread)
 
     def settle(self, verb: str, key: str, token: int, delay: int, failure: str) -> str:
-        flight = self.flights.get(key)
-        if flight is None or flight.token != token:
+        if not self.holds(key, token):
             self.counters["lost"] += 1
             return "lost"
-        del self.flights[key]
+        flight = self.flights.pop(key)
         message = flight.message
         if verb == "ack":
-            self.counters["acked"] += 1
-            self.counters["acked_triggers"] += len(message.payloads)
-            self._promote(key)
-        elif verb == "bury":
+            self._count("acked", message)
+            return "ok"
+        if verb == "bury":
             self._bury(key, flight, failure)
             return "dead"
-        elif flight.cancelled:
-            self._call_off(key, flight)
+        if flight.cancelled:
+            self._count("cancelled", message)
             return "cancelled"
-        elif verb == "return":
-            self.counters["returned"] += 1
-            message.attempts -= 1
-            self._restore(key, message, message.due, message.why)
+        self.counters[{"nack": "nacked", "return": "returned", "defer": "deferred"}[verb]] += 1
+        if verb == "nack" and message.attempts >= self.rules.max_attempts:
+            self._bury(key, flight, failure)
+            return "dead"
+        if verb == "nack":
+            message.failure = failure
         else:
-            self.counters["nacked"] += 1
-            if message.attempts >= self.rules.max_attempts:
-                self._bury(key, flight, failure)
-                return "dead"
-            message.failure, message.pinned = failure, False
-            self._restore(key, message, self.now + delay, "retry")
+            message.attempts -= 1
+        if verb == "return":
+            message.holds = True
+            self._back(key, message)
+        else:
+            self._try_again(key, message, delay)
         return "ok"
 
     def extend(self, key: str, token: int, lease: int) -> str:
-        flight = self.flights.get(key)
-        if flight is None or flight.token != token:
+        if not self.holds(key, token):
             return "lost"
-        flight.lease_end = self.now + lease
-        return "cancelled" if flight.cancelled else "ok"
+        self.flights[key].lease_end = self.now + lease
+        return "cancelled" if self.flights[key].cancelled else "ok"
 
     def holds(self, key: str, token: int) -> bool:
         """Whether this token is that of the key's live delivery."""
         return key in self.flights and self.flights[key].token == token
 
-    def _promote(self, key: str) -> None:
-        if key in self.pending:
-            self.scheduled[key] = self.pending[key].due
+    def _try_again(self, key: str, message: Message, delay: int) -> None:
+        message.due, message.why, message.pinned, message.holds = self.now + delay, "retry", False, True
+        self._back(key, message)
 
-    def _restore(self, key: str, message: Message, due: int, why: str) -> None:
-        message.due, message.why = due, why
+    def _back(self, key: str, message: Message) -> None:
+        """A message comes back. A pending one of its key joins it, in the order in which they were triggered."""
         waiting = self.pending.get(key)
-        if waiting is not None:
-            self.counters["folded"] += 1
-            older, newer = (waiting, message) if waiting.last < message.last else (message, waiting)
-            time = waiting if waiting.pinned else message
-            message = replace(
-                older.joined(newer),
-                due=time.due,
-                why=time.why,
-                pinned=time.pinned,
-                attempts=message.attempts,
-                failure=message.failure,
-            )
-        self._keep(key, message)
-
-    def _call_off(self, key: str, flight: Flight) -> None:
-        self.counters["cancelled"] += 1
-        self.counters["cancelled_triggers"] += len(flight.message.payloads)
-        self._promote(key)
+        if waiting is None:
+            self.pending[key] = message
+            return
+        self.counters["folded"] += 1
+        older, newer = (waiting, message) if waiting.last < message.last else (message, waiting)
+        both = older.joined(newer)
+        # Its retry time stands, unless the other one's was named by its caller.
+        time = waiting if waiting.pinned else message
+        both.due, both.why, both.pinned = time.due, time.why, time.pinned
+        both.attempts, both.failure = message.attempts, message.failure
+        both.holds = not waiting.pinned and any(one.holds and one.group == both.group for one in (message, waiting))
+        self.pending[key] = both
 
     def _bury(self, key: str, flight: Flight, reason: str) -> None:
-        self.counters["buried"] += 1
-        self.counters["buried_triggers"] += len(flight.message.payloads)
+        self._count("buried", flight.message)
         self.dead.append(Letter(flight.token, key, flight.message, reason, self.now))
         self.dead.sort(key=lambda letter: (letter.died, letter.token))
-        old = [letter for letter in self.dead if letter.died <= self.now - self.rules.retention]
-        old = old or self.dead[: max(0, len(self.dead) - self.rules.max_dead)]
-        for letter in old:
-            self.dead.remove(letter)
-            self.counters["expired"] += 1
-            self.counters["expired_triggers"] += len(letter.message.payloads)
-        self._promote(key)
+        while self.dead[0].died <= self.now - self.rules.retention or len(self.dead) > self.rules.max_dead:
+            self._count_of_letter("expired", self.dead.pop(0))
+
+    def _count_of_letter(self, name: str, letter: Letter) -> None:
+        self._count(name, letter.message)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def cancel(self, key: str) -> str:
         message, flight = self.pending.pop(key, None), self.flights.get(key)
         if message is not None:
-            self.scheduled.pop(key, None)
-            self.counters["cancelled"] += 1
-            self.counters["cancelled_triggers"] += len(message.payloads)
+            self._count("cancelled", message)
         if flight is not None:
             flight.cancelled = True
             return "in_flight"
@@ -279,46 +364,78 @@ class Model:
     def reschedule(self, key: str, at: int) -> str:
         if key not in self.pending:
             return "in_flight" if key in self.flights else "absent"
-        message = self.pending[key]
-        message.due, message.why, message.pinned = max(at, self.now), "time", True
-        self._keep(key, message)
+        self._pin(self.pending[key], at)
         return "rescheduled"
 
     def flush(self, key: str) -> int:
         message = self.pending.get(key)
-        if message is None or self.scheduled.get(key, message.due) <= self.now:
+        if message is None or message.due <= self.now:
             return 0
         message.due, message.why = self.now, "flush"
-        self._keep(key, message)
         return 1
 
     def flush_all(self) -> tuple[int, int]:
         """(moved, left)"""
-        later = [key for key, due in self.scheduled.items() if due > self.now]
-        for key in later:
-            self.scheduled[key] = self.now
-        return len(later) + sum(self.flush(key) for key in self.pending if key in self.flights), 0
+        return sum(self.flush(key) for key in self.pending), 0
+
+    def pause(self, paused: bool) -> bool:
+        """Whether that changed anything."""
+        before, self.paused = self.paused, paused
+        return before != paused
 
     def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int]:
         """(taken out, left)"""
         found = 0
         for token in tokens or [letter.token for letter in self.dead]:
             letter = next((letter for letter in self.dead if letter.token == token), None)
-            if letter is not None:
-                found += 1
-                self.dead.remove(letter)
-                counter = "redriven" if verb == "redrive" else "deleted"
-                self.counters[counter] += 1
-                self.counters[f"{counter}_triggers"] += len(letter.message.payloads)
-                if verb == "redrive":
-                    letter.message.attempts, letter.message.pinned = 0, False
-                    self._restore(letter.key, letter.message, self.now, "redrive")
+            if letter is None:
+                continue
+            found += 1
+            self.dead.remove(letter)
+            self._count("redriven" if verb == "redrive" else "deleted", letter.message)
+            if verb == "redrive":
+                message = letter.message
+                message.attempts, message.pinned, message.due, message.why = 0, False, self.now, "redrive"
+                self._back(letter.key, message)
         return found, len(self.dead)
 
     # -- what is to be seen -------------------------------------------------------------------------------------------
 
     def next_work(self) -> int:
-        return min([*self.scheduled.values(), *(flight.lease_end for flight in self.flights.values())], default=0)
+        """When there is something to take or to put back: a message that may go, or is due later, or a lapsing lease.
+        NEVER where only the end of a delivery, or somebody's call, can change that."""
+        leases = [flight.lease_end for flight in self.flights.values()]
+        if self.paused or len(self.flights) >= (NEVER if self.rules.most is None else self.rules.most):
+            return min(leases, default=NEVER)
+        dues = [max(message.due, self.opens()) for message in self.unblocked()]
+        return min(dues + leases, default=NEVER)
+
+    def opens(self) -> int:
+        """When the rate permits a delivery."""
+        missing = max(0, (self.rules.interval or 0) - self._saved())
+        return self.now + -(-missing // 1000)
+
+    def unblocked(self) -> list[Message]:
+        """What stands scheduled or ready, and not behind its group."""
+        return [message for message in self._standing().values() if message.due > self.now or self._fits(message)]
+
+    def behind(self) -> int:
+        """How many of the messages due would stand behind their groups, if all that may go went."""
+        ripe = list(self._ripe().values())
+        groups = {message.group for message in ripe} - {""}
+        blocked = 0
+        for group in groups:
+            room = max(0, self.rules.together - self._inside(group))
+            blocked += max(0, sum(message.group == group and not message.holds for message in ripe) - room)
+        return blocked
+
+    def places(self) -> tuple[int, int, int, int, int]:
+        """How many are due later, due now (blocked or not), behind a delivery of their key, in flight, dead."""
+        standing, ripe = len(self._standing()), len(self._ripe())
+        return standing - ripe, ripe, len(self.pending) - standing, len(self.flights), len(self.dead)
+
+    def counted(self) -> dict[str, int]:
+        return {name: n for name, n in self.counters.items() if n}
 
     def shown(self, message: Message | None) -> Any:
         if message is None:
@@ -326,26 +443,18 @@ class Model:
         dropped = max(0, len(message.payloads) - self.rules.kept) if self.rules.kept else 0
         return (
             len(message.payloads), self.rules.merge(message.payloads), message.first, message.last, message.attempts,
-            message.why, message.version, message.failure, dropped,
+            message.why, message.version, message.failure, message.priority or 0, message.group, dropped,
         )  # fmt: skip
 
     def peek(self, key: str) -> Any:
-        flight = self.flights.get(key)
-        message = self.pending.get(key)
-        due = self.scheduled.get(key, message.due) if message else None
-        return self.shown(message), due, flight and (self.shown(flight.message), flight.token, flight.lease_end)
-
-    def stats(self) -> Any:
-        ready = sum(due <= self.now for due in self.scheduled.values())
-        waiting = len(self.pending) - len(self.scheduled)
-        places = (len(self.scheduled) - ready, ready, waiting, len(self.flights), len(self.dead))
-        return places, min(self.scheduled.values(), default=None), {name: n for name, n in self.counters.items() if n}
+        flight, message = self.flights.get(key), self.pending.get(key)
+        flying = flight and (self.shown(flight.message), flight.token, flight.lease_end)
+        return self.shown(message), message and message.due, flying
 
     def letters(self) -> Any:
         return [(one.token, one.key, one.reason, one.died, self.shown(one.message)) for one in reversed(self.dead)]
 
     def unaccounted(self) -> int:
         """Accepted triggers that are nowhere: has to be 0, always."""
-        held = [*self.pending.values(), *(one.message for one in (*self.flights.values(), *self.dead))]
         gone = sum(self.counters[f"{end}_triggers"] for end in ("acked", "cancelled", "deleted", "expired"))
-        return self.counters["accepted"] - gone - sum(len(message.payloads) for message in held)
+        return self.counters["accepted"] - gone - sum(len(message.payloads) for message in self._messages())

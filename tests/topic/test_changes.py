@@ -295,3 +295,11 @@ async def test_every_trigger_is_accounted_for(face: Any, clock: Clock, conserved
     assert {name: stats[name] for name in names if not stats[name]} == {}
     assert stats["accepted"] == 8 * 24
     assert stats["expired_triggers"] >= stats["expired"]
+
+
+async def test_a_flush_of_all_is_seen_as_that_of_one(face: Any) -> None:
+    topic = face.topic("t", window="60s")
+    await topic.trigger("a")
+    await topic.trigger("b")
+    assert (await topic.flush("a"), await topic.flush()) == (1, 1)
+    assert [(await topic.peek(key)).pending.reason for key in "ab"] == ["flush", "flush"]

@@ -368,3 +368,34 @@ async def test_a_choice_that_makes_no_sense_is_refused(
         with pytest.raises(BadInput, match="-1"):
             await topic.dead.list(**bad)
     assert everything() == before
+
+
+async def test_a_redriven_letter_does_not_put_off_what_was_flushed(face: Any) -> None:
+    # Given a dead letter, and a pending message of its key whose time was named, and which was flushed since
+    topic = face.topic("t")
+    await topic.trigger("k")
+    await topic.bury(await topic.take(1))
+    await topic.trigger("k", delay="1h")
+    assert await topic.flush() == 1
+    # When the letter is redriven
+    assert await topic.dead.redrive() == 1
+    # Then both are due
+    (both,) = await topic.take(1)
+    assert both.count == 2
+
+
+async def test_a_redriven_letter_does_not_wait_for_a_retry_that_nobody_named(face: Any, clock: Clock) -> None:
+    # Given a dead letter, and a message of its key whose time was named once, but which lapsed twice since
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k")
+    await topic.bury(await topic.take(1))
+    await topic.trigger("k", delay=0)
+    for _ in range(2):
+        assert len(await topic.take(1)) == 1
+        clock.advance("30s")
+    assert await topic.take(1) == []
+    # When the letter is redriven
+    await topic.dead.redrive()
+    # Then it is due now, as every redriven letter
+    (both,) = await topic.take(1)
+    assert (both.count, both.reason) == (2, "redrive")

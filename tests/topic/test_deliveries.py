@@ -386,3 +386,30 @@ async def test_an_id_names_the_same_triggers_and_no_others(face: Any, clock: Clo
     joined = (await topic.take())[0]
     assert joined.count == 2
     assert joined.id != first.id
+
+
+async def test_every_message_has_an_id_of_its_own_that_stays_when_it_is_tried_again(face: Any, clock: Clock) -> None:
+    # Given three messages of one key within a millisecond: one delivered, one that came meanwhile, one after both
+    topic = face.topic("t", merge="append")
+    await topic.trigger("a", 1)
+    (first,) = await topic.take()
+    await topic.trigger("a", 2)
+    await topic.ack(first)
+    (second,) = await topic.take()
+    await topic.ack(second)
+    await topic.trigger("a", 3)
+    (third,) = await topic.take()
+    # Then each has its id
+    assert len({first.id, second.id, third.id}) == 3
+    # And keeps it when it is tried again, whether its owner vanished or said so
+    clock.advance("1h")
+    (lapsed,) = await topic.take()
+    await topic.nack(lapsed, delay=0)
+    (again,) = await topic.take()
+    assert third.id == lapsed.id == again.id
+    # But when another trigger joins it, it is another message
+    await topic.trigger("a", 4)
+    await topic.nack(again, delay=0)
+    (joined,) = await topic.take()
+    assert joined.payload == [3, 4]
+    assert joined.id not in (first.id, second.id, third.id)

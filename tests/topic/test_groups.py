@@ -190,7 +190,7 @@ async def test_workers_are_told_that_a_group_goes_on(
     await topic.nack(await topic.take(1))
     assert await keys_taken(topic) == []
     with raw.pubsub() as heard:
-        heard.subscribe(f"ig1:{{{namespace}:topic:orders:0}}:due")
+        heard.subscribe(f"ig1:{{{namespace}:topic:orders:0/1}}:due")
         assert heard.get_message(timeout=5)["type"] == "subscribe"
         # When the retry makes room for the next
         if how == "cancel":
@@ -203,6 +203,47 @@ async def test_workers_are_told_that_a_group_goes_on(
         told = heard.get_message(timeout=5)
     assert told is not None
     assert int(told["data"]) <= clock.now().timestamp() * 1000
+
+
+async def test_the_highest_of_a_group_goes_first_also_from_its_line(face: Any, clock: Clock) -> None:
+    # Given a group of which one runs, and others that were found to stand behind it
+    topic = face.topic("orders", priority=True)
+    await topic.trigger("first", group="ann")
+    running = await topic.take(10)
+    for key, priority in [("low", 1), ("high", 9), ("middle", 5), ("fallen", 7)]:
+        await topic.trigger(key, group="ann", priority=priority)
+        clock.advance("1ms")
+    assert await keys_taken(topic) == []
+    # When the one in front ends, and then what goes next is the highest no more
+    await topic.ack(running)
+    high = await topic.take(10)
+    await topic.ack(high)
+    await topic.trigger("fallen", group="ann", priority=0)
+    order = [one.key for one in high]
+    while taken := await topic.take(10):
+        order += [one.key for one in taken]
+        await topic.ack(taken)
+    # Then they come in the order of their priorities
+    assert order == ["high", "middle", "low", "fallen"]
+
+
+async def test_the_older_one_of_a_group_is_not_overtaken_by_a_redriven_letter(face: Any, clock: Clock) -> None:
+    # Given a dead letter, and a new message of its key that is the next of its group
+    topic = face.topic("orders")
+    await topic.trigger("k", group="ann")
+    await topic.bury(await topic.take(1))
+    await topic.trigger("first", group="ann")
+    running = await topic.take(1)
+    for key in ("k", "next"):
+        clock.advance("1ms")
+        await topic.trigger(key, group="ann")
+    assert await keys_taken(topic) == []
+    await topic.ack(running)
+    # When the letter is redriven, so that both are due from now on
+    clock.advance("1ms")
+    await topic.dead.redrive()
+    # Then the other one goes before it
+    assert await keys_taken(topic) == ["next"]
 
 
 async def test_a_group_with_a_nul_is_refused(face: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput
+from idemgate import BadInput, Gate
 from idemgate.testing import Clock
 
 
@@ -69,6 +69,26 @@ async def test_pause_and_resume(face: Any, clock: Clock) -> None:
     assert await topic.resume() is True
     assert await topic.resume() is False
     assert [one.key for one in await topic.take(10)] == ["b", "c"]
+
+
+def test_nobody_waits_for_a_rate_that_has_room(gate: Gate) -> None:
+    # Given a burst of three, and one message that is due
+    topic = gate.topic("calls", rate="12/1m", burst=3)
+    topic.trigger("a")
+    topic.trigger("b", delay="1s")
+    # When it is taken
+    taken = gate.link.run(topic.open().take(0, 10))
+    assert [one.key for one in taken.deliveries] == ["a"]
+    # Then whoever took it looks again when the next is due
+    assert taken.next_due_ms == taken.now_ms + 1000
+
+
+def test_who_takes_nothing_hears_of_what_is_due_in_spite_of_a_limit(gate: Gate) -> None:
+    topic = gate.topic("calls", concurrency=2)
+    topic.trigger("a")
+    # As a forwarding worker does, to put back what lapsed
+    swept = gate.link.run(topic.open().take(0, 0))
+    assert (swept.deliveries, swept.next_due_ms) == ([], swept.now_ms)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,21 @@ async def test_ranked_messages_can_be_cancelled_moved_and_retried(face: Any, clo
     assert (await topic.stats()).pending == 0
 
 
+async def test_what_comes_back_keeps_its_priority_unless_a_newer_trigger_names_one(face: Any) -> None:
+    # Given a delivery of priority 9, and behind it a trigger that names none
+    topic = face.topic("jobs", priority=True)
+    for named, expected in [(None, 9), (0, 0)]:
+        await topic.trigger("k", priority=9)
+        (running,) = await topic.take(1)
+        await topic.trigger("k", priority=named)
+        # When it is tried again
+        await topic.nack(running, delay=0)
+        # Then it is as important as the newest trigger said that said it
+        (again,) = await topic.take(1)
+        assert again.priority == expected
+        await topic.ack(again)
+
+
 async def test_a_priority_that_cannot_rank_is_refused(face: Any) -> None:
     with pytest.raises(BadInput, match="priority=True"):
         await face.topic("plain").trigger("a", priority=1)

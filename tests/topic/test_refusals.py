@@ -391,7 +391,7 @@ async def test_a_key_of_another_type_is_left_alone(
 ) -> None:
     topic, delivery = await _used(face, clock)
     # Given something foreign where a part of the slot should be
-    key = f"ig1:{{{namespace}:topic:t:0}}:{part}".encode()
+    key = f"ig1:{{{namespace}:topic:t:0/1}}:{part}".encode()
     raw.delete(key)
     raw.rpush(key, "foreign")
     # Then every verb says so, names the key, and writes nothing
@@ -404,7 +404,7 @@ async def test_a_slot_of_another_layout_is_left_alone(
 ) -> None:
     topic, delivery = await _used(face, clock)
     # Given a slot that a later version of this library wrote
-    key = f"ig1:{{{namespace}:topic:t:0}}:facts".encode()
+    key = f"ig1:{{{namespace}:topic:t:0/1}}:facts".encode()
     raw.hset(key, "v", "2")
     await _all_refuse(topic, delivery, everything, key, "says layout 2, this program knows layout 1")
 

@@ -218,7 +218,7 @@ async def test_answers_are_forgotten_after_a_minute(stage: Stage, clock: Clock, 
         clock.advance("7s")
     # Then only those of the last minute are kept, and their keys end by themselves
     for part in ("told0", "told1"):
-        key = f"ig1:{{{namespace}:topic:t:0}}:{part}"
+        key = f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
         assert raw.hlen(key) <= 6
         assert 0 < raw.pttl(key) <= 120_000
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput
+from idemgate import BadInput, Gate
+from idemgate.core.topics import Settlement
 from idemgate.testing import Clock
 
 At = Callable[[float], datetime]
@@ -238,3 +239,16 @@ async def test_a_clock_set_back_does_not_turn_first_and_last_round(face: Any, cl
     clock.set(at(70).timestamp())
     (delivery,) = await topic.take(1)
     assert (delivery.first_at, delivery.last_at, delivery.due_at) == (at(4), at(10), at(70))
+
+
+def test_a_deferred_delivery_is_not_moved_by_the_policy(gate: Gate, clock: Clock, at: At) -> None:
+    # Given a first delivery that was not possible, and is to be tried again in a minute
+    topic = gate.topic("t", quiet="5s")
+    topic.trigger("k")
+    clock.advance("5s")
+    (early,) = topic.take(1)
+    gate.link.run(topic.open().settle(0, [Settlement("defer", early, 60_000)]))
+    # When another trigger of its key comes
+    receipt = topic.trigger("k")
+    # Then its time stands, as that of any retry
+    assert (receipt.status, receipt.due_at) == ("merged", at(65))

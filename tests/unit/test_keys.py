@@ -54,8 +54,8 @@ def test_other_records_have_other_keys(first: tuple[Any, ...], second: tuple[Any
 def test_kinds_do_not_mix(triple: tuple[Any, ...], topic: str, number: int) -> None:
     namespace = triple[0]
     record, registry = keys.record(*triple), keys.topics(namespace)
-    found = [record, registry, *keys.slot(namespace, topic, number), *keys.members(namespace, topic)]
-    found.append(keys.outbox(namespace, topic, number))
+    found = [record, registry, *keys.slot(namespace, topic, number, 16), *keys.members(namespace, topic)]
+    found.append(keys.outbox(namespace, topic, number, 16))
     assert len(set(found)) == len(found)
 
 
@@ -78,9 +78,9 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.record("shop", "orders", "a b:c") == b"ig1:{shop:once:orders:a%20b:c}"
     assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig1:{shop:once:a%3Ab:#")
     assert keys.topics("shop") == b"ig1:{shop:topics}"
-    assert keys.slot("shop", "images", 3)[0] == b"ig1:{shop:topic:images:3}:due"
-    assert len(keys.slot("shop", "images", 3)) == 14
-    assert keys.outbox("shop", "images", 3) == b"ig1:{shop:topic:images:3}:out"
+    assert keys.slot("shop", "images", 3, 16)[0] == b"ig1:{shop:topic:images:3/16}:due"
+    assert len(keys.slot("shop", "images", 3, 16)) == 14
+    assert keys.outbox("shop", "images", 3, 16) == b"ig1:{shop:topic:images:3/16}:out"
 
 
 # -- where a key goes -------------------------------------------------------------------------------------------------
@@ -100,14 +100,14 @@ def test_all_of_a_record_decides_where_it_goes(triple: tuple[Any, ...]) -> None:
 @UNHURRIED
 @given(namespace=names, topic=names, number=st.integers(0, 16_383))
 def test_the_keys_of_a_call_live_together(namespace: str, topic: str, number: int) -> None:
-    slot = (*keys.slot(namespace, topic, number), keys.outbox(namespace, topic, number))
+    slot = (*keys.slot(namespace, topic, number, 16), keys.outbox(namespace, topic, number, 16))
     for whole in (slot, keys.members(namespace, topic)):
         assert len({tag(key) for key in whole}) == 1
         assert len({key_slot(key) for key in whole}) == 1
 
 
 def test_slots_of_a_topic_spread_over_the_cluster() -> None:
-    places = {key_slot(keys.slot("shop", "images", number)[0]) * 3 // 16_384 for number in range(16)}
+    places = {key_slot(keys.slot("shop", "images", number, 16)[0]) * 3 // 16_384 for number in range(16)}
     assert places == {0, 1, 2}
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_name_is_refused(name: Any) -> None:
 @given(names | st.text(NAME, min_size=60, max_size=64))
 def test_a_name_is_taken_as_it_is(name: str) -> None:
     assert keys.check_name(name, "topic") == name
-    assert keys.slot("ns", name, 0)[0] == f"ig1:{{ns:topic:{name}:0}}:due".encode()
+    assert keys.slot("ns", name, 0, 1)[0] == f"ig1:{{ns:topic:{name}:0/1}}:due".encode()
 
 
 def test_keys_that_are_not_text_can_be_read_in_errors() -> None:

@@ -272,11 +272,11 @@ async def test_what_one_slot_gave_is_run_though_the_next_slot_fails(
     await topic.aio.trigger_many([(n, n) for n in range(8)])
     real, taken, back = Line._take, [], asyncio.Event()
 
-    async def take(self: Line, slot: int, n: int) -> Any:
+    async def take(self: Line, calls: Any, slot: int, n: int) -> Any:
         if taken and slot != taken[0] and not back.is_set():
             raise StoreUnavailable("away", "no")
         taken.append(slot)
-        return await real(self, slot, n)
+        return await real(self, calls, slot, n)
 
     monkeypatch.setattr(Line, "_take", take)
     async with gate.aio.worker():

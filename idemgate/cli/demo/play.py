@@ -160,4 +160,4 @@ class _Stage:
         with contextlib.suppress(StoreError):
             gate.link.command("UNLINK", keys.topics(gate.namespace))
             for slot in range(topic.policy.slots):
-                gate.link.command("UNLINK", *keys.slot(gate.namespace, topic.name, slot))
+                gate.link.command("UNLINK", *keys.slot(gate.namespace, topic.name, slot, topic.policy.slots))

@@ -111,7 +111,7 @@ def _time(server: Server) -> tuple[float, float]:
 def _permitted(where: Namespace) -> Iterator[Check]:
     """May this connection do what the scripts do? Tried on a record of the doctor's own, and on an empty slot."""
     link = SyncLink(where.endpoint, 5.0)
-    claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0)
+    claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0, 1)
     key = claims.key(SCOPE, token().hex())
     tried: dict[str, Callable[[], object]] = {
         "run scripts that read": lambda: link.run(claims.inspect(key), TRIED),

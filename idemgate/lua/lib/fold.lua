@@ -5,10 +5,14 @@ local function fold(spec, old, new)
   old[message.count] = old[message.count] + new[message.count]
   old[message.first] = math.min(old[message.first], new[message.first])
   old[message.last] = math.max(old[message.last], new[message.last])
+  old[message.serial] = math.max(old[message.serial], new[message.serial])
   old[message.acc] = merge(spec, old[message.acc], new[message.acc])
   if new[message.version] ~= "" then
     old[message.version] = new[message.version]
   end
-  old[message.priority], old[message.group] = new[message.priority], new[message.group]
+  if new[message.priority] ~= "" then
+    old[message.priority] = new[message.priority]
+  end
+  old[message.group] = new[message.group]
   return old
 end

@@ -6,6 +6,6 @@ local function part(p, m, packed)
   local failure, items, acc = unpack(cmsgpack.unpack(packed))
   local triggers = p.merge.op == "append" and items or m[message.count]
   local done = m[message.count] - triggers
-  m[message.acc], m[message.count], m[message.splits] = acc, triggers, (m[message.splits] or 0) + 1
+  m[message.acc], m[message.count], m[message.splits] = acc, triggers, m[message.splits] + 1
   return failure, items, done
 end

@@ -1,4 +1,5 @@
 --- @include "lib/message"
+--- @include "lib/score"
 --- @include "lib/sortable"
 -- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 500 a call.
 local function rank(K, p, now_ms)
@@ -6,15 +7,11 @@ local function rank(K, p, now_ms)
   for i = 1, #found, 2 do
     local key, due = found[i], tonumber(found[i + 1])
     local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
-    local score = -m[message.priority]
-    if p.boost then
-      score = due + score * p.boost
-    end
-    redis.call("ZADD", K.ready, score, sortable(due, key))
     if due ~= m[message.due] then
       m[message.due], m[message.why] = due, "flush"
       redis.call("HSET", K.pending, key, cmsgpack.pack(m))
     end
+    redis.call("ZADD", K.ready, score(p, m), sortable(due, key))
     redis.call("ZREM", K.due, key)
   end
 end

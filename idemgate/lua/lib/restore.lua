@@ -1,3 +1,4 @@
+--- @include "lib/advance"
 --- @include "lib/fold"
 --- @include "lib/message"
 --- @include "lib/place"
@@ -14,7 +15,10 @@ local function restore(K, p, key, m, due, why)
     local time = waiting[message.pinned] == 1 and waiting or m
     local kept = { [message.attempts] = m[message.attempts], [message.failure] = m[message.failure] }
     local groups = { m[message.group], waiting[message.group] }
-    unplace(K, key, waiting)
+    local stood = unplace(K, key, waiting)
+    if stood and stood ~= waiting[message.due] then
+      waiting[message.due], waiting[message.why] = stood, "flush"
+    end
     for _, name in ipairs({ "due", "why", "pinned" }) do
       kept[message[name]] = time[message[name]]
     end
@@ -26,6 +30,9 @@ local function restore(K, p, key, m, due, why)
       -- The group it was in before lets it go; and where its caller named a time, which may be far, no group waits for that.
       if group ~= m[message.group] or waiting[message.pinned] == 1 then
         vacate(K, group, key, p.group_limit)
+      else
+        -- It may have been the first of it to go, and be so no more.
+        advance(K, group, p.group_limit)
       end
     end
   end

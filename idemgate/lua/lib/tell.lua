@@ -9,6 +9,6 @@ local function tell(K, request, now_ms, reply)
     redis.call("HSET", told, "", string.format("%.0f", half))
     redis.call("PEXPIRE", told, 120000)
   end
-  redis.call("HSET", told, request, cmsgpack.pack(reply))
+  redis.call("HSET", told, string.sub(request, 1, 16), cmsgpack.pack(reply))
   return reply
 end

@@ -1,3 +1,4 @@
+--- @include "lib/lined"
 --- @include "lib/message"
 --- @include "lib/sortable"
 -- Takes a pending message out of where it stands: scheduled, ready, or in the line of its group. Returns when it was due, or nil when
@@ -8,11 +9,10 @@ local function unplace(K, key, m)
     redis.call("ZREM", K.due, key)
     return due
   end
-  local member = sortable(m[message.due], key)
-  if redis.call("ZREM", K.ready, member) == 1 then
+  if redis.call("ZREM", K.ready, sortable(m[message.due], key)) == 1 then
     return m[message.due]
   end
-  if m[message.group] ~= "" and redis.call("ZREM", K.line, m[message.group] .. "\0" .. member) == 1 then
+  if m[message.group] ~= "" and redis.call("ZREM", K.line, lined(key, m)) == 1 then
     return m[message.due]
   end
 end

@@ -1,4 +1,5 @@
 -- Says which of our keys holds something we did not write, or nil. Looks before the first write: scripts do not roll back.
+-- A slot that is closed (topic/close) is none that may be used: "closed " and by which change, which is also the second value.
 -- Lengths are asked, since that costs less than types; seven keys that are seldom there are asked for at once.
 local hashes, zsets = { "facts", "pending", "flight" }, { "due", "lease" }
 local seldom_hashes, seldom_zsets = { "grave", "memo", "busy" }, { "dead", "fade", "ready", "line" }
@@ -35,7 +36,9 @@ local function wrong(K)
     return found
   end
   local layout = redis.call("HGET", K.facts, "v")
-  if layout and layout ~= "1" then
+  if layout and string.sub(layout, 1, 7) == "closed " then
+    return layout, string.sub(layout, 8)
+  elseif layout and layout ~= "1" then
     return K.facts .. " says layout " .. layout .. ", this program knows layout 1"
   end
 end

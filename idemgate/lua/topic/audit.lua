@@ -1,4 +1,4 @@
---- Read a whole slot as it stands, for the auditor, unless more is in it than asked. Writes nothing.
+--- Read a whole slot as it stands, open or closed, for the auditor, unless more is in it than asked. Writes nothing.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] most entries to read
@@ -11,8 +11,8 @@
 --- @include "lib/wrong"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = wrong(K)
-if problem then
+local problem, closed = wrong(K)
+if problem and not closed then
   return { "foreign", now_ms, problem }
 end
 local scored, packed = { "due", "lease", "dead", "fade", "ready", "line" }, { "pending", "flight", "grave", "facts", "busy" }

@@ -4,8 +4,10 @@
 --- ARGV[2] topic name
 --- ARGV[3] policy, packed; compared byte by byte
 --- ARGV[4] "1" = replace a differing policy, unless slots or merge differ: what is pending was put where, and packed as, they say
---- Returns {"made", now ms} {"same", now ms} {"changed", now ms, former policy} {"differs", now ms, stored policy}
----         {"foreign", now ms, problem}
+--- Returns {"made", now ms, policy, to} {"same", now ms, policy, to} {"changed", now ms, former policy, to}
+---         {"differs", now ms, stored policy, to}
+---         {"resized", now ms, stored policy, to} (another number of slots, which the asked one was changed to: ask with that)
+---         {"foreign", now ms, problem}; `to` is how many slots it is being given, 0 = it is being forgotten, -1 = neither
 --- @include "lib/now"
 --- @include "lib/same"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -13,17 +15,22 @@ local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
   return { "foreign", now_ms, "holds a " .. kind .. ", expected a hash" }
 end
+local to = tonumber(string.match(redis.call("HGET", KEYS[1], ARGV[2] .. " to") or "-1", "^%-?%d+"))
 local stored = redis.call("HGET", KEYS[1], ARGV[2])
 if not stored then
   redis.call("HSET", KEYS[1], ARGV[2], ARGV[3])
-  return { "made", now_ms }
+  return { "made", now_ms, ARGV[3], to }
 end
 if stored == ARGV[3] then
-  return { "same", now_ms }
+  return { "same", now_ms, stored, to }
 end
 local before, after = cmsgpack.unpack(stored), cmsgpack.unpack(ARGV[3])
+local was = " " .. (redis.call("HGET", KEYS[1], ARGV[2] .. " was") or "") .. " "
+if before.slots ~= after.slots and string.find(was, " " .. tostring(after.slots) .. " ", 1, true) then
+  return { "resized", now_ms, stored, to }
+end
 if ARGV[4] ~= "1" or before.slots ~= after.slots or not same(before.merge, after.merge) then
-  return { "differs", now_ms, stored }
+  return { "differs", now_ms, stored, to }
 end
 redis.call("HSET", KEYS[1], ARGV[2], ARGV[3])
-return { "changed", now_ms, stored }
+return { "changed", now_ms, stored, to }

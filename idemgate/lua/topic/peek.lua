@@ -14,8 +14,15 @@ local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local packed = redis.call("HGET", K.pending, key)
+local packed, due = redis.call("HGET", K.pending, key), 0
+if packed then
+  local m = cmsgpack.unpack(packed)
+  due = tonumber(redis.call("ZSCORE", K.due, key)) or m[message.due]
+  if due ~= m[message.due] then
+    m[message.due], m[message.why] = due, "flush"
+    packed = cmsgpack.pack(m)
+  end
+end
 local d = redis.call("HGET", K.flight, key)
-local due = tonumber(redis.call("ZSCORE", K.due, key)) or packed and cmsgpack.unpack(packed)[message.due] or 0
 d = d and cmsgpack.unpack(d) or { 0, "", 0, "" }
 return { "ok", now_ms, packed or "", due, d[delivery.fence], tonumber(redis.call("ZSCORE", K.lease, key)) or 0, d[delivery.message] }

@@ -100,7 +100,7 @@ local function settle(verb, key, d, delay, failure)
   end
   if verb == "defer" then
     add("deferred", 1)
-    m[message.attempts] = m[message.attempts] - 1
+    m[message.attempts], m[message.pinned] = m[message.attempts] - 1, 0
     add("folded", restore(K, p, key, m, now_ms + delay, "retry"))
     return "ok"
   end

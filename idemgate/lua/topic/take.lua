@@ -23,7 +23,8 @@
 --- @include "lib/finish"
 --- @include "lib/policy"
 --- @include "lib/occupy"
---- @include "lib/sortable"
+--- @include "lib/lined"
+--- @include "lib/score"
 --- @include "lib/rank"
 --- @include "lib/bury"
 --- @include "lib/count"
@@ -36,6 +37,8 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 
+-- The request that was made first, whose parts were asked of several slots (lib/told).
+local origin = string.sub(ARGV[2], -16)
 local given = told(K, ARGV[2], now_ms)
 if given then
   -- The deliveries of that request, as far as they are still its own.
@@ -43,7 +46,7 @@ if given then
   for _, key in ipairs(given[1]) do
     local d = redis.call("HGET", K.flight, key)
     d = d and cmsgpack.unpack(d)
-    if d and d[delivery.request] == ARGV[2] then
+    if d and d[delivery.request] == origin then
       reply[#reply + 1] = key
       reply[#reply + 1] = d[delivery.fence]
       reply[#reply + 1] = d[delivery.due]
@@ -86,7 +89,7 @@ local function reclaim(key)
     bury(K, p, key, d[delivery.message], silent, d[delivery.fence], now_ms)
     finish(K, p, key, m)
   else
-    m[message.failure] = silent
+    m[message.failure], m[message.pinned] = silent, 0
     add("folded", restore(K, p, key, m, again(key, d, m), "retry"))
   end
 end
@@ -102,10 +105,11 @@ local function permitted(wanted)
   end
   local most, interval = tonumber(ARGV[6]), tonumber(ARGV[7])
   if most > 0 then
-    wanted = math.min(wanted, most - redis.call("HLEN", K.flight))
-    if wanted <= 0 then
+    local room = most - redis.call("HLEN", K.flight)
+    if room <= 0 then
       return 0, nil
     end
+    wanted = math.min(wanted, room)
   end
   if interval > 0 then
     -- Generic cell rate algorithm: the time up to which the rate is used up runs ahead by at most the burst.
@@ -124,6 +128,15 @@ local keys, lease_end = {}, now_ms + tonumber(ARGV[5])
 local reply = { "ok", now_ms, 0, done.lapsed }
 local flights, leases, waits = {}, {}, {}
 
+-- The rank with which a message stands in the line of its group.
+local function line_up(m)
+  m[message.rank] = nil
+  if p.ranked then
+    -- Ranks are below zero for most; so many digits sort up to the highest priority there can be.
+    m[message.rank] = string.format("%016.0f", score(p, m) + 4503599627370496)
+  end
+end
+
 -- One due message: handed out, or put into the line of its group. What is written, is written for all of them together.
 local function hand_out(key, due, packed)
   local m = cmsgpack.unpack(packed)
@@ -132,7 +145,8 @@ local function hand_out(key, due, packed)
     m[message.due], m[message.why] = due, "flush"
   end
   if group ~= "" and not occupy(K, group, key, p.group_limit) then
-    redis.call("ZADD", K.line, 0, group .. "\0" .. sortable(due, key))
+    line_up(m)
+    redis.call("ZADD", K.line, 0, lined(key, m))
     waits[#waits + 1] = key
     waits[#waits + 1] = cmsgpack.pack(m)
     return
@@ -141,7 +155,7 @@ local function hand_out(key, due, packed)
   m[message.attempts] = m[message.attempts] + 1
   packed = cmsgpack.pack(m)
   flights[#flights + 1] = key
-  flights[#flights + 1] = cmsgpack.pack({ last, ARGV[2], 0, packed, due, m[message.count], group })
+  flights[#flights + 1] = cmsgpack.pack({ last, origin, 0, packed, due, m[message.count], group })
   leases[#leases + 1] = lease_end
   leases[#leases + 1] = key
   keys[#keys + 1] = key
@@ -198,6 +212,10 @@ while #keys < wanted and walked < 1000 do
   end
   write(from, members)
   walked = walked + #found
+end
+if #keys < wanted then
+  -- Not all of what is permitted was there: the next may go as soon as it is due.
+  opens = 0
 end
 done.taken = #keys
 if #keys > 0 then

@@ -16,6 +16,7 @@
 --- @include "lib/fold"
 --- @include "lib/place"
 --- @include "lib/unplace"
+--- @include "lib/advance"
 --- @include "lib/vacate"
 --- @include "lib/policy"
 --- @include "lib/window"
@@ -37,34 +38,34 @@ if given then
   return given
 end
 
--- Says whether this trigger counts, and leaves a note for the next one.
-local function admit(key, version, event)
+-- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
+local function admit(key, version, event, group)
   if event ~= "" and recall(K, "e" .. event .. key, now_ms) then
     return "duplicate"
   end
   if version ~= "" then
     local held = recall(K, "v" .. key, now_ms)
-    if held and tonumber(version) < tonumber(held) then
+    if held and tonumber(version) < tonumber(string.match(held, "^[^ ]+")) then
       return "dropped"
     end
   end
   if p.leading and recall(K, "k" .. key, now_ms) then
     if p.quiet then
-      remember(K, "k" .. key, "", now_ms + p.quiet)
+      remember(K, "k" .. key, group, now_ms + p.quiet)
     end
     return "dropped"
   end
 end
 
-local function note(key, version, event, due)
+local function note(key, version, event, due, group)
   if event ~= "" then
-    remember(K, "e" .. event .. key, "", math.max(now_ms, due) + p.remember)
+    remember(K, "e" .. event .. key, group, math.max(now_ms, due) + p.remember)
   end
   if version ~= "" then
-    remember(K, "v" .. key, version, now_ms + p.remember)
+    remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
   end
   if p.leading then
-    remember(K, "k" .. key, "", now_ms + (p.window or p.quiet))
+    remember(K, "k" .. key, group, now_ms + (p.window or p.quiet))
   end
 end
 
@@ -88,9 +89,16 @@ local function shift(key, old, stands, m, asked)
     place(K, key, m)
   end
   local later = asked or m[message.due] > (stands or old[message.due]) or old[message.group] ~= m[message.group]
-  if later and old[message.group] ~= "" and redis.call("HEXISTS", K.flight, key) == 0 then
-    shifted = true
+  local other = old[message.priority] ~= m[message.priority]
+  if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
+    return
+  end
+  shifted = true
+  if later then
     vacate(K, old[message.group], key, p.group_limit)
+  else
+    -- It may have been the first of its group to go, and be so no more.
+    advance(K, m[message.group], p.group_limit)
   end
 end
 
@@ -126,15 +134,18 @@ local function schedule(key, due)
 end
 
 -- One trigger into the pending message of its key. Returns its receipt.
-local function put(key, asked, priority, group, version, acc)
+local function put(key, asked, priority, group, version, acc, serial)
   if standing[key] then
     schedule_all()
   end
   local old = pending[key]
   -- Where and when it stands: scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new one.
   local stands = old and tonumber(redis.call("ZSCORE", K.due, key))
-  local stood = old and { [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group] }
-  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or old and old[message.priority] or 0, group }
+  local stood = old and {
+    [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
+    [message.rank] = old[message.rank],
+  }
+  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or "", group, serial, 0 }
   local receipt = "scheduled"
   if old then
     m = fold(p.merge, old, m)
@@ -146,7 +157,7 @@ local function put(key, asked, priority, group, version, acc)
   if asked then
     m[message.due], m[message.why], m[message.pinned] = asked, "time", 1
     receipt = old and "replaced" or receipt
-  elseif m[message.pinned] == 0 and m[message.attempts] == 0 then
+  elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
     -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
     m[message.due], m[message.why] = window(p, m, not old, now_ms)
   end
@@ -169,14 +180,16 @@ end
 -- The first write is one that the server refuses when out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")
 local done, reply = {}, { "ok", now_ms }
+local serial = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 for i = 4, #ARGV, 7 do
-  local key, version, event, due = ARGV[i], ARGV[i + 4], ARGV[i + 5], 0
-  local receipt = admit(key, version, event)
+  local key, group, version, event, due = ARGV[i], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], 0
+  local receipt = admit(key, version, event, group)
   if not receipt then
     local acc = ARGV[i + 6]
     acc = p.raw and acc or cmsgpack.unpack(acc)
-    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], ARGV[i + 3], version, acc)
-    note(key, version, event, due)
+    serial = serial + 1
+    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], group, version, acc, serial)
+    note(key, version, event, due, group)
     done.accepted = (done.accepted or 0) + 1
   end
   if receipt ~= "scheduled" then

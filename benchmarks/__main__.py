@@ -1,0 +1,65 @@
+"""`python -m benchmarks all`, or one part at a time."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+import time
+
+from benchmarks import environments, machine, results
+from benchmarks.plan import Plan
+
+PARTS = {
+    "wire": "limits of the server, of redis-py and of a bare socket",
+    "guard": "guards, first call and replay",
+    "scheduler": "enqueue, drain, and both at once",
+    "lateness": "how long after due, at 200 a second",
+    "merging": "100,000 triggers of 1,000 keys",
+    "memory": "bytes per remembered key",
+    "blocks": "the longest time that one script holds the server",
+    "imports": "what importing costs",
+    "microseconds": "where the time of a call goes",
+    "pieces": "what the pieces of a guarded call cost the client",
+    "cluster": "three primaries",
+    "embedded": "the embedded server",
+}
+
+
+def main() -> None:
+    words = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    plan = Plan(words.repetitions or 3, 0.1) if words.quick else Plan(words.repetitions or 5)
+    if words.part == "peers":
+        for name in [*environments.PYTHON, *environments.NODE]:
+            print(f"making {name}", flush=True)
+            environments.make(name)
+    elif words.part != "report":
+        for part in PARTS if words.part == "all" else [words.part]:
+            _measure(part, plan)
+    if words.part in ("all", "report"):
+        importlib.import_module("benchmarks.report").write()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks", formatter_class=argparse.RawTextHelpFormatter)
+    told = "\n".join(f"{part:13} {what}" for part, what in PARTS.items())
+    more = "all           every part, then the report\npeers         make the environments of the peers (once)"
+    report = "report        write docs/performance.md from what was measured"
+    parser.add_argument("part", choices=[*PARTS, "all", "peers", "report"], help=f"{more}\n{report}\n{told}")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the operations, three repetitions")
+    parser.add_argument("--repetitions", type=int, help="default: 5")
+    return parser.parse_args()
+
+
+def _measure(part: str, plan: Plan) -> None:
+    began = time.monotonic()
+    print(f"{part}: {PARTS[part]} ", end="", flush=True)
+    found = importlib.import_module(f"benchmarks.{part}").run(plan)
+    results.save(part, {"facts": machine.facts(plan.repetitions), "share": plan.share, "rows": found})
+    print(f"{part}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

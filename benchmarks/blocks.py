@@ -1,0 +1,86 @@
+"""The longest time for which one script holds the server, at default settings: the server is one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+from benchmarks.measuring import Row
+from benchmarks.peers.speak import payload
+from benchmarks.plan import Plan
+from benchmarks.server import port_of, started
+from idemgate import Gate, Trigger
+from idemgate.lua import script
+
+__all__ = ["run"]
+
+
+def run(plan: Plan) -> list[Row]:
+    """A row a script, from the slow log: `ms` is the longest of each repetition. Those below 0.05 ms have none."""
+    found: dict[str, Row] = {}
+    with started("--slowlog-log-slower-than", "50", "--slowlog-max-len", "100000") as server:
+        for repetition in range(plan.repetitions):
+            with Gate(f"redis://127.0.0.1:{port_of(server)}/0", namespace="bench") as gate:
+                for work in (_guard, _topic):
+                    server.flushall()
+                    server.slowlog_reset()
+                    work(gate, f"r{repetition}", plan)
+                    _note(server, found)
+            print(".", end="", flush=True)
+    print()
+    return sorted(found.values(), key=lambda row: -max(row["ms"]))
+
+
+def _guard(gate: Gate, tag: str, plan: Plan) -> None:
+    keys = [f"{tag}:{number}" for number in range(plan.size(2_000))]
+    for key in keys:
+        gate.claim(key).complete("a result of just thirty bytes.")
+    gate.first_many(keys, "24h")
+
+
+def _topic(gate: Gate, tag: str, plan: Plan) -> None:
+    """Full batches on top of what is there: 500 triggers, new and merging ones, 100 taken and settled, as a worker
+    does."""
+    topic, n = gate.topic(tag), plan.size(20_000)
+    triggers = [Trigger(f"key:{number}", payload(number)) for number in range(n)]
+    topic.trigger_many(triggers)
+    topic.trigger_many(triggers[: n // 2])
+    topic.stats()
+    for end_them in (topic.ack, topic.nack):
+        _through(topic, end_them, n // 4)
+    topic.flush()
+    _through(topic, topic.bury, n // 4)
+
+
+def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
+    done = 0
+    while done < n:
+        taken = topic.take(100)
+        topic.extend(taken)
+        end_them(taken)
+        done += max(1, len(taken))
+
+
+def _note(server: Any, found: dict[str, Row]) -> None:
+    names = _names()
+    longest: dict[str, float] = {}
+    for entry in server.slowlog_get(100_000):
+        words = entry["command"].split(b" ", 2)
+        if words[0].upper() == b"EVALSHA" and words[1] in names:
+            name = names[words[1]]
+            longest[name] = max(longest.get(name, 0.0), entry["duration"] / 1000)
+    for name, ms in longest.items():
+        found.setdefault(name, {"who": name, "step": "block", "ms": []})["ms"].append(ms)
+
+
+def _names() -> dict[bytes, str]:
+    """Every script by its digest."""
+    home = files("idemgate") / "lua"
+    rooms = [room for room in home.iterdir() if room.is_dir() and room.name not in ("lib", "__pycache__")]
+    names = [f"{room.name}/{file.name[:-4]}" for room in rooms for file in room.iterdir() if file.name.endswith(".lua")]
+    return {_bytes(script(name).sha): name for name in names}
+
+
+def _bytes(sha: str | bytes) -> bytes:
+    return sha if isinstance(sha, bytes) else sha.encode()

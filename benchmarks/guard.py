@@ -1,0 +1,25 @@
+"""Guards: the first call of a key and its replay, sync and async, against what people write and what they install."""
+
+from __future__ import annotations
+
+from benchmarks.contestants import contestants
+from benchmarks.measuring import Row, Step, rounds
+from benchmarks.plan import Plan
+from benchmarks.server import port_of, started
+
+__all__ = ["run"]
+
+SIDES = ["idemgate_guard", "by_hand", "redis_lock", "idemkit", "powertools", "idempotency_kit"]
+TASKS = (1, 50, 200)
+
+
+def run(plan: Plan) -> list[Row]:
+    """The rows of all guards."""
+    n, many = plan.size(3_000), plan.size(40_000)
+    groups = [[Step("first", {"n": n}), Step("replay", {"n": n})]]
+    for tasks in TASKS:
+        words = {"n": n if tasks == 1 else 2 * n, "tasks": tasks}
+        groups.append([Step(f"{word}_async", words, label=f"{word}_async_{tasks}") for word in ("first", "replay")])
+    groups += [[Step("first_many", {"n": many, "batch": 200})], [Step("known", {"n": 10 * many})]]
+    with started() as server, contestants(SIDES, f"redis://127.0.0.1:{port_of(server)}/0") as sides:
+        return rounds(server, sides, groups, plan.repetitions)

@@ -1,0 +1,63 @@
+"""Bytes of the server's memory per remembered key: 21-byte keys, as many of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.contestants import begin, contestants, end
+from benchmarks.measuring import Row
+from benchmarks.plan import Plan
+from benchmarks.server import port_of, started, used_memory
+from idemgate import Gate
+
+__all__ = ["run"]
+
+RESULT = "a result of just thirty bytes."
+PEERS = {"by_hand": "first", "idemkit": "first", "powertools": "first", "idempotency_kit": "first_async"}
+
+
+def run(plan: Plan) -> list[Row]:
+    """The rows; `bytes` has one figure: memory does not vary."""
+    n = 16_000 if plan.share >= 1 else 4_000  # just below a power of two, where the server's tables are full
+    with started() as server:
+        url = f"redis://127.0.0.1:{port_of(server)}/0"
+        with Gate(url, namespace="bench") as gate:
+            rows = [_grown(server, who, keep, n) for who, keep in _kinds(gate, server).items()]
+        with contestants(list(PEERS), url) as sides:
+            for who, side in sides.items():
+                rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
+    print()
+    return rows
+
+
+def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
+    def done(n: int) -> None:
+        for number in range(n):
+            gate.claim(f"order:{number:015}", scope="o").complete(RESULT)
+
+    def first(n: int) -> None:
+        for start in range(0, n, 200):  # in parts: what waits in buffers would count
+            gate.first_many([f"order:{number:015}" for number in range(start, start + 200)], "24h", scope="o")
+
+    def plain(n: int) -> None:
+        for number in range(n):
+            server.set(f"order:{number:015}", "1", px=86_400_000)
+
+    return {"idemgate, with a 30-byte result": done, "idemgate, no result": first, "a bare SET PX": plain}
+
+
+def _ask(side: Any, step: str, n: int) -> None:
+    begin(side, step, tag="order-000000000", n=n, **({"tasks": 1} if step == "first_async" else {}))
+    end(side)
+
+
+def _grown(server: Any, who: str, keep: Callable[[int], object], n: int) -> Row:
+    """What `n` keys add to the memory, beyond what fewer did before: connections and scripts are there then."""
+    server.flushall()
+    keep(max(1_000, n // 10))
+    server.flushall()
+    before = used_memory(server)
+    keep(n)
+    print(".", end="", flush=True)
+    return {"who": who, "step": "memory", "bytes": [(used_memory(server) - before) / n], "ops": [n]}

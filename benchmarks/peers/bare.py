@@ -1,0 +1,58 @@
+"""The physical limit: bare commands for the same data, packed by redis-py's connection, read by hiredis."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import redis
+
+from benchmarks.peers.speak import RESULT, Answer, main, payload, timed, url
+
+client = redis.Redis.from_url(url())
+connection = client.connection_pool.get_connection()
+BATCH = 500
+GUARD = "if redis.call('get', KEYS[1]) then return redis.call('get', KEYS[1]) end redis.call('set', KEYS[1], ARGV[1])"
+
+
+def enqueue_many(tag: str, n: int, delay: float) -> Answer:
+    """One ZADD NX and one HSET for 500 messages, in one round trip: no script, no merging, no policy."""
+    with timed(n) as answer:
+        for start in range(0, n, BATCH):
+            numbers = range(start, min(n, start + BATCH))
+            scored = [word for number in numbers for word in (delay, f"key:{number}")]
+            packed = [word for number in numbers for word in (f"key:{number}", json.dumps(payload(number)))]
+            _together(("ZADD", f"{tag}:due", "NX", *scored), ("HSET", f"{tag}:what", *packed))
+    return answer
+
+
+def _together(*commands: tuple[object, ...]) -> list[Any]:
+    connection.send_packed_command(connection.pack_commands(commands))
+    return [connection.read_response() for _ in commands]
+
+
+def take(tag: str, n: int, wait: float) -> Answer:
+    """100 at a time: what is due, its data, and both deleted: no lease, so what is taken is lost with its taker."""
+    due, what = f"{tag}:due", f"{tag}:what"
+    with timed(n) as answer:
+        done = 0
+        while done < n:
+            ((*keys,),) = _together(("ZRANGE", due, 0, 99))
+            _together(("HMGET", what, *keys))
+            _together(("ZREM", due, *keys), ("HDEL", what, *keys))
+            done += len(keys)
+    return answer
+
+
+def evalsha(tag: str, n: int) -> Answer:
+    """One EVALSHA a key, one at a time: what a call of one script can reach at best."""
+    sha = client.script_load(GUARD)
+    with timed(n) as answer:
+        for number in range(n):
+            connection.send_command("EVALSHA", sha, 1, f"{tag}:{number}", RESULT)
+            connection.read_response()
+    return answer
+
+
+if __name__ == "__main__":
+    main(enqueue_many=enqueue_many, take=take, first=evalsha, replay=evalsha)

@@ -1,0 +1,29 @@
+"""Writes docs/performance.md and its pictures from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from string import Template
+
+from benchmarks.environments import RESULTS
+from benchmarks.machine import ROOT
+from benchmarks.report import sections
+from benchmarks.report.plots import draw
+from benchmarks.report.targets import targets
+
+__all__ = ["write"]
+
+PAGE = ROOT / "docs" / "performance.md"
+PICTURES = ROOT / "docs" / "performance"
+SECTIONS: dict[str, Callable[[], str]] = {name: getattr(sections, name) for name in sections.__all__}
+
+
+def write() -> None:
+    """From the template beside this file. A part that was not run leaves its table empty."""
+    text = Template((ROOT / "benchmarks" / "report" / "page.md").read_text())
+    found = {name: section() for name, section in SECTIONS.items()}
+    pictures = {name.replace("-", "_"): f"![{name}](performance/{name}.svg)" for name in draw(PICTURES)}
+    blank = dict.fromkeys(("guard_sync_plot", "guard_async_plot", "scheduler_plot", "lateness_plot"), "")
+    plots = {f"{name}_plot": link for name, link in pictures.items()}
+    PAGE.write_text(text.substitute(blank | plots, targets=targets(), **found))
+    print(f"{PAGE.relative_to(ROOT)}, from {RESULTS}")

@@ -1,0 +1,276 @@
+"""The sections, each from the rows of its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from benchmarks import results
+from benchmarks.environments import CACHE, NODE, PYTHON
+from benchmarks.measuring import Row
+from benchmarks.report.figures import Rows, count, middle, ranged, ratio, ratios, rows_of, table
+
+__all__ = [
+    "backlog",
+    "blocks", "cluster", "embedded", "guard_async", "guard_sync", "imports", "lateness", "machine",
+    "memory", "merging", "microseconds", "peers",
+    "pieces", "scheduler", "scheduler_alone", "wire",
+]  # fmt: skip
+
+NAMES = {
+    "idemgate_guard": "**idemgate**", "idemgate_scheduler": "**idemgate**", "by_hand": "redis-py by hand",
+    "redis_lock": "redis.lock", "idemkit": "idemkit", "powertools": "AWS Powertools",
+    "idempotency_kit": "idempotency-kit", "bullmq_node": "BullMQ, Node", "bullmq_python": "BullMQ, Python",
+    "bare": "bare commands",
+}  # fmt: skip
+COSTS = ["client us", "server us"]
+
+
+def name_of(who: str) -> str:
+    """A contestant's name for people."""
+    return NAMES.get(who, who)
+
+
+def _costs(rows: Rows, who: str, step: str) -> list[str]:
+    """CPU of both sides per operation."""
+    return [count(middle(rows, who, step, figure)) for figure in ("client_us", "server_us")]
+
+
+_BUSY = 2.5
+"""Load average above which this is not only us: a client and a server."""
+
+
+def machine() -> str:
+    """Of the last part that was run of all: they are run together."""
+    found = results.load("guard") or {"facts": {}, "share": 1.0}
+    facts = dict(found["facts"])
+    if found["share"] != 1.0:
+        facts["size"] = f"a quick run: {found['share']:.0%} of the operations"
+    if facts and float(facts["load"].split()[0]) > _BUSY:
+        facts["**warning**"] = "others used this machine meanwhile: rates are far too low, and ratios are rough"
+    return table(["", ""], ([name, said] for name, said in facts.items()))
+
+
+def wire() -> str:
+    rows = [] if (found := results.load("wire")) is None else found["rows"]
+    server = [row for row in rows if row["who"] == "redis-benchmark"]
+    commands = dict.fromkeys(row["step"] for row in server)
+    rates = {(row["step"], row["pipelined"]): ranged(row["rate"]) for row in server}
+    limits = table(
+        ["redis-benchmark, 50 clients", "one at a time, per s", "pipelined by 64, per s"],
+        ([f"`{step}`", rates[step, 1], rates[step, 64]] for step in commands),
+    )
+    ways = {
+        "set": "redis-py `set`", "evalsha": "redis-py `evalsha`", "connection": "EVALSHA over redis-py's `Connection`",
+        "socket": "EVALSHA over a bare socket, hiredis", "pipeline": "redis-py pipeline of 100 EVALSHA",
+        "packed": "100 EVALSHA packed over redis-py's `Connection`",
+    }  # fmt: skip
+    found_rows = rows_of("wire")
+    clients = [
+        [said, ranged(found_rows.get(("wires", step), {}).get("rate")), *_costs(found_rows, "wires", step)]
+        for step, said in ways.items()
+    ]
+    return limits + "\n\n" + table(["one caller in Python", "per s", *COSTS], clients)
+
+
+def guard_sync() -> str:
+    rows = rows_of("guard")
+    whos = [who for who in dict.fromkeys(who for who, _ in rows) if ("rate" in rows.get((who, "first"), {}))]
+    failures = [f"{name_of(who)}, {step}: {row['error']}" for (who, step), row in rows.items() if "error" in row]
+    return "\n\n".join([_guard_sync(rows, whos), *(f"Failed: {one}" for one in failures)])
+
+
+def _guard_sync(rows: Rows, whos: list[str]) -> str:
+    return table(
+        ["one caller", "first, per s", "idemgate is", *COSTS, "trips", "replay, per s", "idemgate is", *COSTS, "trips"],
+        ([name_of(who), *_both(rows, who, "first", "replay")] for who in whos),
+    )
+
+
+def guard_async() -> str:
+    rows = rows_of("guard")
+    whos = [who for who in dict.fromkeys(who for who, _ in rows) if "rate" in rows.get((who, "first_async_1"), {})]
+    head = [
+        "tasks",
+        "",
+        "first, per s",
+        "idemgate is",
+        *COSTS,
+        "trips",
+        "replay, per s",
+        "idemgate is",
+        *COSTS,
+        "trips",
+    ]
+    steps = [(tasks, f"first_async_{tasks}", f"replay_async_{tasks}") for tasks in (1, 50, 200)]
+    lines = [[str(tasks), name_of(who), *_both(rows, who, a, b)] for tasks, a, b in steps for who in whos]
+    many = [[f"{name_of(who)}", *_rate(rows, who, "first_many")] for who in ("idemgate_guard", "by_hand")]
+    return (
+        table(head, lines)
+        + "\n\n"
+        + table(["200 keys at once (`first_many`; a pipeline of `SET NX`)", "keys per s", *COSTS], many)
+    )
+
+
+def _both(rows: Rows, who: str, *steps: str) -> list[str]:
+    cells: list[str] = []
+    for step in steps:
+        times = "" if who == "idemgate_guard" else ratio(ratios(rows, step, "idemgate_guard", who))
+        trips = middle(rows, who, step, "trips")
+        cells += [ranged(rows.get((who, step), {}).get("rate")), times, *_costs(rows, who, step), count(trips, 2)]
+    return cells
+
+
+def _rate(rows: Rows, who: str, step: str) -> list[str]:
+    return [ranged(rows.get((who, step), {}).get("rate")), *_costs(rows, who, step)]
+
+
+def scheduler_alone() -> str:
+    rows = rows_of("scheduler")
+    lines = [
+        ("`trigger_many`, 500 a call", "idemgate_scheduler", "many"),
+        ("bare `ZADD NX` + `HSET` of 500", "bare", "many"),
+        ("worker, sync handler", "idemgate_scheduler", "many_sync"),
+        ("worker, async handler", "idemgate_scheduler", "many_async"),
+        ("`take(100)`, `ack`, own loop", "idemgate_scheduler", "many_take"),
+    ]
+    cells = [[said, *_rate(rows, who, step)] for said, who, step in lines]
+    sender = count(middle(rows, "idemgate_scheduler", "both", "sender_us"))
+    consumer, server = _costs(rows, "idemgate_scheduler", "both")
+    both = ranged(rows.get(("idemgate_scheduler", "both"), {}).get("rate"))
+    cells.append(["sent and consumed at once, two processes on one core", both, f"{sender} + {consumer}", server])
+    return table(["", "messages per s", *COSTS], cells)
+
+
+def scheduler() -> str:
+    rows = rows_of("scheduler")
+    whos = [who for who, step in rows if step == "drain"]
+    head = ["", "jobs", "enqueue, per s", *COSTS, "drain, per s", "idemgate is", *COSTS]
+    return table(head, ([name_of(who), *_job(rows, who)] for who in sorted(whos, key=lambda who: _order(rows, who))))
+
+
+def _order(rows: Rows, who: str) -> float:
+    return -(middle(rows, who, "drain") or 0.0)
+
+
+def _job(rows: Rows, who: str) -> list[str]:
+    drain = rows[who, "drain"]
+    if "rate" not in drain:
+        return ["-", *_rate(rows, who, "enqueue"), drain.get("error", "failed"), "", "-", "-"]
+    times = "" if who == "idemgate_scheduler" else ratio(ratios(rows, "drain", "idemgate_scheduler", who))
+    enqueue, emptied = _rate(rows, who, "enqueue"), _rate(rows, who, "drain")
+    return [count(median(drain["ops"])), *enqueue, emptied[0], times, *emptied[1:]]
+
+
+def lateness() -> str:
+    rows = sorted(rows_of("lateness").values(), key=lambda row: median(row.get("p50", [1e9])))
+    lines = ([name_of(row["who"]), *(ranged(row.get(figure), 1) for figure in ("p50", "p99", "max"))] for row in rows)
+    return table(["ms after due", "p50", "p99", "longest"], lines)
+
+
+def merging() -> str:
+    rows = rows_of("merging")
+    lines = [
+        [name_of(who), step.removeprefix("keep_"), *_merged(rows, row, who, step)] for (who, step), row in rows.items()
+    ]
+    return table(["", "keeps the", "triggers", "messages", "per s", "idemgate is", *COSTS], lines)
+
+
+def _merged(rows: Rows, row: Row, who: str, step: str) -> list[str]:
+    if "rate" not in row:
+        return ["-", row.get("error", ""), "-", "-", "-", "-"]
+    times = "" if who == "idemgate_scheduler" else ratio(ratios(rows, step, "idemgate_scheduler", who))
+    sizes = [count(median(row["ops"])), count(median(row["left"]), 0)]
+    return [*sizes, ranged(row["rate"]), times, *_costs(rows, who, step)]
+
+
+def backlog() -> str:
+    """From what `benchmarks/backlog.py --json` wrote."""
+    sizes = results.load("backlog") or []
+    names = sizes[0]["microseconds"] if sizes else {}
+    lines = [[name, *(count(size["microseconds"][name]["cpu"]) for size in sizes)] for name in names]
+    lines.append(["bytes per message", *(count(size["bytes_per_message"]) for size in sizes)])
+    return table(["us of the server, per message", *(f"{size['size']:,}" for size in sizes)], lines)
+
+
+def memory() -> str:
+    lines = ([name_of(row["who"]), count(row["bytes"][0])] for row in rows_of("memory").values())
+    return table(["what remembers", "bytes per key"], lines)
+
+
+def blocks() -> str:
+    lines = ([f"`{row['who']}`", ranged(row["ms"], 2)] for row in rows_of("blocks").values())
+    return table(["script", "longest call, ms"], lines)
+
+
+def imports() -> str:
+    lines = ([f"`import {row['who']}`", ranged(row["ms"], 0)] for row in rows_of("imports").values())
+    return table(["", "ms"], lines)
+
+
+_SAID = {
+    "first": "guard, first call", "replay": "guard, replay", "first_async": "guard, first call, 200 tasks",
+    "first_many": "`first_many` of 200", "slots": "topic of 8 slots: sent, taken, settled",
+    "enqueue_many": "`trigger_many`, 500 a call", "drain": "worker, sync handler",
+}  # fmt: skip
+
+
+def cluster() -> str:
+    return _plain(rows_of("cluster"), ["three primaries on one core"])
+
+
+def embedded() -> str:
+    return _plain(rows_of("embedded"), ["server", ""])
+
+
+def _plain(rows: Rows, head: Sequence[str]) -> str:
+    named: Iterable[list[str]] = (
+        [*([who] if len(head) > 1 else []), _SAID[step], *_rate(rows, who, step)] for who, step in rows
+    )
+    return table([*head, "per s", *COSTS], named)
+
+
+def microseconds() -> str:
+    rows = rows_of("microseconds")
+    lines = [
+        ("guard, first call", "idemgate_guard", "first"), ("`SET NX` + `SET` by hand", "by_hand", "first"),
+        ("guard, replay", "idemgate_guard", "replay"), ("`SET NX` + `GET` by hand", "by_hand", "replay"),
+        ("limit: one small EVALSHA, redis-py's `Connection`", "bare", "first"),
+        ("limit: the same, bare socket and hiredis", "wires", "socket"),
+        ("`trigger_many`, 500 a call", "idemgate_scheduler", "enqueue_many"),
+        ("limit: bare `ZADD NX` + `HSET`", "bare", "enqueue_many"),
+        ("`take(100)` + `ack`", "idemgate_scheduler", "take"),
+        ("limit: bare `ZRANGE`, `HMGET`, `ZREM`, `HDEL`, no lease", "bare", "take"),
+    ]  # fmt: skip
+    head = ["us per operation", "together", "client", "server", "of it in scripts", "waiting and wire", "round trips"]
+    return table(head, ([said, *_parts(rows, who, step)] for said, who, step in lines))
+
+
+def _parts(rows: Rows, who: str, step: str) -> list[str]:
+    rate = middle(rows, who, step)
+    if rate is None:
+        return ["-"] * 6
+    client, server = (middle(rows, who, step, figure) or 0.0 for figure in ("client_us", "server_us"))
+    inside, trips = (middle(rows, who, step, figure) for figure in ("script_us", "trips"))
+    rest = max(0.0, 1e6 / rate - client - server)
+    return [*(count(one) for one in (1e6 / rate, client, server, inside, rest)), count(trips, 2)]
+
+
+def pieces() -> str:
+    """Beside them, from the guard's part: what a call costs that needs no server, decorator and key included."""
+    found = {step: row["client_us"] for (_, step), row in rows_of("pieces").items()}
+    known = rows_of("guard").get(("idemgate_guard", "known"), {}).get("client_us")
+    found |= {"a whole call of a key known to be done (`remember`)": known}
+    return table(["piece", "client us"], ([piece, ranged(figures, 1)] for piece, figures in found.items()))
+
+
+def peers() -> str:
+    """What was asked for, and the redis-py that each of them brought."""
+    wanted = {**NODE, **PYTHON}
+    lines = ([name_of(name), ", ".join(what), _redis_py(name)] for name, what in wanted.items())
+    return table(["peer", "installed", "redis-py"], lines)
+
+
+def _redis_py(name: str) -> str:
+    found = (CACHE / name).glob("lib/python*/site-packages/redis-*.dist-info")
+    return ", ".join(sorted(one.name.removeprefix("redis-").removesuffix(".dist-info") for one in found)) or "-"

@@ -1,0 +1,71 @@
+"""Schedulers: enqueue with a delay, drain when all is due; and sending and consuming at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.contestants import Ask, begin, contestants, end
+from benchmarks.measuring import Row, Step, rounds
+from benchmarks.plan import Plan
+from benchmarks.server import port_of, spent, started
+
+__all__ = ["SIDES", "run"]
+
+LESS = {
+    "bullmq_python": 2_000, "docket": 2_000, "arq": 2_000, "saq": 2_000, "dramatiq": 2_000,
+    "rq": 500, "celery": 1_000, "huey": 1_000,
+}  # fmt: skip
+"""How many messages the slower ones get."""
+SIDES = ["bullmq_node", *LESS]
+DELAY = 0.5
+
+
+def run(plan: Plan) -> list[Row]:
+    """The rows of all schedulers, then those of sending and consuming at once."""
+    with started() as server:
+        url = f"redis://127.0.0.1:{port_of(server)}/0"
+        with contestants(["idemgate_scheduler", "bare"], url) as ours:
+            rows = rounds(server, ours, _own(plan), plan.repetitions)
+        with contestants(["idemgate_scheduler"], url) as sent, contestants(["idemgate_scheduler"], url) as taken:
+            rows.append(_both(server, sent, taken, plan))
+        with contestants(["idemgate_scheduler", *SIDES], url) as sides:
+            return rows + rounds(server, sides, _against(plan), plan.repetitions)
+
+
+def _own(plan: Plan) -> list[list[Step]]:
+    """Sizes that only idemgate and the bare commands can do in a second."""
+    many = plan.size(40_000)
+    fill, due = Step("enqueue_many", {"n": many, "delay": DELAY}, label=None), {"n": many, "wait": DELAY}
+    drains = [[fill, Step("drain", {**due, "kind": kind}, label=f"many_{kind}")] for kind in ("sync", "async")]
+    named = [[one._replace(of=f"d{number}") for one in group] for number, group in enumerate(drains)]
+    return [[fill._replace(label="many"), Step("take", due, label="many_take")], *named]
+
+
+def _against(plan: Plan) -> list[list[Step]]:
+    """Sizes that the slowest peer does in a few seconds."""
+    n, less = plan.size(10_000), {name: {"n": plan.size(size)} for name, size in LESS.items()}
+    return [[Step("enqueue", {"n": n, "delay": DELAY}, less), Step("drain", {"n": n, "wait": DELAY}, less)]]
+
+
+def _both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], plan: Plan) -> Row:
+    row: Row = {
+        "who": "idemgate_scheduler",
+        "step": "both",
+        "rate": [],
+        "client_us": [],
+        "server_us": [],
+        "sender_us": [],
+    }
+    n = plan.size(100_000)
+    for repetition in range(plan.repetitions):
+        server.flushall()
+        before, tag = spent(server), f"both{repetition}"
+        begin(taken["idemgate_scheduler"], "drain", tag=tag, n=n, wait=0.1)
+        begin(sent["idemgate_scheduler"], "enqueue_many", tag=tag, n=n, delay=0)
+        sender, consumer = end(sent["idemgate_scheduler"]), end(taken["idemgate_scheduler"])
+        row["rate"].append(n / max(sender["seconds"], consumer["seconds"]))
+        row["sender_us"].append(sender["cpu"] / n * 1e6)
+        row["client_us"].append(consumer["cpu"] / n * 1e6)
+        row["server_us"].append((spent(server).cpu - before.cpu) / n * 1e6)
+    return row

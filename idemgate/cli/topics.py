@@ -1,0 +1,146 @@
+"""`idemgate topics`, `slots` and `forget`: what a store holds, read and changed without the program that made it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from idemgate.core.registry import StoredTopic
+from idemgate.core.resizing import Progress
+from idemgate.errors import BadInput
+from idemgate.gate import Gate
+from idemgate.topic.faces import Topic
+
+__all__ = ["add_to"]
+
+SLOTS = """\
+Gives a topic another number of slots, a power of two, while programs use it. Part by part its messages are moved; who
+needs a part just then waits. Nothing is lost or repeated. If it is interrupted or killed, say it again: it goes on."""
+FORGET = """\
+Removes a topic from the store. Refuses while it holds messages or dead letters, unless --discard is said."""
+COLUMNS = ("topic", "slots", "scheduled", "ready", "waiting", "blocked", "in flight", "dead", "next due", "")
+
+
+def add_to(commands: Any) -> None:
+    """Adds the commands to argparse's."""
+    listing = _command(commands, "topics", listed, "show the topics that a store holds")
+    listing.add_argument("--json", action="store_true", help="as JSON, with policies and counters")
+    slots = _command(commands, "slots", resized, "change the number of slots of a topic", SLOTS)
+    slots.add_argument("topic", metavar="TOPIC")
+    slots.add_argument("slots", metavar="N", type=int, help="a power of two")
+    forget = _command(commands, "forget", forgotten, "remove a topic", FORGET)
+    forget.add_argument("topic", metavar="TOPIC")
+    forget.add_argument("--discard", action="store_true", help="with all that it holds")
+
+
+def _command(commands: Any, name: str, command: Callable[..., int], text: str, about: str | None = None) -> Any:
+    parser = commands.add_parser(name, help=text, description=about or text)
+    parser.add_argument("--url", metavar="URL", help="the store (default: IDEMGATE_URL)")
+    default = os.environ.get("IDEMGATE_NAMESPACE", "default")
+    parser.add_argument("--namespace", metavar="NAME", default=default, help=f"(default: {default})")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _gate(options: argparse.Namespace) -> Gate:
+    return Gate(options.url, namespace=options.namespace)
+
+
+def listed(options: argparse.Namespace) -> int:
+    """0, also if there is none."""
+    with _gate(options) as gate:
+        found = gate.stored_topics()
+    if options.json:
+        print(json.dumps([_facts(one) for one in found], indent=2))
+    elif not found:
+        print(f"no topics in namespace {options.namespace!r}")
+    else:
+        _show([_row(one) for one in found])
+    return 0
+
+
+def resized(options: argparse.Namespace) -> int:
+    """0 when it has that many slots. Raises BadInput, TopicInUse, StoreError."""
+    with _gate(options) as gate:
+        done = _known(gate, options.topic).reslot(options.slots, _telling())
+    if done.before == done.after:
+        print(f"{options.topic} has {done.after} slots already")
+    else:
+        print(f"{options.topic} has {done.after} slots, before it had {done.before}; {done.moved} entries were moved")
+    return 0
+
+
+def forgotten(options: argparse.Namespace) -> int:
+    """0 when it is gone. Raises BadInput, TopicInUse, StoreError."""
+    with _gate(options) as gate:
+        gone = _known(gate, options.topic).forget(discard=options.discard)
+    print(f"{options.topic} is forgotten", end="")
+    if any((gone.pending, gone.in_flight, gone.dead)):
+        print(f"; discarded: {gone.pending} pending, {gone.in_flight} in flight, {gone.dead} dead letters", end="")
+    print()
+    return 0
+
+
+def _known(gate: Gate, name: str) -> Topic:
+    """Not one that this would make."""
+    there = [one.name for one in gate.stored_topics()]
+    if name not in there:
+        raise BadInput("TOPIC", name, "no such topic in the store", f"There are: {', '.join(there) or 'none'}")
+    return gate.topic(name)
+
+
+def _telling() -> Callable[[Progress], None]:
+    """Says how far it is, at most once a second."""
+    said = time.monotonic()
+
+    def tell(progress: Progress) -> None:
+        nonlocal said
+        if time.monotonic() - said >= 1:
+            said = time.monotonic()
+            print(f"{progress.done} of {progress.parts} parts, {progress.moved} entries moved", file=sys.stderr)
+
+    return tell
+
+
+def _facts(topic: StoredTopic) -> dict[str, object]:
+    stats = topic.stats
+    return {
+        "name": topic.name, "slots": topic.slots, "changing_to": topic.changing_to, "policy": topic.policy.described(),
+        "scheduled": stats.scheduled, "ready": stats.ready, "waiting": stats.waiting, "blocked": stats.blocked,
+        "in_flight": stats.in_flight, "dead": stats.dead, "paused": stats.paused,
+        "next_due": stats.next_due.isoformat() if stats.next_due else None, "counters": dict(stats.counters),
+    }  # fmt: skip
+
+
+def _row(topic: StoredTopic) -> Sequence[str]:
+    stats = topic.stats
+    numbers = (stats.scheduled, stats.ready, stats.waiting, stats.blocked, stats.in_flight, stats.dead)
+    due = f"{stats.next_due:%Y-%m-%d %H:%M:%S}Z" if stats.next_due else "-"
+    return (topic.name, str(topic.slots), *map(str, numbers), due, _condition(topic))
+
+
+def _condition(topic: StoredTopic) -> str:
+    if topic.changing_to is not None:
+        return f"being given {topic.changing_to} slots" if topic.changing_to else "being forgotten"
+    return "paused" if topic.stats.paused else ""
+
+
+def _show(rows: list[Sequence[str]]) -> None:
+    if sys.stdout.isatty() and find_spec("rich") is not None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*COLUMNS)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    for row in (COLUMNS, *rows):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,147 @@
+--- Take in a batch of another slot, once, while this slot is closed by the same change.
+--- What two slots held of one key becomes one: pending messages merge; of two deliveries the second counts as lapsed.
+--- KEYS[1..14] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] name of the change
+--- ARGV[3] policy (lib/policy)
+--- ARGV[4] the slot it comes from
+--- ARGV[5] number of the batch; 0 = replies given lately, which may be taken in twice
+--- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (of a reply its half minute); value; "1" if it is
+---         inside of its group
+--- Returns {"ok", now ms} {"open", now ms} (another change closed or opened it) {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot"
+--- @include "lib/wrong"
+--- @include "lib/message"
+--- @include "lib/delivery"
+--- @include "lib/policy"
+--- @include "lib/restore"
+--- @include "lib/unplace"
+--- @include "lib/sortable"
+--- @include "lib/lined"
+--- @include "lib/place"
+--- @include "lib/occupy"
+--- @include "lib/digits"
+--- @include "lib/count"
+local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem, closed = wrong(K)
+if problem and not closed then
+  return { "foreign", now_ms, problem }
+elseif closed ~= ARGV[2] then
+  return { "open", now_ms }
+end
+if number > 0 and number <= tonumber(redis.call("HGET", K.facts, source) or "0") then
+  return { "ok", now_ms }
+end
+local done = {}
+local function add(name, n)
+  done[name] = (done[name] or 0) + n
+end
+
+local function enter(m, key, inside)
+  if inside == "1" then
+    occupy(K, m[message.group], key, math.huge)
+  end
+end
+
+local function pend(kind, key, at, packed, inside)
+  local m = cmsgpack.unpack(packed)
+  if redis.call("HEXISTS", K.pending, key) == 1 then
+    add("folded", restore(K, p, key, m, kind == "p" and tonumber(at) or m[message.due], m[message.why]))
+  else
+    redis.call("HSET", K.pending, key, packed)
+    if kind == "b" or redis.call("HEXISTS", K.flight, key) == 1 then
+      place(K, key, m)
+    elseif kind == "p" then
+      redis.call("ZADD", K.due, at, key)
+    elseif kind == "r" then
+      redis.call("ZADD", K.ready, at, sortable(m[message.due], key))
+    else
+      redis.call("ZADD", K.line, 0, lined(key, m))
+    end
+  end
+  enter(m, key, inside)
+end
+
+local function fly(key, ends, packed, inside)
+  local m = cmsgpack.unpack(cmsgpack.unpack(packed)[delivery.message])
+  if redis.call("HEXISTS", K.flight, key) == 1 then
+    add("lapsed", 1)
+    add("folded", restore(K, p, key, m, now_ms, "retry"))
+    return
+  end
+  local waiting = redis.call("HGET", K.pending, key)
+  if waiting then
+    unplace(K, key, cmsgpack.unpack(waiting))
+  end
+  redis.call("HSET", K.flight, key, packed)
+  redis.call("ZADD", K.lease, ends, key)
+  enter(m, key, inside)
+end
+
+local function entomb(id, died, packed)
+  local letter, free = cmsgpack.unpack(packed), tonumber(id)
+  while redis.call("HEXISTS", K.grave, digits(free)) == 1 do
+    free = free + 1
+  end
+  letter[5] = free
+  redis.call("HSET", K.grave, digits(free), cmsgpack.pack(letter))
+  redis.call("ZADD", K.dead, died, digits(free))
+end
+
+local function recollect(name, expires, value)
+  local known = tonumber(redis.call("ZSCORE", K.fade, name)) or 0
+  local held = redis.call("HGET", K.memo, name)
+  if held and string.sub(name, 1, 1) == "v" and known > now_ms
+    and tonumber(string.match(held, "^[^ ]+")) > tonumber(string.match(value, "^[^ ]+")) then
+    value = held
+  end
+  redis.call("HSET", K.memo, name, value)
+  redis.call("ZADD", K.fade, math.max(known, tonumber(expires)), name)
+end
+
+local function learn(name, value)
+  if name == "fence" or name == "rate" then
+    local known = tonumber(redis.call("HGET", K.facts, name)) or 0
+    redis.call("HSET", K.facts, name, digits(math.max(known, tonumber(value))))
+  elseif name == "paused" then
+    redis.call("HSETNX", K.facts, name, value)
+  else
+    redis.call("HINCRBY", K.facts, name, value)
+  end
+end
+
+local function retell(request, half, packed)
+  local log = tonumber(half) % 2
+  local period = tonumber(redis.call("HGET", K.told[log], "")) or 0
+  if period < tonumber(half) then
+    redis.call("DEL", K.told[log])
+    redis.call("HSET", K.told[log], "", half)
+    redis.call("PEXPIRE", K.told[log], 120000)
+  end
+  if period <= tonumber(half) then
+    redis.call("HSET", K.told[log], request, packed)
+  end
+end
+
+-- The first write is one that a server without memory refuses, whole.
+redis.call("HSET", K.facts, source, math.max(number, tonumber(redis.call("HGET", K.facts, source) or "0")))
+for i = 6, #ARGV, 5 do
+  local kind, name, at, value, inside = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  if kind == "f" then
+    fly(name, at, value, inside)
+  elseif kind == "d" then
+    entomb(name, at, value)
+  elseif kind == "m" then
+    recollect(name, at, value)
+  elseif kind == "c" then
+    learn(name, value)
+  elseif kind == "t" then
+    retell(name, at, value)
+  else
+    pend(kind, name, at, value, inside)
+  end
+end
+count(K, done)
+return { "ok", now_ms }

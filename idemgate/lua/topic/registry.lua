@@ -1,0 +1,27 @@
+--- Every topic there is. Writes nothing.
+--- KEYS[1] topics
+--- ARGV[1] now, us, or "" for the server's
+--- Returns {"ok", now ms, then four a topic: name, policy, slots it is to have or -1 (nothing changes), slots it had, by spaces}
+---         {"foreign", now ms, problem}
+--- @include "lib/now"
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local kind = redis.call("TYPE", KEYS[1]).ok
+if kind ~= "hash" and kind ~= "none" then
+  return { "foreign", now_ms, "holds a " .. kind .. ", expected a hash" }
+end
+local reply, found, named = { "ok", now_ms }, {}, {}
+local all = redis.call("HGETALL", KEYS[1])
+for i = 1, #all, 2 do
+  found[all[i]] = all[i + 1]
+  if not string.find(all[i], " ", 1, true) then
+    named[#named + 1] = all[i]
+  end
+end
+table.sort(named)
+for _, name in ipairs(named) do
+  reply[#reply + 1] = name
+  reply[#reply + 1] = found[name]
+  reply[#reply + 1] = tonumber(string.match(found[name .. " to"] or "-1", "^%-?%d+"))
+  reply[#reply + 1] = found[name .. " was"] or ""
+end
+return reply

@@ -1,0 +1,28 @@
+--- Begin to change the number of slots of a topic, or to forget it; a change that has begun is only gone on with.
+--- KEYS[1] topics
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] topic name
+--- ARGV[3] slots it is to have, 0 = it is to be forgotten
+--- ARGV[4] name of this change, which the slots that it closes will bear
+--- Returns {"absent", now ms} {"same", now ms, policy} {"changing", now ms, policy, slots it is to have, name of the change}
+---         {"foreign", now ms, problem}
+--- @include "lib/now"
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local kind = redis.call("TYPE", KEYS[1]).ok
+if kind ~= "hash" and kind ~= "none" then
+  return { "foreign", now_ms, "holds a " .. kind .. ", expected a hash" }
+end
+local stored = redis.call("HGET", KEYS[1], ARGV[2])
+if not stored then
+  return { "absent", now_ms }
+end
+local mark = redis.call("HGET", KEYS[1], ARGV[2] .. " to")
+if not mark then
+  if cmsgpack.unpack(stored).slots == tonumber(ARGV[3]) then
+    return { "same", now_ms, stored }
+  end
+  mark = ARGV[3] .. " " .. ARGV[4]
+  redis.call("HSET", KEYS[1], ARGV[2] .. " to", mark)
+end
+local to, name = string.match(mark, "^(%d+) (.*)$")
+return { "changing", now_ms, stored, tonumber(to), name }

@@ -1,0 +1,59 @@
+"""The contestants that need nothing installed still run: a benchmark that fell behind the library would only say so in
+a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.contestants import begin, contestants, end
+from benchmarks.plan import Plan
+
+pytest.importorskip("hiredis")  # as the measured runs have it
+
+from benchmarks import pieces
+
+SENT = {"n": 200, "delay": 0.0}
+TAKEN = {"n": 200, "wait": 0.0}
+STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "idemgate_guard": [
+        ("first", {"n": 20}),
+        ("replay", {"n": 20}),
+        ("first_async", {"n": 20, "tasks": 4}),
+        ("replay_async", {"n": 20, "tasks": 4}),
+        ("first_many", {"n": 200, "batch": 200}),
+        ("known", {"n": 20}),
+    ],
+    "idemgate_scheduler": [
+        ("enqueue_many", SENT),
+        ("drain", TAKEN | {"kind": "sync"}),
+        ("enqueue", SENT | {"of": "async"}),
+        ("drain", TAKEN | {"kind": "async", "of": "async"}),
+        ("enqueue_many", SENT | {"of": "take"}),
+        ("take", TAKEN | {"of": "take"}),
+        ("steady", {"rate": 100, "seconds": 0.2, "delay": 0.1, "of": "steady"}),
+        ("slots", {"n": 500, "of": "slots"}),
+        ("merge", {"n": 500, "keys": 5, "keep": "last", "of": "merge"}),
+    ],
+    "by_hand": [("first", {"n": 20}), ("replay", {"n": 20}), ("first_many", {"n": 200, "batch": 200})],
+    "bare": [("enqueue_many", SENT), ("take", TAKEN), ("first", {"n": 20})],
+}
+
+
+@pytest.mark.parametrize("who", STEPS)
+def test_every_step_of_a_contestant_does_what_it_was_asked_for(who: str, url: str, namespace: str) -> None:
+    with contestants([who], url) as sides:
+        for step, words in STEPS[who]:
+            wanted = words.get("n") or words["rate"] * words["seconds"]
+            tag = namespace + words.get("of", "")
+            begin(sides[who], step, tag=tag, **{name: word for name, word in words.items() if name != "of"})
+            answer = end(sides[who])
+            assert answer.get("ops") == wanted, (step, answer)
+            assert answer["seconds"] > 0, (step, answer)
+
+
+def test_every_piece_of_a_call_can_be_taken_by_itself() -> None:
+    rows = pieces.run(Plan(repetitions=1, share=0.01))
+
+    assert all(row["client_us"][0] > 0 for row in rows)

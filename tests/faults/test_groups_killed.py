@@ -1,0 +1,264 @@
+"""Groups under load: eight worker processes, 64 groups of which some are hot, and kill -9.
+
+A recorder outside of the workers (a list in Redis, whose places are one order of all that happened anywhere) is told
+when a handler begins and ends, when a settlement was answered, and by the one who kills when a process is dead. An
+attempt lives from its begin to its end, or to the death of its process. Two attempts of one group overlap if one
+begins while the other lives.
+
+`IDEMGATE_KILLS` (see conftest.py) says how many processes are to be killed instead of the few of the suite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, Trigger
+
+WORKERS, CONCURRENCY, GROUPS, SLOTS = 8, 2, 64, 2
+LEASE = 4.0
+"""Seconds of the server's time: a process that is not killed keeps its leases by a heartbeat every 0.7 s."""
+WEIGHTS = [1 / rank for rank in range(1, GROUPS + 1)]
+"""Zipf's law: of all messages the first group has a fifth, the last a three hundredth."""
+
+
+class Shop:
+    """Eight workers of one topic, and what is triggered for them."""
+
+    def __init__(self, zygote: Any, url: str, raw: Any, namespace: str) -> None:
+        self.zygote, self.raw, self.namespace = zygote, raw, namespace
+        self.gate = Gate(url, namespace=namespace)
+        self.topic = self.gate.topic("t", slots=SLOTS, lease=LEASE, backoff=0)
+        self.order = {
+            "scene": "serve", "url": url, "namespace": namespace, "slots": SLOTS, "lease": LEASE,
+            "concurrency": CONCURRENCY, "linger": 0.004,
+        }  # fmt: skip
+        self.lives = itertools.count()
+        self.living: dict[int, int] = {}
+        self.sent: Counter[str] = Counter()
+
+    def trigger(self, groups: list[str]) -> None:
+        """One message each, numbered within its group; its key sorts as its number."""
+        found: list[Trigger] = []
+        for group in groups:
+            number = self.sent[group]
+            found.append(Trigger(f"{group}-{number:06}", number, group=group))
+            self.sent[group] += 1
+        assert all(receipt.status == "scheduled" for receipt in self.topic.trigger_many(found))
+
+    def start(self) -> None:
+        life = next(self.lives)
+        self.living[life] = self.zygote.start(**self.order, life=life)
+
+    def kill(self, life: int) -> None:
+        self.zygote.kill(self.living.pop(life))
+        self.raw.rpush(f"{self.namespace}:events", json.dumps(["dead", life]))
+
+    @property
+    def told(self) -> int:
+        return int(self.raw.llen(f"{self.namespace}:events"))
+
+    def events(self) -> list[list[Any]]:
+        return [json.loads(line) for line in self.raw.lrange(f"{self.namespace}:events", 0, -1)]
+
+    def hold(self, group: str | None = None) -> str:
+        """From now on no handler (of that group) ends, until this key is deleted."""
+        key = f"{self.namespace}:hold" + (f":{group}" if group else "")
+        self.raw.set(key, 1)
+        return key
+
+    def until(self, happens: Any, within: float = 60) -> None:
+        end = monotonic() + within
+        while not happens():
+            assert monotonic() < end, self.topic.stats()
+            sleep(0.02)
+
+    def done(self) -> bool:
+        stats = self.topic.stats()
+        return stats.pending + stats.in_flight == 0
+
+    def close(self) -> None:
+        for life in list(self.living):
+            self.kill(life)
+        self.gate.close()
+        for key in self.raw.scan_iter(f"*{self.namespace}*", count=1000):
+            self.raw.delete(key)
+
+
+@pytest.fixture
+def shop(zygote: Any, url: str, raw: Any, namespace: str) -> Iterator[Shop]:
+    made = Shop(zygote, url, raw, namespace)
+    yield made
+    made.close()
+
+
+@dataclass
+class Attempt:
+    """Of one message, by one process. Tokens of a slot rise in the order in which its messages were taken."""
+
+    life: int
+    group: str
+    number: int
+    token: int
+    slot: int
+    due: int
+    attempt: int
+    settled: int | None = None
+    """When the server had ended it, ms; None: it was killed before it heard of that."""
+
+
+@dataclass
+class Record:
+    """What happened, read from the list."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    overlaps: list[tuple[Attempt, Attempt]] = field(default_factory=list)
+    repeated: int = 0
+    dead: set[int] = field(default_factory=set)
+
+    def by_group(self) -> dict[str, list[Attempt]]:
+        found: dict[str, list[Attempt]] = defaultdict(list)
+        for one in self.attempts:
+            found[one.group].append(one)
+        return found
+
+
+def read(events: list[list[Any]]) -> Record:
+    """Plays the record: which attempts live at each moment, by group."""
+    record, alive = Record(), defaultdict[str, list[Attempt]](list)
+    by_token: dict[int, Attempt] = {}
+    for what, life, *facts in events:
+        if what == "begin":
+            one = Attempt(life, *facts)
+            record.attempts.append(one)
+            by_token[one.token] = one
+            # What a process had sent before it died may be heard afterwards; it does not live.
+            if life not in record.dead:
+                record.overlaps += [(other, one) for other in alive[one.group]]
+                alive[one.group].append(one)
+        elif what == "end":
+            group, _, token = facts
+            alive[group] = [one for one in alive[group] if one.token != token]
+        elif what == "settled":
+            for token in facts[1]:
+                if token in by_token:
+                    by_token[token].settled = facts[0]
+        else:
+            record.dead.add(life)
+            for group in alive:
+                alive[group] = [one for one in alive[group] if one.life != life]
+    return record
+
+
+def check_order(record: Record, sent: Counter[str]) -> None:
+    """Every message of a group, in the order of their numbers; one again only after the death of who had it."""
+    for group, attempts in record.by_group().items():
+        for before, after in itertools.pairwise(attempts):
+            again = after.number == before.number and before.life in record.dead and after.token > before.token
+            assert again or after.number == before.number + 1, (before, after)
+        assert (attempts[0].number, attempts[-1].number) == (0, sent[group] - 1)
+    assert record.by_group().keys() == sent.keys()
+
+
+def check_fairness(record: Record) -> int:
+    """A message whose group is free is taken before everything of its slot that came due later: a hot group is never
+    served before an older message of another. How many were checked.
+
+    Free means: what was before it in its group has been settled, when that is known (its process lived to tell).
+    """
+    checked = 0
+    by_slot: dict[int, list[Attempt]] = defaultdict(list)
+    for one in record.attempts:
+        by_slot[one.slot].append(one)
+    for attempts in by_slot.values():
+        attempts.sort(key=lambda one: one.token)
+    for attempts in record.by_group().values():
+        for before, after in zip([None, *attempts], attempts, strict=False):
+            if after.attempt > 1 or (before is not None and before.settled is None):
+                continue
+            free = max(after.due, 0 if before is None else before.settled or 0)
+            ahead = [one for one in _taken_between(by_slot[after.slot], free, after.token) if one.attempt == 1]
+            assert all(one.due <= after.due for one in ahead), (after, free, ahead)
+            checked += 1
+    return checked
+
+
+def _taken_between(attempts: list[Attempt], ms: int, token: int) -> list[Attempt]:
+    """Tokens are microseconds of the server's time, or a little more where several were taken at once."""
+    found = []
+    for one in reversed(attempts):
+        if one.token <= (ms + 1) * 1000:
+            break
+        if one.token < token:
+            found.append(one)
+    return found
+
+
+@pytest.mark.timeout(0)
+def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(shop: Shop, zygote: Any, kills: int) -> None:
+    groups, chance, wanted = [f"g{number:02}" for number in range(GROUPS)], random.Random(), kills or 6
+    # Given eight worker processes
+    for _ in range(WORKERS):
+        shop.start()
+    # When messages of 64 groups come in, most of them of few groups, and again and again one of the workers is killed
+    for _ in range(wanted):
+        shop.trigger(chance.choices(groups, WEIGHTS, k=chance.randint(40, 120)))
+        seen = shop.told + chance.randint(1, 200)
+        end = monotonic() + 2  # where most groups wait for leases of the dead, there is less to tell
+        while shop.told < seen and monotonic() < end:
+            sleep(0.002)
+        shop.kill(chance.choice(list(shop.living)))
+        shop.start()
+    shop.trigger(groups)
+    shop.until(shop.done, 60 + wanted)
+    # Then no two live attempts of a group overlapped
+    record = read(shop.events())
+    assert record.overlaps == []
+    # And everything was handled in the order of its group, and again only after the death of who had it
+    check_order(record, shop.sent)
+    # And nothing that came due later was taken before what was free to go
+    checked = check_fairness(record)
+    assert checked > len(record.attempts) / 2
+    # And nothing was lost
+    stats = shop.topic.stats()
+    messages = sum(shop.sent.values())
+    assert (stats["accepted"], stats["acked"], stats["acked_triggers"], stats.dead) == (*[messages] * 3, 0)
+    assert stats["taken"] == stats["acked"] + stats["lapsed"] + stats["returned"]
+    assert len(record.attempts) - messages <= stats["lapsed"] <= wanted * (CONCURRENCY + 1)
+    if kills:
+        hot = max(shop.sent.values()) / messages
+        print(f"\n{len(record.dead)} kills of {WORKERS} workers, {messages} messages of {GROUPS} groups, {hot:.0%} of")
+        print(f"one; {len(record.attempts)} attempts, {stats['lapsed']} lapses: overlaps of live attempts 0, out of")
+        print(f"order 0, taken before an older one that was free 0 (of {checked} checked), lost 0")
+
+
+def test_no_worker_is_idle_while_another_group_has_work(shop: Shop) -> None:
+    # Given a thousand messages of one group, and only then a few of others
+    shop.trigger(["hot"] * 1000)
+    others = [f"g{number}" for number in range(40)]
+    shop.trigger(others)
+    # When eight workers start, whose handlers do not end for now
+    everything, hot = shop.hold(), shop.hold("hot")
+    for _ in range(WORKERS):
+        shop.start()
+    # Then all of their places are taken, by as many groups
+    shop.until(lambda: shop.told == WORKERS * CONCURRENCY)
+    running = Counter(event[2] for event in shop.events())
+    assert len(running) == WORKERS * CONCURRENCY
+    assert running["hot"] == 1
+    # And when all but those of the hot group end, all others are done while it is still at its first
+    shop.raw.delete(everything)
+    shop.until(lambda: shop.topic.stats()["acked"] == len(others))
+    assert Counter(event[2] for event in shop.events() if event[0] == "begin") == {"hot": 1} | dict.fromkeys(others, 1)
+    # And then it goes on
+    shop.raw.delete(hot)
+    shop.until(lambda: shop.topic.stats()["acked"] > len(others) + 10)
+    assert read(shop.events()).overlaps == []

@@ -1,0 +1,388 @@
+"""A topic is given another number of slots while it is in use: nothing is lost, nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, PolicyChanged, StoreUnavailable, Trigger
+from idemgate.core.calls import Batch
+from idemgate.core.resizing import resizing
+from idemgate.errors import TopicInUse
+from idemgate.testing import Clock
+from tests.conftest import Awaited, Face
+
+KEYS = [f"k{i}" for i in range(40)]
+CHANGES = [(1, 2), (2, 8), (8, 2), (4, 1), (16, 16)]
+
+
+@pytest.fixture
+async def other(gate: Gate, url: str, clock: Clock) -> AsyncIterator[Gate]:
+    """Another program on the same store."""
+    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="1s")
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+def _policy(slots: int) -> dict[str, Any]:
+    return {"window": "60s", "merge": "append", "slots": slots, "max_attempts": 2, "backoff": "10s", "lease": "30s"}
+
+
+async def _filled(topic: Any, clock: Clock) -> dict[str, Any]:
+    """A topic with something everywhere: dead, in flight, waiting behind that, blocked by a group, retrying, scheduled,
+    remembered. Returns the deliveries in flight by key."""
+    await topic.trigger_many([Trigger(f"dead{i}", i) for i in range(8)])
+    await topic.trigger_many([Trigger(f"back{i}", i) for i in range(8)])
+    clock.advance("60s")
+    taken = await topic.take(100)
+    await topic.bury([one for one in taken if one.key.startswith("dead")], reason="no")
+    await topic.nack([one for one in taken if one.key.startswith("back")], delay="300s", reason="later")
+    await topic.trigger_many([Trigger(f"fly{i}", i) for i in range(16)])
+    await topic.trigger_many([Trigger(f"{g}{i}", i, group=g) for i in range(3) for g in ("g", "h", "i", "j")])
+    clock.advance("60s")
+    flying = {one.key: one for one in await topic.take(100)}
+    await topic.trigger_many([Trigger(f"fly{i}", "more") for i in range(4)])
+    await topic.trigger_many([Trigger(key, 1, event_id=f"e{key}", version=5) for key in KEYS])
+    return flying
+
+
+async def _seen(topic: Any) -> Any:
+    """What anybody can see of it, but for the ids of dead letters."""
+    stats = await topic.stats()
+    peeks = {}
+    for key in [*KEYS, *(f"{name}{i}" for name in ("back", "fly") for i in range(16))]:
+        peek = await topic.peek(key)
+        pending = (peek.pending.payload, peek.pending.count, peek.pending.attempts) if peek.pending else None
+        peeks[key] = (pending, peek.due_at, peek.in_flight.payload if peek.in_flight else None, peek.token)
+    letters = sorted(
+        (one.key, one.payload, one.reason, one.died_at, one.attempts) for one in await topic.dead.list(100)
+    )
+    counters = dict(stats.counters)
+    places = (stats.scheduled, stats.ready, stats.waiting, stats.blocked, stats.in_flight, stats.dead, stats.paused)
+    return places, stats.next_due, counters, peeks, letters
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+async def test_everything_is_as_it_was(face: Face, clock: Clock, conserved: Any, before: int, after: int) -> None:
+    # Given a topic with something everywhere
+    topic = face.topic("t", **_policy(before))
+    flying = await _filled(topic, clock)
+    seen = await _seen(topic)
+    # When it is given another number of slots
+    done = await topic.reslot(after)
+    # Then nobody sees a difference but in that number
+    assert (done.before, done.after) == ((before, after) if before != after else (after, after))
+    assert topic.policy.slots == after
+    assert await _seen(topic) == seen
+    # And what is in flight is settled, and lets go of its group and of what waits behind it
+    assert set(await topic.ack(list(flying.values()))) == {"ok"}
+    stats = await topic.stats()
+    assert (stats.waiting, stats.in_flight) == (0, 0)
+    order = []
+    clock.advance("400s")
+    while taken := await topic.take(100):
+        order += [one.key for one in taken]
+        assert len({one.group for one in taken if one.group}) == len([one for one in taken if one.group])
+        await topic.ack(taken)
+    assert sorted(order) == sorted(
+        [*KEYS, *(f"back{i}" for i in range(8)), *(f"fly{i}" for i in range(4))]
+        + [f"{g}{i}" for i in (1, 2) for g in "ghij"]
+    )
+    for group in "ghij":
+        assert [key for key in order if key[0] == group and key[1:].isdigit()] == [f"{group}1", f"{group}2"]
+    await conserved(topic, [])
+    # And what it remembered it still remembers
+    again = await topic.trigger_many([Trigger(key, 1, event_id=f"e{key}") for key in KEYS])
+    assert {one.status for one in again} == {"duplicate"}
+    assert (await topic.trigger(KEYS[0], 1, version=4)).status == "dropped"
+    assert await topic.dead.redrive() == 8
+
+
+async def test_nothing_stays_behind(face: Face, clock: Clock, everything: Callable[[], dict[bytes, bytes]]) -> None:
+    topic = face.topic("t", **_policy(4))
+    await _filled(topic, clock)
+    await topic.reslot(1)
+    left = [key.decode().partition("}:") for key in everything() if b"/4}" in key]
+    assert {part for _, _, part in left} == {"facts"}
+    assert len(left) == 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2)])
+async def test_a_program_that_did_not_notice_goes_on(
+    face: Face, other: Gate, clock: Clock, before: int, after: int
+) -> None:
+    # Given two programs that use a topic, one of which has deliveries
+    topic = face.topic("t", **_policy(before))
+    late = other.topic("t", **_policy(before))
+    stale = late.aio if face.awaiting else Awaited(late)
+    flying = await _filled(stale, clock)
+    # When the other gives it another number of slots
+    await topic.reslot(after)
+    # Then whatever the first asks is answered in the new slots
+    assert (await stale.trigger(KEYS[0], 2)).status == "merged"
+    assert {one.status for one in await stale.trigger_many([(key, 3) for key in KEYS])} == {"merged"}
+    assert await stale.cancel(KEYS[1]) == "cancelled"
+    assert await stale.reschedule(KEYS[2], delay="500s") == "rescheduled"
+    assert set(await stale.extend(list(flying.values()))) == {"ok"}
+    assert set(await stale.ack(list(flying.values()))) == {"ok"}
+    assert await stale.stats() == await topic.stats()
+    assert late.policy.slots == after
+    assert await stale.flush() > 0
+    taken = await stale.take(1000)
+    assert len({one.key for one in taken}) == len(taken) == 39 + 8 + 4 + 4
+    assert {one.payload[0] for one in taken if one.key == KEYS[0]} == {1}
+    assert (await topic.peek(KEYS[0])).in_flight.count == 3
+
+
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "take": lambda topic: topic.take(1000),
+    "trigger": lambda topic: topic.trigger(KEYS[0], 2),
+    "trigger_many": lambda topic: topic.trigger_many([(key, 2) for key in KEYS]),
+    "peek": lambda topic: topic.peek(KEYS[0]),
+    "cancel": lambda topic: topic.cancel(KEYS[0]),
+    "flush one": lambda topic: topic.flush(KEYS[0]),
+    "flush": lambda topic: topic.flush(),
+    "pause": lambda topic: topic.pause(),
+    "stats": lambda topic: topic.stats(),
+    "dead": lambda topic: topic.dead.list(5),
+    "redrive": lambda topic: topic.dead.redrive(),
+    "delete": lambda topic: topic.dead.delete(),
+    "forward": lambda topic: topic.forward_due(),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+async def test_the_first_call_after_it_is_the_same_as_without(
+    face: Face, other: Gate, url: str, clock: Clock, verb: str, before: int, after: int
+) -> None:
+    # Given the same topic twice, and a program that opened both
+    stale = []
+    for name in ("t", "u"):
+        late = other.topic(name, **_policy(before))
+        late.forward("list")
+        stale.append(late.aio if face.awaiting else Awaited(late))
+        await _filled(stale[-1], clock)
+        clock.set(clock.microseconds() / 1_000_000 - 120)
+    clock.advance("200s")
+    # When one of them is given other slots
+    await face.topic("t", **_policy(before)).reslot(after)
+    # Then the program is answered alike
+    answers = [await VERBS[verb](topic) for topic in stale]
+    shown = [_shown(answer) for answer in answers]
+    assert shown[0] == shown[1]
+    assert (await stale[0].stats()) == (await stale[1].stats())
+
+
+def _shown(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [one if hasattr(one, "status") else None for one in answer]
+    return getattr(answer, "due_at", answer)
+
+
+async def _steps(gate: Gate, name: str, slots: int, most: int) -> int:
+    """Performs at most that many steps of a change; how many it did."""
+    calls, link = gate.topic(name).open(), gate.link
+    plan = resizing(calls, slots, lambda _: None)
+    batch: Batch[list[Any]] = next(plan)
+    for step in range(most):
+        try:
+            batch = plan.send(link.run_all(batch))
+        except StopIteration:
+            return step + 1
+    return most
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 4)])
+async def test_killed_anywhere_it_goes_on(
+    gate: Gate, other: Gate, clock: Clock, conserved: Any, before: int, after: int
+) -> None:
+    # Given how many steps it takes
+    topic = gate.topic("t", **_policy(before)).aio
+    await _filled(topic, clock)
+    steps = await _steps(gate, "t", after, 10_000)
+    assert steps > 20
+    for killed in range(1, steps):
+        # When it is killed after any of them
+        name = f"t{killed}"
+        topic = gate.topic(name, **_policy(before)).aio
+        flying = await _filled(topic, clock)
+        seen = await _seen(topic)
+        await _steps(gate, name, after, killed)
+        # Then meanwhile it can be seen how much is where
+        (stored,) = [one for one in gate.stored_topics() if one.name == name]
+        assert (stored.changing_to, stored.slots) == (after, before)
+        assert sum((stored.stats.in_flight, stored.stats.dead)) >= seen[0][4] + seen[0][5]
+        # And begun anew it ends, and nothing is lost or there twice
+        with pytest.raises(TopicInUse, match=f"it is being given {after} slots"):
+            await topic.reslot(64)
+        await topic.reslot(after)
+        assert await _seen(topic) == seen
+        assert set(await topic.ack(list(flying.values()))) == {"ok"}
+        await topic.flush()
+        while taken := await topic.take(1000):
+            await topic.ack(taken)
+        await conserved(topic, [])
+
+
+async def test_two_at_once_do_no_harm(gate: Gate, other: Gate, clock: Clock) -> None:
+    # Given two programs that perform the same change, step by step in turns
+    topic = gate.topic("t", **_policy(2)).aio
+    await _filled(topic, clock)
+    seen = await _seen(topic)
+    plans = [resizing(one.topic("t", **_policy(2)).open(), 8, lambda _: None) for one in (gate, other)]
+    batches = [next(plan) for plan in plans]
+    while plans:
+        for at in reversed(range(len(plans))):
+            try:
+                batches[at] = plans[at].send(gate.link.run_all(batches[at]))
+            except StopIteration:
+                del plans[at], batches[at]
+    assert await _seen(topic) == seen
+    assert topic.policy.slots == 8
+
+
+async def test_a_late_copy_of_any_step_changes_nothing(gate: Gate, clock: Clock) -> None:
+    # Given every call of a change
+    topic = gate.topic("t", **_policy(2)).aio
+    await _filled(topic, clock)
+    plan, sent = resizing(await topic.open(), 8, lambda _: None), []
+    try:
+        batch = next(plan)
+        while True:
+            sent.append(batch)
+            batch = plan.send(gate.link.run_all(batch))
+    except StopIteration:
+        gate.topic("t").opening.lay_out(8)
+    seen = await _seen(topic)
+    # When each arrives once more, after it
+    for batch in sent:
+        gate.link.run_all(batch)
+    assert await _seen(topic) == seen
+    assert (await topic.trigger("new")).status == "scheduled"
+
+
+async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Clock) -> None:
+    # Given calls that were executed, their replies lost
+    topic = gate.topic("t", **_policy(2)).aio
+    calls = await topic.open()
+    flying = list((await _filled(topic, clock)).values())
+    lost: list[Batch[Any]] = [
+        calls.trigger_many([Trigger(key, 7) for key in KEYS]),
+        calls.settle_many(topic._settlements("ack", flying)),
+        Batch([calls.trigger(Trigger("once", 1))], list),
+        Batch([calls.cancel(KEYS[3])], list),
+    ]
+    answers = [gate.link.run_all(batch) for batch in lost]
+    seen = await _seen(topic)
+    # When they are sent again after the topic was given other slots, once and again
+    for slots in (8, 4):
+        await topic.reslot(slots)
+        assert [gate.link.run_all(batch) for batch in lost] == answers
+        # Then nothing was done twice
+        assert await _seen(topic) == seen
+
+
+async def test_one_window_makes_one_delivery_across_it(face: Face, clock: Clock) -> None:
+    topic = face.topic("t", window="60s", merge="append", slots=1)
+    await topic.trigger_many([(key, "before") for key in KEYS])
+    await topic.reslot(4)
+    clock.advance("30s")
+    await topic.trigger_many([(key, "after") for key in KEYS])
+    await topic.reslot(2)
+    clock.advance("29s")
+    assert await topic.take(100) == []
+    clock.advance("1s")
+    taken = await topic.take(100)
+    assert sorted((one.key, one.payload) for one in taken) == sorted((key, ["before", "after"]) for key in KEYS)
+
+
+async def test_ranks_pause_and_rate_hold(face: Face, clock: Clock) -> None:
+    topic = face.topic("t", priority=True, slots=2, merge="last")
+    await topic.trigger_many([Trigger(f"{p}-{i}", priority=p) for p in range(5) for i in range(4)])
+    clock.advance("1s")
+    first = await topic.take(1)  # ranks the rest
+    await topic.give_back(first)
+    await topic.pause()
+    await topic.reslot(1)
+    assert (await topic.stats()).paused
+    assert await topic.take(5) == []
+    await topic.resume()
+    taken = await topic.take(100)
+    assert [one.priority for one in taken] == sorted((one.priority for one in taken), reverse=True)
+    assert len(taken) == 20
+
+
+async def test_one_key_in_two_slots_becomes_one(face: Face, clock: Clock, conserved: Any) -> None:
+    # Given one key with several groups, which is several messages in several slots: pending, in flight, and dead
+    topic = face.topic("t", merge="append", slots=16, max_attempts=5)
+    groups = [f"group{i}" for i in range(12)]
+    await topic.trigger_many([Trigger("k", group, group=group) for group in groups])
+    flying = await topic.take(100)
+    assert len(flying) > 3
+    await topic.bury(flying[0])
+    await topic.bury(flying[1])
+    await topic.trigger_many([Trigger("k", "again", group=group) for group in groups])
+    # When they come into one slot
+    await topic.reslot(1)
+    # Then one of its deliveries is still in flight; the others count as lapsed, and are tried again
+    assert sorted(await topic.ack(flying[2:])) == ["lost"] * (len(flying) - 3) + ["ok"]
+    stats = await topic.stats()
+    assert stats["lapsed"] == len(flying) - 3
+    clock.advance("60s")
+    (taken,) = await topic.take(100)
+    assert taken.payload.count("again") == 12
+    await topic.ack(taken)
+    assert await topic.dead.redrive() == 2
+    (taken,) = await topic.take(100)
+    await topic.ack(taken)
+    await conserved(topic, ["k"])
+
+
+@pytest.mark.parametrize("slots", [0, 3, -2, 32_768, True, "4", None])
+async def test_a_number_that_is_none_is_refused(face: Face, slots: Any) -> None:
+    topic = face.topic("t", window="60s", slots=2)
+    with pytest.raises(BadInput, match="slots"):
+        await topic.reslot(slots)
+    assert topic.policy.slots == 2
+
+
+async def test_a_limit_that_could_not_be_shared_out_is_refused(face: Face) -> None:
+    topic = face.topic("t", concurrency=4, slots=2)
+    with pytest.raises(BadInput, match="less than the 8 slots"):
+        await topic.reslot(8)
+
+
+async def test_who_says_a_former_number_gets_the_stored_one(face: Face, other: Gate) -> None:
+    topic = face.topic("t", window="60s", slots=2)
+    await topic.trigger("k")
+    await topic.reslot(8)
+    # A program started with the former number, also one that redefines something else
+    again = other.topic("t", window="60s", slots=2)
+    assert again.trigger("k").status == "merged"
+    assert again.policy.slots == 8
+    assert other.topic("t", window="60s", slots=2) is again
+    changed = other.topic("t", window="30s", slots=2, redefine=True)
+    assert changed.trigger("k").status == "merged"
+    assert changed.policy.slots == 8
+    # But no other number
+    with pytest.raises(PolicyChanged, match="idemgate slots t N"):
+        other.topic("t", window="30s", slots=4, redefine=True).trigger("k")
+
+
+async def test_while_a_part_is_moved_its_callers_wait(gate: Gate, other: Gate, clock: Clock) -> None:
+    # Given a change that was killed in the middle of a part
+    topic = gate.topic("t", **_policy(1)).aio
+    await _filled(topic, clock)
+    stale = other.topic("t", **_policy(1))
+    stale.open()
+    await _steps(gate, "t", 2, 4)
+    # Then who needs that part is told, after a time, that nothing was done
+    with pytest.raises(StoreUnavailable, match="being moved") as caught:
+        stale.trigger("k")
+    assert caught.value.executed == "no"
+    await topic.reslot(2)
+    assert stale.trigger("k").accepted
