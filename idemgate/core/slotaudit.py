@@ -7,7 +7,7 @@ The checks say what holds between any two scripts; each is one function over a `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -20,7 +20,7 @@ from idemgate.core.findings import Finding, quoted
 from idemgate.core.merging import Merge, merge_of_spec
 from idemgate.errors import IdemgateError
 
-__all__ = ["Contents", "Declared", "Large", "Slot", "check_slot", "declared", "read_slot"]
+__all__ = ["Contents", "Declared", "Large", "Slot", "balance", "check_balance", "check_slot", "declared", "read_slot"]
 
 _ZSETS = ("due", "lease", "dead", "fade", "ready", "line")
 _HASHES = ("pending", "flight", "grave", "facts", "busy")
@@ -255,7 +255,6 @@ def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec
     seen = _Seen(slot, found, topic, codec)
     checks = (
         _standing, _unplaced, _leases, _letters, _memories, _groups, _lines, _fences, _agreement, _places, _lifetimes,
-        _conservation,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
 
@@ -431,15 +430,28 @@ def _lifetimes(seen: _Seen) -> Iterator[Finding]:
             yield seen.finding("expires", part, f"it will be gone in {left / 1000:.0f} s", "PERSIST")
 
 
-def _conservation(seen: _Seen) -> Iterator[Finding]:
-    """Every accepted trigger is accounted for. Not asked where something cannot be read: that is the fault then."""
+def balance(slot: Slot, found: Contents, topic: Declared | None, codec: Codec) -> int | None:
+    """Accepted triggers that are not accounted for in this slot; None where something cannot be read.
+
+    No script changes it, and a change of the number of slots moves counters and messages apart: it is 0 over all slots
+    of a topic, whenever each of them was read.
+    """
+    seen = _Seen(slot, found, topic, codec)
     if seen.garbled:
-        return
-    accepted = seen.facts.get(b"accepted", 0)
+        return None
     gone = sum(seen.facts.get(b"%s_triggers" % end.encode(), 0) for end in _GONE)
     held = sum(one.triggers for one in seen.pending.values())
     held += sum(one.message.triggers for part in (seen.flight, seen.grave) for one in part.values())
-    if accepted != gone + held:
-        more = accepted - gone - held
-        what = f"{accepted} triggers were accepted, {gone} ended, {held} are held: {abs(more)} "
-        yield seen.finding("conservation", "facts", what + ("are missing" if more > 0 else "too many"))
+    return seen.facts.get(b"accepted", 0) - gone - held
+
+
+def check_balance(topic: str, key: str, balances: Sequence[int | None]) -> Iterator[Finding]:
+    """Every accepted trigger of a topic is accounted for. Not asked where a slot cannot be read, which is a fault of its
+    own."""
+    missing = 0 if None in balances else sum(filter(None, balances))
+    if missing > 0:
+        yield Finding("conservation", key, f"topic {topic!r}: {missing} accepted triggers neither ended nor are held")
+    elif missing:
+        yield Finding(
+            "conservation", key, f"topic {topic!r}: {-missing} triggers are held or ended beyond the accepted"
+        )

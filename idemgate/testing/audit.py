@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,17 @@ from idemgate.core.codec import Codec
 from idemgate.core.findings import Finding, Report
 from idemgate.core.keys import Owner, check_name
 from idemgate.core.members import attendance
-from idemgate.core.slotaudit import Contents, Declared, Large, Slot, check_slot, declared, read_slot
+from idemgate.core.slotaudit import (
+    Contents,
+    Declared,
+    Large,
+    Slot,
+    balance,
+    check_balance,
+    check_slot,
+    declared,
+    read_slot,
+)
 from idemgate.errors import ForeignData, StoreRefused
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.servers import Server, servers
@@ -87,6 +97,7 @@ class _Audit:
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
         self.topics: dict[str, Declared | None] = {}
+        self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
 
     def all(self, link: SyncLink, found: list[Server]) -> Iterator[Finding]:
         yield from self._registry(link)
@@ -107,6 +118,8 @@ class _Audit:
                 yield from self._slot(link, slot, key)
             for group in sorted(crews):
                 yield from self._crew(link, server, group)
+        for topic, balances in self.balances.items():
+            yield from check_balance(topic, text(keys.topics(self.namespace)), balances)
 
     def _registry(self, link: SyncLink) -> Iterator[Finding]:
         key = keys.topics(self.namespace)
@@ -170,17 +183,22 @@ class _Audit:
         try:
             found = link.run(read_slot(slot, self.clock, self.most, self.room))
         except ForeignData as error:
+            self.balances[slot.topic].append(None)
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
         if isinstance(found, Large):
             what = f"the slot holds {found.entries:,} entries and {found.bytes:,} bytes of messages"
+            self.balances[slot.topic].append(None)
             yield Finding("unread", text(key), f"{what}; at most {self.most:,} and {self.room:,} are read")
             return
         self._count(found)
         if not found.closed:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)
-        yield from check_slot(slot, found, self.topics.get(slot.topic), self.codec)
+        topic = self.topics.get(slot.topic)
+        yield from check_slot(slot, found, topic, self.codec)
+        unknown = topic is None or topic.changing
+        self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, self.codec))
 
     def _count(self, found: Contents) -> None:
         self.counted["slots closed" if found.closed else "slots"] += 1

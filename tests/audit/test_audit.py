@@ -119,9 +119,9 @@ def _ready_moved(hand: Hand) -> None:
 
 FAULTS: dict[str, tuple[str, str, Plant]] = {
     # name: kind, what the key of the finding ends with, how it is planted
-    "counted, and not there": ("conservation", "facts", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
-    "there, and not counted": ("conservation", "facts", lambda h: h.raw.hincrby(h.key("facts"), "acked_triggers", 2)),
-    "a count that was changed": ("conservation", "facts", lambda h: h.edit("pending", b"waits", 1, 7)),
+    "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
+    "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "acked_triggers", 2)),
+    "a count that was changed": ("conservation", "topics}", lambda h: h.edit("pending", b"waits", 1, 7)),
     "scheduled, not pending": ("orphan", "due", lambda h: h.raw.zadd(h.key("due"), {"nobody": 1})),
     "ready, not pending": ("orphan", "ready", lambda h: h.raw.zadd(h.key("ready"), {"000000000000001nobody": 1})),
     "in line, not pending": (
