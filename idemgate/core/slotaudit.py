@@ -440,9 +440,10 @@ def balance(slot: Slot, found: Contents, topic: Declared | None, codec: Codec) -
     if seen.garbled:
         return None
     gone = sum(seen.facts.get(b"%s_triggers" % end.encode(), 0) for end in _GONE)
-    held = sum(one.triggers for one in seen.pending.values())
+    held: int = sum(one.triggers for one in seen.pending.values())
     held += sum(one.message.triggers for part in (seen.flight, seen.grave) for one in part.values())
-    return seen.facts.get(b"accepted", 0) - gone - held
+    missing: int = seen.facts.get(b"accepted", 0) - gone - held
+    return missing
 
 
 def check_balance(topic: str, key: str, balances: Sequence[int | None]) -> Iterator[Finding]:
@@ -452,6 +453,4 @@ def check_balance(topic: str, key: str, balances: Sequence[int | None]) -> Itera
     if missing > 0:
         yield Finding("conservation", key, f"topic {topic!r}: {missing} accepted triggers neither ended nor are held")
     elif missing:
-        yield Finding(
-            "conservation", key, f"topic {topic!r}: {-missing} triggers are held or ended beyond the accepted"
-        )
+        yield Finding("conservation", key, f"topic {topic!r}: {-missing} more than were accepted ended or are held")
