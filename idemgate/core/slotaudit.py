@@ -453,4 +453,4 @@ def check_balance(topic: str, key: str, balances: Sequence[int | None]) -> Itera
     if missing > 0:
         yield Finding("conservation", key, f"topic {topic!r}: {missing} accepted triggers neither ended nor are held")
     elif missing:
-        yield Finding("conservation", key, f"topic {topic!r}: {-missing} more than were accepted ended or are held")
+        yield Finding("conservation", key, f"topic {topic!r}: {-missing} more than accepted ended or are held")
