@@ -447,7 +447,7 @@ def balance(slot: Slot, found: Contents, topic: Declared | None, codec: Codec) -
 
 
 def check_balance(topic: str, key: str, balances: Sequence[int | None]) -> Iterator[Finding]:
-    """Every accepted trigger of a topic is accounted for. Not asked where a slot cannot be read, which is a fault of its
+    """Every accepted trigger of a topic is accounted for. Not asked where a slot cannot be read, a fault of its
     own."""
     missing = 0 if None in balances else sum(filter(None, balances))
     if missing > 0:
