@@ -17,6 +17,7 @@ from idemgate.core.compact import SeenSets
 from idemgate.core.letters import Place
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
 from idemgate.core.partial import Part
+from idemgate.core.slotaudit import Slot, read_slot
 from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.gate import Gate
 from tests.lua.contracts import expanded, header_of, violations
@@ -260,6 +261,7 @@ def _calls() -> list[Call[Any]]:
         topic.dead(0, 0, 10),
         topic.dead(0, 5, 10, Place(7, "8")),
         topic.exhume(0, "redrive", []),
+        read_slot(Slot("ns", "t", 0, 1), None, 1, 1),
         topic.exhume(0, "delete", ["1", "2", "3"]),
         members.announce("ns", "g", None, said, 1000),
         members.announce("ns", "g", None, said_much, 1000),
