@@ -33,6 +33,7 @@ __all__ = [
     "is_ours",
     "members",
     "outbox",
+    "patterns",
     "raw",
     "record",
     "slot",
@@ -162,6 +163,13 @@ def slot(namespace: str, topic: str, number: int) -> tuple[bytes, ...]:
     """The parts of one slot of a topic, in the order in which scripts get them."""
     tag = f"ig1:{{{namespace}:topic:{topic}:{number}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
+
+
+def patterns(namespace: str) -> dict[str, str]:
+    """What an access list may let somebody see, by name: `records`, `topics` (and their slots), `members`, `all`. The
+    same patterns are those of their channels."""
+    own = f"ig1:{{{check_name(namespace, 'namespace')}:"
+    return {"records": f"{own}once:*", "topics": f"{own}topic*", "members": f"{own}members:*", "all": f"{own}*"}
 
 
 def is_ours(key: bytes) -> bool:

@@ -10,8 +10,9 @@ import re
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["Script", "names", "script", "source"]
+__all__ = ["Script", "commands", "names", "script", "source"]
 
+_CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
 _INCLUDE = re.compile(r'^--- @include "([a-z_/]+)"$', re.MULTILINE)
 
 
@@ -52,3 +53,8 @@ def _expand(name: str, seen: set[str]) -> str:
 def script(name: str) -> Script:
     """The script of that name, expanded and hashed once a process."""
     return Script(name, _expand(name, {name}))
+
+
+def commands(name: str) -> frozenset[str]:
+    """What the script of that name asks of the server, in capitals: whoever runs it must be allowed all of it."""
+    return frozenset(found.decode() for found in _CALL.findall(script(name).text))

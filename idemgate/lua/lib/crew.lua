@@ -57,5 +57,5 @@ end
 local function changed(K, now_us)
   local generation = digits(fence(redis.call("HGET", K.facts, "g"), now_us))
   redis.call("HSET", K.facts, "g", generation)
-  redis.call("PUBLISH", K.alive, generation)
+  redis.pcall("PUBLISH", K.alive, generation)
 end
