@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from idemgate.core.stored import BROKEN, not_ours
 from idemgate.errors import ForeignData
 from idemgate.lua import Script, script
 
@@ -31,10 +32,13 @@ class Call(Generic[T]):
         self.read = read
 
     def answer(self, reply: Reply) -> T:
-        """What the caller gets for this reply, or ForeignData."""
+        """What the caller gets for this reply; ForeignData, or NotDecodable for what we never wrote."""
         if reply[0] == b"foreign":
             raise self._foreign(reply[2])
-        return self.read(reply)
+        try:
+            return self.read(reply)
+        except BROKEN as error:
+            raise not_ours(f"what {self.script.name} answers", error) from error
 
     def _foreign(self, problem: bytes) -> ForeignData:
         # A script of many keys begins the text with the one at fault; a script of one key need not.

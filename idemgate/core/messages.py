@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import index
 from typing import Any, Generic, Literal, TypeVar, cast
-
-import msgpack
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.core.merging import Merge
 from idemgate.core.partial import Part, part_of
-from idemgate.errors import NotDecodable
+from idemgate.core.stored import BROKEN, LATEST_MS, as_ours, not_ours, unpacked
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
 
@@ -91,31 +90,36 @@ class Message:
     )
 
     def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
-        fields = _unpacked(packed)
-        self.count: int = fields[0]
-        self.first_ms: int = fields[1]
-        self.last_ms: int = fields[2]
-        self.due_ms: int = fields[3]
-        self.attempts: int = fields[4]
-        self.reason: Reason = fields[5].decode()
-        self.version: int | None = int(fields[7]) if fields[7] != b"" else None
-        self.failure: str = fields[9].decode(errors="replace")
-        self.priority: int = int(fields[10])
-        self.group: str = fields[11].decode(errors="backslashreplace")
-        self.splits: int = fields[12] if len(fields) > 12 else 0
-        self._acc = fields[8]
+        try:
+            fields = unpacked(packed, "a message")
+            self.count: int = index(fields[0])
+            self.first_ms: int = _moment_ms(fields[1])
+            self.last_ms: int = _moment_ms(fields[2])
+            self.due_ms: int = index(fields[3])
+            self.attempts: int = index(fields[4])
+            self.reason: Reason = fields[5].decode()
+            self.version: int | None = int(fields[7]) if fields[7] != b"" else None
+            self.failure: str = fields[9].decode(errors="replace")
+            self.priority: int = int(fields[10])
+            self.group: str = fields[11].decode(errors="backslashreplace")
+            self.splits: int = index(fields[12]) if len(fields) > 12 else 0
+            self._acc = fields[8]
+        except BROKEN as error:
+            raise not_ours("a message", error) from error
         self._merge = merge
         self._codec = codec
 
     @property
     def payload(self) -> Any:
         """The merged payload; NotDecodable if it was written by another codec."""
-        return self._merge.lower(self._acc, self._codec)
+        with as_ours("a payload"):
+            return self._merge.lower(self._acc, self._codec)
 
     @property
     def dropped(self) -> int:
         """How many items the merge policy had no room for."""
-        return self._merge.dropped(self._acc)
+        with as_ours("a payload"):
+            return self._merge.dropped(self._acc)
 
     def part(self, items: object) -> Part:
         """What failed of it; BadInput as `core.partial.part_of` says."""
@@ -339,28 +343,30 @@ def moment(ms: int) -> datetime:
 
 def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
     """A message that was sent on, or NotDecodable. It has no lease: nothing needs to be acknowledged to the topic."""
-    try:
-        number, raw_key, due_ms, message = _unpacked(packed)
-        return Delivery(topic, -1, raw_key, number, due_ms, Message(message, merge, codec))
-    except (ValueError, TypeError, IndexError) as error:
-        raise NotDecodable(f"it is not a forwarded message: {error}") from None
+    with as_ours("a forwarded message"):
+        number, raw_key, due_ms, message = unpacked(packed, "a forwarded message")
+        return Delivery(topic, -1, bytes(raw_key), index(number), _moment_ms(due_ms), Message(message, merge, codec))
 
 
 def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
-    raw_key, raw_message, reason, died_ms, _ = _unpacked(packed)
-    message = Message(raw_message, merge, codec)
-    return DeadLetter(
-        id=f"{slot}-{number.decode()}",
-        key=raw_key.decode(errors="backslashreplace"),
-        reason=reason.decode(errors="replace"),
-        died_at=moment(died_ms),
-        attempts=message.attempts,
-        count=message.count,
-        first_at=moment(message.first_ms),
-        last_at=moment(message.last_ms),
-        message=message,
-    )
+    """NotDecodable for what is no letter."""
+    with as_ours("a dead letter"):
+        raw_key, raw_message, reason, died_ms, _ = unpacked(packed, "a dead letter")
+        message = Message(raw_message, merge, codec)
+        return DeadLetter(
+            id=f"{slot}-{number.decode()}",
+            key=raw_key.decode(errors="backslashreplace"),
+            reason=reason.decode(errors="replace"),
+            died_at=moment(_moment_ms(died_ms)),
+            attempts=message.attempts,
+            count=message.count,
+            first_at=moment(message.first_ms),
+            last_at=moment(message.last_ms),
+            message=message,
+        )
 
 
-def _unpacked(packed: bytes) -> list[Any]:
-    return cast("list[Any]", msgpack.unpackb(packed, raw=True, strict_map_key=False))
+def _moment_ms(value: Any) -> int:
+    if not 0 <= index(value) <= LATEST_MS:
+        raise ValueError(f"{value} ms is no time")
+    return index(value)

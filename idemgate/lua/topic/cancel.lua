@@ -11,6 +11,7 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
+--- @include "lib/opened"
 --- @include "lib/policy"
 --- @include "lib/unplace"
 --- @include "lib/vacate"
@@ -28,15 +29,20 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
--- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
-redis.call("HDEL", K.facts, "")
 local packed = redis.call("HGET", K.pending, key)
 local d = redis.call("HGET", K.flight, key)
+local m = packed and opened(packed)
+if packed and not m then
+  return { "foreign", now_ms, K.pending .. " holds a message of another layout" }
+end
+d = d and cmsgpack.unpack(d)
+-- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
+redis.call("HDEL", K.facts, "")
 if not packed and not d then
   return tell(K, ARGV[2], now_ms, { "absent", now_ms })
 end
 if packed then
-  local m, before = cmsgpack.unpack(packed), head(K)
+  local before = head(K)
   unplace(K, key, m)
   redis.call("HDEL", K.pending, key)
   if not d then
@@ -46,7 +52,6 @@ if packed then
   count(K, { cancelled = 1, cancelled_triggers = m[message.count] })
 end
 if d then
-  d = cmsgpack.unpack(d)
   d[delivery.cancelled] = 1
   redis.call("HDEL", K.flight, key)
   redis.call("HSET", K.flight, key, cmsgpack.pack(d))

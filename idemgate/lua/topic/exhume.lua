@@ -13,6 +13,7 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/restore"
+--- @include "lib/opened"
 --- @include "lib/policy"
 --- @include "lib/count"
 --- @include "lib/head"
@@ -32,20 +33,28 @@ if #ids == 0 then
   room = 131072
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
-local before, taken, triggers, folded = head(K), 0, 0, 0
+local found = {}
 for _, id in ipairs(ids) do
   local letter = redis.call("HGET", K.grave, id)
   if letter and room > 0 then
     room = room - #letter
-    letter = cmsgpack.unpack(letter)
-    local m = cmsgpack.unpack(letter[2])
-    redis.call("ZREM", K.dead, id)
-    redis.call("HDEL", K.grave, id)
-    taken, triggers = taken + 1, triggers + m[message.count]
-    if ARGV[4] == "redrive" then
-      m[message.attempts], m[message.pinned] = 0, 0
-      folded = folded + restore(K, p, letter[1], m, now_ms, "redrive")
+    local whole, parts = pcall(cmsgpack.unpack, letter)
+    local m = whole and type(parts) == "table" and opened(parts[2])
+    if not m then
+      return { "foreign", now_ms, K.grave .. " holds a letter of another layout, " .. id }
     end
+    found[#found + 1] = { id, parts[1], m }
+  end
+end
+local before, taken, triggers, folded = head(K), #found, 0, 0
+for _, letter in ipairs(found) do
+  local id, key, m = unpack(letter)
+  redis.call("ZREM", K.dead, id)
+  redis.call("HDEL", K.grave, id)
+  triggers = triggers + m[message.count]
+  if ARGV[4] == "redrive" then
+    m[message.attempts], m[message.pinned] = 0, 0
+    folded = folded + restore(K, p, key, m, now_ms, "redrive")
   end
 end
 if taken > 0 and ARGV[4] == "redrive" then

@@ -18,6 +18,7 @@
 --- @include "lib/tell"
 --- @include "lib/message"
 --- @include "lib/policy"
+--- @include "lib/opened_all"
 --- @include "lib/count"
 --- @include "lib/next_due"
 --- @include "lib/rank"
@@ -54,8 +55,7 @@ local function push(key, due, m)
   end
 end
 
-local function send(key, due, member)
-  local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
+local function send(key, due, m, member)
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
   end
@@ -67,15 +67,37 @@ local function send(key, due, member)
   sent, triggers = sent + 1, triggers + m[message.count]
 end
 
+-- Of the messages that are meant, what each is; all of them, or none is sent.
+local function pending(keys)
+  return #keys == 0 and keys or opened_all(redis.call("HMGET", K.pending, unpack(keys)))
+end
+local astray = { "foreign", now_ms, K.pending .. " holds a message of another layout" }
+
 if most > 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
   rank(K, p, now_ms)
-  for _, member in ipairs(redis.call("ZRANGE", K.ready, 0, most - 1)) do
-    send(string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member)
+  local members, keys = redis.call("ZRANGE", K.ready, 0, most - 1), {}
+  for i, member in ipairs(members) do
+    keys[i] = string.sub(member, 16)
+  end
+  local messages = pending(keys)
+  if not messages then
+    return astray
+  end
+  for i, member in ipairs(members) do
+    send(keys[i], tonumber(string.sub(member, 1, 15)), messages[i], member)
   end
 elseif most > 0 then
   local due = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+  local keys = {}
   for i = 1, #due, 2 do
-    send(due[i], tonumber(due[i + 1]))
+    keys[#keys + 1] = due[i]
+  end
+  local messages = pending(keys)
+  if not messages then
+    return astray
+  end
+  for i, key in ipairs(keys) do
+    send(key, tonumber(due[2 * i]), messages[i])
   end
 end
 if sent > 0 then

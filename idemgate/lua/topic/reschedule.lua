@@ -13,6 +13,7 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
+--- @include "lib/opened"
 --- @include "lib/policy"
 --- @include "lib/place"
 --- @include "lib/unplace"
@@ -30,14 +31,18 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
+local packed = redis.call("HGET", K.pending, key)
+local m = packed and opened(packed)
+if packed and not m then
+  return { "foreign", now_ms, K.pending .. " holds a message of another layout" }
+end
 -- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
 redis.call("HDEL", K.facts, "")
-local packed = redis.call("HGET", K.pending, key)
 local in_flight = redis.call("HEXISTS", K.flight, key) == 1
 if not packed then
   return tell(K, ARGV[2], now_ms, { in_flight and "in_flight" or "absent", now_ms, 0 })
 end
-local m, due, before = cmsgpack.unpack(packed), when(ARGV[5], now_ms), head(K)
+local due, before = when(ARGV[5], now_ms), head(K)
 local stood = unplace(K, key, m)
 m[message.due], m[message.why], m[message.pinned] = due, "time", 1
 redis.call("HDEL", K.pending, key)

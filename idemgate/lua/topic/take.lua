@@ -22,6 +22,8 @@
 --- @include "lib/restore"
 --- @include "lib/finish"
 --- @include "lib/policy"
+--- @include "lib/opened"
+--- @include "lib/opened_all"
 --- @include "lib/occupy"
 --- @include "lib/sortable"
 --- @include "lib/rank"
@@ -70,9 +72,7 @@ local function again(key, d, m)
 end
 
 -- A delivery whose owner fell silent: to be tried again, or dead.
-local function reclaim(key)
-  local d = cmsgpack.unpack(redis.call("HGET", K.flight, key))
-  local m = cmsgpack.unpack(d[delivery.message])
+local function reclaim(key, d, m)
   redis.call("ZREM", K.lease, key)
   redis.call("HDEL", K.flight, key)
   done.lapsed = done.lapsed + 1
@@ -91,8 +91,18 @@ local function reclaim(key)
   end
 end
 
-for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
-  reclaim(key)
+-- What lapsed is read as a whole before the first write.
+local lapsed = {}
+for i, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
+  local whole, d = pcall(cmsgpack.unpack, redis.call("HGET", K.flight, key))
+  local m = whole and type(d) == "table" and opened(d[delivery.message])
+  if not m or type(d[delivery.fence]) ~= "number" then
+    return { "foreign", now_ms, K.flight .. " holds a delivery of another layout" }
+  end
+  lapsed[i] = { key, d, m }
+end
+for _, one in ipairs(lapsed) do
+  reclaim(unpack(one))
 end
 
 -- How many may be handed out, and when the slot opens again: 0 = it is open, at a time, or (nil) when a delivery ends.
@@ -125,8 +135,7 @@ local reply = { "ok", now_ms, 0, done.lapsed }
 local flights, leases, waits = {}, {}, {}
 
 -- One due message: handed out, or put into the line of its group. What is written, is written for all of them together.
-local function hand_out(key, due, packed)
-  local m = cmsgpack.unpack(packed)
+local function hand_out(key, due, m)
   local group = m[message.group]
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
@@ -139,7 +148,7 @@ local function hand_out(key, due, packed)
   end
   last = fence(last, now_us)
   m[message.attempts] = m[message.attempts] + 1
-  packed = cmsgpack.pack(m)
+  local packed = cmsgpack.pack(m)
   flights[#flights + 1] = key
   flights[#flights + 1] = cmsgpack.pack({ last, ARGV[2], 0, packed, due, m[message.count], group })
   leases[#leases + 1] = lease_end
@@ -186,17 +195,24 @@ local function head(most)
   return found, dues, from, found
 end
 -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
-local walked = 0
+local walked, wrote = 0, done.lapsed > 0
 while #keys < wanted and walked < 1000 do
   local found, dues, from, members = head(wanted - #keys)
   if #found == 0 then
     break
   end
-  local packed = redis.call("HMGET", K.pending, unpack(found))
+  local messages = opened_all(redis.call("HMGET", K.pending, unpack(found)))
+  if not messages then
+    if wrote then
+      break -- the next call will say so
+    end
+    return { "foreign", now_ms, K.pending .. " holds a message of another layout" }
+  end
   for i, key in ipairs(found) do
-    hand_out(key, dues[i], packed[i])
+    hand_out(key, dues[i], messages[i])
   end
   write(from, members)
+  wrote = true
   walked = walked + #found
 end
 done.taken = #keys
