@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from idemgate.core import keys
@@ -49,8 +49,8 @@ class Record:
     owner: str
     has_fingerprint: bool
     kind: str
-    result: bytes
-    checkpoint: bytes
+    result: bytes = field(repr=False)
+    checkpoint: bytes = field(repr=False)
 
 
 def _entry(reply: list[Any]) -> Entry:

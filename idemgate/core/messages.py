@@ -40,7 +40,7 @@ class Trigger:
     """One trigger of `trigger_many`; the fields are those of `Topic.trigger`."""
 
     key: Key
-    payload: object = None
+    payload: object = field(default=None, repr=False)
     priority: int | None = field(default=None, kw_only=True)
     group: Key | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)

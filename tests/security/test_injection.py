@@ -24,7 +24,8 @@ from idemgate.errors import BadInput
 N = int(os.environ.get("IDEMGATE_TRIPLES", "10000"))
 NAME = string.ascii_letters + string.digits + "_.-"
 NASTY = [
-    "{", "}", "{}", "}{", ":", "%", "%25", "%7D", "%3A", "\0", "\n", "\r\n", " ", "*", "?", "[", "\\", "#", "..", "é", "e\u0301",
+    "{", "}", "{}", "}{", ":", "%", "%25", "%7D", "%3A", "\0", "\n", "\r\n", " ", "*", "?", "[", "\\", "#", "..", "é",
+    "e\u0301",
     "\u2028", "\U0001f600", "once", "topic", "topics", "members", "ig1:", "}:due", ":due", "a", "b", "ab", "0", "00",
 ]  # fmt: skip
 
@@ -51,11 +52,14 @@ def test_records_never_meet_and_only_their_own_parts_steer_them() -> None:
         collisions += owners.setdefault(made, triple) != triple
         # And it is one hash tag from the first brace to the last: all of the triple decides its slot, and nothing else
         assert made.count(b"{") == made.count(b"}") == 1
-        assert made.startswith(b"ig1:{") and made.endswith(b"}")
+        assert made.startswith(b"ig1:{")
+        assert made.endswith(b"}")
         if number % 16 == 0:
             assert key_slot(made) == key_slot(made[5:-1])
         # And it holds nothing that a log, a shell or a pattern would take for something else
-        assert made.isascii() and made.decode().isprintable() and len(made) < 512
+        assert made.isascii()
+        assert made.decode().isprintable()
+        assert len(made) < 512
         if len(owners) > 200_000:
             owners.clear()
     assert collisions == 0
