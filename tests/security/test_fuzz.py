@@ -1,6 +1,6 @@
 """Whatever bytes stand where ours should: they decode or are refused with the documented error, in bounded memory.
 
-`IDEMGATE_FUZZ=200000` for more examples; `tests/security/atheris_decoders.py` for a long run guided by coverage.
+`IDEMGATE_FUZZ=200000` for more examples.
 """
 
 from __future__ import annotations
