@@ -40,6 +40,7 @@ __all__ = [
     "outbox",
     "owner_of",
     "pattern",
+    "patterns",
     "raw",
     "record",
     "seen",
@@ -184,6 +185,13 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
     """
     tag = f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
+
+
+def patterns(namespace: str) -> dict[str, str]:
+    """What an access list may let somebody see, by name: `records`, `topics` (and their slots), `members`, `all`. The
+    same patterns are those of their channels."""
+    own = f"ig1:{{{check_name(namespace, 'namespace')}:"
+    return {"records": f"{own}once:*", "topics": f"{own}topic*", "members": f"{own}members:*", "all": f"{own}*"}
 
 
 def is_ours(key: bytes) -> bool:
