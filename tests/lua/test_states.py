@@ -15,8 +15,9 @@ import pytest
 import redis
 
 from idemgate.core.calls import Call
-from idemgate.lua import source
+from idemgate.core.clock import stamp
 from idemgate.link.embedded import ENVIRONMENT, start
+from idemgate.lua import source
 from tests.lua.contracts import header_of
 from tests.lua.states import RECORDS, SLOTS, Record, Rig, Slot, ask_crew, ask_registry
 
@@ -181,29 +182,57 @@ def _garbage(value: bytes) -> list[bytes]:
     return [b"", b"garbage", b"\xc1", value[: len(value) // 2], value[:-1], *shapes]
 
 
-def _spoiled(rig: Rig) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every way to spoil the scene, one value at a time."""
+def _spoiled(rig: Rig) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Every way to spoil the scene, one value at a time: what it is, and the command."""
     raw = rig.raw
     for key in list(rig.scene):
-        part = key.rpartition(b":")[2].decode()
-        kind = raw.type(key)
+        part, kind = key.rpartition(b":")[2].decode(), raw.type(key)
         if kind == b"string":
             for n, bad in enumerate(_garbage(raw.get(key))):
-                yield f"{part}: {n}", lambda key=key, bad=bad: raw.set(key, bad)
+                yield f"{part}: {n}", ("SET", key, bad)
         elif kind == b"hash":
             for field, value in raw.hgetall(key).items():
                 for n, bad in enumerate(_garbage(value)):
-                    yield f"{part} {field!r}: {n}", lambda key=key, field=field, bad=bad: raw.hset(key, field, bad)
-                yield f"{part} {field!r}: gone", lambda key=key, field=field: raw.hdel(key, field)
+                    yield f"{part} {field!r}: {n}", ("HSET", key, field, bad)
+                yield f"{part} {field!r}: gone", ("HDEL", key, field)
         elif kind == b"zset":
             for member, score in raw.zrange(key, 0, -1, withscores=True):
                 for bad in (b"", b"nobody", b"g\0", member[:1]):
-                    yield f"{part}: {bad!r}", lambda key=key, bad=bad, score=score: raw.zadd(key, {bad: score})
-                yield f"{part} {member!r}: gone", lambda key=key, member=member: raw.zrem(key, member)
+                    yield f"{part}: {bad!r}", ("ZADD", key, score, bad)
+                yield f"{part} {member!r}: gone", ("ZREM", key, member)
+
+
+# Bringing the scene back, and looking at it, on the server: there are ten thousand cases.
+RESET = """for i, key in ipairs(KEYS) do
+  redis.call("DEL", key)
+  if ARGV[i] ~= "" then redis.call("RESTORE", key, 0, ARGV[i]) end
+end"""
+DIGEST = """local all = ""
+for _, key in ipairs(KEYS) do
+  if not string.find(key, ":told", 1, true) then all = all .. redis.sha1hex(redis.call("DUMP", key) or "") end
+end
+return redis.sha1hex(all)"""
+
+
+def _outcomes(rig: Rig, asks: dict[str, Call[Any]], command: tuple[Any, ...]) -> Iterator[tuple[str, Any, bool]]:
+    """Of each question to the spoiled scene: its name, the reply or the error, whether anything was written."""
+    reset, digest = rig.raw.script_load(RESET), rig.raw.script_load(DIGEST)
+    dumps = [rig.scene.get(key, b"") for key in rig.keys]
+    with rig.raw.pipeline(transaction=False) as pipe:
+        for call in asks.values():
+            pipe.evalsha(reset, len(rig.keys), *rig.keys, *dumps)
+            pipe.execute_command(*command)
+            pipe.evalsha(digest, len(rig.keys), *rig.keys)
+            pipe.evalsha(call.script.sha.decode(), len(call.keys), *call.keys, stamp(rig.clock), *call.args[1:])
+            pipe.evalsha(digest, len(rig.keys), *rig.keys)
+        found = pipe.execute(raise_on_error=False)
+    for n, name in enumerate(asks):
+        _, _, before, reply, after = found[n * 5 : n * 5 + 5]
+        yield name, reply, before != after
 
 
 SPOILED = ["slot full house", "slot ready", "slot closed", "slot purged", "slot remembered", "slot retrying, of a group",
-    "slot in line", "record in progress", "record done", "record released", "registry", "crew"]  # fmt: skip
+    "record in progress", "record done", "record released", "registry", "crew"]  # fmt: skip
 
 
 @pytest.mark.parametrize("scene", SPOILED)
@@ -211,18 +240,20 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) 
     rig, asks, _ = scenes(scene)
     faults: list[str] = []
     rig.again()
-    for what, spoil in list(_spoiled(rig)):
-        for name, call in asks.items():
-            rig.again()
-            spoil()
-            before = _content(rig)
-            try:
-                reply = rig.ask(call)
-            except redis.ResponseError as error:
-                faults.append(f"{name}, {what}: {str(error)[:150]} {'PARTIAL' if _content(rig) != before else ''}")
+    for call in asks.values():
+        rig.raw.script_load(call.script.text.decode())
+    rig.again()
+    for what, command in list(_spoiled(rig)):
+        for name, reply, wrote in _outcomes(rig, asks, command):
+            if isinstance(reply, Exception):
+                faults.append(f"{name}, {what}: {str(reply)[:150]} {'PARTIAL' if wrote else ''}")
                 continue
-            _words(call, reply)
-            if reply[0] == b"foreign" and _content(rig) != before:
+            try:
+                _words(asks[name], reply)
+            except AssertionError:
+                faults.append(f"{name}, {what}: answers {reply!r}")
+            # A batch that was taken in elsewhere is forgotten, whatever comes behind it.
+            if reply[0] == b"foreign" and wrote and name != "unload next":
                 faults.append(f"{name}, {what}: refused, and written to")
     assert faults == [], f"{len(faults)}"
 

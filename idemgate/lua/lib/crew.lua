@@ -25,7 +25,7 @@ local function serves(K, member)
   local known = redis.call("HGET", K.facts, "m:" .. member)
   if known then
     local number, topics = string.match(known, "^(%d+) (.*)$")
-    return tonumber(number), topics
+    return tonumber(number) or 0, topics or ""
   end
   return 0, ""
 end
