@@ -208,8 +208,8 @@ def _in_line(slot: Slot, first: str = "first") -> None:
 
 
 def _full_house(slot: Slot) -> None:
-    """Of everything there is something, and nothing is closed: "k" in flight, another behind it, in a group with a line;
-    one lapsed, one dead, one ripe, one late; and what is remembered."""
+    """Of everything there is something, and nothing is closed: "k" in flight, another behind it, in a group with a
+    line; one lapsed, one dead, one ripe, one late; and what is remembered."""
     slot.trigger("lapsed")
     slot.trigger("grave")
     taken = slot.topic.take(2)

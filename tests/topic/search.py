@@ -18,6 +18,7 @@ from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Trigger
+from idemgate.lua import script
 from idemgate.testing import Clock
 
 __all__ = ["Search", "Violation"]
@@ -38,7 +39,7 @@ TELL = ("trigger", "ack", "nack", "cancel", "redrive")
 """Requests whose late copy gets the same answer; that of a take gets what is still its own."""
 
 
-class Violation(Exception):  # noqa: N818 - a finding, not an error of the program
+class Violation(Exception):
     """An invariant that a path of steps breaks."""
 
 
@@ -142,10 +143,10 @@ class Search:
                 seen.add(same)
                 yield after
 
-    def _sha(self, script: str) -> str:
-        if script not in self.shas:
-            self.shas[script] = self.raw.script_load(self.scripts.get(script) or _text(script))
-        return self.shas[script]
+    def _sha(self, name: str) -> str:
+        if name not in self.shas:
+            self.shas[name] = self.raw.script_load(self.scripts.get(name) or script(name).text.decode())
+        return self.shas[name]
 
     def _args(self, state: State, step: Step) -> tuple[Any, ...]:
         return (stamp(Clock(START + state.now / 1000)), *step.args)
@@ -162,7 +163,9 @@ class Search:
                 continue
             for verb in ("ack", "nack"):
                 args = (b"", self.calls.take(0, 1).args[2], verb, held.key, held.fence, 0, "why")
-                yield Step(f"{verb} {worker} {held.fence}", "topic/settle", self._named(args, f"{verb} {held.fence}"), worker)
+                yield Step(
+                    f"{verb} {worker} {held.fence}", "topic/settle", self._named(args, f"{verb} {held.fence}"), worker
+                )
             yield Step(f"forget {worker}", worker=worker)
         if state.accepted and not any(one.name == "cancel" for one in state.sent):
             yield self._step("cancel", self.calls.cancel(self.names[0], group=self.group))
@@ -214,7 +217,9 @@ class Search:
             self._check(after, reply[5] > before.fence, "P4: a fencing token does not rise")
             self._check(after, reply[6] <= _ms(before), "P9: a delivery is early")
             expected = _attempts(before, reply[4]) + 1
-            self._check(after, _attempts_of(reply[7]) == expected <= 2, "P11: an attempt is not counted, or is one too many")
+            self._check(
+                after, _attempts_of(reply[7]) == expected <= 2, "P11: an attempt is not counted, or is one too many"
+            )
             held = Held(reply[4], reply[5], reply[7], _items(reply[7]))
             return replace(after, workers=_put(before.workers, step.worker, held), fence=reply[5])
         if verb in ("ack", "nack"):
@@ -243,7 +248,7 @@ class Search:
             self._check(after, reply[4:] == first.reply[4:], "P6: a late copy of a take gets another delivery")
 
     def _judge(self, before: State, after: State, step: Step) -> None:
-        due, pending, lease, flight, dead, grave, facts, busy, line = (_pairs(part) for part in after.content)
+        due, pending, lease, _, dead, grave, facts, busy, line = (_pairs(part) for part in after.content)
         flights, was = _flights(after.content), _flights(before.content)
         # Where every trigger is
         places = [items for packed in pending.values() for items in _items(packed)]
@@ -251,11 +256,13 @@ class Search:
         places += [n for letter in grave.values() for n in _items(msgpack.unpackb(letter, raw=True)[1])]
         silent = after.cancelled | self._gone(before, after)
         places += [*after.acked, *silent]
-        self._check(after, sorted(places) == list(range(1, after.accepted + 1)), f"P7: triggers are at {sorted(places)}")
+        wanted = list(range(1, after.accepted + 1))
+        self._check(after, sorted(places) == wanted, f"P7: triggers are at {sorted(places)}")
         object.__setattr__(after, "cancelled", silent)
         # Nothing stands without what it stands for
         lined = {member.rpartition(b"\0")[2][15:] for member in line}
-        self._check(after, set(due) | lined == set(pending) - set(flights), "P7: what is pending stands nowhere, or twice")
+        standing = set(pending) - set(flights)
+        self._check(after, set(due) | lined == standing, "P7: what is pending stands nowhere, or twice")
         self._check(after, not (set(due) & lined), "what waits in line is scheduled too")
         self._check(after, set(lease) == set(flights), "a delivery without a lease, or a lease without")
         self._check(after, set(dead) == set(grave), "a dead letter without its index")
@@ -268,11 +275,13 @@ class Search:
             now = flights.get(key)
             live = int(float(_pairs(before.content[2])[key])) > _ms(before)
             own = step.name.startswith(("ack", "nack")) and step.name.endswith(str(fence))
-            self._check(after, not live or own or (now is not None and now[0] == fence), "P10: a live delivery is ended")
+            stays = now is not None and now[0] == fence
+            self._check(after, not live or own or stays, "P10: a live delivery is ended")
             self._check(after, now is None or now[0] != fence or now[2] == packed, "P7: merged into what is running")
         counted = {name: int(value) for name, value in facts.items() if name != b"paused"}
         gone = counted.get(b"acked_triggers", 0) + counted.get(b"cancelled_triggers", 0)
-        self._check(after, gone == len(after.acked) + len(after.cancelled), "P15: the counters do not say what was done")
+        ended = len(after.acked) + len(after.cancelled)
+        self._check(after, gone == ended, "P15: the counters do not say what was done")
 
     def _gone(self, before: State, after: State) -> frozenset[int]:
         """Of deliveries that were cancelled and then lapsed: nobody says so to a worker."""
@@ -283,12 +292,6 @@ class Search:
     def _check(self, state: State, holds: bool, what: str) -> None:
         if not holds:
             raise Violation(f"{what}: {' > '.join(state.path)}")
-
-
-def _text(script: str) -> str:
-    from idemgate.lua import script as known
-
-    return known(script).text.decode()
 
 
 def _ms(state: State) -> int:

@@ -22,7 +22,7 @@ SCOPES = {"one key": ("k", "k"), "one group": ("k", "l")}
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str) -> None:
     states = Search(raw, gate, SCOPES[scope], {}).run(DEPTH)
-    print(f"{scope}: {states:,} states within {DEPTH} steps")  # noqa: T201 - what a large run is for
+    print(f"{scope}: {states:,} states within {DEPTH} steps")
     assert states > 500
 
 
