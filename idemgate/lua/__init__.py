@@ -35,7 +35,7 @@ def source(name: str) -> str:
 
 def names() -> list[str]:
     """Every script (not the library files), sorted."""
-    rooms = (room for room in _HERE.iterdir() if room.name in ("members", "once", "topic"))
+    rooms = (room for room in _HERE.iterdir() if room.name in ("expiry", "members", "once", "topic"))
     return sorted(f"{room.name}/{file.name[:-4]}" for room in rooms for file in room.iterdir())
 
 

@@ -14,6 +14,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec
 from idemgate.core.compact import SeenSets
+from idemgate.core.expiry import look
 from idemgate.core.letters import Place
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
 from idemgate.core.partial import Part
@@ -244,6 +245,7 @@ def _calls() -> list[Call[Any]]:
         open_topic("ns", None, "t", policy, redefine=True),
         stored_policy("ns", None, "t"),
         registry.entries("ns", None),
+        look(b"theirs", None),
         topic.reopen(0, b"change"),
         topic.trigger(Trigger("a")),
         topic.take(0, 5),

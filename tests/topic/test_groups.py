@@ -246,6 +246,22 @@ async def test_the_older_one_of_a_group_is_not_overtaken_by_a_redriven_letter(fa
     assert await keys_taken(topic) == ["next"]
 
 
+async def test_what_is_rescheduled_behind_its_delivery_frees_no_group(face: Any, clock: Clock) -> None:
+    # Given a key in flight, another message of it behind, and the next of its group
+    topic = face.topic("orders")
+    await topic.trigger("k", group="ann")
+    running = await topic.take(1)
+    await topic.trigger("k", group="ann")
+    await topic.trigger("next", group="ann")
+    assert await keys_taken(topic) == []
+    # When what is behind is given another time
+    assert await topic.reschedule("k", delay="10s", group="ann") == "rescheduled"
+    # Then the next still waits until the delivery ends
+    assert await keys_taken(topic) == []
+    await topic.ack(running)
+    assert await keys_taken(topic) == ["next"]
+
+
 async def test_a_group_with_a_nul_is_refused(face: Any) -> None:
     with pytest.raises(BadInput, match="NUL"):
         await face.topic("orders").trigger("a", group="a\0b")

@@ -1,6 +1,7 @@
 --- @include "lib/count"
 --- @include "lib/digits"
 --- @include "lib/message"
+--- @include "lib/sound"
 -- Moves a message to the dead letters, and discards and counts those past retention (at most 100 a call) or beyond the cap.
 local function bury(K, p, key, packed, reason, fence_number, now_ms)
   local id = digits(fence_number)
@@ -13,7 +14,10 @@ local function bury(K, p, key, packed, reason, fence_number, now_ms)
   end
   local triggers = 0
   for _, letter in ipairs(old) do
-    triggers = triggers + cmsgpack.unpack(cmsgpack.unpack(redis.call("HGET", K.grave, letter))[2])[message.count]
+    -- One that cannot be read goes as well: it is too old, and would never be less so.
+    local found = unpacked(redis.call("HGET", K.grave, letter))
+    local m = found and sound_message(found[2])
+    triggers = triggers + (m and m[message.count] or 0)
     redis.call("HDEL", K.grave, letter)
     redis.call("ZREM", K.dead, letter)
   end

@@ -10,7 +10,13 @@ local function read(key)
   -- An array of 11 or 14, layout 1, one of our states: what begins otherwise is somebody else's, and not for the unpacker.
   if string.find(packed, "^[\155\158]\1\161[pdfr]") then
     local whole, found = pcall(cmsgpack.unpack, packed)
-    if whole then
+    local counted = whole
+    for place = 4, whole and #found or 0 do
+      -- Numbers are the places from 4 to 8, and from 12 on, where there are any.
+      local expected = (place < 9 or place > 11) and "number" or "string"
+      counted = counted and type(found[place]) == expected
+    end
+    if counted and (#found == 14 or #found == 11 and found[2] ~= "p") then
       return found
     end
   end

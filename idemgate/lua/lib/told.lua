@@ -7,7 +7,11 @@ local function told(K, request, now_ms)
     for back = 0, 1 do
       local found = redis.call("HMGET", K.told[(half - back) % 2], "", string.sub(request, at, at + 15))
       if found[2] and tonumber(found[1]) == half - back then
-        return cmsgpack.unpack(found[2])
+        local whole, reply = pcall(cmsgpack.unpack, found[2])
+        if whole and type(reply) == "table" and #reply > 1 then
+          return reply
+        end
+        return { "foreign", now_ms, K.told[(half - back) % 2] .. " holds what is no reply of ours" }
       end
     end
   end

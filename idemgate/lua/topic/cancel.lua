@@ -8,6 +8,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
@@ -27,6 +28,10 @@ end
 local given = told(K, ARGV[2], now_ms)
 if given then
   return given
+end
+problem = broken(K, p, { key })
+if problem then
+  return { "foreign", now_ms, problem }
 end
 -- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
 redis.call("HDEL", K.facts, "")

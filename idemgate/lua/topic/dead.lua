@@ -9,6 +9,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 local K, most = slot(KEYS), tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
@@ -30,6 +31,9 @@ end
 local reply, size = { "ok", now_ms, redis.call("ZCARD", K.dead) }, 0
 for i = 1, math.min(most, #ids) do
   local letter = redis.call("HGET", K.grave, ids[i])
+  if not letter then
+    return { "foreign", now_ms, unsound(K.grave, ids[i]) }
+  end
   size = size + #letter
   if size > 131072 and i > 1 then
     break

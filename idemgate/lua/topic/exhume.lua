@@ -10,6 +10,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/restore"
@@ -31,6 +32,18 @@ local ids, room = { unpack(ARGV, 6) }, math.huge
 if #ids == 0 then
   room = 131072
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
+end
+for _, id in ipairs(ids) do
+  local packed = redis.call("HGET", K.grave, id)
+  local letter = packed and unpacked(packed)
+  if packed and not (letter and type(letter[1]) == "string" and sound_message(letter[2], p.merge)) then
+    problem = unsound(K.grave, id)
+  elseif letter then
+    problem = broken(K, p, { letter[1] })
+  end
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
 end
 local before, taken, triggers, folded = head(K), 0, 0, 0
 for _, id in ipairs(ids) do

@@ -9,6 +9,7 @@
 --- @include "lib/digits"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/delivery"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -16,11 +17,16 @@ local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local reply = { "ok", now_ms }
+local reply, live = { "ok", now_ms }, {}
 for i = 3, #ARGV, 2 do
-  local key = ARGV[i]
-  local d = redis.call("HGET", K.flight, key)
-  d = d and cmsgpack.unpack(d)
+  local packed = redis.call("HGET", K.flight, ARGV[i])
+  live[i] = packed and sound_delivery(packed)
+  if packed and not live[i] then
+    return { "foreign", now_ms, unsound(K.flight, ARGV[i]) }
+  end
+end
+for i = 3, #ARGV, 2 do
+  local key, d = ARGV[i], live[i]
   if d and digits(d[delivery.fence]) == ARGV[i + 1] then
     -- ZREM first: a server without memory refuses a script whose first write is ZADD, and a lease must outlive that.
     redis.call("ZREM", K.lease, key)

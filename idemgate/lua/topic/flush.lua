@@ -8,6 +8,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
@@ -22,6 +23,10 @@ end
 local given = told(K, ARGV[2], now_ms)
 if given then
   return given
+end
+problem = broken(K, nil, key ~= "" and { key } or redis.call("ZRANGE", K.lease, 0, -1))
+if problem then
+  return { "foreign", now_ms, problem }
 end
 
 -- Rewrites one message as due now. Returns how many that were.

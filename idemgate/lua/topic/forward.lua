@@ -14,6 +14,7 @@
 --- @include "lib/digits"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/message"
@@ -54,8 +55,7 @@ local function push(key, due, m)
   end
 end
 
-local function send(key, due, member)
-  local m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
+local function send(key, due, member, m)
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
   end
@@ -67,16 +67,31 @@ local function send(key, due, member)
   sent, triggers = sent + 1, triggers + m[message.count]
 end
 
+local going = {}
 if most > 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
-  rank(K, p, now_ms)
+  problem = rank(K, p, now_ms)
   for _, member in ipairs(redis.call("ZRANGE", K.ready, 0, most - 1)) do
-    send(string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member)
+    going[#going + 1] = { string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member }
   end
 elseif most > 0 then
   local due = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
   for i = 1, #due, 2 do
-    send(due[i], tonumber(due[i + 1]))
+    going[#going + 1] = { due[i], tonumber(due[i + 1]) }
   end
+end
+for _, one in ipairs(going) do
+  one[4] = sound_message(redis.call("HGET", K.pending, one[1]))
+  if not one[2] or not one[4] then
+    problem = unsound(K.pending, one[1])
+  else
+    problem = problem or sound(K, one[4][message.group], p.group_limit)
+  end
+end
+if problem then
+  return { "foreign", now_ms, problem }
+end
+for _, one in ipairs(going) do
+  send(one[1], one[2], one[3], one[4])
 end
 if sent > 0 then
   redis.call("HSET", K.facts, "fence", digits(last))

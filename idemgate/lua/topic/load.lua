@@ -12,6 +12,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/message"
 --- @include "lib/delivery"
 --- @include "lib/policy"
@@ -31,7 +32,7 @@ if problem and not closed then
 elseif closed ~= ARGV[2] then
   return { "open", now_ms }
 end
-if number > 0 and number <= tonumber(redis.call("HGET", K.facts, source) or "0") then
+if number > 0 and number <= (tonumber(redis.call("HGET", K.facts, source)) or 0) then
   return { "ok", now_ms }
 end
 local done = {}
@@ -94,7 +95,7 @@ local function recollect(name, expires, value)
   local known = tonumber(redis.call("ZSCORE", K.fade, name)) or 0
   local held = redis.call("HGET", K.memo, name)
   if held and string.sub(name, 1, 1) == "v" and known > now_ms
-    and tonumber(string.match(held, "^[^ ]+")) > tonumber(string.match(value, "^[^ ]+")) then
+    and (tonumber(string.match(held, "^[^ ]+")) or -math.huge) > tonumber(string.match(value, "^[^ ]+")) then
     value = held
   end
   redis.call("HSET", K.memo, name, value)
@@ -108,7 +109,7 @@ local function learn(name, value)
   elseif name == "paused" then
     redis.call("HSETNX", K.facts, name, value)
   else
-    redis.call("HINCRBY", K.facts, name, value)
+    count(K, { [name] = tonumber(value) })
   end
 end
 
@@ -125,8 +126,20 @@ local function retell(request, half, packed)
   end
 end
 
+for i = 6, #ARGV, 5 do
+  local kind, m = ARGV[i], nil
+  if kind == "f" then
+    m = sound_message(cmsgpack.unpack(ARGV[i + 3])[delivery.message])
+  elseif kind ~= "d" and kind ~= "m" and kind ~= "c" and kind ~= "t" then
+    m = sound_message(ARGV[i + 3])
+  end
+  problem = m and (broken(K, p, { ARGV[i + 1] }) or sound(K, m[message.group], p.group_limit))
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+end
 -- The first write is one that a server without memory refuses, whole.
-redis.call("HSET", K.facts, source, math.max(number, tonumber(redis.call("HGET", K.facts, source) or "0")))
+redis.call("HSET", K.facts, source, math.max(number, tonumber(redis.call("HGET", K.facts, source)) or 0))
 for i = 6, #ARGV, 5 do
   local kind, name, at, value, inside = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   if kind == "f" then

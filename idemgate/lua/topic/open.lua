@@ -15,7 +15,10 @@ local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
   return { "foreign", now_ms, "holds a " .. kind .. ", expected a hash" }
 end
-local to = tonumber(string.match(redis.call("HGET", KEYS[1], ARGV[2] .. " to") or "-1", "^%-?%d+"))
+local to = tonumber(string.match(redis.call("HGET", KEYS[1], ARGV[2] .. " to") or "-1", "^%-?%d+") or "")
+if not to then
+  return { "foreign", now_ms, "holds under " .. ARGV[2] .. " to what is no number of slots" }
+end
 local stored = redis.call("HGET", KEYS[1], ARGV[2])
 if not stored then
   redis.call("HSET", KEYS[1], ARGV[2], ARGV[3])
@@ -24,7 +27,11 @@ end
 if stored == ARGV[3] then
   return { "same", now_ms, stored, to }
 end
-local before, after = cmsgpack.unpack(stored), cmsgpack.unpack(ARGV[3])
+local whole, before = pcall(cmsgpack.unpack, stored)
+if not whole or type(before) ~= "table" then
+  return { "foreign", now_ms, "holds under " .. ARGV[2] .. " what is no policy" }
+end
+local after = cmsgpack.unpack(ARGV[3])
 local was = " " .. (redis.call("HGET", KEYS[1], ARGV[2] .. " was") or "") .. " "
 if before.slots ~= after.slots and string.find(was, " " .. tostring(after.slots) .. " ", 1, true) then
   return { "resized", now_ms, stored, to }

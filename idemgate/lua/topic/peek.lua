@@ -6,11 +6,12 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/message"
 --- @include "lib/delivery"
 local K, key = slot(KEYS), ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = wrong(K)
+local problem = wrong(K) or broken(K, nil, { key })
 if problem then
   return { "foreign", now_ms, problem }
 end

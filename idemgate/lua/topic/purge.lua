@@ -8,6 +8,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = wrong(K)
@@ -18,7 +19,10 @@ elseif closed ~= ARGV[2] then
 end
 local given = redis.call("HGET", K.facts, "gone")
 if given then
-  given = cmsgpack.unpack(given)
+  given = unpacked(given)
+  if not (given and numbers(given, { 1, 2, 3 })) then
+    return { "foreign", now_ms, unsound(K.facts, "gone") }
+  end
   return { "ok", now_ms, given[1], given[2], given[3] }
 end
 local found = { redis.call("HLEN", K.pending), redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead) }

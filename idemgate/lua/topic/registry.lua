@@ -21,7 +21,11 @@ table.sort(named)
 for _, name in ipairs(named) do
   reply[#reply + 1] = name
   reply[#reply + 1] = found[name]
-  reply[#reply + 1] = tonumber(string.match(found[name .. " to"] or "-1", "^%-?%d+"))
+  local to = tonumber(string.match(found[name .. " to"] or "-1", "^%-?%d+") or "")
+  if not to then
+    return { "foreign", now_ms, "holds under " .. name .. " to what is no number of slots" }
+  end
+  reply[#reply + 1] = to
   reply[#reply + 1] = found[name .. " was"] or ""
 end
 return reply

@@ -17,8 +17,12 @@ if not stored then
   return { "absent", now_ms }
 end
 local mark = redis.call("HGET", KEYS[1], ARGV[2] .. " to")
+local whole, policy = pcall(cmsgpack.unpack, stored)
+if not whole or type(policy) ~= "table" or mark and not string.match(mark, "^%d+ ") then
+  return { "foreign", now_ms, "holds under " .. ARGV[2] .. " what is no policy, or no change of it" }
+end
 if not mark then
-  if cmsgpack.unpack(stored).slots == tonumber(ARGV[3]) then
+  if policy.slots == tonumber(ARGV[3]) then
     return { "same", now_ms, stored }
   end
   mark = ARGV[3] .. " " .. ARGV[4]

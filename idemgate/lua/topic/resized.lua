@@ -18,7 +18,9 @@ if string.match(redis.call("HGET", KEYS[1], to) or "", "^%d+ (.*)$") ~= ARGV[3] 
   return { "ok", now_ms }
 end
 local stored = redis.call("HGET", KEYS[1], ARGV[2])
-if ARGV[4] == "done" and stored ~= ARGV[5] then
+if not stored then
+  return { "foreign", now_ms, "has no policy of " .. ARGV[2] .. ", which is being changed" }
+elseif ARGV[4] == "done" and stored ~= ARGV[5] then
   return { "differs", now_ms, stored }
 end
 redis.call("HDEL", KEYS[1], to)

@@ -14,6 +14,7 @@
 --- @include "lib/digits"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/delivery"
@@ -51,7 +52,7 @@ local function dead(key, d, m, failure)
 end
 
 -- What is done ends together, after everything else: that is most of what comes here.
-local acked = {}
+local acked, behind = {}, {}
 local function ack(key, d)
   acked[#acked + 1] = key
   add("acked", 1)
@@ -63,9 +64,9 @@ local function end_acked(groups)
   end
   redis.call("ZREM", K.lease, unpack(acked))
   redis.call("HDEL", K.flight, unpack(acked))
-  for i, waiting in ipairs(redis.call("HMGET", K.pending, unpack(acked))) do
-    if waiting then
-      redis.call("ZADD", K.due, cmsgpack.unpack(waiting)[message.due], acked[i])
+  for _, key in ipairs(acked) do
+    if behind[key] then
+      redis.call("ZADD", K.due, behind[key], key)
     end
   end
   for _, key in ipairs(acked) do
@@ -118,8 +119,23 @@ local live, wanted = {}, {}
 for i = 4, #ARGV, 5 do
   wanted[#wanted + 1] = ARGV[i + 1]
 end
-for i, d in ipairs(redis.call("HMGET", K.flight, unpack(wanted))) do
-  live[wanted[i]] = d and cmsgpack.unpack(d)
+for i, packed in ipairs(#wanted > 0 and redis.call("HMGET", K.flight, unpack(wanted)) or {}) do
+  local key, d = wanted[i], packed and sound_delivery(packed)
+  if packed then
+    problem = not d and unsound(K.flight, key) or sound(K, d[delivery.group], p.group_limit)
+      or ARGV[4 + (i - 1) * 5] ~= "ack" and broken(K, p, { key })
+    if problem then
+      return { "foreign", now_ms, problem }
+    end
+    live[key] = d
+  end
+end
+for i, packed in ipairs(#wanted > 0 and redis.call("HMGET", K.pending, unpack(wanted)) or {}) do
+  local m = packed and sound_message(packed)
+  if packed and not m then
+    return { "foreign", now_ms, unsound(K.pending, wanted[i]) }
+  end
+  behind[wanted[i]] = m and m[message.due]
 end
 -- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
 redis.call("HDEL", K.facts, "")

@@ -16,6 +16,7 @@
 --- @include "lib/digits"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/delivery"
@@ -41,11 +42,14 @@ end
 local origin = string.sub(ARGV[2], -16)
 local given = told(K, ARGV[2], now_ms)
 if given then
+  if given[1] == "foreign" then
+    return given
+  end
   -- The deliveries of that request, as far as they are still its own.
   local reply = { "ok", now_ms, next_due(K, now_ms, 0), given[2] }
   for _, key in ipairs(given[1]) do
     local d = redis.call("HGET", K.flight, key)
-    d = d and cmsgpack.unpack(d)
+    d = d and sound_delivery(d)
     if d and d[delivery.request] == origin then
       reply[#reply + 1] = key
       reply[#reply + 1] = d[delivery.fence]
@@ -94,7 +98,13 @@ local function reclaim(key)
   end
 end
 
+-- A look at what is next finds something that is none of ours: nothing of it is touched, and it is said, unless something was
+-- done before, which is said first.
 for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
+  problem = redis.call("HEXISTS", K.flight, key) == 0 and unsound(K.flight, key) or broken(K, p, { key })
+  if problem then
+    break
+  end
   reclaim(key)
 end
 
@@ -138,8 +148,7 @@ local function line_up(m)
 end
 
 -- One due message: handed out, or put into the line of its group. What is written, is written for all of them together.
-local function hand_out(key, due, packed)
-  local m = cmsgpack.unpack(packed)
+local function hand_out(key, due, m)
   local group = m[message.group]
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
@@ -153,7 +162,7 @@ local function hand_out(key, due, packed)
   end
   last = fence(last, now_us)
   m[message.attempts] = m[message.attempts] + 1
-  packed = cmsgpack.pack(m)
+  local packed = cmsgpack.pack(m)
   flights[#flights + 1] = key
   flights[#flights + 1] = cmsgpack.pack({ last, origin, 0, packed, due, m[message.count], group })
   leases[#leases + 1] = lease_end
@@ -180,8 +189,8 @@ end
 local wanted, opens = permitted(tonumber(ARGV[4]))
 -- What was ranked before its topic was redefined to have no priorities is ranked to its end.
 local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
-if wanted > 0 and ranked then
-  rank(K, p, now_ms)
+if wanted > 0 and ranked and not problem then
+  problem = rank(K, p, now_ms)
 end
 -- The next of those that are due: their keys, when each was due, and what set they stand in, as which members.
 local function head(most)
@@ -201,17 +210,28 @@ local function head(most)
 end
 -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
 local walked = 0
-while #keys < wanted and walked < 1000 do
+while not problem and #keys < wanted and walked < 1000 do
   local found, dues, from, members = head(wanted - #keys)
   if #found == 0 then
     break
   end
-  local packed = redis.call("HMGET", K.pending, unpack(found))
+  local messages = redis.call("HMGET", K.pending, unpack(found))
   for i, key in ipairs(found) do
-    hand_out(key, dues[i], packed[i])
+    local m = dues[i] and sound_message(messages[i])
+    messages[i] = m
+    problem = problem or not m and unsound(K.pending, key) or sound(K, m[message.group])
+  end
+  if problem then
+    break
+  end
+  for i, key in ipairs(found) do
+    hand_out(key, dues[i], messages[i])
   end
   write(from, members)
   walked = walked + #found
+end
+if problem and #keys == 0 and done.lapsed == 0 then
+  return { "foreign", now_ms, problem }
 end
 if #keys < wanted then
   -- Not all of what is permitted was there: the next may go as soon as it is due.

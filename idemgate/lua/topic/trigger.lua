@@ -11,6 +11,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/fold"
@@ -170,12 +171,33 @@ local function put(key, asked, priority, group, version, acc, serial)
   return receipt, m[message.due]
 end
 
+-- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version that is remembered.
+local function problem_of(key, packed, group, version)
+  if packed then
+    pending[key] = sound_message(packed, p.merge)
+    if not pending[key] then
+      return unsound(K.pending, key)
+    end
+  end
+  local name = "v" .. key
+  local held = version ~= "" and recall(K, name, now_ms)
+  if held and not tonumber(string.match(held, "^[^ ]+") or "") then
+    return unsound(K.memo, name)
+  end
+  if packed and (group ~= "" or pending[key][message.group] ~= "") then
+    return broken(K, p, { key }) or sound(K, group, p.group_limit)
+  end
+end
+
 local names = {}
 for i = 4, #ARGV, 7 do
   names[#names + 1] = ARGV[i]
 end
 for i, packed in ipairs(redis.call("HMGET", K.pending, unpack(names))) do
-  pending[names[i]] = packed and cmsgpack.unpack(packed)
+  problem = problem_of(names[i], packed, ARGV[i * 7], ARGV[i * 7 + 1])
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
 end
 -- The first write is one that the server refuses when out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")

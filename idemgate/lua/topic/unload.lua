@@ -11,6 +11,7 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
+--- @include "lib/sound"
 --- @include "lib/message"
 --- @include "lib/delivery"
 --- @include "lib/sortable"
@@ -26,7 +27,7 @@ end
 
 local function inside(group, key)
   local keys = group ~= "" and redis.call("HGET", K.busy, group)
-  for _, one in ipairs(keys and cmsgpack.unpack(keys) or {}) do
+  for _, one in ipairs(keys and unpacked(keys) or {}) do
     if one == key then
       return "1"
     end
@@ -40,12 +41,23 @@ local function add(kind, name, number, value, within, route)
   bytes = bytes + #name + #value
 end
 local function add_message(kind, key, number, packed)
-  local group = cmsgpack.unpack(packed)[message.group]
+  local m = sound_message(packed)
+  if not m then
+    problem = problem or unsound(K.pending, key)
+    return
+  end
+  local group = m[message.group]
   add(kind, key, number, packed, inside(group, key), group ~= "" and group or key)
 end
 local function add_flight(key, ends)
   local packed = redis.call("HGET", K.flight, key)
-  local group = cmsgpack.unpack(cmsgpack.unpack(packed)[delivery.message])[message.group]
+  local d = sound_delivery(packed)
+  local m = d and sound_message(d[delivery.message])
+  if not m then
+    problem = problem or unsound(K.flight, key)
+    return
+  end
+  local group = m[message.group]
   add("f", key, ends, packed, inside(group, key), group ~= "" and group or key)
   local behind = redis.call("HGET", K.pending, key)
   if behind then
@@ -54,8 +66,13 @@ local function add_flight(key, ends)
 end
 local function add_letter(id, died)
   local packed = redis.call("HGET", K.grave, id)
-  local letter = cmsgpack.unpack(packed)
-  local group = cmsgpack.unpack(letter[2])[message.group]
+  local letter = unpacked(packed)
+  local m = letter and sound_message(letter[2])
+  if not m then
+    problem = problem or unsound(K.grave, id)
+    return
+  end
+  local group = m[message.group]
   add("d", id, died, packed, "", group ~= "" and group or letter[1])
 end
 local function add_pending(key, due)
@@ -66,8 +83,11 @@ local function add_ready(member, rank)
   add_message("r", key, rank, redis.call("HGET", K.pending, key))
 end
 local function add_lined(member)
-  local rank = string.find(member, "\0", 1, true) + 1
-  local key = string.sub(member, string.find(member, "\0", rank, true) + 16)
+  local key = string.match(member, "^[^%z]*%z[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d(.*)$")
+  if not key then
+    problem = problem or unsound(K.line, member)
+    return
+  end
   add_message("l", key, "0", redis.call("HGET", K.pending, key))
 end
 local function add_memo(name, expires)
@@ -141,14 +161,20 @@ local function forget(all)
   end
 end
 
-local last = tonumber(redis.call("HGET", K.facts, "batch") or "0")
-if tonumber(ARGV[3]) == last + 1 then
-  forget(batch())
+problem = nil
+local last = tonumber(redis.call("HGET", K.facts, "batch")) or 0
+local first = batch()
+if not problem and tonumber(ARGV[3]) == last + 1 then
+  forget(first)
+  first = batch()
   last = last + 1
   redis.call("HSET", K.facts, "batch", last)
 end
 local reply = { "ok", now_ms, last + 1 }
-for _, e in ipairs(batch()) do
+if problem then
+  return { "foreign", now_ms, problem }
+end
+for _, e in ipairs(first) do
   for i = 1, 6 do
     reply[#reply + 1] = e[i]
   end

