@@ -29,8 +29,10 @@ class Role(NamedTuple):
 
 
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
-_LOOKS = ("topic/dead", "topic/peek", "topic/policy", "topic/stats")
-_PUTS = ("topic/cancel", "topic/flush", "topic/open", "topic/peek", "topic/policy", "topic/reschedule", "topic/trigger")
+_LOOKS = ("topic/audit", "topic/dead", "topic/peek", "topic/policy", "topic/registry", "topic/stats")
+_OPENS = ("topic/open", "topic/policy", "topic/reopen")
+"""What finds a topic: at first, and again once a slot has moved; one that was forgotten meanwhile is made anew."""
+_PUTS = (*_OPENS, "topic/cancel", "topic/flush", "topic/peek", "topic/reschedule", "topic/trigger")
 _WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/stats", "topic/take")
 
 ROLES = {
@@ -38,7 +40,7 @@ ROLES = {
         "guards functions: once, claim, first; not forget and resolve",
         [name for name in names() if name.startswith("once/") and name not in ("once/forget", "once/resolve")],
         _LISTENS,
-        ["records"],
+        ["records", "seen"],
     ),
     "producer": Role("puts messages into topics: trigger, cancel, reschedule, flush", _PUTS, "", ["topics"]),
     "worker": Role(
@@ -55,13 +57,18 @@ ROLES = {
         [],
     ),
     "viewer": Role(
-        "looks, and writes nothing: inspect, peek, stats, dead letters",
+        "looks, and writes nothing: inspect, peek, stats, dead letters, which topics there are",
         ["once/inspect", *_LOOKS],
         "HGETALL ZRANGEBYSCORE",  # of members/roll, whose library writes for others
         ["records", "topics", "members"],
         heard=False,
     ),
-    "admin": Role("everything that idemgate can do in its namespace", names(), f"INFO {_LISTENS}", ["all"]),
+    "admin": Role(
+        "everything that idemgate can do in its namespace; SCAN, for the auditor, shows names of other keys, too",
+        names(),
+        f"INFO {_LISTENS} EXEC MULTI SCAN",
+        ["all"],
+    ),
 }
 
 _ALL = "EVAL EVALSHA PING SELECT CLIENT|SETNAME"

@@ -188,10 +188,11 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
 
 
 def patterns(namespace: str) -> dict[str, str]:
-    """What an access list may let somebody see, by name: `records`, `topics` (and their slots), `members`, `all`. The
-    same patterns are those of their channels."""
+    """What an access list may let somebody see, by name: `records`, `seen` (the pages of seen-sets), `topics` (and
+    their slots and outboxes), `members`, `all`. The same patterns are those of their channels."""
     own = f"ig1:{{{check_name(namespace, 'namespace')}:"
-    return {"records": f"{own}once:*", "topics": f"{own}topic*", "members": f"{own}members:*", "all": f"{own}*"}
+    kinds = {"records": "once:*", "seen": "seen:*", "topics": "topic*", "members": "members:*", "all": "*"}
+    return {name: own + rest for name, rest in kinds.items()}
 
 
 def is_ours(key: bytes) -> bool:

@@ -56,8 +56,8 @@ TESTS = {
     "once": "guard/test_claims guard/test_mended guard/test_model guard/test_foreign",
     "members": "work/test_members",
     "topic": "topic/test_search topic/test_replays topic/test_groups topic/test_model topic/test_deliveries"
-    " topic/test_dead topic/test_windows topic/test_priorities topic/test_limits topic/test_forwarding topic/test_partial"
-    " topic/test_changes topic/test_reslot topic/test_registry",
+    " topic/test_dead topic/test_windows topic/test_priorities topic/test_limits topic/test_forwarding"
+    " topic/test_partial topic/test_changes topic/test_reslot topic/test_registry",
 }
 """By room; those that notice most come first."""
 FIRST = {"topic": "slot", "once": "record", "members": "crew"}
