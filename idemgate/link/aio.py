@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
-from redis.asyncio.cluster import RedisCluster
 
 from idemgate.core.calls import Batch, Call, Moved
 from idemgate.errors import StoreUnavailable
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.cluster_aio import ClusterLines
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
 from idemgate.link.resp import pack
+from idemgate.link.topology import key_of
 from idemgate.link.wire import Wire, connected
 
 __all__ = ["AsyncLink"]
@@ -29,10 +29,11 @@ T = TypeVar("T")
 class _Loop:
     """What belongs to one event loop: its client, its ear, and the calls under way."""
 
-    __slots__ = ("blocking", "client", "connecting", "ear", "patience", "tasks", "wire")
+    __slots__ = ("blocking", "client", "cluster", "connecting", "ear", "patience", "tasks", "wire")
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
-        self.client = _undressed(async_client(endpoint, seconds))
+        self.cluster = ClusterLines(endpoint, seconds) if endpoint.kind == "cluster" else None
+        self.client: Any = None if self.cluster else async_client(endpoint, seconds)
         self.blocking: Any = None
         self.wire: Wire | None = None
         self.connecting = asyncio.Lock()
@@ -55,8 +56,8 @@ class _Loop:
 class AsyncLink:
     """Carries calls and awaits. No call is ever cancelled half-way.
 
-    To one server, the calls of one tick of an event loop travel together, over one connection (`link.wire`); to a
-    cluster they go through redis-py's client, which knows the nodes.
+    The calls of one tick of an event loop travel together, over one connection (`link.wire`); to a cluster over one to
+    each node (`link.cluster_aio`).
     """
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
@@ -82,7 +83,7 @@ class AsyncLink:
         return await asyncio.shield(self.start(call, within))
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
-        """As `SyncLink.run_all`; on a cluster its calls travel side by side."""
+        """As `SyncLink.run_all`."""
         return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -121,12 +122,11 @@ class AsyncLink:
         return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        if self.endpoint.kind == "cluster":
-            return await self._side_by_side(calls, patience)
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
                 replies = await self._send_together(calls)
+                patience.mind(replies)
             except FAILURES as error:
                 await asyncio.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
@@ -134,20 +134,6 @@ class AsyncLink:
             await (self._answered(call, reply, patience) if isinstance(reply, list) else self._insist(call, patience))
             for call, reply in zip(calls, replies, strict=True)
         ]
-
-    async def _side_by_side(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        """Calls with the same key one after the other, as the caller gave them; the others at once."""
-        answers: list[Any] = [None] * len(calls)
-        chains: defaultdict[bytes, list[int]] = defaultdict(list)
-        for place, call in enumerate(calls):
-            chains[call.keys[0]].append(place)
-
-        async def one_by_one(places: list[int]) -> None:
-            for place in places:
-                answers[place] = await self._insist(calls[place], patience)
-
-        await asyncio.gather(*map(one_by_one, chains.values()))
-        return answers
 
     async def _send(self, call: Call[Any]) -> list[Any]:
         script, words = call.script, (len(call.keys), *call.keys, *call.args)
@@ -157,9 +143,10 @@ class AsyncLink:
             return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
 
     async def _ask(self, *words: Any) -> Any:
-        if self.endpoint.kind == "cluster":
-            return await _asked(self._here.client, *words)
-        wire = await self._here.connected()
+        here = self._here
+        if here.cluster is not None:
+            return await here.cluster.ask(key_of(words), pack(words))
+        wire = await here.connected()
         try:
             return await wire.send(pack(words))
         except rx.ResponseError as error:
@@ -168,8 +155,11 @@ class AsyncLink:
             raise
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        wire = await self._here.connected()
+        here = self._here
         requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        if here.cluster is not None:
+            return await here.cluster.ask_all([call.keys[0] for call in calls], requests)
+        wire = await here.connected()
         return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
 
     async def command(self, *args: Any) -> Any:
@@ -182,14 +172,19 @@ class AsyncLink:
         Sent once. Cancelling it drops its connection, and so does `within`, in seconds, which should be more than the
         time it blocks: StoreUnavailable then, as when the connection is lost; else StoreRefused.
         """
-        here = self._here
-        if here.blocking is None:
-            here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
         try:
             async with asyncio.timeout(within):
-                return await _translated(_asked(here.blocking, *args))
+                return await _translated(self._asked_apart(*args))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
+
+    async def _asked_apart(self, *words: Any) -> Any:
+        here = self._here
+        if here.cluster is not None:
+            return await here.cluster.ask_apart(key_of(words), pack(words))
+        if here.blocking is None:
+            here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
+        return await here.blocking.execute_command(*words)
 
     @asynccontextmanager
     async def waiting(self, channel: bytes) -> AsyncGenerator[asyncio.Event]:
@@ -223,53 +218,12 @@ class AsyncLink:
         await here.ear.close()
         if here.wire is not None:
             await here.wire.close()
-        await close_client(here.client)
+        if here.cluster is not None:
+            await here.cluster.close()
+        if here.client is not None:
+            await close_client(here.client)
         if here.blocking is not None:
             await close_client(here.blocking)
-
-
-async def _asked(client: Any, *args: Any) -> Any:
-    try:
-        if isinstance(client, RedisCluster):
-            # Before it knows the nodes, redis-py 7 and 8 send to any of them.
-            await client.initialize()
-            return await _routed(client, *args)
-        return await client.execute_command(*args)
-    except AttributeError as error:
-        # redis-py 8 closes connections to cluster nodes, when it looks for these anew, under those who use them.
-        raise rx.ConnectionError("the connection was closed while in use") from error
-
-
-async def _routed(client: Any, *args: Any) -> Any:
-    try:
-        return await client.execute_command(*args)
-    except rx.ClusterError as error:
-        if args[0] not in ("EVALSHA", "EVAL") or "TTL exhausted" not in str(error):
-            raise
-    return await _redirected(client, *args)
-
-
-async def _redirected(client: Any, *args: Any) -> Any:
-    """A script whose slot is moving, asked for where its key is now. redis-py's asyncio client sends ASKING over one
-    free connection and the command over the next one, so that with two of them it never arrives."""
-    await client.initialize()  # connections of nodes that it gave up are closed by nobody
-    try:
-        return await client.get_node_from_key(args[3]).execute_command(*args)
-    except rx.MovedError:
-        raise
-    except rx.AskError as error:
-        there: Any = error
-    node = client.get_node(there.host, there.port)
-    if node is None:
-        raise rx.ClusterDownError("the node to which the slot moves is not known yet")
-    connection = node.acquire_connection()
-    try:
-        await connection.send_command("ASKING")
-        await node.parse_response(connection, "ASKING")  # before the rest is sent: a refusal leaves no reply behind
-        await connection.send_command(*args)
-        return await node.parse_response(connection, args[0])
-    finally:
-        getattr(node, "release", node._free.append)(connection)
 
 
 async def _translated(work: Coroutine[Any, Any, T]) -> T:
@@ -282,8 +236,7 @@ async def _translated(work: Coroutine[Any, Any, T]) -> T:
 
 def _undressed(client: Any) -> Any:
     """Replies of stream commands as the server gives them, whatever this version of redis-py makes of them."""
-    for name in ("XREADGROUP", "XPENDING", "XCLAIM", "XAUTOCLAIM"):
-        client.set_response_callback(name, _as_is)
+    client.set_response_callback("XREADGROUP", _as_is)
     return client
 
 

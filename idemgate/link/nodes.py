@@ -12,6 +12,7 @@ from idemgate.link.clients import async_client, close_client
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
+from idemgate.link.topology import node_of, primaries_of
 
 __all__ = ["Node", "database", "primaries"]
 
@@ -66,17 +67,9 @@ async def primaries(endpoint: Endpoint, known: Iterable[Endpoint] = ()) -> list[
             continue
         finally:
             await node.close()
-        return _owners(one, slots)
+        asked = one.settings["host"], int(one.settings["port"])
+        return [node_of(endpoint, address) for address in primaries_of(asked, slots)]
     raise StoreUnavailable(f"no node of {endpoint} answers", "no") from error
-
-
-def _owners(asked: Endpoint, slots: list[Any]) -> list[Endpoint]:
-    found: dict[tuple[str, int], Endpoint] = {}
-    for _first, _last, (host, port, *_), *_replicas in slots:
-        # A node that does not know its own address leaves it out: it is where it was asked.
-        name = host.decode() if host and host != b"?" else asked.settings["host"]
-        found[name, int(port)] = Endpoint("single", asked.settings | {"host": name, "port": int(port)})
-    return list(found.values())
 
 
 def database(endpoint: Endpoint) -> int:

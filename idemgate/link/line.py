@@ -1,0 +1,90 @@
+"""The awaiting wire to one server for as long as it is needed: connections come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.exceptions as rx
+
+from idemgate.link.wire import Wire, connected
+
+__all__ = ["Line"]
+
+A_DAY = 86_400.0
+"""In seconds: longer than anybody lets a command block."""
+
+
+class Line:
+    """The wire to one server, made anew when the one before was lost."""
+
+    __slots__ = ("_closed", "_connecting", "_patience", "_pool", "_resting", "_wire")
+
+    def __init__(self, pool: Any, patience: float) -> None:
+        self._pool = pool
+        self._patience = patience
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
+        self._resting: list[Wire] = []
+        self._closed = False
+
+    def at_hand(self) -> Wire | None:
+        """The wire, if it can be written to at once."""
+        wire = self._wire
+        return None if wire is None or wire.closed or wire.crowded else wire
+
+    async def wire(self) -> Wire:
+        """The wire; waits while it is being made, and while the server reads too slowly. Raises what connecting
+        raises, to all who wait for the same connection."""
+        wire = self._wire
+        if wire is None or wire.closed:
+            if self._connecting is None:
+                self._connecting = asyncio.get_running_loop().create_task(self._connect())
+                self._connecting.add_done_callback(self._connected)
+            wire = await asyncio.shield(self._connecting)
+        if wire.crowded:
+            await wire.room()
+        return wire
+
+    async def _connect(self) -> Wire:
+        if self._closed:
+            raise rx.ConnectionError("Error connecting to a server that was given up")
+        self._wire = wire = await connected(self._pool, self._patience)
+        return wire
+
+    def _connected(self, connecting: asyncio.Task[Wire]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # whoever waits for it hears of it, if anybody still does
+
+    @asynccontextmanager
+    async def apart(self) -> AsyncGenerator[Wire]:
+        """A wire for one caller at a time, whose replies may take any time. Left by an exception, as by cancelling, it
+        is dropped."""
+        resting = self._resting
+        while resting and resting[-1].closed:
+            resting.pop()
+        wire = resting.pop() if resting else await connected(self._pool, A_DAY)
+        try:
+            yield wire
+        except BaseException:
+            wire.abandon()
+            raise
+        resting.append(wire)
+        if self._closed:
+            self._close_resting()
+
+    def _close_resting(self) -> None:
+        while self._resting:
+            self._resting.pop().abandon()
+
+    async def close(self) -> None:
+        """Waits for the replies that are due, then closes."""
+        self._closed = True
+        self._close_resting()
+        if self._connecting is not None:
+            await asyncio.wait([self._connecting])
+        if self._wire is not None:
+            await self._wire.close()
