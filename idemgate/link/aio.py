@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,14 +13,14 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
 from idemgate.errors import StoreUnavailable
-from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
 from idemgate.link.cluster_aio import ClusterLines
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
+from idemgate.link.line import OneLine
 from idemgate.link.listen import Ear
 from idemgate.link.resp import pack
 from idemgate.link.topology import key_of
-from idemgate.link.wire import Wire, connected
+from idemgate.link.wire import Wire
 
 __all__ = ["AsyncLink"]
 
@@ -27,30 +28,14 @@ T = TypeVar("T")
 
 
 class _Loop:
-    """What belongs to one event loop: its client, its ear, and the calls under way."""
+    """What belongs to one event loop: its way to the store, its ear, and the calls under way."""
 
-    __slots__ = ("blocking", "client", "cluster", "connecting", "ear", "patience", "tasks", "wire")
+    __slots__ = ("ear", "lines", "tasks")
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
-        self.cluster = ClusterLines(endpoint, seconds) if endpoint.kind == "cluster" else None
-        self.client: Any = None if self.cluster else async_client(endpoint, seconds)
-        self.blocking: Any = None
-        self.wire: Wire | None = None
-        self.connecting = asyncio.Lock()
-        self.patience = min(seconds, SOCKET_TIMEOUT)
+        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
-
-    async def connected(self) -> Wire:
-        """The wire of this loop, made anew when the one before was lost; waits while the server reads too slowly."""
-        if self.wire is None or self.wire.closed:
-            async with self.connecting:
-                if self.wire is None or self.wire.closed:
-                    self.wire = await connected(self.client.connection_pool, self.patience)
-        wire = self.wire
-        if wire.crowded:
-            await wire.room()
-        return wire
 
 
 class AsyncLink:
@@ -73,10 +58,42 @@ class AsyncLink:
             here = self._loops[loop] = _Loop(self.endpoint, self.seconds)
         return here
 
-    def start(self, call: Call[T], within: float | None = None) -> asyncio.Task[T]:
-        """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the
-        outcome."""
-        return self.spawn(self._insist(call, self._patience(within)))
+    def start(self, call: Call[T], within: float | None = None) -> asyncio.Future[T]:
+        """Sends a call whose future goes on when the caller is cancelled, if it is shielded: cancelling then neither
+        tears a reply nor hides the outcome."""
+        wire = self._here.lines.at_hand(call.keys[0])
+        if wire is None:
+            return self.spawn(self._insist(call, self._patience(within)))
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        request = pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+        patience = Patience(self.seconds if within is None else within)
+        wire.ask(request, partial(self._heard, call, answer, patience, wire))
+        return answer
+
+    def _heard(self, call: Call[T], answer: asyncio.Future[T], patience: Patience, wire: Wire, reply: Any) -> None:
+        """The common case costs no task; whatever is out of the ordinary goes on in one."""
+        if answer.done():
+            return  # nobody waits for it
+        if not isinstance(reply, Exception):
+            try:
+                answer.set_result(call.answer(reply))
+            except Moved:
+                self.spawn(_into(answer, self._answered(call, reply, patience)))
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
+                answer.set_exception(error)
+            return
+        self._here.lines.suspect(wire, reply)
+        self.spawn(_into(answer, self._again(call, patience, reply)))
+
+    async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
+        if isinstance(error, rx.NoScriptError):
+            try:
+                reply = await self._ask("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+                return await self._answered(call, reply, patience)
+            except FAILURES as failure:
+                error = failure
+        await asyncio.sleep(patience.pause(error))
+        return await self._insist(call, patience)
 
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
@@ -122,7 +139,7 @@ class AsyncLink:
         return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        replies: Sequence[Any] = [None] * len(calls)
+        replies: list[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
                 replies = await self._send_together(calls)
@@ -143,48 +160,27 @@ class AsyncLink:
             return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
 
     async def _ask(self, *words: Any) -> Any:
-        here = self._here
-        if here.cluster is not None:
-            return await here.cluster.ask(key_of(words), pack(words))
-        wire = await here.connected()
-        try:
-            return await wire.send(pack(words))
-        except rx.ResponseError as error:
-            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-                wire.abandon()  # it was the master; the next connection asks the sentinels who is now
-            raise
+        return await self._here.lines.ask(key_of(words), pack(words))
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        here = self._here
         requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
-        if here.cluster is not None:
-            return await here.cluster.ask_all([call.keys[0] for call in calls], requests)
-        wire = await here.connected()
-        return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+        return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""
         return await asyncio.shield(self.spawn(_translated(self._ask(*args))))
 
     async def blocking(self, *args: Any, within: float) -> Any:
-        """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out.
+        """A command that blocks on the server (XREADGROUP ... BLOCK), on a connection of its own.
 
         Sent once. Cancelling it drops its connection, and so does `within`, in seconds, which should be more than the
         time it blocks: StoreUnavailable then, as when the connection is lost; else StoreRefused.
         """
         try:
             async with asyncio.timeout(within):
-                return await _translated(self._asked_apart(*args))
+                return await _translated(self._here.lines.ask_apart(key_of(args), pack(args)))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
-
-    async def _asked_apart(self, *words: Any) -> Any:
-        here = self._here
-        if here.cluster is not None:
-            return await here.cluster.ask_apart(key_of(words), pack(words))
-        if here.blocking is None:
-            here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
-        return await here.blocking.execute_command(*words)
 
     @asynccontextmanager
     async def waiting(self, channel: bytes) -> AsyncGenerator[asyncio.Event]:
@@ -212,18 +208,27 @@ class AsyncLink:
         here = self._loops.get(loop)
         if here is None:
             return
+        await here.lines.drain()
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
         self._loops.pop(loop, None)
         await here.ear.close()
-        if here.wire is not None:
-            await here.wire.close()
-        if here.cluster is not None:
-            await here.cluster.close()
-        if here.client is not None:
-            await close_client(here.client)
-        if here.blocking is not None:
-            await close_client(here.blocking)
+        await here.lines.close()
+
+
+async def _into(answer: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Answers a future with what comes of the work."""
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is for who asked
+        if not answer.done():
+            answer.set_exception(error)
+    else:
+        if not answer.done():
+            answer.set_result(result)
 
 
 async def _translated(work: Coroutine[Any, Any, T]) -> T:
@@ -232,13 +237,3 @@ async def _translated(work: Coroutine[Any, Any, T]) -> T:
     except FAILURES as error:
         Patience(0).pause(error)
         raise
-
-
-def _undressed(client: Any) -> Any:
-    """Replies of stream commands as the server gives them, whatever this version of redis-py makes of them."""
-    client.set_response_callback("XREADGROUP", _as_is)
-    return client
-
-
-def _as_is(reply: Any, **_: Any) -> Any:
-    return reply

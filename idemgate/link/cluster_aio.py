@@ -10,7 +10,7 @@ from typing import Any
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES
-from idemgate.link.line import Line
+from idemgate.link.line import Line, raised
 from idemgate.link.topology import WHO_SERVES, Address, Topology, Trip, Way, node_of
 from idemgate.link.wire import Wire
 
@@ -30,10 +30,18 @@ class ClusterLines:
         self._closing: set[asyncio.Task[None]] = set()
 
     def at_hand(self, key: bytes) -> Wire | None:
-        """The wire for a key if it can be written to at once. Who gets an error on it asks again with `ask`."""
+        """The wire for a key if it can be written to at once. Who gets an error on it tells `suspect`, and asks again
+        with `ask`."""
         node = None if self._topology.stale else self._topology.serving(key)
         line = node and self._nodes.get(node)
         return line.at_hand() if line else None
+
+    def suspect(self, wire: Wire, error: Exception) -> None:
+        """Makes of an error heard on a wire that was at hand what it says of the nodes."""
+        for node, line in self._nodes.items():
+            if line.made(wire):
+                self._topology.follow(error, Way(node))
+        self._look()
 
     async def ask(self, key: bytes, request: bytes) -> Any:
         """As that of `ClusterWires`."""
@@ -46,7 +54,7 @@ class ClusterLines:
             if there is None:
                 raise
         (reply,) = await self._travel(Trip(self._topology, [key], there), [request])
-        return _raised(reply)
+        return raised(reply)
 
     async def ask_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
         """As that of `ClusterWires`."""
@@ -67,7 +75,7 @@ class ClusterLines:
                 replies = [error]
             trip.arrived({way: replies})
             self._look()
-        return _raised(trip.replies[0])
+        return raised(trip.replies[0])
 
     async def _travel(self, trip: Trip, requests: Sequence[bytes]) -> list[Any]:
         while trip.legs:
@@ -137,6 +145,10 @@ class ClusterLines:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
+    async def drain(self) -> None:
+        for line in tuple(self._nodes.values()):
+            await line.drain()
+
     async def close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
@@ -144,9 +156,3 @@ class ClusterLines:
         self._keep(())
         if self._closing:
             await asyncio.wait(self._closing)
-
-
-def _raised(reply: Any) -> Any:
-    if isinstance(reply, Exception):
-        raise reply
-    return reply

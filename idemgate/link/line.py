@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import redis.exceptions as rx
 
+from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.endpoint import Endpoint
 from idemgate.link.wire import Wire, connected
 
-__all__ = ["Line"]
+__all__ = ["Line", "OneLine", "raised"]
 
 A_DAY = 86_400.0
 """In seconds: longer than anybody lets a command block."""
@@ -34,6 +36,10 @@ class Line:
         """The wire, if it can be written to at once."""
         wire = self._wire
         return None if wire is None or wire.closed or wire.crowded else wire
+
+    def made(self, wire: Wire) -> bool:
+        """Whether this is the present wire, or the last one."""
+        return self._wire is wire
 
     async def wire(self) -> Wire:
         """The wire; waits while it is being made, and while the server reads too slowly. Raises what connecting
@@ -76,6 +82,11 @@ class Line:
         if self._closed:
             self._close_resting()
 
+    async def drain(self) -> None:
+        """Waits for the replies that are due, as long as one may take."""
+        if self._wire is not None:
+            await self._wire.drain()
+
     def _close_resting(self) -> None:
         while self._resting:
             self._resting.pop().abandon()
@@ -88,3 +99,55 @@ class Line:
             await asyncio.wait([self._connecting])
         if self._wire is not None:
             await self._wire.close()
+
+
+class OneLine:
+    """The way to a single server, or to the master that sentinels name, for the running event loop only. As
+    `cluster_aio.ClusterLines`, with keys that do not matter."""
+
+    __slots__ = ("_client", "_line", "_sentinel")
+
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+        self._client = async_client(endpoint, seconds)
+        self._line = Line(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT))
+        self._sentinel = endpoint.kind == "sentinel"
+
+    def at_hand(self, _key: bytes) -> Wire | None:
+        return self._line.at_hand()
+
+    def suspect(self, wire: Wire, error: Exception) -> None:
+        """Makes of an error heard on a wire what it says of the way: it was the master; the next connection asks the
+        sentinels who is now."""
+        if self._sentinel and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
+            wire.abandon()
+
+    async def ask(self, _key: bytes, request: bytes) -> Any:
+        wire = await self._line.wire()
+        try:
+            return await wire.send(request)
+        except rx.ResponseError as error:
+            self.suspect(wire, error)
+            raise
+
+    async def ask_all(self, _keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+        wire = await self._line.wire()
+        return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+
+    async def ask_apart(self, _key: bytes, request: bytes) -> Any:
+        async with self._line.apart() as wire:
+            replies = await asyncio.gather(wire.send(request), return_exceptions=True)
+        return raised(replies[0])
+
+    async def drain(self) -> None:
+        await self._line.drain()
+
+    async def close(self) -> None:
+        await self._line.close()
+        await close_client(self._client)
+
+
+def raised(reply: Any) -> Any:
+    """The reply, if it is no error."""
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
