@@ -139,7 +139,7 @@ class AsyncLink:
         return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        replies: list[Any] = [None] * len(calls)
+        replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
                 replies = await self._send_together(calls)
