@@ -54,6 +54,13 @@ def operator(ports: list[int]) -> Iterator[servers.Operator]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def restarted(ports: list[int]) -> Iterator[ExitStack]:
+    """Nodes that were killed and started again; they live as long as the others."""
+    with ExitStack() as stack:
+        yield stack
+
+
 @pytest.fixture
 async def gates(ports: list[int], namespace: str) -> AsyncIterator[Callable[..., Gate]]:
     made: list[Gate] = []
@@ -250,22 +257,21 @@ async def test_killed_primaries_are_replaced(gates: Any, operator: servers.Opera
         before = len(owners)
         servers.wait_for(lambda: len(owners) > before + number)
 
-    with ExitStack() as stack:
-        for _ in range(rounds):
-            for primary in operator.primaries():
-                # Given calls that have made their connections
-                await claiming_while(lambda: wait_for_claims(300))
-                # When a primary is killed, and its replica takes over while calls want its slots
-                operator.settle(primary)
-                replica, home = operator.replica(primary), operator.kill(primary)
+    for _ in range(rounds):
+        for primary in operator.primaries():
+            # Given calls that have made their connections
+            await claiming_while(lambda: wait_for_claims(300))
+            # When a primary is killed, and its replica takes over while calls want its slots
+            operator.settle(primary)
+            replica, home = operator.replica(primary), operator.kill(primary)
 
-                def replace(replica: int = replica) -> None:
-                    wait_for_claims(8)
-                    operator.take_over(replica)
-                    wait_for_claims(300)
+            def replace(replica: int = replica) -> None:
+                wait_for_claims(8)
+                operator.take_over(replica)
+                wait_for_claims(300)
 
-                await claiming_while(replace)
-                stack.enter_context(operator.restarted(primary, home))
+            await claiming_while(replace)
+            restarted.enter_context(operator.restarted(primary, home))
     # Then every call was answered, by what it did itself and once
     records = await gate.aio.link.run_all(
         Batch([gate.claims.inspect(gate.claims.key("s", key)) for key in owners], list), within=60
