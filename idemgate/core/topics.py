@@ -202,7 +202,7 @@ class TopicCalls:
     # -- putting in ---------------------------------------------------------------------------------------------------
 
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
-        return self._trigger(token(), self._fields(trigger))
+        return self._trigger(token(), self.checked(trigger))
 
     def _trigger(self, request: bytes, fields: tuple[bytes, ...]) -> Call[Receipt]:
         return self._call(
@@ -215,12 +215,13 @@ class TopicCalls:
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
         """One script call per slot and 200 triggers. All are checked before the first call is made."""
+        return self.put_many([self.checked(trigger) for trigger in triggers])
+
+    def put_many(self, triggers: Sequence[tuple[bytes, ...]]) -> Batch[list[Receipt]]:
+        """As `trigger_many`, of triggers that were `checked`."""
         by_slot: dict[int, list[tuple[int, tuple[bytes, ...]]]] = defaultdict(list)
-        total = 0
-        for place, trigger in enumerate(triggers):
-            fields = self._fields(trigger)
+        for place, fields in enumerate(triggers):
             by_slot[self.at(fields[3] or fields[0])].append((place, fields))
-            total += 1
         calls: list[Call[list[Receipt]]] = []
         places: list[list[int]] = []
         for slot, entries in by_slot.items():
@@ -230,7 +231,7 @@ class TopicCalls:
                 places.append([place for place, _ in part])
 
         def join(answers: list[list[Receipt]]) -> list[Receipt]:
-            receipts: list[Any] = [None] * total
+            receipts: list[Any] = [None] * len(triggers)
             for where, answer in zip(places, answers, strict=True):
                 for place, receipt in zip(where, answer, strict=True):
                     receipts[place] = receipt
@@ -247,7 +248,8 @@ class TopicCalls:
             lambda calls, _: part.again(lambda fields: calls.at(fields[3] or fields[0]), calls._triggers, in_order),
         )
 
-    def _fields(self, trigger: Trigger) -> tuple[bytes, ...]:
+    def checked(self, trigger: Trigger) -> tuple[bytes, ...]:
+        """A trigger as scripts get it, or BadInput."""
         version = b"" if trigger.version is None else _version(trigger.version)
         event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
         return (

@@ -386,11 +386,14 @@ class AioTopic(_Face):
         version: int | None = None,
         event_id: Key | None = None,
     ) -> Receipt:
-        """As `Topic.trigger`."""
+        """As `Topic.trigger`; the triggers of one tick of the event loop share a script call, and so its outcome."""
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
-        return await self.run(lambda calls: calls.trigger(trigger))
+        if self.opening.calls is None:
+            self.opening.provisional().checked(trigger)
+        calls = await self.open()
+        return await self.opening.gathering().add(calls, calls.checked(trigger))
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
         """As `Topic.trigger_many`."""
