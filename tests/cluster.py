@@ -153,7 +153,9 @@ class Operator:
 
     def met(self, error: str) -> int:
         """How often the nodes answered with this error: TRYAGAIN, ASK, MOVED."""
-        return sum(node.info("errorstats").get(f"errorstat_{error}", {}).get("count", 0) for node in self.nodes)
+        found = [node.info("errorstats").get(f"errorstat_{error}", "count=0") for node in self.nodes]
+        # redis-py 5 leaves it as it is written
+        return sum(int(one["count"] if isinstance(one, dict) else one.removeprefix("count=")) for one in found)
 
     def fail_over(self, primary: int) -> int:
         """Its replica takes over without losing a write; which one that was. The former primary then follows it."""

@@ -219,7 +219,9 @@ def _left(stats: Any) -> int:
 
 
 @pytest.mark.timeout(0)
-async def test_killed_primaries_are_replaced(gates: Any, operator: servers.Operator, kills: int) -> None:
+async def test_killed_primaries_are_replaced(
+    gates: Any, operator: servers.Operator, restarted: ExitStack, kills: int
+) -> None:
     """Each primary is killed at a quiet moment, with its replica up to date: what it acknowledged is not forgotten."""
     gate, rounds = gates(), 1 + kills // 50
     numbers, owners = itertools.count(), dict[str, bytes]()
