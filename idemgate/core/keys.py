@@ -207,6 +207,7 @@ _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<topics>topics)\}"
+    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d*)\}}:(?P<page>[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
     re.ASCII,
@@ -230,6 +231,8 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("topics")
     if found["scope"]:
         return Owner("once", found["scope"])
+    if found["seen"]:
+        return Owner("seen", found["seen"], int(found["shard"]), part=found["page"])
     if found["group"]:
         return Owner("members", found["group"], part=found["crew"])
     kind = "out" if found["part"] == "out" else "slot"

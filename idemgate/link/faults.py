@@ -7,7 +7,9 @@ sent again, until the deadline. redis-py's own retries stay off: nested under ou
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from time import monotonic
+from typing import Any
 
 import redis.exceptions as rx
 
@@ -26,9 +28,8 @@ _PASSING = (
 """The server refused before executing anything, for a reason that tends to pass."""
 _IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
 """As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
-_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients", "TTL exhausted")
-"""In errors of redis-py that were raised before there was a connection to send the request on, or when all that
-cluster nodes answered were redirections and TRYAGAIN, as while a slot moves."""
+_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
+"""In errors of redis-py that were raised before there was a connection to send the request on."""
 
 
 def is_passing(error: Exception) -> bool:
@@ -85,6 +86,13 @@ class Patience:
             text = f"no answer from the store after {self._tries} tries, the last one: {type(error).__name__}: {error}"
             raise StoreUnavailable(text, self._executed) from error
         return seconds
+
+    def mind(self, replies: Iterable[Any]) -> None:
+        """Raises the first of these that says that a connection was lost, for `pause`: on the other connections of a
+        cluster all may be well."""
+        for reply in replies:
+            if isinstance(reply, rx.ConnectionError | rx.TimeoutError):
+                raise reply
 
     def hop(self, hops: int) -> float:
         """Seconds to wait before asking elsewhere, for a call whose slot has moved that many times: none the first

@@ -14,9 +14,11 @@ import redis.exceptions as rx
 from idemgate.core.calls import Batch, Call, Moved
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
+from idemgate.link.cluster import ClusterWires
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.resp import pack
+from idemgate.link.topology import key_of
 
 __all__ = ["SyncLink", "Waiter"]
 
@@ -31,6 +33,7 @@ class SyncLink:
         self.seconds = seconds
         self._made: Any = None
         self._wires: Wires | None = None
+        self._cluster = ClusterWires(endpoint, seconds) if endpoint.kind == "cluster" else None
         self._making = threading.Lock()
 
     @property
@@ -41,8 +44,8 @@ class SyncLink:
 
     def _ask(self, *words: Any) -> Any:
         """The reply to one command; redis-py's errors are raised."""
-        if self.endpoint.kind == "cluster":
-            return self._client.execute_command(*words)
+        if self._cluster is not None:
+            return self._cluster.ask(key_of(words), pack(words))
         wires = self._wires or self._wired()
         try:
             return wires.ask(pack(words))
@@ -95,15 +98,16 @@ class SyncLink:
         return there.join([self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     def run_all(self, batch: Batch[T], within: float | None = None) -> T:
-        """The answer of a batch; `within` is for all of it. On one server its calls travel together, one round trip;
-        on a cluster one after the other."""
+        """The answer of a batch; `within` is for all of it. Its calls travel together, one round trip; on a cluster one
+        of each node, all at the same time."""
         return batch.join(self._run_together(batch.calls, Patience(self.seconds if within is None else within)))
 
     def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
         replies: Sequence[Any] = [None] * len(calls)
-        if len(calls) > 1 and self.endpoint.kind != "cluster":
+        if len(calls) > 1:
             try:
                 replies = self._send_together(calls)
+                patience.mind(replies)
             except FAILURES as error:
                 time.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
@@ -120,10 +124,10 @@ class SyncLink:
             return self._ask("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
 
     def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        wires = self._wires or self._wired()
-        return wires.ask_all(
-            [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
-        )
+        requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        if self._cluster is not None:
+            return self._cluster.ask_all([call.keys[0] for call in calls], requests)
+        return (self._wires or self._wired()).ask_all(requests)
 
     def command(self, *args: Any) -> Any:
         """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,
@@ -149,6 +153,8 @@ class SyncLink:
             client.close()
 
     def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
         if self._wires is not None:
             self._wires.close()
             self._wires = None

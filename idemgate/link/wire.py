@@ -155,7 +155,11 @@ def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
 async def connected(pool: Any, patience: float) -> Wire:
     """A wire on a new connection of this redis-py pool."""
     connection = pool.make_connection()
-    await connection.connect()
+    try:
+        await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)  # cancelled in the middle of its handshake it would stay open
+        raise
     writer = connection._writer
     wire = Wire(writer, patience)
     writer.transport.set_protocol(wire)
