@@ -9,6 +9,7 @@ also its wake-up channel |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
 also its wake-up channel |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | what a slot sent on, unless a target is named |
+| `ig1:{<ns>:touched}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/crew.lua` | who is there, and which slots they hold; `:alive` is
 also their wake-up channel |
 
@@ -41,6 +42,7 @@ __all__ = [
     "slot_of",
     "text_of",
     "topics",
+    "touched",
 ]
 
 Key = str | bytes | int
@@ -152,6 +154,11 @@ def record(namespace: str, scope: str, key: Key) -> bytes:
 def topics(namespace: str) -> bytes:
     """The registry: which topics exist, and their policies."""
     return b"ig1:{%s:topics}" % namespace.encode()
+
+
+def touched(namespace: str) -> bytes:
+    """Written before each WAIT, so that the WAIT covers all that was written before; expires."""
+    return b"ig1:{%s:touched}" % namespace.encode()
 
 
 def members(namespace: str, group: str) -> tuple[bytes, ...]:

@@ -13,8 +13,10 @@ import redis.exceptions as rx
 from redis.asyncio.cluster import RedisCluster
 
 from idemgate.core.calls import Batch, Call, Moved
+from idemgate.core.durability import Durability
 from idemgate.errors import StoreUnavailable
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
@@ -59,9 +61,10 @@ class AsyncLink:
     cluster they go through redis-py's client, which knows the nodes.
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._copies = copies_of(durability, endpoint, seconds)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     @property
@@ -150,11 +153,20 @@ class AsyncLink:
         return answers
 
     async def _send(self, call: Call[Any]) -> list[Any]:
-        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        script, copies, words = call.script, self._copies, (len(call.keys), *call.keys, *call.args)
+        if copies is not None and copies.concern(call):
+            return await self._send_durably(copies, call)
         try:
             return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
+
+    async def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
+        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        try:
+            return await self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return await self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
 
     async def _ask(self, *words: Any) -> Any:
         if self.endpoint.kind == "cluster":
@@ -163,14 +175,34 @@ class AsyncLink:
         try:
             return await wire.send(pack(words))
         except rx.ResponseError as error:
-            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-                wire.abandon()  # it was the master; the next connection asks the sentinels who is now
+            self._refused(wire, error)
             raise
 
-    async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def _refused(self, wire: Wire, error: BaseException) -> None:
+        if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
+            wire.abandon()  # it was the master; the next connection asks the sentinels who is now
+
+    async def _ask_durably(self, copies: Copies, *words: Any) -> Any:
+        """As `_ask`; Short when the write is on fewer copies than asked for. The calls of a tick wait for them
+        together."""
         wire = await self._here.connected()
+        asked, behind = wire.send(pack(words)), asyncio.shield(wire.behind(copies.requests))
+        reply, replies = await asyncio.gather(asked, behind, return_exceptions=True)
+        if isinstance(reply, BaseException):
+            self._refused(wire, reply)
+            raise reply
+        copies.check(replies)
+        return reply
+
+    async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        wire, copies = await self._here.connected(), self._copies
         requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
-        return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+        replies = asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+        if copies is not None and any(map(copies.concern, calls)):
+            behind = asyncio.shield(wire.behind(copies.requests))
+            await replies
+            copies.check(await behind)
+        return await replies
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""
