@@ -71,7 +71,7 @@ class Watched:
         return next(node for node in self.nodes if node.info("replication")["role"] == "master")
 
     def quiet(self) -> bool:
-        """Whether all sentinels name one primary, which has a replica that is up to date, so that it may be replaced."""
+        """Whether all sentinels name one primary, whose replica is up to date, so that it may be replaced."""
         names = {tuple(one.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.service)) for one in self.sentinels}
         facts = self.nodes[self.master()].info("replication")
         flags = self.sentinels[0].sentinel_slaves(self.service)

@@ -1,8 +1,8 @@
 """How durable a write has to be before it counts: what is sent behind it, and what the replies mean.
 
-WAIT and WAITAOF speak of the writes of their own connection (since Redis 7.2 and Valkey of nothing else). A script that
-answered a copy of a request, or what somebody else wrote, wrote nothing; so a touch goes before them, and what they then
-say covers all that was written before the touch.
+WAIT and WAITAOF speak of the writes of their own connection, and since Redis 7.2 of nothing else. A script that
+answered a copy of a request, or what somebody else wrote, wrote nothing; so a touch goes before them, and what they
+then say covers all that was written before the touch.
 """
 
 from __future__ import annotations

@@ -191,6 +191,8 @@ class AsyncLink:
         if isinstance(reply, BaseException):
             self._refused(wire, reply)
             raise reply
+        if isinstance(replies, BaseException):
+            raise replies
         copies.check(replies)
         return reply
 

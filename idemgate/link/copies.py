@@ -48,7 +48,7 @@ def copies_of(durability: Durability | None, endpoint: Endpoint, seconds: float)
         return None
     if endpoint.kind == "cluster":
         raise NotConfigured(
-            "durability= is not available on a cluster: WAIT would have to follow each script on its node's connection. "
+            "durability= is not available on a cluster, where WAIT would have to follow each script to its node. "
             "Leave it out, and use min-replicas-to-write or appendfsync of the servers"
         )
     return Copies(durability, min(seconds, SOCKET_TIMEOUT))

@@ -35,7 +35,7 @@ class Short(rx.RedisError):
     """A script was executed, but its write is on fewer copies than asked for. `passing`: more may get it by and by."""
 
     def __init__(self, text: str, passing: bool) -> None:
-        super().__init__(text)
+        Exception.__init__(self, text)
         self.passing = passing
 
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
-from idemgate.link.blocking import Wires
 from idemgate.core.durability import Durability
+from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint, one_node

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from idemgate import BadInput, Gate, NotConfigured, NotDurable
 from idemgate.link.embedded import find_server
