@@ -72,7 +72,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def server(home: Path, port: int, *options: str) -> Iterator[Any]:
     """A client of a new server on that port."""
-    home.mkdir()
+    home.mkdir(parents=True)
     words = [
         "--port",
         str(port),

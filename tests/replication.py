@@ -29,6 +29,17 @@ class Pair:
         """From now on nothing that the primary writes reaches the replica, nor can the replica say what it has."""
         self.link.mute = self.link.black_hole = True
 
+    def catch_up(self) -> None:
+        """Returns when the replica has all that was written. (A WAIT would speak of one connection.)"""
+
+
+        def even() -> bool:
+            facts = self.primary.info("replication")
+            online = facts["connected_slaves"] == 1 and facts["slave0"]["state"] == "online"
+            return online and facts["master_repl_offset"] == _offset(self.replica, "slave_repl_offset")
+
+        wait_for(even)
+
     def promote(self) -> None:
         """The replica is a primary; the former one still runs, until it is stopped."""
         self.replica.replicaof("NO", "ONE")
@@ -37,6 +48,10 @@ class Pair:
 
 def port(client: Any) -> int:
     return int(client.connection_pool.connection_kwargs["port"])
+
+
+def _offset(client: Any, name: str) -> int:
+    return int(client.info("replication")[name])
 
 
 @contextmanager
@@ -50,8 +65,9 @@ def pair(home: Path, *options: str) -> Iterator[Pair]:
     ):
         replica.replicaof("127.0.0.1", link.port)
         wait_for(lambda: replica.info("replication")["master_link_status"] == "up")
-        wait_for(lambda: primary.execute_command("WAIT", 1, 100) == 1)
-        yield Pair(primary, replica, link)
+        made = Pair(primary, replica, link)
+        made.catch_up()
+        yield made
 
 
 class Watched:
@@ -69,6 +85,19 @@ class Watched:
 
     def primary(self) -> Any:
         return next(node for node in self.nodes if node.info("replication")["role"] == "master")
+
+    def switch(self) -> None:
+        """A planned switch: writes are held back until the replica has all of them, then the sentinels replace the
+        primary."""
+        wait_for(self.quiet, within=120)
+        before = self.master()
+        primary, replica = self.nodes[before], self.nodes[1 - before]
+        primary.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+        wait_for(lambda: _offset(primary, "master_repl_offset") == _offset(replica, "slave_repl_offset"))
+        self.sentinels[0].execute_command("SENTINEL", "FAILOVER", self.service)
+        wait_for(lambda: self.master() != before, within=120)
+        wait_for(lambda: replica.info("replication")["role"] == "master")
+        primary.execute_command("CLIENT", "UNPAUSE")
 
     def quiet(self) -> bool:
         """Whether all sentinels name one primary, whose replica is up to date, so that it may be replaced."""
@@ -99,7 +128,7 @@ def watched(home: Path, service: str) -> Iterator[Watched]:
 @contextmanager
 def _sentinel(home: Path, service: str, primary: int, at: int) -> Iterator[Any]:
     place = home / f"sentinel{at}"
-    place.mkdir()
+    place.mkdir(parents=True)
     config = place / "sentinel.conf"
     config.write_text(
         f"port {at}\nbind 127.0.0.1\ndir {place}\nsentinel monitor {service} 127.0.0.1 {primary} 2\n"

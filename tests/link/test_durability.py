@@ -29,7 +29,7 @@ def two(made: Pair) -> Iterator[Pair]:
     yield made
     made.link.heal()
     made.link.cut_all()  # what was swallowed leaves a hole in the stream: begin anew
-    wait_for(lambda: made.primary.execute_command("WAIT", 1, 100) == 1)
+    made.catch_up()
 
 
 async def test_what_the_replica_has_is_answered_as_ever(two: Pair, asker: Any) -> None:
@@ -69,7 +69,7 @@ async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: P
     # And when the replica is back, the same request has its answer, once
     two.link.heal()
     two.link.cut_all()
-    wait_for(lambda: two.primary.execute_command("WAIT", 1, 100) == 1)
+    two.catch_up()
     assert (await ask.run(call)).state == "started"
     assert two.replica.exists(call.keys[0])
 
@@ -131,7 +131,7 @@ async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) 
     assert (await ask.run(ask.claims.inspect(ask.claims.key("s", 1)))).state in ("absent", "released")
     two.link.heal()
     two.link.cut_all()
-    wait_for(lambda: two.primary.execute_command("WAIT", 1, 100) == 1)
+    two.catch_up()
     assert await call(1) == "receipt"
 
 

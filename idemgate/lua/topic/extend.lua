@@ -32,9 +32,9 @@ for i = 3, #ARGV, 2 do
     reply[#reply + 1] = "lost"
   end
 end
--- The last token is how late it was at least, by which take finds a clock set back.
+-- The last token tells how late it was at least, by which take finds a clock set back.
 local last = tonumber(redis.call("HGET", K.facts, "fence"))
-if held and last < now_us then
-  redis.call("HSET", K.facts, "fence", digits(now_us))
+if held and last < now_us - 1 then
+  redis.call("HSET", K.facts, "fence", digits(now_us - 1))
 end
 return reply

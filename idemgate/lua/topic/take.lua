@@ -95,24 +95,22 @@ local function reclaim(key)
 end
 
 local last = redis.call("HGET", K.facts, "fence")
-local lease_end = now_ms + tonumber(ARGV[5])
--- Tokens follow the clock, so that they tell of a clock set back; leases end from now on as if they had begun now. (Fences of one
--- batch run ahead of the clock by microseconds.)
+local keys, lease_end = {}, now_ms + tonumber(ARGV[5])
+-- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
+-- now on as if it had begun now. (Fences of one batch run ahead of the clock by microseconds.)
 if last and tonumber(last) > now_us + 1000000 then
   for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "(" .. digits(lease_end), "+inf", "LIMIT", 0, 1000)) do
     redis.call("ZREM", K.lease, key)
     redis.call("ZADD", K.lease, lease_end, key)
   end
+  local most, used_up = now_us + tonumber(ARGV[7]) * tonumber(ARGV[8]), tonumber(redis.call("HGET", K.facts, "rate"))
+  if used_up and used_up > most then
+    redis.call("HSET", K.facts, "rate", digits(most))
+  end
 end
 
 for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
   reclaim(key)
-end
-
--- Up to which time the rate is used up: from now on, and by no more than the burst, also when the clock was set back.
-local function used_up(burst)
-  local ahead = tonumber(redis.call("HGET", K.facts, "rate")) or 0
-  return math.min(math.max(ahead, now_us), now_us + burst)
 end
 
 -- How many may be handed out, and when the slot opens again: 0 = it is open, at a time, or (nil) when a delivery ends.
@@ -130,8 +128,8 @@ local function permitted(wanted)
   end
   if interval > 0 then
     -- Generic cell rate algorithm: the time up to which the rate is used up runs ahead by at most the burst.
+    local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
     local burst = tonumber(ARGV[8]) * interval
-    local ahead = used_up(burst)
     local room = math.max(0, math.floor((now_us + burst - ahead) / interval))
     if room < wanted then
       return room, math.ceil((ahead + interval * (room + 1) - burst) / 1000)
@@ -140,7 +138,6 @@ local function permitted(wanted)
   return wanted, 0
 end
 
-local keys = {}
 local reply = { "ok", now_ms, 0, done.lapsed }
 local flights, leases, waits = {}, {}, {}
 
@@ -237,7 +234,7 @@ done.taken = #keys
 if #keys > 0 then
   redis.call("HSET", K.facts, "fence", digits(last))
   if tonumber(ARGV[7]) > 0 then
-    local ahead = used_up(tonumber(ARGV[8]) * tonumber(ARGV[7]))
+    local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
     redis.call("HSET", K.facts, "rate", digits(ahead + #keys * tonumber(ARGV[7])))
   end
 end
