@@ -32,7 +32,6 @@ class Pair:
     def catch_up(self) -> None:
         """Returns when the replica has all that was written. (A WAIT would speak of one connection.)"""
 
-
         def even() -> bool:
             facts = self.primary.info("replication")
             online = facts["connected_slaves"] == 1 and facts["slave0"]["state"] == "online"

@@ -102,7 +102,9 @@ async def test_tokens_rise_for_each_key(face: Any, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("extended", [False, True])
-async def test_a_lease_ends_though_the_clock_was_set_back(face: Any, clock: Clock, extended: bool, conserved: Any) -> None:
+async def test_a_lease_ends_though_the_clock_was_set_back(
+    face: Any, clock: Clock, extended: bool, conserved: Any
+) -> None:
     topic = face.topic("t", lease="30s")
     await topic.trigger("k", 1)
     first = await _taken(topic)
