@@ -8,6 +8,7 @@ from typing import Any, Literal
 from idemgate.core import keys
 from idemgate.core.calls import Call, call, text
 from idemgate.core.clock import Clock, stamp
+from idemgate.core.tokens import token
 
 __all__ = ["Claims", "Entry", "Record"]
 
@@ -73,6 +74,10 @@ def _entry(reply: list[Any]) -> Entry:
     if word == b"exhausted":
         return Entry("exhausted", attempt=reply[2])
     return Entry("reused" if word == b"reused" else "stale")
+
+
+def _started(reply: list[Any]) -> bool:
+    return bool(reply[0] == b"started")
 
 
 def _held(reply: list[Any]) -> bool:
@@ -144,6 +149,10 @@ class Claims:
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
         return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _entry)
+
+    def first(self, record: tuple[bytes, ...], retention: int) -> Call[bool]:
+        """A mark of which only is asked whether it was the first."""
+        return call("once/mark", record, (stamp(self.clock), token(), retention, b""), _started)
 
     def complete(
         self, record: tuple[bytes, ...], owner: bytes, retention: int, kind: bytes, result: bytes

@@ -4,6 +4,7 @@
 |---|---|---|
 | `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
 also its wake-up channel |
+| `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of one shard of a seen-set (`lua/lib/page.lua`) |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
 (`lua/topic/resize.lua`) |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
@@ -38,6 +39,7 @@ __all__ = [
     "outbox",
     "raw",
     "record",
+    "seen",
     "slot",
     "slot_of",
     "text_of",
@@ -139,16 +141,27 @@ def _escape(text: bytes) -> bytes:
     return b"#" + blake2b(text, digest_size=16).hexdigest().encode()
 
 
-@lru_cache(4096)
-def _record_prefix(namespace: str, scope: str) -> bytes:
+def _escape_scope(scope: str) -> bytes:
     check_scope(scope)
     # The scope may not hold the colon that ends it; the key, being last, may.
-    return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape(scope.encode()).replace(b":", b"%3A"))
+    return _escape(scope.encode()).replace(b":", b"%3A")
+
+
+@lru_cache(4096)
+def _record_prefix(namespace: str, scope: str) -> bytes:
+    return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape_scope(scope))
 
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
     """The record of one idempotency key."""
     return _record_prefix(namespace, scope) + _escape(raw(key)) + b"}"
+
+
+@lru_cache(4096)
+def seen(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
+    """The two pages of one shard of a seen-set."""
+    tag = b"ig1:{%s:seen:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
+    return tag + b":0", tag + b":1"
 
 
 def topics(namespace: str) -> bytes:

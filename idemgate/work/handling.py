@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery
 from idemgate.errors import Failed
-from idemgate.once.current import Execution, executing
-from idemgate.work.threads import Threads, called
+from idemgate.once.current import Execution, enter, executing
 
-__all__ = ["handled"]
+__all__ = ["Handler", "Ran", "handled", "ran", "said"]
 
 Handler = Callable[[Delivery[Any]], Any]
+Ran = tuple[object, BaseException | None]
+"""What a blocking handler returned, and what it raised: values, because exceptions do not all survive the way back."""
 
 
-async def handled(handler: Handler, delivery: Delivery[Any], threads: Threads) -> BaseException | None:
-    """What the handler raised, the `Failed` that it returned, or None. Its exceptions never travel through a task or a
-    future: SystemExit would end the event loop with everything in it, and StopIteration would never arrive."""
+async def handled(begin: Callable[[], Any], delivery: Delivery[Any]) -> BaseException | None:
+    """What an awaiting handler raised, the `Failed` that it returned, or None. Its exceptions never travel through a
+    task or a future: SystemExit would end the event loop with everything in it, and StopIteration would never
+    arrive."""
     try:
         with executing(DeliveryExecution(delivery)):
-            if awaited(handler):
-                return _said(await handler(delivery))
-            context = contextvars.copy_context()
-            result, error = await threads.run(lambda: context.run(called, handler, delivery))
-            if inspect.isawaitable(result):  # a plain function that hands on a coroutine
-                result = await result
-            return error or _said(result)
+            return said(await begin())
     except KeyboardInterrupt:  # somebody's Ctrl-C, not the handler's word
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it says something about this delivery only
         return error
 
 
-def _said(result: object) -> Failed | None:
+def ran(handler: Handler, delivery: Delivery[Any]) -> Ran:
+    """A blocking handler, in its thread. Nobody's Ctrl-C arrives there."""
+    enter(DeliveryExecution(delivery))  # in a context of its own, which ends with it
+    try:
+        return handler(delivery), None
+    except BaseException as error:  # noqa: BLE001 - the same
+        return None, error
+
+
+def said(result: object) -> Failed | None:
+    """What a handler's result says of its delivery: only a `Failed` says something."""
     return result if isinstance(result, Failed) else None
 
 

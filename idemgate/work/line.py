@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
 from idemgate.core.calls import Batch
+from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery, Taken
 from idemgate.core.topics import Settlement, TopicCalls
 from idemgate.errors import NotDurable, StoreError
 from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
+from idemgate.work.handling import Handler
 from idemgate.work.limiter import Limiter
 
 __all__ = ["Line"]
@@ -41,6 +44,10 @@ class Line:
         self.topic, self.gate, self.wake = due.topic, due.gate, due.wake
         self.held: dict[tuple[int, int], _Held] = {}
         self._beat: Beat | None = None
+        handler = self.topic.opening.handler
+        assert handler is not None, "chosen for having one"
+        self.handler: Handler = handler
+        self.awaits = awaited(handler)
         adaptive = self.calls.policy.adaptive
         self.limiter = None if adaptive is None else Limiter(self.gate, self.topic.name, adaptive)
 
@@ -150,8 +157,7 @@ class Line:
             outcomes = await self.gate.aio.link.run_all(
                 self.calls.settle_many(settlements, self.due.learn), within=self.lease
             )
-            for settlement, outcome in zip(settlements, outcomes, strict=True):
-                self._settled(settlement, outcome)
+            self._count(settlements, outcomes)
         except StoreError as error:
             name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"
             self.gate.counters.add(name, len(settlements))
@@ -160,12 +166,22 @@ class Line:
         finally:
             self.drop(settlement.delivery for settlement in settlements)
 
-    def _settled(self, settlement: Settlement, outcome: str) -> None:
-        self.gate.counters.add(f"worker.{'lost' if outcome == 'lost' else _COUNTED[settlement.verb]}")
-        if outcome == "dead":
-            self.gate.counters.add("worker.dead")
-            attempt, failure = settlement.delivery.attempt, settlement.failure
-            log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
+    def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
+        counted = Counter(
+            "lost" if outcome == "lost" else _COUNTED[settlement.verb]
+            for settlement, outcome in zip(settlements, outcomes, strict=True)
+        )
+        for name, n in counted.items():
+            self.gate.counters.add(f"worker.{name}", n)
+        if "dead" in outcomes:
+            for settlement, outcome in zip(settlements, outcomes, strict=True):
+                if outcome == "dead":
+                    self._tell_dead(settlement)
+
+    def _tell_dead(self, settlement: Settlement) -> None:
+        self.gate.counters.add("worker.dead")
+        attempt, failure = settlement.delivery.attempt, settlement.failure
+        log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
 
     def drop(self, deliveries: Iterable[Delivery[Any]]) -> None:
         """Holds these no more: their leases run out, unless they were settled."""

@@ -4,30 +4,30 @@ help."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery
 from idemgate.core.numbers import whole
 from idemgate.core.topics import Settlement
 from idemgate.errors import BadInput
 from idemgate.work.due import Due
 from idemgate.work.forwarding import Forwarding
-from idemgate.work.handling import handled
+from idemgate.work.handling import Ran, handled, ran, said
+from idemgate.work.hands import Hands
 from idemgate.work.line import Line
 from idemgate.work.loop import keep_up
 from idemgate.work.members import Membership
 from idemgate.work.outcome import settlement_of
 from idemgate.work.planner import Planner
 from idemgate.work.serving import Serving, membership_of
-from idemgate.work.threads import Threads
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -35,14 +35,22 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
+AHEAD = 0.05
+"""Seconds of work that are held ready, unless `prefetch` says how many deliveries."""
+MOST_AHEAD = 500
 LAST_WORDS = 1.0
 """Seconds that are left, when the grace time is over, to handlers that were cancelled and to what they leave to
 settle."""
 
 
-class _Ready(NamedTuple):
-    line: Line
-    delivery: Delivery[Any]
+class _Ready:
+    """A delivery that was taken and has not ended."""
+
+    __slots__ = ("delivery", "line")
+
+    def __init__(self, line: Line, delivery: Delivery[Any]) -> None:
+        self.line = line
+        self.delivery = delivery
 
     def mine(self) -> bool:
         """Whether it is of a slot that this worker serves."""
@@ -55,8 +63,9 @@ class Worker:
     - `topics`: names; none: every topic of the gate that has a handler or is sent on (`forward`). Their recurring
       triggers are planned, too.
     - `concurrency`: handlers that run at once, all topics together; sync handlers run in as many threads.
-    - `prefetch`: deliveries held beyond those that run, so that no handler waits for a round trip; None: a quarter of
-      `concurrency`. What was prefetched but not started goes back, its attempt undone, when the worker stops.
+    - `prefetch`: deliveries held beyond those that run, so that no handler waits for a round trip; None: as many as
+      were handled in the last 50 ms, but at least a quarter of `concurrency` and at most 500. What was prefetched but
+      not started goes back, its attempt undone, when the worker stops.
     - `grace`: how long running handlers may finish when it stops; then async ones are cancelled (and tried again at
       once), while threads, which nothing can end, are left to their leases.
     - `members`: True: it divides the slots of its topics with the other workers that say so, and takes from its own
@@ -80,7 +89,8 @@ class Worker:
     ) -> None:
         self.gate = gate
         self.concurrency = whole("concurrency", concurrency, 1)
-        self.prefetch = max(1, concurrency // 4) if prefetch is None else whole("prefetch", prefetch, 0)
+        self._fetches = None if prefetch is None else whole("prefetch", prefetch, 0)
+        self.prefetch = max(1, concurrency // 4) if self._fetches is None else self._fetches
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.membership = membership_of(gate, members, grace)
         self._names = _chosen(gate, topics)
@@ -133,7 +143,7 @@ class Worker:
                 line.close()
             for due in self._dues:
                 await due.close()
-            self._threads.close()
+            self._hands.close()
             self._active = False
 
     async def _open(self) -> None:
@@ -155,12 +165,16 @@ class Worker:
         self._lines = []
         self._others: list[Forwarding | Planner] = []
         self._serving: Serving | None = None
-        self._ready: deque[_Ready] = deque()
+        self._ready: deque[_Ready] = deque()  # for handlers that await; `_hands.ready` is for those that block
         self._running: dict[asyncio.Task[BaseException | None], _Ready] = {}
-        self._asked = 0
+        self._hands: Hands[_Ready, Ran | None] = Hands(
+            "idemgate-handler", self._run_blocking, self._ran, self._start, self._hands_off
+        )
+        self._abandoned: set[_Ready] = set()
+        self._held = self._asked = self._handled = 0
+        self._since = monotonic()
         self._settled: list[tuple[Line, Settlement]] = []
         self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
-        self._threads = Threads("idemgate-handler")
 
     async def _work(self, started: asyncio.Future[None] | None) -> None:
         await asyncio.gather(*(due.listen() for due in self._dues))
@@ -221,7 +235,7 @@ class Worker:
 
     async def _bring(self, line: Line) -> None:
         """Takes what there is room for and starts it; waits for room if there is none."""
-        room = self.concurrency + self.prefetch - len(self._ready) - len(self._running) - self._asked
+        room = self.concurrency + self._ahead() - self._held - self._asked
         if self._halt.is_set():
             return
         if line.room(1) <= 0:
@@ -235,12 +249,22 @@ class Worker:
         self._asked += room  # the other topics share this bound
         try:
             found = await line.take(room)
-            self._ready.extend(_Ready(line, delivery) for delivery in found)
+            self._held += len(found)
+            (self._ready if line.awaits else self._hands.ready).extend([_Ready(line, delivery) for delivery in found])
         finally:
             self._asked -= room
             self._freed.set()
             self._look()
         self._start()
+
+    def _ahead(self) -> int:
+        """How many deliveries to hold beyond those that run: slow handlers few, quick ones many."""
+        span = monotonic() - self._since
+        if self._fetches is None and span >= AHEAD:
+            lately = int(self._handled * AHEAD / span)
+            self.prefetch = min(MOST_AHEAD, max(1, self.concurrency // 4, lately))
+            self._handled, self._since = 0, monotonic()
+        return self.prefetch
 
     async def _turn(self, other: Forwarding | Planner) -> None:
         try:
@@ -270,11 +294,15 @@ class Worker:
 
     def _give_back(self, kept: Callable[[_Ready], bool]) -> None:
         """All that was not started, but for what is kept."""
-        if given := [ready for ready in self._ready if not kept(ready)]:
-            self._settled += [(line, Settlement("return", delivery)) for line, delivery in given]
-            self._ready = deque(filter(kept, self._ready))
-            self._to_settle.set()
-            self._freed.set()
+        for queue in (self._ready, self._hands.ready):
+            for _ in range(len(queue)):
+                with suppress(IndexError):  # a thread may take the last one
+                    ready = queue.popleft()
+                    if kept(ready):
+                        queue.append(ready)
+                    else:
+                        self._end(ready, Settlement("return", ready.delivery))
+        self._start()  # what was put back may have been missed by a thread that looked for it
 
     async def _leave(self, belonging: Collection[asyncio.Task[None]]) -> None:
         self._look()
@@ -288,25 +316,68 @@ class Worker:
 
     def _start(self) -> None:
         """Starts what is ready, up to the concurrency; passes over what was lost while it waited."""
-        while self._ready and len(self._running) < self.concurrency and not self._halt.is_set():
+        while self._ready and self._free() > 0 and not self._halt.is_set():
             ready = self._ready.popleft()
             if ready.delivery.lost:
-                ready.line.drop([ready.delivery])
+                self._drop(ready)
                 continue
-            handler = ready.line.topic.opening.handler
-            assert handler is not None, "chosen for having one"
             ready.line.began(ready.delivery)
-            task = asyncio.create_task(handled(handler, ready.delivery, self._threads))
-            self._running[task] = ready
-            task.add_done_callback(self._ended)
+            self._await(ready, partial(ready.line.handler, ready.delivery))
+        if self._hands.ready:
+            self._hands.start(self._free())
+
+    def _free(self) -> int:
+        return self.concurrency - len(self._running) - self._hands.active
+
+    def _await(self, ready: _Ready, begin: Callable[[], Any]) -> None:
+        task = asyncio.create_task(handled(begin, ready.delivery))
+        self._running[task] = ready
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[BaseException | None]) -> None:
         ready = self._running.pop(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
-        self._settled.append((ready.line, self._settlement(ready, error)))
+        self._end(ready, self._settlement(ready, error))
+        self._start()
+
+    # In the threads:
+
+    def _run_blocking(self, ready: _Ready) -> Ran | None:
+        """None: not run, since it was lost while it waited."""
+        if ready.delivery.lost:
+            return None
+        ready.line.began(ready.delivery)
+        return ran(ready.line.handler, ready.delivery)
+
+    def _hands_off(self) -> bool:
+        """Whether threads should take no more: it stops, or what awaits waits for a place of theirs."""
+        return self._halt.is_set() or (bool(self._ready) and self._free() <= 0)
+
+    # In the event loop again:
+
+    def _ran(self, ready: _Ready, outcome: Ran | None) -> None:
+        if ready in self._abandoned:
+            return
+        if outcome is None:
+            self._drop(ready)
+            return
+        result, error = outcome
+        if result is not None and inspect.isawaitable(result):  # a plain function that hands on a coroutine
+            self._await(ready, lambda: result)
+        else:
+            self._end(ready, self._settlement(ready, error or said(result)))
+
+    def _end(self, ready: _Ready, settlement: Settlement) -> None:
+        self._settled.append((ready.line, settlement))
+        self._handled += 1
+        self._held -= 1
         self._to_settle.set()
         self._freed.set()
-        self._start()
+
+    def _drop(self, ready: _Ready) -> None:
+        ready.line.drop([ready.delivery])
+        self._held -= 1
+        self._freed.set()
 
     def _settlement(self, ready: _Ready, error: BaseException | None) -> Settlement:
         delivery, topic = ready.delivery, ready.line.topic.name
@@ -351,7 +422,10 @@ class Worker:
         for task in turning:
             task.cancel()
         self._give_back(lambda _: False)
-        await self._until(self._running, end - monotonic())
+        resting = asyncio.create_task(self._hands.rest())
+        await self._until([resting, *self._running], end - monotonic())
+        await self._until(self._running, end - monotonic())  # what threads handed on to be awaited
+        resting.cancel()
         self._cut_short()
         if self._running:
             await asyncio.wait(self._running, timeout=LAST_WORDS)
@@ -363,15 +437,18 @@ class Worker:
         await self._leave(belonging)
 
     def _cut_short(self) -> None:
-        for task, (line, delivery) in list(self._running.items()):
-            log.error("worker.cut_short", extra={"topic": line.topic.name, "token": delivery.token})
-            self.gate.counters.add("worker.cut_short")
-            if not awaited(line.topic.opening.handler):
-                # Its thread goes on: the delivery is left to its lease, so that nobody runs it beside that thread.
-                task.remove_done_callback(self._ended)
-                del self._running[task]
-                line.drop([delivery])
+        for ready in tuple(self._hands.running):
+            # Its thread goes on: the delivery is left to its lease, so that nobody runs it beside that thread.
+            self._abandoned.add(ready)
+            self._cut(ready)
+            self._drop(ready)
+        for task, ready in list(self._running.items()):
+            self._cut(ready)
             task.cancel()
+
+    def _cut(self, ready: _Ready) -> None:
+        log.error("worker.cut_short", extra={"topic": ready.line.topic.name, "token": ready.delivery.token})
+        self.gate.counters.add("worker.cut_short")
 
     async def _until(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
         """Until they have ended, or that many seconds are over, or it has to hurry."""

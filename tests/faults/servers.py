@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import redis
 
@@ -29,13 +29,12 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
         home.mkdir()
 
-    def start(self) -> Server:
+    def start(self) -> None:
         words = ["--port", str(self.port), "--dir", str(self.home), "--bind", "127.0.0.1", "--save", ""]
         self.process = subprocess.Popen(
             [find_server().path, *words, *self.options], stdout=subprocess.DEVNULL, env=self.environment
         )
         wait_for(self.client.ping)
-        return self
 
     def kill(self) -> None:
         assert self.process is not None
@@ -51,8 +50,9 @@ class Server:
     def size(self) -> int:
         return self.file.stat().st_size
 
-    def __enter__(self) -> Server:
-        return self.start()
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(AssertionError):

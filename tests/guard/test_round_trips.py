@@ -23,6 +23,7 @@ async def counted(wired: Any, wire: Any) -> Counted:
     released = await wired.claim("warm too")
     await released.release()
     await wired.first_many(["warm", "warm too"], "1h")
+    await wired.first("warm", "1h", compact=True)
     await wired.inspect("warm")
     await wired.forget("warm")
     await wired.resolve("warm", done=True)
@@ -77,6 +78,19 @@ async def test_one_for_a_hundred_of_first_many(wired: Any, wire: Any, counted: C
     wire.flowing.set()
     assert await task == [True] * 100
     assert wire.scripts == 100
+
+
+async def test_one_for_a_compact_mark_and_one_a_shard_for_many(wired: Any, wire: Any, counted: Counted) -> None:
+    assert await counted(wired.first("x", "1h", compact=True)) == (1, 1)
+    # Given replies that are held back, then many keys are asked for in 32 scripts, without waiting for the first reply
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(wired.first_many(range(1000), "1h", compact=True))
+    while wire.scripts < 32:
+        await asyncio.sleep(0.002)
+    wire.flowing.set()
+    assert await task == [True] * 1000
+    assert wire.scripts == 32
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:

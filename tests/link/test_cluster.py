@@ -104,6 +104,13 @@ async def test_the_first_of_many_is_asked_of_all_nodes(face: Face, on_nodes: Any
     assert all(on_nodes())
 
 
+async def test_compact_marks_are_spread_over_all_nodes(face: Face, on_nodes: Any) -> None:
+    assert await face.first_many([*range(500), 7], "20s", compact=True) == [True] * 500 + [False]
+    assert await face.first_many(range(400, 600), "20s", compact=True) == [False] * 100 + [True] * 100
+    assert not await face.first(7, "20s", compact=True)
+    assert all(on_nodes())
+
+
 async def test_a_waiting_claim_is_woken_across_nodes(face: Face, ports: list[int]) -> None:
     # Given claims of several keys, on whichever nodes, and others who wait for them
     for key in ("a", "b", "c", "d"):

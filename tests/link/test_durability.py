@@ -89,14 +89,14 @@ async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
 
 async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: Any) -> None:
     ask = asker(two.urls[0], durability="replicas", timeout="500ms")
-    many = ask.gate.marks([f"k{n}" for n in range(50)], "60s", "s")
+    many = ask.gate.marks([f"k{n}" for n in range(50)], "60s", "s", False)
     await ask.run(mark(ask, "so that the script is known"))
     two.primary.config_resetstat()
     assert await ask.run_all(many) == [True] * 50
     assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] == 1
     two.cut()
     with pytest.raises(NotDurable):
-        await ask.run_all(ask.gate.marks([f"l{n}" for n in range(3)], "60s", "s"))
+        await ask.run_all(ask.gate.marks([f"l{n}" for n in range(3)], "60s", "s", False))
 
 
 async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> None:
@@ -214,7 +214,7 @@ async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker:
     two.primary.script_flush()
     assert (await ask.run(mark(ask, "b"))).state == "started"
     two.primary.script_flush()
-    assert await ask.run_all(ask.gate.marks(["c", "d"], "60s", "s")) == [True, True]
+    assert await ask.run_all(ask.gate.marks(["c", "d"], "60s", "s", False)) == [True, True]
 
 
 @pytest.mark.parametrize("asked", [0, -1, 101, True, 1.0, "memory", "2", []])

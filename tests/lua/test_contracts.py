@@ -13,6 +13,7 @@ from idemgate.core import keys, members, registry, resizing
 from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec
+from idemgate.core.compact import SeenSets
 from idemgate.core.letters import Place
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
 from idemgate.core.partial import Part
@@ -222,11 +223,14 @@ def _calls() -> list[Call[Any]]:
         *_plans(topic),
         topic.pause(True),
         topic.stats(),
+        SeenSets("ns", None).first_many("s", range(100), 1),
     ]
     return [
         claims.claim(record, owner, 1, 1),
         claims.claim(record, owner, 1, 1, b"print", 3, hold=True, wait=True),
         claims.mark(record, owner, 1, b"print"),
+        claims.first(record, 1),
+        SeenSets("ns", None).first("s", "k", 1),
         claims.complete(record, owner, 1, b"v", b"x"),
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),

@@ -86,7 +86,7 @@ async def join(url: str, namespace: str, clock: Clock, monkeypatch: pytest.Monke
 
     async def run(self: AsyncLink, call: Call[Any], within: float | None = None) -> Any:
         if call.script.name == "topic/take":
-            slot = int(bytes(call.keys[0]).partition(b"}")[0].rpartition(b":")[2])
+            slot = int(bytes(call.keys[0]).partition(b"}")[0].rpartition(b":")[2].partition(b"/")[0])
             for hand in hands:
                 hand.asked.update([slot] if hand.gate.aio.link is self else [])
         return await real(self, call, within)
