@@ -24,12 +24,14 @@ import re
 from binascii import crc32
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from idemgate.errors import BadInput
 
 __all__ = [
     "Key",
+    "Owner",
     "check_name",
     "check_scope",
     "digest",
@@ -37,6 +39,9 @@ __all__ = [
     "is_ours",
     "members",
     "outbox",
+    "owner_of",
+    "pattern",
+    "patterns",
     "raw",
     "record",
     "seen",
@@ -189,9 +194,63 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
 
 
+def patterns(namespace: str) -> dict[str, str]:
+    """What an access list may let somebody see, by name: `records`, `topics` (and their slots), `members`, `all`. The
+    same patterns are those of their channels."""
+    own = f"ig1:{{{check_name(namespace, 'namespace')}:"
+    return {"records": f"{own}once:*", "topics": f"{own}topic*", "members": f"{own}members:*", "all": f"{own}*"}
+
+
 def is_ours(key: bytes) -> bool:
     """Whether a key is one of these, of whichever namespace."""
     return key.startswith(b"ig1:{")
+
+
+class Owner(NamedTuple):
+    """What a key of a namespace belongs to: `kind` "once", "topics", "touched", "slot", "out" or "members"; "layout" is
+    a key of another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the topic or the group
+    of members."""
+
+    kind: str
+    name: str = ""
+    number: int = 0
+    slots: int = 1
+    part: str = ""
+
+
+_ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
+_OWNERS = re.compile(
+    rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
+    r"|(?P<topics>topics)\}|(?P<touched>touched)\}"
+    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
+    r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
+    re.ASCII,
+)
+
+
+def pattern(namespace: str) -> bytes:
+    """For SCAN: every key of a namespace, of whichever layout."""
+    return b"ig*:{%s:*" % namespace.encode()
+
+
+def owner_of(namespace: str, key: bytes) -> Owner:
+    """What a key that matches `pattern` belongs to: the functions of this module, read backwards."""
+    prefix = b"ig1:{%s:" % namespace.encode()
+    if not key.startswith(prefix):
+        return Owner("layout")
+    found = _OWNERS.fullmatch(key[len(prefix) :].decode(errors="replace"))
+    if found is None:
+        return Owner("foreign")
+    if found["topics"]:
+        return Owner("topics")
+    if found["touched"]:
+        return Owner("touched")
+    if found["scope"]:
+        return Owner("once", found["scope"])
+    if found["group"]:
+        return Owner("members", found["group"], part=found["crew"])
+    kind = "out" if found["part"] == "out" else "slot"
+    return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
 
 
 def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:

@@ -13,6 +13,7 @@ import redis.exceptions as rx
 
 from idemgate.core.backoff import retry_pause
 from idemgate.errors import NotDurable, StoreRefused, StoreUnavailable
+from idemgate.lua import names, script
 
 __all__ = ["FAILURES", "Patience", "Short", "is_passing"]
 
@@ -71,6 +72,20 @@ def _executed(error: Exception) -> str:
     return "no" if any(text in str(error) for text in _NEVER_SENT) else "unknown"
 
 
+_DENIED = re.compile(r"NOPERM|no permissions|can't run this command|can't access at least one|ACL failure in script")
+_SHA = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
+
+
+def _refusal(error: Exception) -> str:
+    """What the server said, with the names of our scripts; where an access list is the reason, says so, and the fix."""
+    text = str(error)
+    if not _DENIED.search(text):
+        return f"the server refused: {text}"
+    known = {script(name).sha.decode(): name for name in names()}
+    text = _SHA.sub(lambda found: known.get(found[0], found[0]), text)
+    return f"this user's access list does not allow it: {text}. What each role needs, `idemgate acl` prints"
+
+
 class Patience:
     """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s."""
 
@@ -86,7 +101,7 @@ class Patience:
         if isinstance(error, Short):
             return self._short(error)
         if not is_passing(error):
-            raise StoreRefused(f"the server refused: {error}") from error
+            raise StoreRefused(_refusal(error)) from error
         if _executed(error) == "unknown":
             self._executed = "unknown"
         self._tries += 1

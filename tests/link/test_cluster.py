@@ -45,8 +45,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int
 
 
 @pytest.fixture(params=HOWS)
-async def gate(request: pytest.FixtureRequest, ports: list[int], clock: Clock, namespace: str) -> AsyncIterator[Gate]:
-    """A gate on the cluster, by URL or by a client of either kind."""
+async def gate(
+    request: pytest.FixtureRequest, ports: list[int], clock: Clock, namespace: str, sound: Callable[[Gate], None]
+) -> AsyncIterator[Gate]:
+    """A gate on the cluster, by URL or by a client of either kind; audited at the end of each test."""
     options: dict[str, Any] = {"namespace": namespace, "clock": clock}
     if request.param == "url":
         made = Gate("redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), **options)
@@ -59,6 +61,7 @@ async def gate(request: pytest.FixtureRequest, ports: list[int], clock: Clock, n
     yield made
     await made.aio.close()
     made.close()
+    sound(made)
     gc.collect()  # what redis-py left behind is to be this test's
 
 

@@ -90,7 +90,7 @@ async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
 async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: Any) -> None:
     ask = asker(two.urls[0], durability="replicas", timeout="500ms")
     many = ask.gate.marks([f"k{n}" for n in range(50)], "60s", "s", False)
-    await ask.run(mark(ask, "so that the script is known"))
+    await ask.run_all(ask.gate.marks(["so", "that the script is known"], "60s", "s", False))
     two.primary.config_resetstat()
     assert await ask.run_all(many) == [True] * 50
     assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] == 1

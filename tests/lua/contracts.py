@@ -42,10 +42,12 @@ KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one."""
+    """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one;
+    `many`: any number of keys of one kind."""
 
     about: str
     keys: int
+    many: bool
     args: frozenset[int]
     tail: tuple[int, int] | None
     words: frozenset[str]
@@ -69,6 +71,7 @@ def header_of(text: str) -> Header:
     return Header(
         about=about,
         keys=keys,
+        many=any(line.startswith("KEYS[1..] ") for line in lines),
         args=args,
         tail=_tail(lines),
         words=frozenset(re.findall(r'\{"(\w+)"', returns)),
@@ -203,8 +206,10 @@ def _keys_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     used = {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", code)}
     for whole in re.findall(r"\b(\w+)\(KEYS\)", code):
         used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(f"lib/{whole}", ""))}
-    if re.search(r"\bKEYS\b", re.sub(r"\bKEYS\[\d+\]|= (slot|crew)\(KEYS\)", "", code)):
+    if re.search(r"\bKEYS\b", re.sub(r"\bKEYS\[\d+\]|= (slot|crew)\(KEYS\)|in ipairs\(KEYS\)", "", code)):
         yield "uses KEYS in a way that cannot be checked"
+    if ("ipairs(KEYS)" in code) != header_of(text).many:
+        yield "takes all of KEYS, or says so, and not both"
     declared = set(range(1, header_of(text).keys + 1))
     if used != declared:
         yield f"uses KEYS {sorted(used)}, its header says {sorted(declared)}"
@@ -276,6 +281,8 @@ def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
             yield f"gives {command} the key {key}, which is not one of KEYS"
     if re.search(r'"(?:P?EXPIRE|PEXPIREAT)"[^\n]*"(?:NX|XX|GT|LT)"', whole):
         yield "uses an option of EXPIRE that Redis 6.2 does not know"
+    if 'redis.call("PUBLISH"' in whole:
+        yield "fails where a hint may not be published, after it wrote; use pcall"
     if re.search(r"\.\.\s*\w+_us\b|\b\w+_us\s*\.\.", whole):
         yield "joins a large number to a text: Lua writes 1.787e+15; use digits()"
     if "Writes nothing" in text:
