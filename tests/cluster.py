@@ -73,7 +73,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def server(home: Path, port: int, *options: str) -> Iterator[Any]:
     """A client of a new server on that port."""
-    home.mkdir(exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
     words = [
         "--port",
         str(port),

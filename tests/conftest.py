@@ -1,6 +1,7 @@
 """One real server a test process, a fresh namespace a test, and the two flavours of every behaviour.
 
-`IDEMGATE_TEST_URL` names another server to run on; else one is started and ends with the tests.
+`IDEMGATE_TEST_URL` names another server to run on; else one is started and ends with the tests. With
+`IDEMGATE_TEST_ROLES=guard,admin` the gate of a test logs in as a user with the access list of these roles.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import redis
 from hypothesis import settings
 
 from idemgate import Gate
+from idemgate.core.acl import rule, user_name
 from idemgate.link.embedded import start
 from idemgate.once.claim import Claim
 from idemgate.testing import Clock, audit
 from idemgate.topic.dead import Dead
 from idemgate.topic.faces import Topic
 
+PASSWORD = "c4n4ry-p455w0rd"
+"""Of the users that tests make; it is not to be seen in any log, text or error."""
 _numbers = itertools.count()
 # How long an example takes is the machine's affair: no test measures time.
 settings.register_profile("idemgate", deadline=None)
@@ -72,9 +76,30 @@ def sound(request: pytest.FixtureRequest) -> Callable[[Gate], None]:
 
 
 @pytest.fixture
-async def gate(url: str, clock: Clock, namespace: str, sound: Callable[[Gate], None]) -> AsyncIterator[Gate]:
+def users(raw: Any, url: str, namespace: str) -> Iterator[Callable[..., str]]:
+    """`users("guard", ...)` makes a user of these roles in the test's namespace and gives its URL."""
+    made: list[str] = []
+
+    def make(*roles: str, tenant: str = namespace, **options: Any) -> str:
+        name = user_name(roles, tenant)
+        raw.execute_command(*rule(roles, tenant, name, **options))
+        raw.execute_command("ACL", "SETUSER", name, f">{PASSWORD}")
+        made.append(name)
+        scheme, _, rest = url.partition("://")
+        return f"{scheme}://{name}:{PASSWORD}@{rest}"
+
+    yield make
+    if made:
+        raw.execute_command("ACL", "DELUSER", *made)
+
+
+@pytest.fixture
+async def gate(
+    url: str, clock: Clock, namespace: str, sound: Callable[[Gate], None], request: pytest.FixtureRequest
+) -> AsyncIterator[Gate]:
     """A gate on a namespace of its own, whose time is `clock`; audited at the end of each test."""
-    made = Gate(url, namespace=namespace, clock=clock)
+    roles = os.environ.get("IDEMGATE_TEST_ROLES")
+    made = Gate(request.getfixturevalue("users")(*roles.split(",")) if roles else url, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()
     made.close()

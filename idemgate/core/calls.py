@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from idemgate.core.stored import BROKEN, not_ours
 from idemgate.errors import ForeignData
 from idemgate.lua import Script, script
 
@@ -53,12 +54,15 @@ class Call(Generic[T]):
         self.elsewhere = elsewhere
 
     def answer(self, reply: Reply) -> T:
-        """What the caller gets for this reply. Raises ForeignData, or Moved."""
+        """What the caller gets for this reply. Raises ForeignData, Moved, or NotDecodable for what we never wrote."""
         if reply[0] == b"foreign":
             if self.elsewhere is not None and reply[2].startswith(_CLOSED):
                 raise Moved(reply[2][len(_CLOSED) :])
             raise self._foreign(reply[2])
-        return self.read(reply)
+        try:
+            return self.read(reply)
+        except BROKEN as error:
+            raise not_ours(f"what {self.script.name} answers", error) from error
 
     def _foreign(self, problem: bytes) -> ForeignData:
         # A script of many keys begins the text with the one at fault; a script of one key need not.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
@@ -54,8 +54,8 @@ class Record:
     owner: str
     has_fingerprint: bool
     kind: str
-    result: bytes
-    checkpoint: bytes
+    result: bytes = field(repr=False)
+    checkpoint: bytes = field(repr=False)
 
 
 def _entry(reply: list[Any]) -> Entry:

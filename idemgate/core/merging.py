@@ -183,11 +183,19 @@ def merge_of(given: MergeSpec) -> Merge:
 
 
 def merge_of_spec(spec: dict[str, Any]) -> Merge:
-    """The policy that a stored spec stands for."""
+    """The policy that a stored spec stands for; BadInput, or what a missing member raises, for one of nothing."""
     if spec["op"] != "fields":
-        return Merge(spec)
-    fields = {field: Merge(part) for field, part in cast("dict[str, Any]", spec["fields"] or {}).items()}
-    return Merge(spec, fields, Merge(spec["rest"]))
+        return _simple(spec)
+    fields = {field: _simple(part) for field, part in cast("dict[str, Any]", spec["fields"] or {}).items()}
+    return Merge(spec, fields, _simple(spec["rest"]))
+
+
+def _simple(spec: dict[str, Any]) -> Merge:
+    if spec["op"] not in NAMES:
+        raise BadInput("merge", spec["op"], "no such merge policy", f"Use one of {', '.join(NAMES)}")
+    if spec["op"] in ("append", "union"):
+        _cap(spec["cap"])
+    return Merge(spec)
 
 
 def _field(name: object, what: str = "payload") -> str:
@@ -217,6 +225,10 @@ def wrapped(value: object) -> bytes:
 
 
 def _items(wrapped: bytes) -> list[bytes]:
-    unpacker = msgpack.Unpacker(raw=True, max_buffer_size=0, max_str_len=len(wrapped))
+    # Strings only: a header of anything else could ask for gigabytes.
+    unpacker = msgpack.Unpacker(
+        raw=True, max_buffer_size=0, max_str_len=len(wrapped),
+        max_array_len=0, max_map_len=0, max_bin_len=0, max_ext_len=0,
+    )  # fmt: skip
     unpacker.feed(wrapped)
     return list(unpacker)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import index
 from typing import Any, Generic, Literal, TypeVar, cast
-
-import msgpack
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.core.merging import Merge
 from idemgate.core.partial import Part, part_of
+from idemgate.core.stored import LATEST_MS, as_ours, unpacked
 from idemgate.errors import NotDecodable
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
@@ -41,7 +41,7 @@ class Trigger:
     """One trigger of `trigger_many`; the fields are those of `Topic.trigger`."""
 
     key: Key
-    payload: object = None
+    payload: object = field(default=None, repr=False)
     priority: int | None = field(default=None, kw_only=True)
     group: Key | None = field(default=None, kw_only=True)
     delay: Duration | None = field(default=None, kw_only=True)
@@ -76,7 +76,9 @@ class Message:
     __slots__ = ("_codec", "_fields", "_merge")
 
     def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
-        self._fields = _unpacked(packed)
+        self._fields = unpacked(packed, "a message")
+        if not _is_message(self._fields):
+            raise NotDecodable("it is not a message of ours")
         self._merge = merge
         self._codec = codec
 
@@ -102,11 +104,13 @@ class Message:
 
     @property
     def reason(self) -> Reason:
-        return cast(Reason, self._fields[5].decode())
+        with as_ours("a message"):
+            return cast(Reason, self._fields[5].decode())
 
     @property
     def version(self) -> int | None:
-        return int(self._fields[7]) if self._fields[7] != b"" else None
+        with as_ours("a message"):
+            return int(self._fields[7]) if self._fields[7] != b"" else None
 
     @property
     def failure(self) -> str:
@@ -137,12 +141,14 @@ class Message:
     @property
     def payload(self) -> Any:
         """The merged payload; NotDecodable if it was written by another codec."""
-        return self._merge.lower(self._fields[8], self._codec)
+        with as_ours("a payload"):
+            return self._merge.lower(self._fields[8], self._codec)
 
     @property
     def dropped(self) -> int:
         """How many items the merge policy had no room for."""
-        return self._merge.dropped(self._fields[8])
+        with as_ours("a payload"):
+            return self._merge.dropped(self._fields[8])
 
     def part(self, items: object) -> Part:
         """What failed of it; BadInput as `core.partial.part_of` says."""
@@ -371,28 +377,47 @@ def moment(ms: int) -> datetime:
 
 def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
     """A message that was sent on, or NotDecodable. It has no lease: nothing needs to be acknowledged to the topic."""
-    try:
-        number, raw_key, due_ms, message = _unpacked(packed)
-        return Delivery(topic, -1, raw_key, number, due_ms, Message(message, merge, codec))
-    except (ValueError, TypeError, IndexError) as error:
-        raise NotDecodable(f"it is not a forwarded message: {error}") from None
+    with as_ours("a forwarded message"):
+        number, raw_key, due_ms, message = unpacked(packed, "a forwarded message")
+        return Delivery(topic, -1, bytes(raw_key), index(number), _moment_ms(due_ms), Message(message, merge, codec))
 
 
 def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
-    raw_key, raw_message, reason, died_ms, _ = _unpacked(packed)
-    message = Message(raw_message, merge, codec)
-    return DeadLetter(
-        id=f"{slot}-{number.decode()}",
-        key=raw_key.decode(errors="backslashreplace"),
-        reason=reason.decode(errors="replace"),
-        died_at=moment(died_ms),
-        attempts=message.attempts,
-        count=message.count,
-        first_at=moment(message.first_ms),
-        last_at=moment(message.last_ms),
-        message=message,
+    """NotDecodable for what is no letter."""
+    with as_ours("a dead letter"):
+        raw_key, raw_message, reason, died_ms, _ = unpacked(packed, "a dead letter")
+        message = Message(raw_message, merge, codec)
+        return DeadLetter(
+            id=f"{slot}-{number.decode()}",
+            key=raw_key.decode(errors="backslashreplace"),
+            reason=reason.decode(errors="replace"),
+            died_at=moment(_moment_ms(died_ms)),
+            attempts=message.attempts,
+            count=message.count,
+            first_at=moment(message.first_ms),
+            last_at=moment(message.last_ms),
+            message=message,
+        )
+
+
+_MESSAGE = (int, int, int, int, int, bytes, int, bytes, None, bytes, None, bytes, int, int)
+
+
+def _is_message(fields: Any) -> bool:
+    """Whether it has the places of `lua/lib/message.lua`, each of its kind."""
+    if not isinstance(fields, list):
+        return False
+    places: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
+    return (
+        14 <= len(places) <= 15
+        and all(wanted is None or type(one) is wanted for one, wanted in zip(places, _MESSAGE, strict=False))
+        and 0 <= places[1] <= LATEST_MS
+        and 0 <= places[2] <= LATEST_MS
+        and (type(places[10]) is int or places[10] == b"")
     )
 
 
-def _unpacked(packed: bytes) -> list[Any]:
-    return cast("list[Any]", msgpack.unpackb(packed, raw=True, strict_map_key=False))
+def _moment_ms(value: Any) -> int:
+    if not 0 <= index(value) <= LATEST_MS:
+        raise ValueError(f"{value} ms is no time")
+    return index(value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import index
 from typing import Any, Literal, cast
 
 import msgpack
@@ -13,7 +15,8 @@ from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.limits import Rate, rate_of, share
 from idemgate.core.merging import Merge, MergeSpec, merge_of, merge_of_spec
-from idemgate.errors import BadInput
+from idemgate.core.stored import as_ours, unpacked
+from idemgate.errors import BadInput, NotDecodable
 
 __all__ = [
     "Edge",
@@ -150,26 +153,42 @@ def policy_of(
 
 
 def from_stored(stored: bytes, local: Policy) -> Policy:
-    """The stored policy, with what is not stored (lease, attempts, backoff, retention) taken from `local`."""
+    """The stored policy, with what is not stored (lease, attempts, backoff, retention) taken from `local`.
+    NotDecodable for what is none."""
     facts = _unpacked(stored)
-    merge = merge_of_spec(facts.pop("merge"))
-    return replace(
-        local,
-        merge=merge,
-        window=facts.get("window"),
-        quiet=facts.get("quiet"),
-        max_delay=facts.get("max_delay"),
-        max_size=facts.get("max_size"),
-        edge=facts["edge"],
-        slots=facts["slots"],
-        remember=facts["remember"],
-        priority=facts.get("priority", False),
-        priority_boost=facts.get("priority_boost"),
-        group_concurrency=facts.get("group_concurrency", 1),
-        concurrency=facts.get("concurrency"),
-        rate=Fraction(facts["rate"]) if "rate" in facts else None,
-        burst=facts.get("burst", 1),
-    )
+    with as_ours("a policy"):
+        return replace(
+            local,
+            window=_number_in(facts, "window"),
+            quiet=_number_in(facts, "quiet"),
+            max_delay=_number_in(facts, "max_delay"),
+            max_size=_number_in(facts, "max_size"),
+            priority_boost=_number_in(facts, "priority_boost"),
+            group_concurrency=_number_in(facts, "group_concurrency") or 1,
+            concurrency=_number_in(facts, "concurrency"),
+            burst=_number_in(facts, "burst") or 1,
+            merge=merge_of_spec(facts["merge"]),
+            edge=_one_of(facts["edge"], ("trailing", "leading")),
+            slots=_power_of_two(facts["slots"]),
+            remember=index(facts["remember"]),
+            priority=_one_of(facts.get("priority", False), (False, True)),
+            rate=Fraction(_one_of(facts["rate"], _RATE)) if "rate" in facts else None,
+        )
+
+
+_RATE = re.compile(r"[0-9]{1,30}(/[0-9]{1,30})?", re.ASCII)
+
+
+def _number_in(facts: dict[str, Any], name: str) -> int | None:
+    value = facts.get(name)
+    return None if value is None else _positive(value, name)
+
+
+def _one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> Any:
+    fits = allowed.fullmatch(value) if isinstance(allowed, re.Pattern) else value in allowed
+    if not fits:
+        raise ValueError(f"{value!r} is not one of its values")
+    return value
 
 
 def slots_of(stored: bytes) -> int:
@@ -232,7 +251,11 @@ def _spoken(spec: dict[str, Any]) -> object:
 
 
 def _unpacked(stored: bytes) -> dict[str, Any]:
-    return cast("dict[str, Any]", msgpack.unpackb(stored))
+    """As `stored` wrote it; NotDecodable for what is no map."""
+    facts = unpacked(stored, "a policy", raw=False)
+    if not isinstance(facts, dict):
+        raise NotDecodable("it is not a policy of ours")
+    return cast("dict[str, Any]", facts)
 
 
 def _check_together(policy: Policy) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "UUID",
     "looks_plain",
     "measure",
+    "nests_little",
 ]
 
 # Stored in Redis: a number is never used again for something else.
@@ -44,6 +45,7 @@ _LONG_EXT = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 
 _CONTAINERS = frozenset(range(0x80, 0xA0)) | _ARRAYS.keys() | _MAPS.keys()
 _SPECIAL = frozenset(_BIN) | _FIXED_EXT.keys() | _LONG_EXT.keys()
+_SINGLE = bytes(sorted(set(range(256)) - _CONTAINERS))
 _HARMLESS = bytes(sorted(set(range(256)) - _CONTAINERS - _SPECIAL))
 
 _SHORT_TEXT = b"|".join(  # by fours: the lookahead spares seven tries of eight
@@ -63,6 +65,11 @@ def looks_plain(body: bytes, max_depth: int) -> bool:
     """True: no binary or ext value is in it, and it cannot nest deeper than `max_depth`. False: perhaps."""
     suspects = body.translate(None, _HARMLESS)
     return len(suspects) <= max_depth and (_SPECIAL.isdisjoint(suspects) or _reads_plain(body))
+
+
+def nests_little(body: bytes, max_depth: int) -> bool:
+    """True: it cannot nest deeper than `max_depth`, since not more of its bytes could begin a container."""
+    return len(body.translate(None, _SINGLE)) <= max_depth
 
 
 def _reads_plain(body: bytes) -> bool:

@@ -12,11 +12,13 @@ from weakref import WeakKeyDictionary
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
+from idemgate.core.durability import Durability
 from idemgate.errors import StoreUnavailable
 from idemgate.link.cluster_aio import ClusterLines
+from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
-from idemgate.link.line import OneLine
+from idemgate.link.line import OneLine, raised
 from idemgate.link.listen import Ear
 from idemgate.link.resp import pack
 from idemgate.link.topology import key_of
@@ -45,9 +47,10 @@ class AsyncLink:
     each node (`link.cluster_aio`).
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._copies = copies_of(durability, endpoint, seconds)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     @property
@@ -62,7 +65,7 @@ class AsyncLink:
         """Sends a call whose future goes on when the caller is cancelled, if it is shielded: cancelling then neither
         tears a reply nor hides the outcome."""
         wire = self._here.lines.at_hand(call.keys[0])
-        if wire is None:
+        if wire is None or (self._copies is not None and self._copies.concern(call)):
             return self.spawn(self._insist(call, self._patience(within)))
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         request = pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
@@ -153,17 +156,41 @@ class AsyncLink:
         ]
 
     async def _send(self, call: Call[Any]) -> list[Any]:
-        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        script, copies, words = call.script, self._copies, (len(call.keys), *call.keys, *call.args)
+        if copies is not None and copies.concern(call):
+            return await self._send_durably(copies, call)
         try:
             return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
 
+    async def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
+        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        try:
+            return await self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return await self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
+
     async def _ask(self, *words: Any) -> Any:
         return await self._here.lines.ask(key_of(words), pack(words))
 
+    async def _ask_durably(self, copies: Copies, *words: Any) -> Any:
+        """As `_ask`; Short when the write is on fewer copies than asked for. The calls of a tick wait for them
+        together."""
+        [reply] = await self._line.ask_durably(copies, [pack(words)])
+        return raised(reply)
+
+    @property
+    def _line(self) -> OneLine:
+        lines = self._here.lines
+        assert isinstance(lines, OneLine), "a cluster has no copies to wait for"
+        return lines
+
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        copies = self._copies
         requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        if copies is not None and any(map(copies.concern, calls)):
+            return await self._line.ask_durably(copies, requests)
         return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)
 
     async def command(self, *args: Any) -> Any:

@@ -49,10 +49,10 @@ class BlockingWire:
     def ask(self, request: bytes) -> Any:
         """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
         self._send(request)
-        reply = self._reader.gets()
+        reply = self._next()
         while reply is False:
             self._hear()
-            reply = self._reader.gets()
+            reply = self._next()
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -65,11 +65,17 @@ class BlockingWire:
         """That many replies, the errors of the server among them."""
         replies: list[Any] = []
         while len(replies) < number:
-            while (reply := self._reader.gets()) is not False:
+            while (reply := self._next()) is not False:
                 replies.append(reply)
             if len(replies) < number:
                 self._hear()
         return replies
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.gets()
+        except rx.InvalidResponse as error:
+            raise rx.ConnectionError(f"the server's replies make no sense: {error}") from error
 
     def _send(self, request: bytes) -> None:
         try:

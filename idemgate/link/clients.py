@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from idemgate.errors import NotConfigured
-from idemgate.link.endpoint import Endpoint
+from idemgate.link.endpoint import Endpoint, verified
 
 __all__ = ["async_client", "close_client", "sync_client"]
 
@@ -67,6 +67,8 @@ def _ours(endpoint: Endpoint, retry: object, seconds: float, over: dict[str, Any
     timeout = min(seconds, SOCKET_TIMEOUT)
     times = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     made = endpoint.settings | _OURS | times | {"retry": retry} | over
+    if made.get("connection_class") is connection.SSLConnection and verified(endpoint):
+        made.setdefault("ssl_check_hostname", True)  # redis-py 5 leaves it out
     if made.get("connection_class") is not connection.UnixDomainSocketConnection:
         made["socket_keepalive"] = True
     return made

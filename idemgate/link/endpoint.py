@@ -8,6 +8,7 @@ anything runs.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -19,7 +20,9 @@ from redis import connection, sentinel
 
 from idemgate.errors import NotConfigured
 
-__all__ = ["Endpoint", "kept", "of_client", "one_node"]
+__all__ = ["Endpoint", "kept", "of_client", "one_node", "verified"]
+
+log = logging.getLogger("idemgate.link")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,12 @@ class Endpoint:
             return f"{self.kind} {', '.join(f'{host}:{port}' for host, port in self.nodes)}"
         path = self.settings.get("path")
         return str(path) if path else f"{self.settings.get('host', 'localhost')}:{self.settings.get('port', 6379)}"
+
+
+def verified(endpoint: Endpoint) -> bool:
+    """Whether the server's certificate is checked, where it has one."""
+    asked = endpoint.settings.get("ssl_cert_reqs", "required")
+    return str(getattr(asked, "name", asked)).lower().removeprefix("cert_") not in ("none", "0")
 
 
 def one_node(endpoint: Endpoint, number: int) -> Endpoint:
@@ -172,6 +181,8 @@ def kept(kwargs: dict[str, Any], client: object, nodes: bool = False) -> dict[st
         found["connection_class"] = used
     if found.pop("ssl", False):
         found["connection_class"] = connection.SSLConnection
+    if not verified(Endpoint("single", found)):
+        log.warning("link.unverified", extra={"fix": "anybody may be that server: leave out ssl_cert_reqs=none"})
     return found
 
 

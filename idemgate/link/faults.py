@@ -14,9 +14,10 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.core.backoff import retry_pause
-from idemgate.errors import StoreRefused, StoreUnavailable
+from idemgate.errors import NotDurable, StoreRefused, StoreUnavailable
+from idemgate.lua import names, script
 
-__all__ = ["FAILURES", "Patience", "is_passing"]
+__all__ = ["FAILURES", "Patience", "Short", "is_passing"]
 
 FAILURES = (rx.RedisError, rx.RedisClusterException)
 """Everything redis-py raises for what went wrong on the way or at the server."""
@@ -30,6 +31,14 @@ _IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN
 """As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
 _NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
 """In errors of redis-py that were raised before there was a connection to send the request on."""
+
+
+class Short(rx.RedisError):
+    """A script was executed, but its write is on fewer copies than asked for. `passing`: more may get it by and by."""
+
+    def __init__(self, text: str, passing: bool) -> None:
+        Exception.__init__(self, text)
+        self.passing = passing
 
 
 def is_passing(error: Exception) -> bool:
@@ -64,6 +73,20 @@ def _executed(error: Exception) -> str:
     return "no" if any(text in str(error) for text in _NEVER_SENT) else "unknown"
 
 
+_DENIED = re.compile(r"NOPERM|no permissions|can't run this command|can't access at least one|ACL failure in script")
+_SHA = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
+
+
+def _refusal(error: Exception) -> str:
+    """What the server said, with the names of our scripts; where an access list is the reason, says so, and the fix."""
+    text = str(error)
+    if not _DENIED.search(text):
+        return f"the server refused: {text}"
+    known = {script(name).sha.decode(): name for name in names()}
+    text = _SHA.sub(lambda found: known.get(found[0], found[0]), text)
+    return f"this user's access list does not allow it: {text}. What each role needs, `idemgate acl` prints"
+
+
 class Patience:
     """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s."""
 
@@ -76,8 +99,10 @@ class Patience:
 
     def pause(self, error: Exception) -> float:
         """Seconds to wait before the next try, or the error for the caller: StoreRefused, StoreUnavailable."""
+        if isinstance(error, Short):
+            return self._short(error)
         if not is_passing(error):
-            raise StoreRefused(f"the server refused: {error}") from error
+            raise StoreRefused(_refusal(error)) from error
         if _executed(error) == "unknown":
             self._executed = "unknown"
         self._tries += 1
@@ -93,6 +118,15 @@ class Patience:
         for reply in replies:
             if isinstance(reply, rx.ConnectionError | rx.TimeoutError):
                 raise reply
+
+    def _short(self, error: Short) -> float:
+        # A copy of the request answers from what is there, and asks for the copies of that.
+        self._tries += 1
+        self._executed = "unknown"
+        seconds = retry_pause(self._tries)
+        if not error.passing or monotonic() + seconds >= self._deadline:
+            raise NotDurable(f"written to the primary's memory, but not as durable as asked: {error}") from error
+        return seconds
 
     def hop(self, hops: int) -> float:
         """Seconds to wait before asking elsewhere, for a call whose slot has moved that many times: none the first

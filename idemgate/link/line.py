@@ -10,6 +10,7 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.copies import Copies
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.wire import Wire, connected
 
@@ -132,6 +133,20 @@ class OneLine:
     async def ask_all(self, _keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
         wire = await self._line.wire()
         return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+
+    async def ask_durably(self, copies: Copies, requests: Sequence[bytes]) -> list[Any]:
+        """As `ask_all`; Short when the writes are on fewer copies than asked for. What is refused has none."""
+        wire = await self._line.wire()
+        asked = [wire.send(request) for request in requests]
+        behind = asyncio.shield(wire.behind(copies.requests))
+        replies: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        for error in replies:
+            if isinstance(error, Exception):
+                self.suspect(wire, error)
+        told = await behind
+        if not all(isinstance(reply, Exception) for reply in replies):
+            copies.check(told)
+        return replies
 
     async def ask_apart(self, _key: bytes, request: bytes) -> Any:
         async with self._line.apart() as wire:

@@ -39,6 +39,10 @@ def _pack(words: tuple[Word, ...]) -> bytes:
     return b"".join(parts)
 
 
+_DEEPEST = 9
+"""As many as hiredis reads."""
+
+
 class PlainReader:
     """RESP2 in Python: strings as bytes, integers, arrays, nulls as None, errors as exceptions."""
 
@@ -49,15 +53,19 @@ class PlainReader:
         self._data += data
 
     def gets(self) -> Any:
-        found = self._value(0)
+        try:
+            found = self._value(0, _DEEPEST)
+        except ValueError as error:
+            raise rx.InvalidResponse(f"a reply with a length that is none: {error}") from None
         if found is None:
             return False
         value, end = found
         del self._data[:end]
         return value
 
-    def _value(self, start: int) -> tuple[Any, int] | None:
-        """The value that begins there and where it ends, or None when it is not whole yet."""
+    def _value(self, start: int, levels: int) -> tuple[Any, int] | None:
+        """The value that begins there and where it ends, or None when it is not whole yet. `levels` are how many arrays
+        it may be within each other: our scripts answer one."""
         stop = self._data.find(b"\r\n", start)
         if stop < 0:
             return None
@@ -71,7 +79,7 @@ class PlainReader:
         if kind == b"$":
             return self._bulk(int(text), after)
         if kind == b"*":
-            return self._array(int(text), after)
+            return self._array(int(text), after, levels)
         raise rx.InvalidResponse(f"a reply that begins with {bytes(kind)!r}")
 
     def _bulk(self, length: int, start: int) -> tuple[Any, int] | None:
@@ -82,12 +90,14 @@ class PlainReader:
             return None
         return bytes(self._data[start:end]), end + 2
 
-    def _array(self, length: int, start: int) -> tuple[Any, int] | None:
+    def _array(self, length: int, start: int, levels: int) -> tuple[Any, int] | None:
         if length < 0:
             return None_, start
+        if not levels:
+            raise rx.InvalidResponse(f"a reply of more than {_DEEPEST} arrays within each other")
         items: list[Any] = []
         for _ in range(length):
-            found = self._value(start)
+            found = self._value(start, levels - 1)
             if found is None:
                 return None
             items.append(found[0])

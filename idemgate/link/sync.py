@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
+from idemgate.core.durability import Durability
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.cluster import ClusterWires
+from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.resp import pack
@@ -28,9 +30,10 @@ T = TypeVar("T")
 class SyncLink:
     """Carries calls and blocks. Safe to share between threads; a forked child makes its own connections."""
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._copies = copies_of(durability, endpoint, seconds)
         self._made: Any = None
         self._wires: Wires | None = None
         self._cluster = ClusterWires(endpoint, seconds) if endpoint.kind == "cluster" else None
@@ -50,9 +53,22 @@ class SyncLink:
         try:
             return wires.ask(pack(words))
         except rx.ResponseError as error:
-            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-                wires.abandon()  # it was the master; the next connection asks the sentinels who is now
+            self._refused(wires, error)
             raise
+
+    def _refused(self, wires: Wires, error: Exception) -> None:
+        if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
+            wires.abandon()  # it was the master; the next connection asks the sentinels who is now
+
+    def _ask_durably(self, copies: Copies, *words: Any) -> Any:
+        """As `_ask`; Short when the write is on fewer copies than asked for."""
+        wires = self._wires or self._wired()
+        reply, *behind = wires.ask_all([pack(words), *copies.requests])
+        if isinstance(reply, Exception):
+            self._refused(wires, reply)
+            raise reply
+        copies.check(behind)
+        return reply
 
     def _wired(self) -> Wires:
         with self._making:  # two threads must not make two of them
@@ -117,17 +133,31 @@ class SyncLink:
         ]
 
     def _send(self, call: Call[Any]) -> list[Any]:
-        script = call.script
+        script, copies = call.script, self._copies
+        if copies is not None and copies.concern(call):
+            return self._send_durably(copies, call)
         try:
             return self._ask("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return self._ask("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
 
+    def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
+        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        try:
+            return self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
+
     def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
         requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
         if self._cluster is not None:
             return self._cluster.ask_all([call.keys[0] for call in calls], requests)
-        return (self._wires or self._wired()).ask_all(requests)
+        wires, copies = self._wires or self._wired(), self._copies
+        if copies is None or not any(map(copies.concern, calls)):
+            return wires.ask_all(requests)
+        replies = wires.ask_all([*requests, *copies.requests])
+        copies.check(replies[len(requests) :])
+        return replies[: len(requests)]
 
     def command(self, *args: Any) -> Any:
         """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,

@@ -10,9 +10,10 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Script", "names", "script", "source"]
+__all__ = ["Script", "commands", "names", "script", "source"]
 
 _HERE = Path(__file__).parent  # importlib.resources would cost more than the rest of this package
+_CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
 _INCLUDE = re.compile(r'^--- @include "([a-z_/]+)"$', re.MULTILINE)
 
 
@@ -53,3 +54,8 @@ def _expand(name: str, seen: set[str]) -> str:
 def script(name: str) -> Script:
     """The script of that name, expanded and hashed once a process."""
     return Script(name, _expand(name, {name}))
+
+
+def commands(name: str) -> frozenset[str]:
+    """What the script of that name asks of the server, in capitals: whoever runs it must be allowed all of it."""
+    return frozenset(found.decode() for found in _CALL.findall(script(name).text))

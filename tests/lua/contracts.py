@@ -281,6 +281,8 @@ def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
             yield f"gives {command} the key {key}, which is not one of KEYS"
     if re.search(r'"(?:P?EXPIRE|PEXPIREAT)"[^\n]*"(?:NX|XX|GT|LT)"', whole):
         yield "uses an option of EXPIRE that Redis 6.2 does not know"
+    if 'redis.call("PUBLISH"' in whole:
+        yield "fails where a hint may not be published, after it wrote; use pcall"
     if re.search(r"\.\.\s*\w+_us\b|\b\w+_us\s*\.\.", whole):
         yield "joins a large number to a text: Lua writes 1.787e+15; use digits()"
     if "Writes nothing" in text:

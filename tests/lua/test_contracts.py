@@ -120,6 +120,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "a library that reads arguments": ("lib/head", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
     "a command of Redis 7": ("lib/rewrite", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
     "an option of Redis 7": ("lib/rewrite", '"PEXPIRE", key, ms', '"PEXPIRE", key, ms, "GT"', "option of EXPIRE"),
+    "a hint that may be refused": ("lib/wake", "redis.pcall", "redis.call", "hint may not be published"),
     "a key that is made up": ("lib/rewrite", '"PEXPIRE", key', '"PEXPIRE", "ig1:" .. key', "which is not one of KEYS"),
     "a user's key as a key": ("topic/cancel", '"HDEL", K.pending, key', '"HDEL", key, key', 'gives "HDEL" the key key'),
     "a write of a reader": (

@@ -25,7 +25,7 @@ local function serves(K, member)
   local known = redis.call("HGET", K.facts, "m:" .. member)
   if known then
     local number, topics = string.match(known, "^(%d+) (.*)$")
-    return tonumber(number), topics
+    return tonumber(number) or 0, topics or ""
   end
   return 0, ""
 end
@@ -57,5 +57,5 @@ end
 local function changed(K, now_us)
   local generation = digits(fence(redis.call("HGET", K.facts, "g"), now_us))
   redis.call("HSET", K.facts, "g", generation)
-  redis.call("PUBLISH", K.alive, generation)
+  redis.pcall("PUBLISH", K.alive, generation)
 end

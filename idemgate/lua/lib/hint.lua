@@ -2,6 +2,6 @@
 -- Hints only: a lost one costs a poll.
 local function hint(K, head, due)
   if due and (not head or due < head) then
-    redis.call("PUBLISH", K.due, string.format("%.0f", due))
+    redis.pcall("PUBLISH", K.due, string.format("%.0f", due))
   end
 end

@@ -43,7 +43,7 @@ end
 if news or before ~= topics then
   changed(K, now_us)
 elseif freed then
-  redis.call("PUBLISH", K.alive, "")
+  redis.pcall("PUBLISH", K.alive, "")
 end
 local generation = redis.call("HGET", K.facts, "g") or "0"
 local holders = {}

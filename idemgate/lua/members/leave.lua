@@ -27,6 +27,6 @@ local freed = free(K, { [member] = true })
 if topics ~= "" then
   changed(K, now_us)
 elseif freed then
-  redis.call("PUBLISH", K.alive, "")
+  redis.pcall("PUBLISH", K.alive, "")
 end
 return { "ok", now_ms }

@@ -27,5 +27,5 @@ if ARGV[3] == "1" then
   return tell(K, ARGV[2], now_ms, { "ok", now_ms, redis.call("HSETNX", K.facts, "paused", text) })
 end
 local changed = redis.call("HDEL", K.facts, "paused")
-redis.call("PUBLISH", K.due, text)
+redis.pcall("PUBLISH", K.due, text)
 return tell(K, ARGV[2], now_ms, { "ok", now_ms, changed })

@@ -22,6 +22,6 @@ if closed == ARGV[2] then
   end
   redis.call("HSET", K.facts, "v", "1", "opened", ARGV[2])
   redis.call("PERSIST", K.facts)
-  redis.call("PUBLISH", K.due, digits(now_ms))
+  redis.pcall("PUBLISH", K.due, digits(now_ms))
 end
 return { "ok", now_ms }

@@ -146,6 +146,6 @@ count(K, done)
 reply[3] = next_due(K, now_ms, 0)
 if p.limited and reply[3] > 0 and reply[3] <= now_ms then
   -- The slot was closed by its limit, and nobody sleeps until it opens.
-  redis.call("PUBLISH", K.due, digits(now_ms))
+  redis.pcall("PUBLISH", K.due, digits(now_ms))
 end
 return tell(K, ARGV[2], now_ms, reply)

@@ -1,0 +1,59 @@
+"""`idemgate acl ROLE...`: the access list of a user that may do what these roles need, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from idemgate.core.acl import ROLES, rule, user_name
+
+__all__ = ["add_to"]
+
+DESCRIPTION = """\
+Prints the ACL SETUSER that gives a user these roles and no others; it connects to nothing. Send it with
+
+    idemgate acl worker --namespace shop | redis-cli
+
+A user that is new has no password and cannot log in before you add one: ACL SETUSER shop-worker >password.
+One that exists keeps its own. It holds on Redis 6.2 and later and on Valkey; --redis 7.2 also allows CLIENT SETINFO,
+which clients send and 7.0 does not know, so that the server's ACL LOG stays quiet.
+
+roles:
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to argparse's."""
+    parser = commands.add_parser(
+        "acl",
+        help="print the access list of a role",
+        description=DESCRIPTION + "\n".join(f"  {name:<11} {role.about}" for name, role in ROLES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("roles", metavar="ROLE", nargs="+", choices=ROLES, help="one or more of the roles below")
+    parser.add_argument("--namespace", "-n", metavar="NAME", default="default", help="of the gate (default: default)")
+    parser.add_argument("--user", metavar="NAME", help="(default: the namespace and the roles, shop-worker)")
+    parser.add_argument(
+        "--keys", metavar="GLOB", action="append", default=[],
+        help="keys of yours: forwarded to, streams, keys that expire; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--channels", metavar="GLOB", action="append", default=[], help="channels of yours; may be repeated"
+    )
+    parser.add_argument("--cluster", action="store_true", help="what a client of a cluster asks as well")
+    parser.add_argument("--redis", choices=("6.2", "7.2"), default="6.2", help="oldest server (default: 6.2)")
+    parser.set_defaults(command=show)
+
+
+def show(options: argparse.Namespace) -> int:
+    """0; raises BadInput for names and patterns that no rule can hold."""
+    user = options.user or user_name(options.roles, options.namespace)
+    words = rule(
+        options.roles, options.namespace, user, keys=options.keys, channels=options.channels,
+        cluster=options.cluster, setinfo=options.redis == "7.2",
+    )  # fmt: skip
+    print(" ".join(words))
+    if sys.stdout.isatty():
+        print(f"A new user has no password yet: ACL SETUSER {user} >password", file=sys.stderr)
+    return 0

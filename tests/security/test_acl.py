@@ -1,0 +1,367 @@
+"""Each role may do what it needs, and is refused the rest, with nothing written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import Gate, StoreRefused
+from idemgate.cli import main
+from idemgate.core import members
+from idemgate.core.acl import ROLES, rule
+from idemgate.core.calls import Call
+from idemgate.core.keys import patterns
+from idemgate.core.messages import Forward, Trigger
+from idemgate.core.tokens import token
+from idemgate.core.topics import Settlement, open_topic, stored_policy
+from idemgate.errors import BadInput
+from idemgate.lua import commands, names
+from idemgate.testing import Clock
+
+# -- what each role is for works --------------------------------------------------------------------------------------
+
+
+async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
+    face = faces("guard")
+    guarded = face.once(key="{n}", fingerprint="n", on_in_progress="wait")(lambda n: n + 1)
+    assert [await guarded(1) for _ in range(2)] == [2, 2]
+    claim = await face.claim("k")
+    assert await claim.checkpoint("half")
+    assert await claim.extend("1m")
+    assert await claim.release()
+    assert (await face.inspect("k")).checkpoint is not None
+    assert [await face.first("f", "1h") for _ in range(2)] == [True, False]
+
+
+async def test_a_waiting_guard_is_woken(faces: Callable[..., Any]) -> None:
+    # Given a claim that somebody else waits for
+    face = faces("guard")
+    claim = await face.claim("k")
+    waiter = await face.claim("k")
+    waiting = asyncio.create_task(waiter.wait(30))
+    # When it is completed, Then the waiter gets its result, over the channel of the record
+    await asyncio.sleep(0)
+    await claim.complete("done")
+    assert await waiting == "done"
+
+
+async def test_a_producer_produces(faces: Callable[..., Any]) -> None:
+    topic = faces("producer").topic("t", window="60s", priority=True)
+    assert (await topic.trigger("a", 1, group="g", version=1, event_id="e", priority=3)).status == "scheduled"
+    assert (await topic.trigger("a", 2, event_id="e")).status == "duplicate"
+    assert [one.status for one in await topic.trigger_many([Trigger("b"), Trigger("c")])] == ["scheduled"] * 2
+    assert (await topic.peek("a")).pending is not None
+    assert await topic.reschedule("b", delay="1s")
+    assert await topic.flush("c")
+    assert await topic.cancel("b")
+
+
+async def test_a_worker_works(faces: Callable[..., Any], clock: Clock) -> None:
+    face = faces("worker")
+    topic = face.topic("t", priority=True, max_attempts=1, rate="1000/s", concurrency=10)
+    for key in ("a", "b", "c", "d"):
+        await topic.trigger(key, key, group="g" if key < "c" else None)
+    found = {one.key: one for one in await topic.take(10)}
+    await topic.ack(found["a"])
+    await topic.nack(found["c"])
+    await topic.extend(found["d"], "1m")
+    await topic.bury(found["d"])
+    clock.advance("5m")
+    assert [one.key for one in await topic.take(10)] == ["b"]
+    assert (await topic.stats()).dead == 2
+
+
+async def test_a_worker_runs_with_members(faces: Callable[..., Any]) -> None:
+    gate: Gate = faces("worker", "guard").gate
+    topic, heard = gate.topic("t", slots=4), []
+    done = asyncio.Event()
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        heard.append(delivery.key)
+        done.set()
+
+    async with gate.aio.worker(members=True):
+        await topic.aio.trigger("k", 1)
+        await asyncio.wait_for(done.wait(), 60)
+    assert heard == ["k"]
+
+
+async def test_a_worker_forwards_to_keys_that_were_named(faces: Callable[..., Any], namespace: str, raw: Any) -> None:
+    target = f"orders-{namespace}"
+    face = faces("worker", keys=[f"{target}*"])
+    topic = face.topic("t")
+    face.gate.topic("t").forward("stream", target)
+    await topic.trigger("k", 1)
+    assert await topic.forward_due() == 1
+    assert raw.xlen(target) == 1
+    raw.delete(target)
+
+
+async def test_a_viewer_looks(faces: Callable[..., Any], gate: Gate) -> None:
+    # Given a topic, a dead letter, a record and a member
+    topic = gate.topic("t", window="1s")
+    topic.trigger("k", 1)
+    topic.flush("k")
+    topic.bury(topic.take(1)[0], reason="why")
+    gate.first("f", "1h")
+    said = members.Announcement("m", 1, ("t",), 0, (), (), ())
+    gate.link.run(members.announce(gate.namespace, "g", gate.clock, said, 60_000))
+    # When a viewer looks, Then it sees all of it
+    face = faces("viewer")
+    seen = face.topic("t", window="1s")
+    assert (await seen.stats()).dead == 1
+    assert [one.reason for one in await seen.dead.list()] == ["why"]
+    assert (await seen.peek("k")).pending is None
+    assert (await face.inspect("f", scope="first")).state == "done"
+    roll = members.attendance(gate.namespace, "g", gate.clock)
+    assert set(face.gate.link.run(roll).members) == {"m"}
+
+
+async def test_an_admin_may_do_all_of_it(faces: Callable[..., Any]) -> None:
+    face = faces("admin")
+    topic = face.topic("t")
+    await topic.trigger("k", 1)
+    await topic.bury((await topic.take(1))[0], reason="why")
+    await topic.pause()
+    assert await topic.resume()
+    assert await topic.dead.redrive() == 1
+    await face.claim("k")
+    assert await face.forget("k", force=True)
+
+
+# -- the rest is refused ----------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """A namespace in which something is everywhere, and every call that there is, with effect."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        claims = gate.claims
+        held, ran = claims.key("s", "held"), claims.key("s", "ran")
+        self.owner = token()
+        gate.link.run(claims.claim(held, self.owner, 30_000, 30_000, wait=True))
+        gate.link.run(claims.claim(held, token(), 30_000, 30_000, wait=True))
+        topic = gate.topic("t", window="1s", concurrency=10)
+        topic.trigger_many([Trigger(key, 1, group="g" if key < "c" else None) for key in "abcde"])
+        topic.flush()
+        dead, kept = topic.take(2)
+        topic.bury(dead, reason="why")
+        topic.trigger_many([Trigger(key, 1, delay="1m") for key in "xyz"])
+        said = members.Announcement("m", 1, ("t",), 0, (), (), ())
+        gate.link.run(members.announce(gate.namespace, "g", gate.clock, said, 60_000))
+        calls = topic.opening.calls
+        assert calls is not None
+        said = members.Announcement("n", 1, ("t",), 0, (), (), ())
+        self.calls = [
+            claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
+            claims.mark(claims.key("s", "other"), token(), 1000),
+            claims.checkpoint(held, self.owner, b"x"),
+            claims.renew(held, self.owner, 40_000, 40_000),
+            claims.inspect(held),
+            claims.complete(held, self.owner, 1000, b"v", b"x"),
+            claims.release(held, self.owner, 1000, undo=False),
+            claims.forget(held, force=True),
+            claims.resolve(ran, True, 1000, b"v", b"x"),
+            open_topic(gate.namespace, gate.clock, "new", calls.policy, redefine=False),
+            stored_policy(gate.namespace, gate.clock, "t"),
+            calls.trigger(Trigger("new", 1)),
+            calls.trigger(Trigger("x", 1, delay=0)),
+            calls.extend(0, [kept]),
+            calls.settle(0, [Settlement("nack", kept)]),
+            calls.settle(0, [Settlement("bury", kept)]),
+            calls.take(0, 5),
+            calls.forward(0, Forward("list", None, 0), 10),
+            calls.forward(0, Forward("stream", f"theirs-{gate.namespace}".encode(), 0), 10),
+            calls.cancel("x"),
+            calls.reschedule(Trigger("y", delay=0)),
+            calls.flush("z"),
+            calls.flush_slot(0),
+            calls.peek("x"),
+            calls.dead(0, 0, 10),
+            calls.exhume(0, "redrive", []),
+            calls.exhume(0, "delete", []),
+            *calls.pause(True).calls,
+            *calls.stats().calls,
+            members.announce(gate.namespace, "g", gate.clock, said, 1000),
+            members.leave(gate.namespace, "g", gate.clock, "m"),
+            members.attendance(gate.namespace, "g", gate.clock),
+        ]
+
+
+def dumped(raw: Any, namespace: str) -> dict[bytes, bytes]:
+    return {key: raw.dump(key) for key in raw.keys(f"*{namespace}*")}
+
+
+def restored(raw: Any, namespace: str, before: dict[bytes, bytes]) -> None:
+    if gone := raw.keys(f"*{namespace}*"):
+        raw.delete(*gone)
+    for key, value in before.items():
+        raw.restore(key, 600_000, value)
+
+
+def stored(raw: Any, namespace: str) -> dict[bytes, Any]:
+    """What is in the keys; how the server holds it may differ."""
+    read = {
+        b"string": raw.get, b"hash": raw.hgetall, b"list": lambda key: raw.lrange(key, 0, -1),
+        b"zset": lambda key: raw.zrange(key, 0, -1, withscores=True), b"stream": raw.xrange,
+    }  # fmt: skip
+    return {key: read[raw.type(key)](key) for key in raw.keys(f"*{namespace}*")}
+
+
+def allowed(role: str, call: Call[Any], namespace: str) -> bool:
+    """Whether the rule has all the keys and commands of the call."""
+    known = patterns(namespace)
+    prefixes = tuple(known[name].removesuffix("*").encode() for name in ROLES[role].keys)
+    words = {word[1:].upper() for word in rule([role], namespace, "u") if word.startswith("+")}
+    return all(key.startswith(prefixes) for key in call.keys) and commands(call.script.name) <= words
+
+
+def refusal(gate: Gate, call: Call[Any]) -> str:
+    """What the store says against it, if it does."""
+    try:
+        gate.link.run(call)
+    except StoreRefused as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_may_not_do_changes_nothing(
+    role: str, gate: Gate, users: Callable[..., str], raw: Any, namespace: str, clock: Clock
+) -> None:
+    # Given something everywhere, and a user of one role
+    scene = Scene(gate)
+    before, saved = stored(raw, namespace), dumped(raw, namespace)
+    outcomes: dict[str, set[str]] = {}
+    with Gate(users(role), namespace=namespace, clock=clock, timeout="2s") as theirs:
+        for call in scene.calls:
+            # When it makes any call that there is
+            refused = refusal(theirs, call)
+            outcomes.setdefault(call.script.name, set()).add("refused" if refused else "done")
+            # Then what is refused says so, and has changed nothing
+            if refused:
+                assert refused.startswith("this user's access list does not allow it: "), call.script.name
+                assert stored(raw, namespace) == before, call.script.name
+            restored(raw, namespace, saved)
+            # And what the rule has in all its parts is not refused
+            assert not allowed(role, call, namespace) or "done" in outcomes[call.script.name], call.script.name
+    # And its own scripts were among what is done, whatever they were asked
+    own = set(ROLES[role].scripts) - {"expiry/look"}
+    assert {name for name, found in outcomes.items() if "done" in found} >= own
+    assert set(outcomes) == set(names())
+
+
+REFUSED = [
+    ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "requirepass"), ("SCRIPT", "FLUSH"), ("SCRIPT", "LOAD", "return 1"),
+    ("ACL", "LIST"), ("CLIENT", "KILL", "TYPE", "normal"), ("MONITOR",), ("GET", "theirs"), ("SET", "theirs", "x"),
+    ("DEL", "theirs"), ("EVAL", "return redis.call('GET', 'theirs')", "0"), ("EVAL", "return 1", "1", "theirs"),
+    ("PUBLISH", "theirs", "x"), ("FUNCTION", "LIST"), ("SLAVEOF", "127.0.0.1", "1"), ("SHUTDOWN", "NOSAVE"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_has_more_than_its_keys_and_commands(role: str, users: Callable[..., str], raw: Any) -> None:
+    with redis.Redis.from_url(users(role)) as theirs:
+        for words in REFUSED:
+            with pytest.raises(redis.exceptions.ResponseError, match=r"permission|unknown command|can't (run|access)"):
+                theirs.execute_command(*words)
+
+
+def test_a_user_of_one_namespace_does_not_reach_another(users: Callable[..., str], namespace: str) -> None:
+    # Given a user of everything in a namespace whose name begins as another's does
+    with Gate(users("admin"), namespace=f"{namespace}0", timeout="2s") as theirs:
+        for act in (lambda: theirs.first("k", "1h"), lambda: theirs.topic("t").trigger("k")):
+            with pytest.raises(StoreRefused, match="this user's access list"):
+                act()
+
+
+async def test_a_hint_that_may_not_be_published_undoes_nothing(
+    faces: Callable[..., Any], raw: Any, namespace: str, gate: Gate
+) -> None:
+    # Given users of whom somebody forgot the channels, as Redis 7 does by itself
+    face = faces("producer", "guard", "worker")
+    raw.execute_command("ACL", "SETUSER", f"{namespace}-producer-guard-worker", "resetchannels")
+    topic = face.topic("t", window="1s", concurrency=1)
+    # When they do what wakes others, Then it is done as if there were nobody to wake
+    assert (await topic.trigger("k", 1)).status == "scheduled"
+    assert (await topic.stats())["accepted"] == 1
+    assert await topic.flush("k")
+    assert await topic.ack((await topic.take(1))[0])
+    claim = await face.claim("k")
+    gate.link.run(gate.claims.claim(gate.claims.key("claim", "k"), token(), 1000, 1000, wait=True))
+    assert await claim.complete("done")
+    assert (await face.inspect("k")).state == "done"
+
+
+async def test_a_refusal_names_the_script_and_the_fix(faces: Callable[..., Any]) -> None:
+    face = faces("guard")
+    await face.first("k", "1h")
+    with pytest.raises(StoreRefused, match=r"this user's access list .*once/forget.* `idemgate acl`"):
+        await face.forget("k", scope="first")
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_what_a_server_takes(raw: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["guard"], ["producer", "--cluster"], ["worker", "--keys", "orders:*", "--keys", "x"],
+        ["subscriber", "--channels", "prices.*"], ["viewer", "--user", "eye"], ["admin", "guard", "-n", "shop"],
+    ):  # fmt: skip
+        assert main(["acl", *words]) == 0
+        line = capsys.readouterr().out.strip().split(" ")
+        assert raw.execute_command(*line) in (True, b"OK")
+        assert raw.execute_command("ACL", "DELUSER", line[2]) == 1
+
+
+def test_a_user_keeps_its_password_and_loses_its_other_rights(users: Callable[..., str], raw: Any) -> None:
+    # Given a user of a role, that got more rights by hand
+    url = users("viewer", tenant="shop")
+    raw.execute_command("ACL", "SETUSER", "shop-viewer", "+flushall", "~*")
+    # When the rule is sent again
+    users("viewer", tenant="shop")
+    # Then it may still log in, and do no more than its role
+    with redis.Redis.from_url(url) as theirs:
+        assert theirs.ping()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            theirs.flushall()
+
+
+def test_a_new_user_cannot_log_in(raw: Any) -> None:
+    raw.execute_command(*rule(["viewer"], "shop", "shop-new"))
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        raw.execute_command("AUTH", "shop-new", "")
+    raw.execute_command("ACL", "DELUSER", "shop-new")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["guard", "--namespace", "a b"], "not a name"),
+        (["guard", "--user", "x +@all"], "not a name"),
+        (["worker", "--keys", "x* +@all"], "not a pattern"),
+        (["worker", "--channels", ""], "not a pattern"),
+    ],
+)
+def test_what_no_rule_can_hold_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["acl", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert says in shown.err
+
+
+def test_an_unknown_role_is_refused() -> None:
+    with pytest.raises(BadInput, match="no such role"):
+        rule(["king"], "shop", "shop-king")
+
+
+def test_every_script_has_a_role() -> None:
+    given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
+    only_admin = {"once/forget", "once/resolve", "topic/exhume", "topic/pause"}
+    assert given - {"expiry/look"} == set(names()) - only_admin

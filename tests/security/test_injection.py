@@ -1,0 +1,161 @@
+"""No text of a user makes two things one, or decides where something goes that is not its own.
+
+`IDEMGATE_TRIPLES=1000000` for the large run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import string
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from idemgate import Gate
+from idemgate.core import keys
+from idemgate.core.keyspec import compile_key
+from idemgate.errors import BadInput
+
+N = int(os.environ.get("IDEMGATE_TRIPLES", "10000"))
+NAME = string.ascii_letters + string.digits + "_.-"
+NASTY = [
+    "{", "}", "{}", "}{", ":", "%", "%25", "%7D", "%3A", "\0", "\n", "\r\n", " ", "*", "?", "[", "\\", "#", "..", "é",
+    "e\u0301",
+    "\u2028", "\U0001f600", "once", "topic", "topics", "members", "ig1:", "}:due", ":due", "a", "b", "ab", "0", "00",
+]  # fmt: skip
+
+
+def text(rng: random.Random) -> str:
+    return "".join(rng.choices(NASTY, k=rng.randrange(1, 7))) * rng.choice([1] * 12 + [40, 129])
+
+
+def user_key(rng: random.Random) -> bytes:
+    if rng.random() < 0.7:
+        return text(rng).encode()
+    return rng.randbytes(rng.randrange(1, 20)) * rng.choice([1] * 12 + [40, 3000])
+
+
+def test_records_never_meet_and_only_their_own_parts_steer_them() -> None:
+    # Given triples made to meet: of the same few pieces, cut in other places
+    rng = random.Random(7)
+    owners: dict[bytes, tuple[str, str, bytes]] = {}
+    collisions = 0
+    for number in range(N):
+        triple = ("".join(rng.choices("ab.-_", k=rng.randrange(1, 4))), text(rng), user_key(rng))
+        made = keys.record(*triple)
+        # Then each has a key of its own
+        collisions += owners.setdefault(made, triple) != triple
+        # And it is one hash tag from the first brace to the last: all of the triple decides its slot, and nothing else
+        assert made.count(b"{") == made.count(b"}") == 1
+        assert made.startswith(b"ig1:{")
+        assert made.endswith(b"}")
+        if number % 16 == 0:
+            assert key_slot(made) == key_slot(made[5:-1])
+        # And it holds nothing that a log, a shell or a pattern would take for something else
+        assert made.isascii()
+        assert made.decode().isprintable()
+        assert len(made) < 512
+        if len(owners) > 200_000:
+            owners.clear()
+    assert collisions == 0
+    print(f"{N} triples, {collisions} collisions")
+
+
+def test_slots_of_topics_are_steered_by_topic_and_number_only() -> None:
+    rng = random.Random(11)
+    seen: dict[bytes, tuple[str, str, int, int]] = {}
+    for _ in range(max(500, N // 100)):
+        namespace, topic = ("".join(rng.choices("ab.-_0", k=rng.randrange(1, 5))) for _ in range(2))
+        number = rng.randrange(16)
+        parts = (*keys.slot(namespace, topic, number), keys.outbox(namespace, topic, number))
+        assert len({key_slot(part) for part in parts}) == 1
+        for place, part in enumerate(parts):
+            assert seen.setdefault(part, (namespace, topic, number, place)) == (namespace, topic, number, place)
+    # And whatever the key of a message is, it is in one of the slots, which its bytes alone decide
+    for _ in range(max(500, N // 100)):
+        key = user_key(rng)
+        assert 0 <= keys.slot_of(key, 8) < 8
+        assert keys.slot_of(key, 8) == keys.slot_of(bytes(key), 8)
+
+
+@pytest.mark.parametrize("name", ["a b", "a{b", "a}b", "a:b", "a*", "", "a" * 65, "é", "a\n", "a\0", None, 7, b"a"])
+def test_names_that_could_reach_a_tag_or_a_pattern_are_refused(name: Any) -> None:
+    for make in (lambda: Gate("redis://x", namespace=name), lambda: Gate("redis://x").topic(name)):
+        with pytest.raises(BadInput):
+            make()
+
+
+VALUES = st.text(st.sampled_from(":%{}-/ab\0é\n") | st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+def two(a: str, b: str) -> None: ...
+
+
+@pytest.mark.parametrize("template", ["{a}{b}", "{a}%{b}", "{a}ab{b}"])
+def test_a_template_whose_fields_nothing_separates_is_refused(template: str) -> None:
+    with pytest.raises(BadInput):
+        compile_key(template, two)
+
+
+@pytest.mark.parametrize("template", ["{a}:{b}", "{a}-{b}", "x{a}::{b}y"])
+@given(first=st.tuples(VALUES, VALUES), second=st.tuples(VALUES, VALUES))
+def test_a_template_gives_other_values_another_key(
+    template: str, first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    spec = compile_key(template, two)
+    found = [spec.of(None, pair, {}) for pair in (first, second)]
+    assert (found[0] == found[1]) is (first == second)
+
+
+EVENTS = [b"e", b"v", b"k", b"ev", b"\0", b"e" * 16, b"k" * 17, b"vk", b"0" * 15, b"0" * 16]
+
+
+def test_what_a_slot_remembers_of_one_key_is_not_taken_for_anothers(gate: Gate) -> None:
+    # Given keys that begin as the names of notes do, and event ids made of the same bytes
+    topic = gate.topic("t", window="60s")
+    accepted = 0
+    for key in EVENTS:
+        for event in EVENTS:
+            # When each pair is triggered, Then each is new once, whatever was remembered before
+            assert topic.trigger(key, 1, event_id=event).accepted
+            assert topic.trigger(key, 1, event_id=event).status == "duplicate"
+            accepted += 1
+        # And a version of one key is none of another's
+        assert topic.trigger(key, 1, version=len(EVENTS) - EVENTS.index(key)).accepted
+        accepted += 1
+    assert topic.stats()["accepted"] == accepted
+
+
+async def test_groups_and_keys_that_look_like_each_others_lines_stay_apart(gate: Gate, clock: Any) -> None:
+    # Given groups one of which begins as another, and keys that look like what stands in a line
+    topic = gate.topic("t")
+    groups = ["g", "g\x01", "g0", "gg", "\x01", "g000000000000001"]
+    names = [b"k", b"000000000000001k", b"\0k", b"\x01", b"g\0k", b"\xff\xfe"]
+    for group in groups:
+        for name in names:
+            topic.trigger(group.encode() + b"/" + name, 1, group=group)
+        # A group that holds what ends a group's name in a line is refused
+        with pytest.raises(BadInput, match="holds a NUL"):
+            topic.trigger(b"x", 1, group=f"{group}\0")
+    heard: list[tuple[str, bytes]] = []
+    # When all of it is worked off, one of a group at a time
+    while taken := topic.take(100):
+        assert len({one.group for one in taken}) == len(taken)
+        heard += [(one.group, one.raw_key) for one in taken]
+        topic.ack(taken)
+    # Then each came once, in the order of its group
+    for group in groups:
+        mine = [key.removeprefix(group.encode() + b"/") for of, key in heard if of == group]
+        assert sorted(mine) == sorted(names)
+    assert len(heard) == len(groups) * len(names)
+    assert all(first != second for first, second in pairwise(heard))
+
+
+def test_announced_members_and_topics_do_not_run_into_each_other() -> None:
+    own = [keys.members("n", group) for group in ("a", "a.b", "a-b")]
+    assert len({key for one in own for key in one}) == 9

@@ -1,0 +1,161 @@
+"""Passwords and payloads are in no log, no repr and no error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import idemgate
+from idemgate import Bury, Gate, Retry, Trigger
+from idemgate.errors import IdemgateError
+from idemgate.testing import Clock
+from tests.cluster import unused_ports
+from tests.conftest import PASSWORD, Face
+
+PAYLOAD = "c4n4ry-p4yl04d"
+
+
+class Ledger:
+    """What was seen of the library: texts of errors and their causes, reprs."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def error(self, error: BaseException) -> None:
+        # What was asked for is a field of its error, as the value that was refused is: the caller's own, in no text.
+        facts = {name: fact for name, fact in vars(error).items() if name not in ("result", "value")}
+        # The lines of the source are those of this file, and name it.
+        told = traceback.TracebackException.from_exception(error)
+        self.seen += [*told.format_exception_only(), repr(error), repr(facts)]
+        for cause in (error.__cause__, error.__context__):
+            if cause is not None:
+                self.error(cause)
+
+    async def ask(self, asked: Callable[[], Any]) -> Any:
+        try:
+            found = asked()
+            return await found if asyncio.iscoroutine(found) else found
+        except IdemgateError as error:
+            self.error(error)
+
+
+def shown(thing: object) -> list[str]:
+    return [repr(thing), str(thing), f"{thing!r:.10000}"]
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    caplog.set_level(logging.DEBUG)
+
+    def text() -> str:
+        return "\n".join(
+            " ".join([record.getMessage(), repr(vars(record) | {"msg": ""}), record.exc_text or ""])
+            for record in caplog.records
+        )
+
+    return text
+
+
+async def provoked(face: Face, ledger: Ledger, clock: Clock) -> None:
+    """Every error that the guard and the topics raise, with a payload that nobody is to see."""
+    guarded = face.once(key="{k}", fingerprint=["payload"])(lambda k, payload: payload)
+    await guarded("k", PAYLOAD)
+    ledger.seen += shown(guarded)
+    await ledger.ask(lambda: guarded("k", f"{PAYLOAD} 2"))
+    await ledger.ask(lambda: face.once(key="{k}", scope="d", on_done="raise")(lambda k: PAYLOAD)("k"))
+    await ledger.ask(lambda: face.once(key="{k}", scope="d", on_done="raise")(lambda k: PAYLOAD)("k"))
+    claim = await face.claim("k", lease="1s", on_lease_loss="hold", max_attempts=1)
+    ledger.seen += shown(getattr(claim, "inner", claim))
+    await claim.checkpoint(PAYLOAD)
+    await ledger.ask(lambda: face.forget("k"))
+    clock.advance("10s")
+    await ledger.ask(lambda: face.claim("k"))
+    await ledger.ask(lambda: face.resolve("k", done=True, result=PAYLOAD))
+    ledger.seen += shown(await face.claim("k")) + shown(await face.inspect("k"))
+    topic = face.topic("t", window="1s", max_attempts=1)
+    await topic.trigger("k", {"secret": PAYLOAD})
+    await topic.trigger_many([Trigger("a", PAYLOAD), Trigger("b", PAYLOAD)])
+    ledger.seen += shown(Trigger("a", PAYLOAD))
+    clock.advance("2s")
+    taken = await topic.take(10)
+    ledger.seen += [text for one in [getattr(topic, "inner", topic), *taken] for text in shown(one)]
+    await topic.bury(taken[0], reason="no")
+    ledger.seen += shown(await topic.stats()) + shown((await topic.dead.list())[0]) + shown(await topic.peek("b"))
+    await ledger.ask(lambda: topic.trigger("k", object()))
+    await ledger.ask(lambda: face.topic("t", window="9s"))
+    await ledger.ask(lambda: face.topic("t", window="9s").trigger("k", PAYLOAD))
+    await ledger.ask(lambda: topic.nack(taken[1], items=["nothing of it"]))
+
+
+async def test_a_password_and_a_payload_are_nowhere_to_be_seen(
+    faces: Callable[..., Face], logged: Callable[[], str], clock: Clock, raw: Any, namespace: str
+) -> None:
+    ledger = Ledger()
+    # Given a user with a password, who does all that there is, and provokes what goes wrong
+    face = faces("admin")
+    await provoked(face, ledger, clock)
+    # And a user who may not, one whose password is wrong, one whose server is gone, and one with a wrong URL
+    viewer = faces("viewer")
+    await ledger.ask(lambda: viewer.first("new", "1h"))
+    (port,) = unused_ports(1)
+    away = [f"redis://u:{PASSWORD}@127.0.0.1:{port}", f"rediss://u:{PASSWORD}@127.0.0.1:{port}?ssl_cert_reqs=none"]
+    wrong = str(face.gate.endpoint.settings["path" if "path" in face.gate.endpoint.settings else "host"])
+    away.append(f"unix://u:{PASSWORD}-wrong@{wrong}" if wrong.startswith("/") else f"redis://u:{PASSWORD}@{wrong}")
+    for url in [*away, f"redis://u:{PASSWORD}@h:port", f"redis+sentinel://u:{PASSWORD}@h", f"x://:{PASSWORD}@h"]:
+        await ledger.ask(lambda url=url: Gate(url))
+        with suppress(IdemgateError), Gate(url, timeout="50ms", namespace=namespace) as gate:
+            ledger.seen += shown(gate) + shown(gate.endpoint)
+            other = Face(gate, face.awaiting)
+            await ledger.ask(lambda other=other: other.first("k", "1h"))
+            await gate.aio.close()
+    # And a foreign key
+    raw.lpush(face.gate.claims.key("s", "foreign")[0], PAYLOAD)
+    await ledger.ask(lambda: face.claim("foreign", scope="s"))
+    # Then neither is in what was shown, raised or logged
+    ledger.seen += shown(face.gate) + shown(face.gate.endpoint) + shown(face.gate.link) + shown(face.gate.aio)
+    everything = "\n".join(ledger.seen) + logged()
+    assert len(ledger.seen) > 60
+    assert PASSWORD not in everything
+    assert PAYLOAD not in everything
+
+
+async def test_a_worker_logs_no_payload(faces: Callable[..., Face], logged: Callable[[], str]) -> None:
+    # Given handlers that fail in every way
+    gate = faces("worker", "guard").gate
+    topic, done = gate.topic("t", max_attempts=1), asyncio.Event()
+    heard: list[str] = []
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        heard.append(delivery.key)
+        if len(heard) == 4:
+            done.set()
+        if delivery.key == "bury":
+            raise Bury("no")
+        if delivery.key == "retry":
+            raise Retry("later", delay="1h")
+        if delivery.key == "fail":
+            raise RuntimeError("no")
+
+    # When a worker runs them
+    async with gate.aio.worker():
+        for key in ("bury", "retry", "fail", "fine"):
+            await topic.aio.trigger(key, PAYLOAD)
+        await asyncio.wait_for(done.wait(), 60)
+    # Then its logs name the keys, not the payloads, nor the password
+    assert "'fail'" in logged() or "fail" in logged()
+    assert PAYLOAD not in logged()
+    assert PASSWORD not in logged()
+
+
+def test_every_public_error_is_one_of_ours() -> None:
+    # What is not IdemgateError is what handlers raise themselves.
+    errors = [one for one in map(vars(idemgate).get, idemgate.__all__) if isinstance(one, type)]
+    found = {one.__name__ for one in errors if issubclass(one, Exception) and not issubclass(one, IdemgateError)}
+    assert found <= {"Bury", "Retry", "Overloaded", "Failed"}
