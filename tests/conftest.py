@@ -1,6 +1,7 @@
 """One real server a test process, a fresh namespace a test, and the two flavours of every behaviour.
 
-`IDEMGATE_TEST_URL` names another server to run on; else one is started and ends with the tests.
+`IDEMGATE_TEST_URL` names another server to run on; else one is started (the program `IDEMGATE_SERVER`, if that is set) and
+ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ settings.register_profile("idemgate", deadline=None)
 settings.load_profile("idemgate")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if redis.__version__.startswith("5.0."):
+        # It leaves the sockets of failed connections to the garbage collector.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """The server of this test process."""
@@ -37,8 +44,9 @@ def url() -> Iterator[str]:
     if given:
         yield given
         return
+    protocol = os.environ.get("IDEMGATE_TEST_PROTOCOL")
     with start() as server:
-        yield server.url
+        yield server.url + (f"?protocol={protocol}" if protocol else "")
 
 
 @pytest.fixture(scope="session")
