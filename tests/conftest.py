@@ -1,7 +1,7 @@
 """One real server a test process, a fresh namespace a test, and the two flavours of every behaviour.
 
-`IDEMGATE_TEST_URL` names another server to run on; else one is started (the program `IDEMGATE_SERVER`, if that is set) and
-ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3.
+`IDEMGATE_TEST_URL` names another server to run on; else one is started, of the program in `IDEMGATE_SERVER` if that is
+set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ AXES: dict[str, list[str]] = {
     "protocol": cells.PROTOCOLS,
 }
 MORE = """\
-Without a selection: each value of each axis, the others as %s, and the oldest and the newest of all. With one: every
-combination of what is named. Servers are made once, environments each time, by uv. Results are kept in
+Without a selection: a few combinations in which every value is met. With one: every combination of what is named, where
+the other axes are those of %s. Servers are made once, environments each time, by uv. Results are kept in
 ~/.cache/idemgate-compatibility (IDEMGATE_COMPATIBILITY); docs/compatibility.md is written of all that are there.
 """
 
@@ -30,7 +30,7 @@ def main() -> int:
         report.write()
         return 0
     chosen = [[part for part in (getattr(words, name.replace("-", "_")) or "").split(",") if part] for name in AXES]
-    some = cells.product(*chosen) if any(chosen) else cells.star()
+    some = cells.product(*chosen) if any(chosen) else cells.COVER
     folders = suite.QUICK if words.quick else suite.FOLDERS
     if not any(chosen):
         _try_wheels()

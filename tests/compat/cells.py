@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tests.compat.servers import SERVERS
-
-__all__ = ["BASE", "PARSERS", "PROTOCOLS", "PYTHONS", "REDIS_PY", "Cell", "product", "star"]
+__all__ = ["BASE", "COVER", "PARSERS", "PROTOCOLS", "PYTHONS", "REDIS_PY", "Cell", "product"]
 
 PYTHONS = ["3.11", "3.12", "3.13"]
 REDIS_PY = ["5.0.2", "5.3", "6.4", "7", "8"]
@@ -32,18 +30,18 @@ class Cell:
 
 
 BASE = Cell("valkey-9.1", "8", "3.11", "hiredis", "2")
-OLDEST = Cell("redis-6.2", "5.0.2", "3.11", "pure", "2")
-NEWEST = Cell("redis-8.10", "8", "3.13", "pure", "3")
-
-
-def star() -> list[Cell]:
-    """Each value of each axis with the others at BASE, and the oldest and the newest of everything."""
-    cells = [replace(BASE, server=one) for one in SERVERS]
-    cells += [replace(BASE, redis_py=one) for one in REDIS_PY]
-    cells += [replace(BASE, python=one) for one in PYTHONS]
-    cells += [replace(BASE, parser=one) for one in PARSERS]
-    cells += [replace(BASE, protocol=one) for one in PROTOCOLS]
-    return list(dict.fromkeys([*cells, OLDEST, NEWEST]))
+COVER = [
+    BASE,
+    Cell("redis-6.2", "5.0.2", "3.11", "pure", "2"),  # the oldest of everything
+    Cell("redis-8.10", "8", "3.13", "pure", "3"),  # the newest of everything
+    Cell("redis-6.2", "8", "3.12", "hiredis", "3"),
+    Cell("valkey-9.1", "5.0.2", "3.13", "hiredis", "3"),
+    Cell("redis-7.0", "7", "3.13", "hiredis", "2"),
+    Cell("redis-7.4", "6.4", "3.12", "pure", "2"),
+    Cell("redis-8.0", "5.3", "3.11", "pure", "3"),
+    Cell("valkey-8.1", "8", "3.12", "hiredis", "2"),
+]
+"""Every value of every axis, each server and redis-py at least once, oldest and newest in each other's company, too."""
 
 
 def product(

@@ -18,9 +18,9 @@ Sentinel or Cluster. URLs and clients that speak RESP2 or RESP3: our own connect
 in. Scripts use commands of Redis 6.2 only.
 
 This table is written by `python -m tests.compat`; nothing is edited by hand. Each row is a run of the suite, or of a
-part of it, with the named server behind every test, clusters of three primaries and primaries with a sentinel among them
-(these tests are also counted by themselves). RESP is what the URL asks for. What is skipped needs real input that did not
-lie beside the checkout, or TLS where the server was built without it.
+part of it, with the named server behind every test; those with clusters of three primaries and with sentinels
+are also counted by themselves. RESP is what the URL asks for. What is skipped needs real input that did not lie beside
+the checkout, or TLS where the server was built without it.
 
 | server | redis-py | Python | parser | RESP | passed | of these cluster, sentinel | skipped | failed | run |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -21,7 +21,7 @@ FOLDERS = ["tests/unit", "tests/lua", "tests/guard", "tests/topic", "tests/link"
 QUICK = [
     "tests/lua",
     "tests/guard",
-    "tests/link",
+    *(f"tests/link/test_{name}.py" for name in ("cluster", "endpoint", "faults", "links")),
     *(f"tests/topic/test_{name}.py" for name in ("deliveries", "limits", "merging", "priorities", "triggers")),
     *(f"tests/work/test_subscribers_{name}.py" for name in ("channel", "expiry", "stream")),
     "tests/work/test_worker_store.py",

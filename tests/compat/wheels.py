@@ -13,7 +13,7 @@ from tests.compat.servers import CACHE
 __all__ = ["build", "try_on"]
 
 WHEELS = CACHE / "wheels"
-DEMO = ["--subscribers", "2", "--events", "200", "--concurrency", "4"]
+DEMO = ["--subscribers", "2", "--events", "200", "--speed", "max", "--window", "100ms"]
 
 
 def build() -> dict[str, str]:

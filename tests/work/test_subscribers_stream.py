@@ -450,7 +450,7 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
 
     async with AsyncExitStack() as stack:
         for gate in gates:
-            gate.stream(stream.name, group="billing", reclaim="600ms", concurrency=1)(handle)
+            gate.stream(stream.name, group="billing", reclaim="3s", concurrency=1)(handle)
             await stack.enter_async_context(gate.aio.subscribers())
         stream.add(n=1)
         await until(lambda: started)
@@ -461,7 +461,7 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
             nonlocal idle, beats
             before, idle = idle, stream.pending()[0]["time_since_delivered"]
             beats += idle < before
-            return beats >= 6 and time.monotonic() - since > 1.2
+            return beats >= 6 and time.monotonic() - since > 6
 
         await until(beaten)
         release.set()
