@@ -51,8 +51,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def raw(url: str) -> Iterator[Any]:
-    """A plain client of the same server, to look at keys and to break things."""
-    with redis.Redis.from_url(url) as client:
+    """A plain client of the same server, to look at keys and to break things; replies have the shapes of RESP2."""
+    with redis.Redis.from_url(url.removesuffix("?protocol=3")) as client:
         yield client
 
 
