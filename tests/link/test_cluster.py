@@ -313,7 +313,7 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
         ask = asker("redis+sentinel://" + ",".join(f"{host}:{port}" for host, port in nodes) + "/shop/2")
     else:
         sentinel = (redis if how == "client" else aredis).Sentinel(nodes)
-        ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True))
+        ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True, protocol=3))
     # When a key is claimed
     key = ask.claims.key("s", token().hex())
     states = [(await ask.run(ask.claims.claim(key, token(), 1000, 1000))).state for _ in range(2)]
