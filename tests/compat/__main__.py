@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from tests.compat import cells, environments, report, suite, wheels
@@ -29,7 +30,7 @@ def main() -> int:
     if words.report:
         report.write()
         return 0
-    chosen = [[part for part in (getattr(words, name.replace("-", "_")) or "").split(",") if part] for name in AXES]
+    chosen = [getattr(words, name.replace("-", "_")) for name in AXES]
     some = cells.product(*chosen) if any(chosen) else cells.COVER
     folders = suite.QUICK if words.quick else suite.FOLDERS
     if not any(chosen):
@@ -54,11 +55,19 @@ def _try_wheels() -> None:
         print(python, *wheels.try_on(python), sep="\n  ", flush=True)
 
 
+def _some(values: list[str], text: str) -> list[str]:
+    named = text.split(",")
+    if unknown := set(named) - set(values):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not of {', '.join(values)}")
+    return named
+
+
 def _arguments() -> argparse.Namespace:
     more = MORE % cells.BASE.name.replace("_", ", ")
     parser = argparse.ArgumentParser("python -m tests.compat", epilog=more)
     for name, values in AXES.items():
-        parser.add_argument(f"--{name}", metavar="A,B", help=f"of {', '.join(values)}")
+        some = partial(_some, values)
+        parser.add_argument(f"--{name}", metavar="A,B", type=some, default=[], help=f"of {', '.join(values)}")
     parser.add_argument("--quick", action="store_true", help="the part of the suite that depends on them most")
     parser.add_argument("-n", type=int, default=2, help="test processes at once (default: 2)")
     parser.add_argument("--report", action="store_true", help="only write docs/compatibility.md")

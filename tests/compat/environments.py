@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.compat.servers import CACHE
+from tests.compat.uv import CACHE, ROOT, uv
 
-__all__ = ["ROOT", "environment", "installed", "python", "uv"]
+__all__ = ["environment", "installed", "python"]
 
-ROOT = Path(__file__).parents[2]
 NEEDED = ["pytest>=8.4", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "pydantic"]
-
-
-def uv(*words: str | Path) -> None:
-    beside = Path(sys.executable).with_name("uv")
-    program = beside if beside.exists() else shutil.which("uv")
-    if program is None:
-        raise SystemExit("this needs uv: python -m pip install uv")
-    subprocess.run([program, *words], cwd=ROOT, env=_surroundings(), check=True)
-
-
-def _surroundings() -> dict[str, str]:
-    """Pythons of pyenv are found, too, whichever of them is switched on."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    return os.environ | {"PATH": os.pathsep.join([*map(str, sorted(pyenv.glob("*/bin"))), os.environ["PATH"]])}
 
 
 def environment(name: str, version: str) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.compat.environments import ROOT
 from tests.compat.suite import FOLDERS, QUICK, RESULTS
+from tests.compat.uv import ROOT
 
 __all__ = ["write"]
 

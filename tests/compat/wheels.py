@@ -7,8 +7,8 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from tests.compat.environments import ROOT, environment, uv
-from tests.compat.servers import CACHE
+from tests.compat.environments import environment
+from tests.compat.uv import CACHE, ROOT, uv
 
 __all__ = ["build", "try_on"]
 
