@@ -530,9 +530,9 @@ async def test_a_group_that_vanished_is_made_again(how: str, one: Gate, stream: 
             stream.raw.delete(stream.name)
         stream.add(n=2)
         # Then it makes the group again, and misses nothing that is there
-        await until(lambda: one.counters["stream.groups_made"] == 2 and got[-1] == b"2")
+        await until(lambda: one.counters["stream.groups_made"] == 2 and b"2" in got)
         await until(lambda: not stream.pending())
-    assert got == ([b"1", b"1", b"2"] if how == "destroyed" else [b"1", b"2"])
+    assert sorted(got) == ([b"1", b"1", b"2"] if how == "destroyed" else [b"1", b"2"])
 
 
 async def test_what_is_at_work_when_its_group_vanishes_is_not_started_again(one: Gate, stream: Log) -> None:
