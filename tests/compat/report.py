@@ -74,6 +74,6 @@ def _row(result: dict[str, Any]) -> str:
 
 def _failures(results: list[dict[str, Any]]) -> str:
     lines = [
-        f"- {one['server']}, redis-py {one['redis']}: {name}" for one in results for name in one.get("failures", ())
+        f"- {one['server']}, redis-py {one['redis']}: `{name}`" for one in results for name in one.get("failures", ())
     ]
     return "\n" + "\n".join(["Failed:", "", *lines]) + "\n" if lines else ""

@@ -72,4 +72,4 @@ def test_the_page_tells_results_in_the_order_of_versions(tmp_path: Path, monkeyp
         "| Redis 8.2.0", "| Redis 8.10.2"
     ]  # fmt: skip
     assert "did not run" in page
-    assert "- Redis 8.10.2, redis-py 8.1.0: tests.x::y" in page
+    assert "- Redis 8.10.2, redis-py 8.1.0: `tests.x::y`" in page
