@@ -24,6 +24,7 @@ def run(plan: Plan) -> list[Row]:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
         with Gate(url, namespace="bench") as gate:
             rows = [_grown(server, who, keep, n) for who, keep in _kinds(gate, server).items()]
+            rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), 20 * n))
         with contestants(list(PEERS), url) as sides:
             for who, side in sides.items():
                 rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
@@ -45,6 +46,13 @@ def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
             server.set(f"order:{number:015}", "1", px=86_400_000)
 
     return {"idemgate, with a 30-byte result": done, "idemgate, no result": first, "a bare SET PX": plain}
+
+
+def _compact(gate: Gate, n: int) -> None:
+    """Many more than of the others: these are for many, and share pages."""
+    for start in range(0, n, 1_000):
+        ids = (f"order:{number:015}" for number in range(start, start + 1_000))
+        gate.first_many(ids, "24h", scope="o", compact=True)
 
 
 def _ask(side: Any, step: str, n: int) -> None:

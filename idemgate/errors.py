@@ -210,11 +210,15 @@ class StoreRefused(StoreError):
 
 
 class ForeignData(StoreError):
-    """A key of our namespace holds something we did not write: a wrong type or another version. Nothing was written."""
+    """A key of our namespace holds something we did not write: a wrong type or another version. Nothing was written.
+
+    `redis_key` is that key, `problem` what is wrong with it.
+    """
 
     def __init__(self, redis_key: str, text: str) -> None:
         super().__init__(f"{redis_key}: {text}. Nothing was written; move or delete that key, or use another namespace")
         self.redis_key = redis_key
+        self.problem = text
 
 
 class NotDecodable(StoreError):

@@ -21,7 +21,7 @@ from hypothesis import settings
 from idemgate import Gate
 from idemgate.link.embedded import start
 from idemgate.once.claim import Claim
-from idemgate.testing import Clock
+from idemgate.testing import Clock, audit
 from idemgate.topic.dead import Dead
 from idemgate.topic.faces import Topic
 
@@ -67,12 +67,26 @@ def namespace() -> str:
 
 
 @pytest.fixture
-async def gate(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
-    """A gate on a namespace of its own, whose time is `clock`."""
+def sound(request: pytest.FixtureRequest) -> Callable[[Gate], None]:
+    """`sound(gate)`: its whole namespace is as it must be. A test that damages it on purpose says
+    `@pytest.mark.damages("wrong-type")`, the kinds of faults that are then found."""
+    damages = {kind for mark in request.node.iter_markers("damages") for kind in mark.args}
+
+    def check(gate: Gate) -> None:
+        report = audit(gate)
+        assert {*report.by_kind} <= damages, str(report)
+
+    return check
+
+
+@pytest.fixture
+async def gate(url: str, clock: Clock, namespace: str, sound: Callable[[Gate], None]) -> AsyncIterator[Gate]:
+    """A gate on a namespace of its own, whose time is `clock`; audited at the end of each test."""
     made = Gate(url, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()
     made.close()
+    sound(made)
 
 
 @pytest.fixture(params=["blocking", "awaiting"])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import cast
 
-from idemgate.cli import demo, run, server, topics
+from idemgate.cli import demo, doctor, run, server, topics
 from idemgate.errors import BadInput, IdemgateError, NotConfigured
 
 __all__ = ["command_line", "main"]
@@ -50,7 +50,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"idemgate {version('idemgate-redis')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (demo, run, server, topics):
+    for command in (demo, doctor, run, server, topics):
         command.add_to(commands)
     return parser
 

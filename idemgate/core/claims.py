@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from idemgate.core import keys
-from idemgate.core.calls import Call, call, text
+from idemgate.core.calls import Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
+from idemgate.core.tokens import token
 
 __all__ = ["Claims", "Entry", "Record"]
 
+MANY = 100
+"""Records of one script call: the server is blocked for the whole of it."""
 State = Literal["started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
 
 
@@ -73,6 +78,14 @@ def _entry(reply: list[Any]) -> Entry:
     if word == b"exhausted":
         return Entry("exhausted", attempt=reply[2])
     return Entry("reused" if word == b"reused" else "stale")
+
+
+def _started(reply: list[Any]) -> bool:
+    return bool(reply[0] == b"started")
+
+
+def _firsts(reply: list[Any]) -> list[bool]:
+    return [word == b"first" for word in reply[2:]]
 
 
 def _held(reply: list[Any]) -> bool:
@@ -144,6 +157,29 @@ class Claims:
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
         return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _entry)
+
+    def first(self, record: tuple[bytes, ...], retention: int) -> Call[bool]:
+        """A mark of which only is asked whether it was the first."""
+        return call("once/mark", record, (stamp(self.clock), token(), retention, b""), _started)
+
+    def mark_many(self, records: Sequence[tuple[bytes, ...]], retention: int) -> Batch[list[bool]]:
+        """`first` of many records, 100 a script call: not for a cluster. Of equal ones the first is first."""
+        places: dict[bytes, int] = {}
+        for place, (record,) in enumerate(records):
+            places.setdefault(record, place)
+        different = list(places)
+
+        def join(answers: list[list[bool]]) -> list[bool]:
+            found = [False] * len(records)
+            for place, first in zip(places.values(), chain.from_iterable(answers), strict=True):
+                found[place] = first
+            return found
+
+        calls = [
+            call("once/marks", tuple(different[i : i + MANY]), (stamp(self.clock), token(), retention), _firsts)
+            for i in range(0, len(different), MANY)
+        ]
+        return Batch(calls, join)
 
     def complete(
         self, record: tuple[bytes, ...], owner: bytes, retention: int, kind: bytes, result: bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from threading import Lock
 
 __all__ = ["Counters"]
@@ -14,7 +13,7 @@ class Counters:
     __slots__ = ("_counts", "_lock")
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -22,10 +21,10 @@ class Counters:
 
     def add(self, name: str, n: int = 1) -> None:
         with self._lock:
-            self._counts[name] += n
+            self._counts[name] = self._counts.get(name, 0) + n
 
     def __getitem__(self, name: str) -> int:
-        return self._counts[name]
+        return self._counts.get(name, 0)
 
     def snapshot(self) -> dict[str, int]:
         """All of them, as they are now."""

@@ -4,6 +4,7 @@
 |---|---|---|
 | `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
 also its wake-up channel |
+| `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of one shard of a seen-set (`lua/lib/page.lua`) |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
 (`lua/topic/resize.lua`) |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
@@ -22,12 +23,14 @@ import re
 from binascii import crc32
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from idemgate.errors import BadInput
 
 __all__ = [
     "Key",
+    "Owner",
     "check_name",
     "check_scope",
     "digest",
@@ -35,8 +38,11 @@ __all__ = [
     "is_ours",
     "members",
     "outbox",
+    "owner_of",
+    "pattern",
     "raw",
     "record",
+    "seen",
     "slot",
     "slot_of",
     "text_of",
@@ -137,16 +143,27 @@ def _escape(text: bytes) -> bytes:
     return b"#" + blake2b(text, digest_size=16).hexdigest().encode()
 
 
-@lru_cache(4096)
-def _record_prefix(namespace: str, scope: str) -> bytes:
+def _escape_scope(scope: str) -> bytes:
     check_scope(scope)
     # The scope may not hold the colon that ends it; the key, being last, may.
-    return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape(scope.encode()).replace(b":", b"%3A"))
+    return _escape(scope.encode()).replace(b":", b"%3A")
+
+
+@lru_cache(4096)
+def _record_prefix(namespace: str, scope: str) -> bytes:
+    return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape_scope(scope))
 
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
     """The record of one idempotency key."""
     return _record_prefix(namespace, scope) + _escape(raw(key)) + b"}"
+
+
+@lru_cache(4096)
+def seen(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
+    """The two pages of one shard of a seen-set."""
+    tag = b"ig1:{%s:seen:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
+    return tag + b":0", tag + b":1"
 
 
 def topics(namespace: str) -> bytes:
@@ -172,6 +189,51 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
 def is_ours(key: bytes) -> bool:
     """Whether a key is one of these, of whichever namespace."""
     return key.startswith(b"ig1:{")
+
+
+class Owner(NamedTuple):
+    """What a key of a namespace belongs to: `kind` "once", "topics", "slot", "out" or "members"; "layout" is a key of
+    another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the topic or the group
+    of members."""
+
+    kind: str
+    name: str = ""
+    number: int = 0
+    slots: int = 1
+    part: str = ""
+
+
+_ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
+_OWNERS = re.compile(
+    rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
+    r"|(?P<topics>topics)\}"
+    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
+    r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
+    re.ASCII,
+)
+
+
+def pattern(namespace: str) -> bytes:
+    """For SCAN: every key of a namespace, of whichever layout."""
+    return b"ig*:{%s:*" % namespace.encode()
+
+
+def owner_of(namespace: str, key: bytes) -> Owner:
+    """What a key that matches `pattern` belongs to: the functions of this module, read backwards."""
+    prefix = b"ig1:{%s:" % namespace.encode()
+    if not key.startswith(prefix):
+        return Owner("layout")
+    found = _OWNERS.fullmatch(key[len(prefix) :].decode(errors="replace"))
+    if found is None:
+        return Owner("foreign")
+    if found["topics"]:
+        return Owner("topics")
+    if found["scope"]:
+        return Owner("once", found["scope"])
+    if found["group"]:
+        return Owner("members", found["group"], part=found["crew"])
+    kind = "out" if found["part"] == "out" else "slot"
+    return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
 
 
 def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:

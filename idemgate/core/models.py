@@ -29,9 +29,9 @@ def rebuild(value: Any, annotation: object) -> Any:
     defaults, unknown ones are left out, so that two versions of a model can share a topic. Raises
     NotDecodable when the model refuses the value.
     """
-    annotation = _bare(annotation)
     if not _concerns(annotation):
         return value
+    annotation = _bare(annotation)
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return _model(value, annotation)
     origin: Any = get_origin(annotation)

@@ -129,7 +129,7 @@ class Passage:
     """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim
     was answered."""
 
-    __slots__ = ("claims", "entry", "fingerprint", "guard", "key", "owner", "record", "since")
+    __slots__ = ("_owner", "claims", "entry", "fingerprint", "guard", "key", "record", "since")
 
     def __init__(self, guard: Guard, claims: Claims, key: Key, fingerprint: bytes) -> None:
         self.guard = guard
@@ -137,9 +137,16 @@ class Passage:
         self.key = key
         self.record = claims.key(guard.scope, key)
         self.fingerprint = fingerprint
-        self.owner = token()
+        self._owner = b""
         self.entry: Entry | None = None
         self.since = 0.0
+
+    @property
+    def owner(self) -> bytes:
+        """Drawn when it is first needed: whoever knows that the key is done needs none."""
+        if not self._owner:
+            self._owner = token()
+        return self._owner
 
     def enter(self) -> Call[Entry]:
         guard = self.guard
@@ -171,19 +178,22 @@ class Passage:
         guard = self.guard
         if guard.on_done == "skip":
             return Answer()
+        if entry.kind != b"v":
+            return self._done_without_value(entry)
+        try:
+            value = guard.codec.decode(entry.result)
+            if guard.returns is not None:
+                value = rebuild(value, guard.returns)
+        except (NotDecodable, BadInput, TypeError, ValueError) as error:
+            return Answer(error=ResultUnavailable(text_of(self.key), f"it cannot be read back: {error}"))
+        return Answer(error=AlreadyDone(text_of(self.key), value)) if guard.on_done == "raise" else Answer(value)
+
+    def _done_without_value(self, entry: Entry) -> Answer:
         name = text_of(self.key)
         if entry.kind == b"e":
             return Answer(error=ReplayedFailure(name, *failure_of(entry)))
-        if entry.kind == b"n":
-            missing = ResultUnavailable(
-                name, _NOT_KEPT if guard.at_most_once else entry.result.decode(errors="replace")
-            )
-            return Answer(error=AlreadyDone(name)) if guard.on_done == "raise" else Answer(error=missing)
-        try:
-            value = rebuild(guard.codec.decode(entry.result), guard.returns)
-        except (NotDecodable, BadInput, TypeError, ValueError) as error:
-            return Answer(error=ResultUnavailable(name, f"it cannot be read back: {error}"))
-        return Answer(error=AlreadyDone(name, value)) if guard.on_done == "raise" else Answer(value)
+        why = _NOT_KEPT if self.guard.at_most_once else entry.result.decode(errors="replace")
+        return Answer(error=AlreadyDone(name) if self.guard.on_done == "raise" else ResultUnavailable(name, why))
 
     def _in_progress(self, entry: Entry) -> Answer | Wait:
         guard = self.guard

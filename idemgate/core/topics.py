@@ -41,7 +41,7 @@ from idemgate.errors import BadInput
 __all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
-BATCH = 500
+BATCH = 200
 """Most triggers of one script call: the server is blocked for the whole of it."""
 
 
@@ -202,7 +202,7 @@ class TopicCalls:
     # -- putting in ---------------------------------------------------------------------------------------------------
 
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
-        return self._trigger(token(), self._fields(trigger))
+        return self._trigger(token(), self.checked(trigger))
 
     def _trigger(self, request: bytes, fields: tuple[bytes, ...]) -> Call[Receipt]:
         return self._call(
@@ -214,13 +214,14 @@ class TopicCalls:
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 500 triggers. All are checked before the first call is made."""
+        """One script call per slot and 200 triggers. All are checked before the first call is made."""
+        return self.put_many([self.checked(trigger) for trigger in triggers])
+
+    def put_many(self, triggers: Sequence[tuple[bytes, ...]]) -> Batch[list[Receipt]]:
+        """As `trigger_many`, of triggers that were `checked`."""
         by_slot: dict[int, list[tuple[int, tuple[bytes, ...]]]] = defaultdict(list)
-        total = 0
-        for place, trigger in enumerate(triggers):
-            fields = self._fields(trigger)
+        for place, fields in enumerate(triggers):
             by_slot[self.at(fields[3] or fields[0])].append((place, fields))
-            total += 1
         calls: list[Call[list[Receipt]]] = []
         places: list[list[int]] = []
         for slot, entries in by_slot.items():
@@ -230,7 +231,7 @@ class TopicCalls:
                 places.append([place for place, _ in part])
 
         def join(answers: list[list[Receipt]]) -> list[Receipt]:
-            receipts: list[Any] = [None] * total
+            receipts: list[Any] = [None] * len(triggers)
             for where, answer in zip(places, answers, strict=True):
                 for place, receipt in zip(where, answer, strict=True):
                     receipts[place] = receipt
@@ -247,7 +248,8 @@ class TopicCalls:
             lambda calls, _: part.again(lambda fields: calls.at(fields[3] or fields[0]), calls._triggers, in_order),
         )
 
-    def _fields(self, trigger: Trigger) -> tuple[bytes, ...]:
+    def checked(self, trigger: Trigger) -> tuple[bytes, ...]:
+        """A trigger as scripts get it, or BadInput."""
         version = b"" if trigger.version is None else _version(trigger.version)
         event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
         return (
@@ -281,8 +283,8 @@ class TopicCalls:
         args = (request, self._policy, n, policy.lease, *policy.limits(slot))
 
         def read(reply: list[Any]) -> Taken:
-            found = [
-                Delivery[Any](
+            found: list[Delivery[Any]] = [
+                Delivery(  # not Delivery[Any](...): that alone would cost as much as all the rest
                     self.name,
                     slot,
                     reply[i],
@@ -314,7 +316,7 @@ class TopicCalls:
             "settle",
             slot,
             args,
-            lambda reply: Settled(part.own([text(word) for word in reply[3:]]), reply[2], reply[1]),
+            lambda reply: Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]),
             lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled),
         )
 
@@ -323,7 +325,7 @@ class TopicCalls:
         settlements: Iterable[Settlement],
         told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
     ) -> Batch[list[str]]:
-        """One script call per slot and 500 deliveries; the outcomes in the order of the settlements. `told` hears each
+        """One script call per slot and 200 deliveries; the outcomes in the order of the settlements. `told` hears each
         answer."""
 
         def read(slot: int, answer: Settled) -> list[str]:
@@ -343,7 +345,7 @@ class TopicCalls:
             "extend",
             slot,
             args,
-            lambda reply: [text(word) for word in reply[2:]],
+            lambda reply: _outcomes(reply[2:]),
             lambda calls, _: part.again(
                 lambda one: calls.at(one.route), lambda at, some: calls._extend(at, some, lease), in_order
             ),
@@ -364,6 +366,8 @@ class TopicCalls:
         build: Callable[[int, list[Any]], Call[Any]],
         read: Callable[[int, Any], list[str]],
     ) -> Batch[list[str]]:
+        if self.policy.slots == 1:
+            return self._chunks(list(entries), build, read)
         by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for place, entry in enumerate(entries):
             by_slot[slot_of(entry)].append((place, entry))
@@ -377,6 +381,14 @@ class TopicCalls:
             return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
+
+    def _chunks(
+        self, entries: list[Any], build: Callable[[int, list[Any]], Call[Any]], read: Callable[[int, Any], list[str]]
+    ) -> Batch[list[str]]:
+        def join(answers: list[Any]) -> list[str]:
+            return [outcome for answer in answers for outcome in read(0, answer)]
+
+        return Batch([build(0, entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)], join)
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         return self._forward(token(), slot, to, n)
@@ -579,6 +591,13 @@ def _forwarded(answers: list[Forwarded]) -> Forwarded:
 def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     outcomes = in_order(places, [one.outcomes for one in answers])
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
+
+
+_OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost")}
+
+
+def _outcomes(words: list[bytes]) -> list[str]:
+    return [_OUTCOMES[word] for word in words]
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:

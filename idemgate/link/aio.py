@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -72,10 +73,47 @@ class AsyncLink:
             here = self._loops[loop] = _Loop(self.endpoint, self.seconds)
         return here
 
-    def start(self, call: Call[T], within: float | None = None) -> asyncio.Task[T]:
-        """Sends a call in a task of its own, so that cancelling the caller neither tears a reply nor hides the
-        outcome."""
-        return self.spawn(self._insist(call, self._patience(within)))
+    def start(self, call: Call[T], within: float | None = None) -> asyncio.Future[T]:
+        """Sends a call whose future goes on when the caller is cancelled, if it is shielded: cancelling then neither
+        tears a reply nor hides the outcome."""
+        here = self._here
+        wire = here.wire
+        if wire is None or wire.closed or wire.crowded:
+            return self.spawn(self._insist(call, self._patience(within)))
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        request = pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+        patience = Patience(self.seconds if within is None else within)
+        wire.ask(request, partial(self._heard, call, answer, patience, wire))
+        return answer
+
+    def _heard(self, call: Call[T], answer: asyncio.Future[T], patience: Patience, wire: Wire, reply: Any) -> None:
+        """The common case costs no task; whatever is out of the ordinary goes on in one."""
+        if answer.done():
+            return  # nobody waits for it
+        if not isinstance(reply, Exception):
+            try:
+                answer.set_result(call.answer(reply))
+            except Moved:
+                self.spawn(_into(answer, self._answered(call, reply, patience)))
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
+                answer.set_exception(error)
+            return
+        self._suspect(wire, reply)
+        self.spawn(_into(answer, self._again(call, patience, reply)))
+
+    async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
+        if isinstance(error, rx.NoScriptError):
+            try:
+                reply = await self._ask("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+                return await self._answered(call, reply, patience)
+            except FAILURES as failure:
+                error = failure
+        await asyncio.sleep(patience.pause(error))
+        return await self._insist(call, patience)
+
+    def _suspect(self, wire: Wire, error: Exception) -> None:
+        if self.endpoint.kind == "sentinel" and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
+            wire.abandon()  # it was the master; the next connection asks the sentinels who is now
 
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
@@ -163,8 +201,7 @@ class AsyncLink:
         try:
             return await wire.send(pack(words))
         except rx.ResponseError as error:
-            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-                wire.abandon()  # it was the master; the next connection asks the sentinels who is now
+            self._suspect(wire, error)
             raise
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -217,6 +254,8 @@ class AsyncLink:
         here = self._loops.get(loop)
         if here is None:
             return
+        if here.wire is not None:
+            await here.wire.drain()
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
         self._loops.pop(loop, None)
@@ -226,6 +265,21 @@ class AsyncLink:
         await close_client(here.client)
         if here.blocking is not None:
             await close_client(here.blocking)
+
+
+async def _into(answer: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Answers a future with what comes of the work."""
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is for who asked
+        if not answer.done():
+            answer.set_exception(error)
+    else:
+        if not answer.done():
+            answer.set_result(result)
 
 
 async def _asked(client: Any, *args: Any) -> Any:

@@ -13,7 +13,7 @@ from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
 
-__all__ = ["Node", "database", "primaries"]
+__all__ = ["Node", "database", "owners", "primaries"]
 
 
 class Node:
@@ -66,11 +66,12 @@ async def primaries(endpoint: Endpoint, known: Iterable[Endpoint] = ()) -> list[
             continue
         finally:
             await node.close()
-        return _owners(one, slots)
+        return owners(one, slots)
     raise StoreUnavailable(f"no node of {endpoint} answers", "no") from error
 
 
-def _owners(asked: Endpoint, slots: list[Any]) -> list[Endpoint]:
+def owners(asked: Endpoint, slots: list[Any]) -> list[Endpoint]:
+    """The primaries in the answer to CLUSTER SLOTS."""
     found: dict[tuple[str, int], Endpoint] = {}
     for _first, _last, (host, port, *_), *_replicas in slots:
         # A node that does not know its own address leaves it out: it is where it was asked.

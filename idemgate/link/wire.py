@@ -1,14 +1,16 @@
 """The awaiting wire: one connection, on which the calls of one tick, from all tasks, travel together.
 
-redis-py connects (addresses, TLS, credentials, its handshake); from then on the transport is ours. A call is a future
-in a queue: requests gathered in a tick of the event loop are written at once, replies are matched in order. A caller
-that is cancelled leaves its place in the queue behind, so that no reply is ever given to another.
+redis-py connects (addresses, TLS, credentials, its handshake); from then on the transport is ours. A call is a place in
+a queue: requests gathered in a tick of the event loop are written at once, replies are matched in order. A caller that
+is cancelled leaves its place in the queue behind, so that no reply is ever given to another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -19,8 +21,12 @@ from idemgate.link.resp import new_reader
 __all__ = ["Wire", "connected"]
 
 
+Heard = Callable[[Any], None]
+"""Gets a reply, or the exception that came of asking. Must not raise."""
+
+
 class Wire(asyncio.Protocol):
-    """One connection. `send` gives a future; `closed` says that it cannot be used any more."""
+    """One connection. `send` gives a future, `ask` calls back; `closed` says that it cannot be used any more."""
 
     def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -28,7 +34,8 @@ class Wire(asyncio.Protocol):
         self._transport = writer.transport
         self._patience = patience
         self._reader = new_reader()
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[Heard] = deque()
+        self._drained: asyncio.Future[None] | None = None
         self._out: list[bytes] = []
         self._progress = monotonic()
         self._watch: asyncio.TimerHandle | None = None
@@ -39,20 +46,24 @@ class Wire(asyncio.Protocol):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, request: bytes) -> asyncio.Future[Any]:
-        """The reply's future; it is written at the end of this tick. Errors of the server are raised by awaiting it."""
+        """The reply's future. Errors of the server are raised by awaiting it."""
         future = self._loop.create_future()
+        self.ask(request, partial(_resolve, future))
+        return future
+
+    def ask(self, request: bytes, heard: Heard) -> None:
+        """Written at the end of this tick; `heard` gets what comes of it."""
         if self.closed:
-            future.set_exception(rx.ConnectionError("the connection was lost before the request was sent"))
-            return future
+            heard(rx.ConnectionError("the connection was lost before the request was sent"))
+            return
         if not self._waiting:
             self._progress = monotonic()
             if self._watch is None:
                 self._watch = self._loop.call_later(self._patience, self._check)
-        self._waiting.append(future)
+        self._waiting.append(heard)
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(request)
-        return future
 
     @property
     def crowded(self) -> bool:
@@ -75,16 +86,12 @@ class Wire(asyncio.Protocol):
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not False:
-                future = self._waiting.popleft()
-                if future.done():
-                    continue
-                if isinstance(reply, Exception):
-                    future.set_exception(reply)
-                else:
-                    future.set_result(reply)
+                self._waiting.popleft()(reply)
         except (rx.InvalidResponse, IndexError) as error:
             self._end(rx.ConnectionError(f"the server's replies make no sense: {error}"))
             self._transport.abort()
+        if self._drained is not None and not self._waiting and not self._drained.done():
+            self._drained.set_result(None)
 
     def pause_writing(self) -> None:
         self._room.clear()
@@ -116,22 +123,33 @@ class Wire(asyncio.Protocol):
             self._watch.cancel()
             self._watch = None
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(error)
+            self._waiting.popleft()(error)
 
     def abandon(self) -> None:
         """Not to be used any more; what was asked on it is lost."""
         self._end(rx.ConnectionError("the connection was given up"))
         self._transport.abort()
 
+    async def drain(self) -> None:
+        """Waits for the replies that are due, as long as one may take."""
+        if self._waiting:
+            self._drained = self._loop.create_future()
+            await asyncio.wait({self._drained}, timeout=self._patience)
+
     async def close(self) -> None:
         """Waits for the replies that are due, then closes."""
-        left = [future for future in self._waiting if not future.done()]
-        if left:
-            await asyncio.wait(left, timeout=self._patience)
+        await self.drain()
         self._end(rx.ConnectionError("the connection was closed"))
         self._transport.close()
+
+
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
+    if future.done():
+        return  # cancelled: its place was kept
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
 
 
 async def connected(pool: Any, patience: float) -> Wire:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 __all__ = ["Script", "names", "script", "source"]
 
+_HERE = Path(__file__).parent  # importlib.resources would cost more than the rest of this package
 _INCLUDE = re.compile(r'^--- @include "([a-z_/]+)"$', re.MULTILINE)
 
 
@@ -28,12 +29,12 @@ class Script:
 
 def source(name: str) -> str:
     """The file as it is written, for example `source("once/claim")`."""
-    return (files(__name__) / f"{name}.lua").read_text(encoding="utf-8")
+    return (_HERE / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def names() -> list[str]:
     """Every script (not the library files), sorted."""
-    rooms = (room for room in files(__name__).iterdir() if room.name in ("members", "once", "topic"))
+    rooms = (room for room in _HERE.iterdir() if room.name in ("members", "once", "topic"))
     return sorted(f"{room.name}/{file.name[:-4]}" for room in rooms for file in room.iterdir())
 
 

@@ -30,7 +30,7 @@ async def claimed(gate: Gate, passage: Passage) -> Entry:
         raise
 
 
-async def _give_back(gate: Gate, passage: Passage, asking: asyncio.Task[Entry]) -> None:
+async def _give_back(gate: Gate, passage: Passage, asking: asyncio.Future[Entry]) -> None:
     try:
         entry = await asking
         if entry.state == "started" and not passage.guard.at_most_once:

@@ -172,14 +172,23 @@ class Guarded:
 
     async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Finishes even when the caller is cancelled meanwhile."""
+        link = self.gate.aio.link
+        ending = link.start(call, within=self._patience())
+        try:
+            held = await asyncio.shield(ending)
+        except StoreError as error:
+            self._unsaved(passage, error)
+        except asyncio.CancelledError:
+            link.spawn(self._await_settled(passage, ending, done))
+            raise
+        else:
+            self._settled(passage, held, done)
 
-        async def settle() -> None:
-            try:
-                self._settled(passage, await self.gate.aio.link.run(call, within=self._patience()), done)
-            except StoreError as error:
-                self._unsaved(passage, error)
-
-        await asyncio.shield(self.gate.aio.link.spawn(settle()))
+    async def _await_settled(self, passage: Passage, ending: asyncio.Future[bool], done: bool) -> None:
+        try:
+            self._settled(passage, await ending, done)
+        except StoreError as error:
+            self._unsaved(passage, error)
 
     # What both share.
 

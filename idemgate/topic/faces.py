@@ -181,7 +181,7 @@ class Topic(_Face):
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
-        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 500 triggers, each
+        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers, each
         atomic.
 
         All triggers are checked before the first is sent.
@@ -203,7 +203,7 @@ class Topic(_Face):
 
     def forward_due(self, n: int = 1000) -> int:
         """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
-        own their loop. One round trip per slot and 500 messages, each atomic. BadInput unless `forward` said where
+        own their loop. One round trip per slot and 200 messages, each atomic. BadInput unless `forward` said where
         to."""
         to, calls, sent = self.opening.destination(), self.open(), 0
         for slot in self._slots(calls):
@@ -386,11 +386,14 @@ class AioTopic(_Face):
         version: int | None = None,
         event_id: Key | None = None,
     ) -> Receipt:
-        """As `Topic.trigger`."""
+        """As `Topic.trigger`; the triggers of one tick of the event loop share a script call, and so its outcome."""
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
-        return await self.run(lambda calls: calls.trigger(trigger))
+        if self.opening.calls is None:
+            self.opening.provisional().checked(trigger)
+        calls = await self.open()
+        return await self.opening.gathering().add(calls, calls.checked(trigger))
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
         """As `Topic.trigger_many`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import Call
 from idemgate.core.functions import refuse_generator
@@ -13,6 +15,7 @@ from idemgate.core.policy import Policy, differing, from_stored, reconciled, slo
 from idemgate.core.recurring import Recurring
 from idemgate.core.topics import TopicCalls, open_topic, stored_policy
 from idemgate.errors import BadInput, PolicyChanged
+from idemgate.topic.gathering import Gathering
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -38,6 +41,7 @@ class Opening:
         self.recurring: dict[str, Recurring] = {}
         self.calls: TopicCalls | None = None
         self._said = declared.slots
+        self._gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
 
     def declare(self, declared: Policy, redefine: bool) -> None:
         """The same name again: the same policy, or a new one with `redefine`."""
@@ -100,6 +104,14 @@ class Opening:
         known = self.recurring.setdefault(made.name, made)
         if known != made:
             raise BadInput("name", made.name, f"recurs already, as {known.expression!r}", "Give each its own name")
+
+    def gathering(self) -> Gathering:
+        """That of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._gatherings.get(loop)
+        if found is None:
+            found = self._gatherings[loop] = Gathering(self.gate.aio.link)
+        return found
 
     def provisional(self) -> TopicCalls:
         """Calls by the declared policy: to check a trigger before the topic itself is written."""

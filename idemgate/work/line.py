@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from time import monotonic
 from typing import Any
@@ -156,8 +157,7 @@ class Line:
             outcomes = await self.gate.aio.link.run_all(
                 self.calls.settle_many(settlements, self.due.learn), within=self.lease
             )
-            for settlement, outcome in zip(settlements, outcomes, strict=True):
-                self._settled(settlement, outcome)
+            self._count(settlements, outcomes)
         except StoreError as error:
             self.gate.counters.add("worker.unsettled", len(settlements))
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
@@ -165,12 +165,22 @@ class Line:
         finally:
             self.drop(settlement.delivery for settlement in settlements)
 
-    def _settled(self, settlement: Settlement, outcome: str) -> None:
-        self.gate.counters.add(f"worker.{'lost' if outcome == 'lost' else _COUNTED[settlement.verb]}")
-        if outcome == "dead":
-            self.gate.counters.add("worker.dead")
-            attempt, failure = settlement.delivery.attempt, settlement.failure
-            log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
+    def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
+        counted = Counter(
+            "lost" if outcome == "lost" else _COUNTED[settlement.verb]
+            for settlement, outcome in zip(settlements, outcomes, strict=True)
+        )
+        for name, n in counted.items():
+            self.gate.counters.add(f"worker.{name}", n)
+        if "dead" in outcomes:
+            for settlement, outcome in zip(settlements, outcomes, strict=True):
+                if outcome == "dead":
+                    self._tell_dead(settlement)
+
+    def _tell_dead(self, settlement: Settlement) -> None:
+        self.gate.counters.add("worker.dead")
+        attempt, failure = settlement.delivery.attempt, settlement.failure
+        log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
 
     def drop(self, deliveries: Iterable[Delivery[Any]]) -> None:
         """Holds these no more: their leases run out, unless they were settled."""

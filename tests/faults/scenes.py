@@ -9,14 +9,15 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
 
 from idemgate import Gate, current
 from idemgate.core.calls import Call
-from idemgate.testing import Clock
+from idemgate.testing import Clock, History
 from idemgate.work.worker import Worker
 from tests.faults.points import reach, times
 
@@ -38,13 +39,20 @@ def opened(order: Order) -> tuple[Gate, Any]:
     return gate, redis.Redis.from_url(order["url"])
 
 
+def told(order: Order, raw: Any) -> History:
+    """What this process runs, told to Redis at once, since it may die."""
+    return History(lambda event: raw.rpush(f"{order['namespace']}:history", event.packed()))
+
+
 # -- a guarded function -----------------------------------------------------------------------------------------------
 
 
 def guarded(order: Order) -> Callable[[], object]:
     """Charges once: an effect that nothing undoes (a list of fencing tokens), and one in a fenced sink."""
     gate, raw = opened(order)
-    name, topic = order["namespace"], gate.topic("mails")
+    name, topic, history = order["namespace"], gate.topic("mails"), told(order, raw)
+
+    ran: list[int] = []
 
     def effect(token: int) -> None:
         reach("before effect")
@@ -56,39 +64,50 @@ def guarded(order: Order) -> Callable[[], object]:
         if "fails" in order["with"] and current().attempt == 1:
             raise ConnectionError("the bank is closed")
 
+    def run(key: str) -> Any:
+        token, attempt = current().token, current().attempt
+        ran.append(token)
+        return history.run(key, token, attempt, work=key)
+
     def charge(key: str) -> str:
-        fail_first()
-        if "trigger" in order["with"]:
-            topic.trigger(key, 1, event_id=key)
-        if "linger" in order["with"]:
-            time.sleep(order["linger"])
-        if current().recovered is None:
-            effect(current().token)
-        if "checkpoint" in order["with"]:
-            current().checkpoint("charged")
-        return f"receipt for {key}"
+        with run(key):
+            fail_first()
+            if "trigger" in order["with"]:
+                topic.trigger(key, 1, event_id=key)
+            if "linger" in order["with"]:
+                time.sleep(order["linger"])
+            if current().recovered is None:
+                effect(current().token)
+            if "checkpoint" in order["with"]:
+                current().checkpoint("charged")
+            return f"receipt for {key}"
 
     async def charge_async(key: str) -> str:
-        fail_first()
-        if "trigger" in order["with"]:
-            await topic.aio.trigger(key, 1, event_id=key)
-        if "linger" in order["with"]:
-            await asyncio.sleep(order["linger"])
-        if current().recovered is None:
-            effect(current().token)
-        if "checkpoint" in order["with"]:
-            await current().aio.checkpoint("charged")
-        return f"receipt for {key}"
+        with run(key):
+            fail_first()
+            if "trigger" in order["with"]:
+                await topic.aio.trigger(key, 1, event_id=key)
+            if "linger" in order["with"]:
+                await asyncio.sleep(order["linger"])
+            if current().recovered is None:
+                effect(current().token)
+            if "checkpoint" in order["with"]:
+                await current().aio.checkpoint("charged")
+            return f"receipt for {key}"
 
     once = gate.once(key="{key}", scope="charge", lease=order["lease"])
 
     def scene() -> object:
         try:
             if order["flavour"] == "async":
-                return asyncio.run(once(charge_async)(order["key"]))
-            return once(charge)(order["key"])
+                said: object = asyncio.run(once(charge_async)(order["key"]))
+            else:
+                said = once(charge)(order["key"])
         except ConnectionError as error:
             return f"failed: {error}"
+        if ran:
+            history.done(order["key"], ran[-1], work=order["key"])
+        return said
 
     return scene
 
@@ -97,40 +116,41 @@ def guarded(order: Order) -> Callable[[], object]:
 
 
 def work(order: Order) -> Callable[[], object]:
-    """Works until nothing is left that is due at its time, and it holds nothing. Handlers note each run: key, attempt,
-    token, payload."""
+    """Works until nothing is left that is due at its time, and it holds nothing. Handlers note each run, with its
+    payload."""
     gate, raw = opened(order)
     topic = gate.topic(
         "t", merge="append", slots=2, lease=order["lease"], max_attempts=order["max_attempts"], backoff=0
     )
-    follow = gate.topic("follow")
+    follow, history = gate.topic("follow"), told(order, raw)
 
-    def note(delivery: Any) -> None:
-        run = [delivery.key, delivery.attempt, delivery.token, delivery.payload]
-        raw.rpush(f"{order['namespace']}:runs", json.dumps(run))
-        reach("in handler")
-        if delivery.key == order.get("poison"):
-            os.kill(os.getpid(), signal.SIGKILL)
+    @contextmanager
+    def noted(delivery: Any) -> Generator[None]:
+        with history.delivery(delivery, note=delivery.payload):
+            reach("in handler")
+            if delivery.key == order.get("poison"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield
 
     def fail_first(delivery: Any) -> None:
         if "fails" in order["with"] and delivery.attempt == 1:
             raise ConnectionError("the bank is closed")
 
     def handle(delivery: Any) -> None:
-        note(delivery)
-        if "trigger" in order["with"]:
-            follow.trigger(delivery.key, 1, event_id=delivery.key)
-        if "linger" in order["with"]:
-            time.sleep(order["linger"])
-        fail_first(delivery)
+        with noted(delivery):
+            if "trigger" in order["with"]:
+                follow.trigger(delivery.key, 1, event_id=delivery.key)
+            if "linger" in order["with"]:
+                time.sleep(order["linger"])
+            fail_first(delivery)
 
     async def handle_async(delivery: Any) -> None:
-        note(delivery)
-        if "trigger" in order["with"]:
-            await follow.aio.trigger(delivery.key, 1, event_id=delivery.key)
-        if "linger" in order["with"]:
-            await asyncio.sleep(order["linger"])
-        fail_first(delivery)
+        with noted(delivery):
+            if "trigger" in order["with"]:
+                await follow.aio.trigger(delivery.key, 1, event_id=delivery.key)
+            if "linger" in order["with"]:
+                await asyncio.sleep(order["linger"])
+            fail_first(delivery)
 
     topic.handler(handle_async if order["flavour"] == "async" else handle)
 

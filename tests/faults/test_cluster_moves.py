@@ -60,7 +60,7 @@ def operator(ports: list[int]) -> Iterator[servers.Operator]:
 
 
 @pytest.fixture
-async def gates(ports: list[int], namespace: str) -> AsyncIterator[Callable[..., Gate]]:
+async def gates(ports: list[int], namespace: str, sound: Any) -> AsyncIterator[Callable[..., Gate]]:
     made: list[Gate] = []
 
     def make(**options: Any) -> Gate:
@@ -72,6 +72,8 @@ async def gates(ports: list[int], namespace: str) -> AsyncIterator[Callable[...,
     for gate in made:
         await gate.aio.close()
         gate.close()
+    if made:
+        sound(made[0])
     gc.collect()  # what redis-py left behind is to be this test's
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.testing import Clock
+from tests.faults.judging import check_sound, over
 
 START = 1_700_000_000.0
 LEASE = 0.06
@@ -70,7 +71,11 @@ class Case:
 
     def run(self, flavour: str, does: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
         now = self.clock.microseconds() / 1_000_000
-        return self.zygote(**self.order, now=now, flavour=flavour, **{"with": does, "linger": 10, **more})
+        ended: dict[str, Any] = self.zygote(
+            **self.order, now=now, flavour=flavour, **{"with": does, "linger": 10, **more}
+        )
+        over(self.raw, self.namespace)
+        return ended
 
     @property
     def tokens(self) -> list[int]:
@@ -101,6 +106,7 @@ class Case:
             assert (stats["accepted"], stats.pending) == (1, 1)
 
     def close(self) -> None:
+        check_sound(self.gate, self.raw)
         self.gate.close()
         for key in self.raw.scan_iter(f"*{self.namespace}*", count=1000):
             self.raw.delete(key)

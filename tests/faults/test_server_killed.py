@@ -38,7 +38,9 @@ async def kill(server: Embedded) -> None:
 
 
 @pytest.mark.parametrize("awaiting", [False, True])
-async def test_nothing_that_was_accepted_is_lost_and_the_worker_goes_on(server: Embedded, awaiting: bool) -> None:
+async def test_nothing_that_was_accepted_is_lost_and_the_worker_goes_on(
+    server: Embedded, awaiting: bool, sound: Any
+) -> None:
     gate = Gate(server.url, namespace="shop", timeout="20s")
     topic, runs = gate.topic("t", merge="append", slots=2, lease="2s", backoff=0), Counter[str]()
     handled: dict[str, list[int]] = {}
@@ -91,9 +93,10 @@ async def test_nothing_that_was_accepted_is_lost_and_the_worker_goes_on(server: 
     assert sum(guarded.values()) <= 40 + gate.counters["once.taken_over"]
     await gate.aio.close()
     gate.close()
+    sound(gate)
 
 
-async def test_a_worker_resumes_soon_after_the_server_is_back(server: Embedded) -> None:
+async def test_a_worker_resumes_soon_after_the_server_is_back(server: Embedded, sound: Any) -> None:
     # Given a worker that sleeps
     gate = Gate(server.url, namespace="shop")
     topic, seen = gate.topic("t"), asyncio.Queue[str]()
@@ -114,3 +117,4 @@ async def test_a_worker_resumes_soon_after_the_server_is_back(server: Embedded) 
         raise AssertionError(f"handled twice: {seen.get_nowait()}")
     await gate.aio.close()
     gate.close()
+    sound(gate)

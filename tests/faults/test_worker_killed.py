@@ -10,7 +10,6 @@ rise.
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.testing import Clock
+from tests.faults.judging import check_sound, history_of, over
 
 START = 1_700_000_000.0
 LEASE = 0.06
@@ -77,6 +77,7 @@ class Case:
         now = self.clock.microseconds() / 1_000_000
         shape = {"concurrency": 3, "prefetch": 2, "max_attempts": 17, **more}
         ended: dict[str, Any] = self.zygote(**self.order, now=now, flavour=flavour, **{"with": does, **shape})
+        over(self.raw, self.namespace)
         self.clock.advance(LEASE)
         return ended
 
@@ -90,9 +91,9 @@ class Case:
     def runs(self) -> dict[str, list[tuple[int, int, list[int]]]]:
         """(attempt, token, payload) of every start of a handler, by key, in their order."""
         found: dict[str, list[tuple[int, int, list[int]]]] = defaultdict(list)
-        for line in self.raw.lrange(f"{self.namespace}:runs", 0, -1):
-            key, attempt, token, payload = json.loads(line)
-            found[key].append((attempt, token, payload))
+        for event in history_of(self.raw, self.namespace).events:
+            if event.what == "start":
+                found[event.key].append((event.attempt, event.token, event.note))
         return found
 
     def check(self, does: tuple[str, ...] = ()) -> None:
@@ -120,6 +121,7 @@ class Case:
             assert self.follow.stats()["accepted"] == len(self.sent)
 
     def close(self) -> None:
+        check_sound(self.gate, self.raw)
         self.gate.close()
         for key in self.raw.scan_iter(f"*{self.namespace}*", count=1000):
             self.raw.delete(key)

@@ -10,6 +10,7 @@ import pytest
 
 from idemgate import ForeignData, Gate, ResultUnavailable
 
+pytestmark = pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 RESULT = 9
 """Its place in a record, counted from 0 (lib/record.lua)."""
 Put = Callable[[Any, bytes], Any]

@@ -22,7 +22,9 @@ async def counted(wired: Any, wire: Any) -> Counted:
     await claim.complete()
     released = await wired.claim("warm too")
     await released.release()
+    await wired.first("warm", "1h")
     await wired.first_many(["warm", "warm too"], "1h")
+    await wired.first("warm", "1h", compact=True)
     await wired.inspect("warm")
     await wired.forget("warm")
     await wired.resolve("warm", done=True)
@@ -69,14 +71,27 @@ async def test_one_for_a_hundred_of_first_many(wired: Any, wire: Any, counted: C
     # Given replies that are held back
     wire.reset()
     wire.flowing.clear()
-    # When a hundred keys are asked for, all of them are sent without waiting for the first reply
-    task = asyncio.create_task(wired.first_many(range(100), "1h"))
-    while wire.scripts < 100:
+    # When a thousand keys are asked for, a hundred a script, all are sent without waiting for the first reply
+    task = asyncio.create_task(wired.first_many(range(1000), "1h"))
+    while wire.scripts < 10:
         await asyncio.sleep(0.002)
     # Then all are answered, and no more was asked
     wire.flowing.set()
-    assert await task == [True] * 100
-    assert wire.scripts == 100
+    assert await task == [True] * 1000
+    assert wire.scripts == 10
+
+
+async def test_one_for_a_compact_mark_and_one_a_shard_for_many(wired: Any, wire: Any, counted: Counted) -> None:
+    assert await counted(wired.first("x", "1h", compact=True)) == (1, 1)
+    # Given replies that are held back, then many keys are asked for in 32 scripts, without waiting for the first reply
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(wired.first_many(range(1000), "1h", compact=True))
+    while wire.scripts < 32:
+        await asyncio.sleep(0.002)
+    wire.flowing.set()
+    assert await task == [True] * 1000
+    assert wire.scripts == 32
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:

@@ -45,8 +45,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int
 
 
 @pytest.fixture(params=HOWS)
-async def gate(request: pytest.FixtureRequest, ports: list[int], clock: Clock, namespace: str) -> AsyncIterator[Gate]:
-    """A gate on the cluster, by URL or by a client of either kind."""
+async def gate(
+    request: pytest.FixtureRequest, ports: list[int], clock: Clock, namespace: str, sound: Callable[[Gate], None]
+) -> AsyncIterator[Gate]:
+    """A gate on the cluster, by URL or by a client of either kind; audited at the end of each test."""
     options: dict[str, Any] = {"namespace": namespace, "clock": clock}
     if request.param == "url":
         made = Gate("redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), **options)
@@ -59,6 +61,7 @@ async def gate(request: pytest.FixtureRequest, ports: list[int], clock: Clock, n
     yield made
     await made.aio.close()
     made.close()
+    sound(made)
     gc.collect()  # what redis-py left behind is to be this test's
 
 
@@ -101,6 +104,13 @@ async def test_the_first_of_many_is_asked_of_all_nodes(face: Face, on_nodes: Any
     assert await face.first_many(keys, "20s") == [False] * 40
     # And of equal keys in one call the first is first
     assert await face.first_many(["same"] * 30, "20s") == [True] + [False] * 29
+    assert all(on_nodes())
+
+
+async def test_compact_marks_are_spread_over_all_nodes(face: Face, on_nodes: Any) -> None:
+    assert await face.first_many([*range(500), 7], "20s", compact=True) == [True] * 500 + [False]
+    assert await face.first_many(range(400, 600), "20s", compact=True) == [False] * 100 + [True] * 100
+    assert not await face.first(7, "20s", compact=True)
     assert all(on_nodes())
 
 

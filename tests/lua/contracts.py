@@ -33,7 +33,7 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring t
     next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {"merge", "crew", "wrong"}
+FAMILIES = {"merge", "crew", "page", "wrong"}
 """Libraries that hold more than the one function they are named after."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
 KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "lib": {"key", "told"}}
@@ -42,10 +42,12 @@ KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one."""
+    """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one;
+    `many`: any number of keys of one kind."""
 
     about: str
     keys: int
+    many: bool
     args: frozenset[int]
     tail: tuple[int, int] | None
     words: frozenset[str]
@@ -69,6 +71,7 @@ def header_of(text: str) -> Header:
     return Header(
         about=about,
         keys=keys,
+        many=any(line.startswith("KEYS[1..] ") for line in lines),
         args=args,
         tail=_tail(lines),
         words=frozenset(re.findall(r'\{"(\w+)"', returns)),
@@ -203,8 +206,10 @@ def _keys_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     used = {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", code)}
     for whole in re.findall(r"\b(\w+)\(KEYS\)", code):
         used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(f"lib/{whole}", ""))}
-    if re.search(r"\bKEYS\b", re.sub(r"\bKEYS\[\d+\]|= (slot|crew)\(KEYS\)", "", code)):
+    if re.search(r"\bKEYS\b", re.sub(r"\bKEYS\[\d+\]|= (slot|crew)\(KEYS\)|in ipairs\(KEYS\)", "", code)):
         yield "uses KEYS in a way that cannot be checked"
+    if ("ipairs(KEYS)" in code) != header_of(text).many:
+        yield "takes all of KEYS, or says so, and not both"
     declared = set(range(1, header_of(text).keys + 1))
     if used != declared:
         yield f"uses KEYS {sorted(used)}, its header says {sorted(declared)}"

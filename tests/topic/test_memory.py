@@ -80,6 +80,8 @@ async def test_what_needs_memory_is_refused_whole(face: Face, everything: Dumps,
     await _refused(leading.trigger("new"), everything)
     await _refused(face.claim("new"), everything)
     await _refused(face.first("new", "1h"), everything)
+    await _refused(face.first("new", "1h", compact=True), everything)
+    await _refused(face.first_many(range(2000), "1h", compact=True), everything)
     await _refused(face.topic("another", window="5s").trigger("k"), everything)
     # And looking at it works
     assert (await topic.stats()).pending == 2
@@ -178,6 +180,25 @@ async def test_claims_can_be_ended(face: Face, clock: Clock, full: Any) -> None:
     clock.advance("40s")
     assert (await face.inspect("extend")).state == "in_progress"
     assert (await face.inspect("complete")).state == "done"
+
+
+async def test_compact_marks_are_known_and_new_ones_refused(
+    face: Face, clock: Clock, everything: Dumps, full: Any
+) -> None:
+    # Given two pages, one of them three windows old though the server did not let it go yet
+    assert await face.first("older", "1h", compact=True)
+    clock.advance("1h")
+    shard = face.gate.mark("older", "1h", "first", compact=True).keys
+    beside = [key for key in range(1000) if face.gate.mark(key, "1h", "first", compact=True).keys == shard]
+    assert all(await face.first_many(beside, "1h", compact=True))
+    # When the server has no memory left
+    full()
+    # Then duplicates are answered
+    assert not any(await face.first_many(beside, "1h", compact=True))
+    # And new ids are refused whole: in a page that is there, and in one that is begun in place of another
+    await _refused(face.first("older", "1h", compact=True), everything)
+    clock.advance("2h")
+    await _refused(face.first("older", "1h", compact=True), everything)
 
 
 async def test_work_goes_on_when_there_is_memory_again(face: Face, raw: Any, full: Any, clock: Clock) -> None:

@@ -123,6 +123,7 @@ async def test_a_payload_at_the_limit_fits_and_comes_back(face: Any) -> None:
     assert (await _merged(face, "last", [payload])).payload == payload
 
 
+@pytest.mark.damages("undecodable")
 async def test_a_payload_of_another_codec_is_told(face: Any, url: str, namespace: str, clock: Any) -> None:
     # Given a payload that a gate with a larger limit wrote
     with Gate(url, namespace=namespace, clock=clock, max_bytes=1_000_000) as other:

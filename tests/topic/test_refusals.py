@@ -384,6 +384,7 @@ async def _all_refuse(topic: Any, delivery: Any, everything: Dumps, at_fault: by
         assert everything() == before, name
 
 
+@pytest.mark.damages("wrong-type")
 @pytest.mark.parametrize("part", PARTS)
 async def test_a_key_of_another_type_is_left_alone(
     face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, part: str
@@ -397,6 +398,7 @@ async def test_a_key_of_another_type_is_left_alone(
     await _all_refuse(topic, delivery, everything, key, "holds a list, expected a")
 
 
+@pytest.mark.damages("wrong-type")
 async def test_a_slot_of_another_layout_is_left_alone(
     face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str
 ) -> None:
@@ -407,6 +409,7 @@ async def test_a_slot_of_another_layout_is_left_alone(
     await _all_refuse(topic, delivery, everything, key, "says layout 2, this program knows layout 1")
 
 
+@pytest.mark.damages("wrong-type")
 @pytest.mark.parametrize("policy", [{}, {"window": "60s"}, {"window": "60s", "redefine": True}])
 async def test_a_foreign_registry_is_left_alone(
     face: Any, raw: Any, everything: Dumps, namespace: str, policy: dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, Trigger, append
+from idemgate import BadInput, ForeignData, Gate, Trigger, append
 from idemgate.testing import Clock
 
 At = Callable[[float], datetime]
@@ -212,9 +212,9 @@ def _scripts_run(raw: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("triggers", "slots", "expected"), [(100, 1, 1), (500, 1, 1), (501, 1, 2), (1200, 1, 3), (100, 2, 2)]
+    ("triggers", "slots", "expected"), [(100, 1, 1), (200, 1, 1), (201, 1, 2), (500, 1, 3), (100, 2, 2)]
 )
-async def test_a_batch_is_one_script_call_for_each_slot_and_500(
+async def test_a_batch_is_one_script_call_for_each_slot_and_200(
     face: Any, raw: Any, url: str, triggers: int, slots: int, expected: int
 ) -> None:
     # Given a topic that is open and whose scripts the server knows
@@ -225,7 +225,7 @@ async def test_a_batch_is_one_script_call_for_each_slot_and_500(
     assert len(await topic.trigger_many([(n, None) for n in range(triggers)])) == triggers
     # Then the server ran this many scripts, and no more
     assert _scripts_run(raw) - before == expected
-    # And what was taken is acked in one for each slot and 500, too
+    # And what was taken is acked in one for each slot and 200, too
     taken = await topic.take(100)
     before = _scripts_run(raw)
     await topic.ack(taken)
@@ -238,6 +238,43 @@ async def test_one_trigger_is_one_script_call(face: Any, raw: Any) -> None:
     before = _scripts_run(raw)
     await topic.trigger("k", event_id="e", version=3, delay="1s")
     assert _scripts_run(raw) - before == 1
+
+
+async def test_triggers_of_one_tick_share_a_script_call(gate: Gate, raw: Any) -> None:
+    # Given a topic that is open
+    topic = gate.aio.topic("t", merge="count", window="60s")
+    await topic.trigger("k")
+    before = _scripts_run(raw)
+    # When a hundred tasks trigger at once, and one of them is bad
+    receipts = await asyncio.gather(*(topic.trigger(f"k{n % 10}") for n in range(100)), return_exceptions=True)
+    with pytest.raises(BadInput):
+        await topic.trigger("")
+    # Then each has its own receipt, and the server ran one script
+    assert _scripts_run(raw) - before == 1
+    assert [receipt.status for receipt in receipts] == ["scheduled"] * 10 + ["merged"] * 90
+    assert (await topic.stats()).counters["accepted"] == 101
+
+
+async def test_a_trigger_whose_caller_left_is_put_in_all_the_same(gate: Gate) -> None:
+    topic = gate.aio.topic("t", merge="count")
+    await topic.open()
+    # Given two tasks of one tick, one of which is cancelled before its answer came
+    one, other = asyncio.create_task(topic.trigger("a")), asyncio.create_task(topic.trigger("b"))
+    await asyncio.sleep(0)
+    one.cancel()
+    # Then the other has its receipt, and both are in
+    assert (await other).status == "scheduled"
+    assert {delivery.key for delivery in await topic.take(10)} == {"a", "b"}
+
+
+async def test_what_is_refused_is_refused_to_all_who_shared_it(url: str, raw: Any, namespace: str) -> None:
+    gate = Gate(url, namespace=namespace)
+    topic = gate.aio.topic("t")
+    calls = await topic.open()
+    raw.set(calls.keys(0)[1], "somebody else's")
+    refused = await asyncio.gather(topic.trigger("a"), topic.trigger("b"), return_exceptions=True)
+    assert [type(error) for error in refused] == [ForeignData, ForeignData]
+    await gate.aio.close()
 
 
 async def test_many_writers_lose_nothing(gate: Gate, conserved: Any) -> None:

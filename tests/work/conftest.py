@@ -32,9 +32,10 @@ def eventually() -> Callable[..., Any]:
 
 
 @pytest.fixture
-async def live(url: str, namespace: str) -> AsyncIterator[Gate]:
-    """A gate on the server's own clock: for heartbeats and sleeping, which are about real time."""
+async def live(url: str, namespace: str, sound: Callable[[Gate], None]) -> AsyncIterator[Gate]:
+    """A gate on the server's own clock: for heartbeats and sleeping, which are about real time. Audited at the end."""
     made = Gate(url, namespace=namespace)
     yield made
     await made.aio.close()
     made.close()
+    sound(made)

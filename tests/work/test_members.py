@@ -200,6 +200,14 @@ async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> N
     assert (await attendance(world))[2:] == ({}, {})
 
 
+async def test_the_last_one_to_leave_leaves_nothing_that_stays_for_ever(world: World, raw: Any) -> None:
+    hand = await world.join(T)
+    await world.leave(hand)
+    left = raw.keys(f"ig1:{{{world.gate.namespace}:members:*")
+    assert left
+    assert [key for key in left if raw.pttl(key) < 0] == []
+
+
 # -- gone without a word ----------------------------------------------------------------------------------------------
 
 
@@ -380,6 +388,7 @@ async def test_a_full_server_does_not_end_a_membership(gate: Gate, clock: Clock,
     assert roll.holders == {("t", 1): "m"}
 
 
+@pytest.mark.damages("wrong-type")
 @pytest.mark.parametrize("part", [0, 1, 2])
 async def test_keys_of_others_are_refused_untouched(gate: Gate, clock: Clock, raw: Any, part: int) -> None:
     key = keys.members(gate.namespace, "workers")[part]
@@ -391,6 +400,7 @@ async def test_keys_of_others_are_refused_untouched(gate: Gate, clock: Clock, ra
     assert raw.keys(f"ig1:{{{gate.namespace}:*") == [key]
 
 
+@pytest.mark.damages("wrong-type")
 async def test_another_layout_is_refused(gate: Gate, raw: Any) -> None:
     raw.hset(keys.members(gate.namespace, "workers")[1], "v", 2)
     with pytest.raises(ForeignData, match="says layout 2"):

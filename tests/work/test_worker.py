@@ -298,6 +298,7 @@ async def test_what_repeating_cannot_mend_goes_to_the_dead_letters_at_once(
     assert (letters[0].attempts, letters[0].reason.rpartition("errors.")[2]) == (1, f"{type(error).__name__}: {error}")
 
 
+@pytest.mark.damages("undecodable")
 async def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters(gate: Gate, raw: Any, eventually: Any) -> None:
     # Given a payload of another codec version
     topic = gate.topic("t")

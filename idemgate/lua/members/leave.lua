@@ -19,6 +19,9 @@ end
 -- Its name stays for a minute, with a number that no announcement has; a member without topics is no member.
 redis.call("ZREM", K.alive, member)
 redis.call("ZADD", K.alive, now_ms + 60000, member)
+if redis.call("PTTL", K.alive) < 0 then
+  redis.call("PEXPIRE", K.alive, 86400000) -- it was the last one, so that the key is a new one
+end
 redis.call("HSET", K.facts, "m:" .. member, "9007199254740991 ")
 local freed = free(K, { [member] = true })
 if topics ~= "" then

@@ -1,0 +1,52 @@
+"""`idemgate doctor`: is this store fit for what is promised, and is what it holds sound?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from idemgate.cli.doctor.examine import Namespace, examined
+from idemgate.cli.doctor.showing import as_json, show
+from idemgate.errors import NotConfigured
+from idemgate.testing.audit import audit
+
+__all__ = ["add_to"]
+
+DESCRIPTION = """\
+Looks at the server's version, eviction, persistence, replicas, clock, memory and permissions, and at the namespace, and
+says what is wrong and what mends it. Changes nothing, but for one record of its own that is gone after a second: the
+proof that writing is permitted. With --audit it reads everything in the namespace and checks it, too."""
+EPILOG = "exit codes: 0 = no error (there may be warnings), 1 = an error, or the store is away, 2 = wrong command line"
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to argparse's."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check a server, and with --audit what it holds",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
+    parser.add_argument("--namespace", default="default", metavar="NAME", help="what to look at (default: default)")
+    parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.set_defaults(command=doctor)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """0 without errors, 1 with. Raises NotConfigured, BadInput, StoreError."""
+    url = options.url or os.environ.get("IDEMGATE_URL")
+    if not url:
+        raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
+    where = Namespace(url, options.namespace)
+    report = audit(where.url, where.name) if options.audit else None  # before there is a record of the doctor's own
+    checks = examined(where)
+    if options.json:
+        print(as_json(where, checks, report))
+    else:
+        show(where, checks, report)
+    failed = any(check.state == "error" for _, check in checks)
+    return 1 if failed or (report is not None and report.errors) else 0

@@ -1,0 +1,165 @@
+"""Asks the servers of a store all that the diagnosis needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from idemgate.core import keys
+from idemgate.core.calls import call
+from idemgate.core.claims import Claims
+from idemgate.core.diagnosis import Check, Seen, diagnose, notifications
+from idemgate.core.keys import check_name
+from idemgate.core.tokens import token
+from idemgate.errors import StoreError, StoreRefused
+from idemgate.link.endpoint import Endpoint
+from idemgate.link.servers import Server, servers
+from idemgate.link.sync import SyncLink
+from idemgate.link.url import of_url
+
+__all__ = ["Namespace", "Told", "examined"]
+
+Told = tuple[str, Check]
+"""Which server, and what of it."""
+BATCHES = 100
+"""Most batches of SCAN, of 1,000 keys each, in which foreign layouts are looked for."""
+SCOPE = "idemgate.doctor"
+TRIED = 0.5
+"""Seconds for which a call is tried."""
+
+
+class Namespace:
+    """Where to look. BadInput for what is no URL or no name."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.name = check_name(name, "namespace")
+        if url.startswith("embedded:"):
+            from idemgate.link.embedded import shared
+
+            url = shared(url).url
+        self.url = url
+        self.endpoint: Endpoint = of_url(url)
+
+
+def examined(where: Namespace) -> list[Told]:
+    """Every check of every server, then those of the namespace. StoreUnavailable, StoreRefused."""
+    with servers(where.endpoint) as found:
+        told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
+        strange, listens = _strangers(where, found)
+        told += [("", check) for check in (*_permitted(where), strange)]
+        if listens:
+            told += [(server.name, notifications(_flags(server))) for server in found]
+    return told
+
+
+def _seen(where: Namespace, server: Server) -> Seen:
+    apart, jumped = _clocks(server)
+    clustered = where.endpoint.kind == "cluster"
+    return Seen(
+        info=_allowed(server, "INFO") or {},
+        config=_config(server, "*"),
+        apart=apart,
+        jumped=jumped,
+        in_cluster=clustered,
+        cluster=_lines(_allowed(server, "CLUSTER INFO")) if clustered else {},
+    )
+
+
+def _allowed(server: Server, *words: str) -> Any:
+    """The reply, or None where it is not permitted, or not known."""
+    with suppress(StoreRefused):
+        return server.command(*words)
+    return None
+
+
+def _config(server: Server, pattern: str) -> dict[str, str] | None:
+    found = _allowed(server, "CONFIG GET", pattern)
+    return None if found is None else {_text(name): _text(value) for name, value in found.items()}
+
+
+def _lines(reply: Any) -> dict[str, str]:
+    if isinstance(reply, dict):
+        return {_text(name): _text(value) for name, value in reply.items()}  # pyright: ignore[reportUnknownVariableType]
+    return dict(line.split(":", 1) for line in _text(reply or b"").split() if ":" in line)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _flags(server: Server) -> str | None:
+    found = _config(server, "notify-keyspace-events")
+    return None if found is None else found.get("notify-keyspace-events", "")
+
+
+def _clocks(server: Server) -> tuple[float, float]:
+    """How far the server's clock is ahead of ours, and how much it gained while we watched for a moment."""
+    before, ours = _time(server), time.time()
+    time.sleep(0.1)
+    after = _time(server)
+    return before[0] - ours, (after[0] - before[0]) - (after[1] - before[1])
+
+
+def _time(server: Server) -> tuple[float, float]:
+    """The server's clock, and a clock of ours that never jumps."""
+    seconds, micros = server.command("TIME")
+    return seconds + micros / 1_000_000, time.monotonic()
+
+
+def _permitted(where: Namespace) -> Iterator[Check]:
+    """May this connection do what the scripts do? Tried on a record of the doctor's own, and on an empty slot."""
+    link = SyncLink(where.endpoint, 5.0)
+    claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0, 1)
+    key = claims.key(SCOPE, token().hex())
+    tried: dict[str, Callable[[], object]] = {
+        "run scripts that read": lambda: link.run(claims.inspect(key), TRIED),
+        "run scripts that write": lambda: link.run(claims.mark(key, token(), 1000), TRIED),
+        "read a topic": lambda: link.run(call("topic/stats", slot, (b"",), lambda reply: reply), TRIED),
+        "publish a hint": lambda: link.command("PUBLISH", key[0], b""),
+    }
+    refused: dict[str, str] = {}
+    try:
+        for what, attempt in tried.items():
+            try:
+                attempt()
+            except StoreError as error:
+                refused[what] = str(error)
+    finally:
+        link.close()
+    if not refused:
+        yield Check("permissions", "ok", "scripts may read, write and publish in this namespace")
+    for what, why in refused.items():
+        if any(word in why for word in ("NOPERM", "permission", "can't run", "can't access")):
+            yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
+        else:
+            yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
+
+
+def _granting(where: Namespace) -> str:
+    user = where.endpoint.settings.get("username") or "default"
+    tag = keys.topics(where.name).decode().partition("topics")[0] + "*"
+    return f"ACL SETUSER {user} ~{tag} &{tag} +@all -@admin -@dangerous +info +config|get"
+
+
+def _strangers(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
+    """Keys of the namespace in another layout, as far as a bounded look goes; and whether somebody listens to keys
+    that expire."""
+    strange: list[str] = []
+    looked, whole, listens = 0, True, False
+    for server in found:
+        for number, batch in enumerate(server.scan(keys.pattern(where.name), 1000)):
+            owners = {key: keys.owner_of(where.name, key) for key in batch}
+            looked += len(batch)
+            strange += [_text(key) for key, owner in owners.items() if owner.kind == "layout"]
+            listens = listens or any(one.kind == "once" and one.name.startswith("expiry.") for one in owners.values())
+            if number + 1 >= BATCHES:
+                whole = False
+                break
+    seen = f"{looked:,} keys{'' if whole else ', not all of them'}"
+    if strange:
+        what = f"{seen}; {len(strange):,} of another layout, such as {strange[0]}"
+        mend = "let one version of idemgate use a namespace; delete what an older one left"
+        return Check("namespace", "warning", what, mend), listens
+    return Check("namespace", "ok", seen), listens

@@ -1,0 +1,127 @@
+"""What the doctor says: coloured where rich is installed and the output a terminal, plain else; or JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from idemgate.cli.doctor.examine import Namespace, Told
+from idemgate.core.diagnosis import Check
+from idemgate.core.findings import Finding, Report
+
+__all__ = ["as_json", "as_text", "show"]
+
+STYLES = {"ok": "green", "warning": "bold yellow", "error": "bold red", "skipped": "dim"}
+WORDS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "skipped": "skipped"}
+SHOWN = 5
+"""Findings of one kind that are shown; the others are counted."""
+Line = tuple[str, str]
+"""A style and a text."""
+
+
+def as_json(where: Namespace, checks: list[Told], report: Report | None) -> str:
+    """One object; every finding in full."""
+    facts: dict[str, object] = {
+        "store": str(where.endpoint),
+        "namespace": where.name,
+        "checks": [{"server": server, **check._asdict()} for server, check in checks],
+    }
+    if report is not None:
+        facts["audit"] = {
+            "sound": report.sound,
+            "counted": dict(report.counted),
+            "findings": [_finding(one) for one in report.findings],
+        }
+    return json.dumps(facts, indent=2)
+
+
+def _finding(one: Finding) -> dict[str, str]:
+    names = ("severity", "kind", "key", "what", "cause")
+    return {name: getattr(one, name) for name in names} | {"mend": one.remedy}
+
+
+def show(where: Namespace, checks: list[Told], report: Report | None) -> None:
+    """On the standard output."""
+    lines = list(_lines(where, checks, report))
+    if sys.stdout.isatty() and find_spec("rich") is not None:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(soft_wrap=True, highlight=False)
+        for style, text in lines:
+            console.print(Text(text, style=style))
+    else:
+        print("\n".join(text for _, text in lines))
+
+
+def as_text(where: Namespace, checks: list[Told], report: Report | None) -> str:
+    """The whole of it, plain."""
+    return "\n".join(text for _, text in _lines(where, checks, report))
+
+
+def _lines(where: Namespace, checks: list[Told], report: Report | None) -> Iterator[Line]:
+    yield "bold", f"{where.endpoint}, namespace {where.name}"
+    many = len({server for server, _ in checks if server}) > 1
+    before = ""
+    for server, check in checks:
+        if many and server != before:
+            yield "bold", f"\n{server or 'all of them'}"
+            before = server
+        yield from _check(check)
+    if report is not None:
+        yield from _report(report)
+    yield "", ""
+    yield _verdict(checks, report)
+
+
+def _check(check: Check) -> Iterator[Line]:
+    yield from _wrapped(STYLES[check.state], f"  {WORDS[check.state]:<8} {check.name:<13}", check.what)
+    if check.mend and check.state != "ok":
+        yield from _wrapped("cyan", f"{'':<24}mend: ", check.mend)
+
+
+def _wrapped(style: str, head: str, text: str) -> Iterator[Line]:
+    width = max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    whole = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), **options)  # type: ignore[arg-type]
+    yield from ((style, line) for line in whole or [head])
+
+
+def _report(report: Report) -> Iterator[Line]:
+    counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in report.counted.items())
+    yield "bold", "\naudit"
+    state = "ok" if report.sound else "error" if report.errors else "warning"
+    yield from _wrapped(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {counted}")
+    by_kind: defaultdict[str, list[Finding]] = defaultdict(list)
+    for one in report.findings:
+        by_kind[one.kind].append(one)
+    for kind, found in by_kind.items():
+        yield "", ""
+        yield from _kind(kind, found)
+
+
+def _kind(kind: str, found: list[Finding]) -> Iterator[Line]:
+    first = found[0]
+    yield STYLES[first.severity], f"  {WORDS[first.severity]:<8} {kind}, {len(found):,} found"
+    yield from _wrapped("", f"{'':<11}may come of: ", first.cause)
+    for one in found[:SHOWN]:
+        yield from _wrapped("", f"{'':<11}", f"{one.key}: {one.what}")
+        yield "cyan", f"{'':<13}mend: {one.remedy}"
+    if len(found) > SHOWN:
+        yield "dim", f"{'':<11}and {len(found) - SHOWN:,} more; --json has all"
+
+
+def _verdict(checks: list[Told], report: Report | None) -> Line:
+    found = report.findings if report is not None else ()
+    states = [check.state for _, check in checks] + [one.severity for one in found]
+    errors, warnings = states.count("error"), states.count("warning")
+    if errors:
+        return STYLES["error"], f"{errors:,} error{'s'[: errors != 1]}, {warnings:,} warning{'s'[: warnings != 1]}"
+    if warnings:
+        return STYLES["warning"], f"no errors, {warnings:,} warning{'s'[: warnings != 1]}"
+    return STYLES["ok"], "all is well"

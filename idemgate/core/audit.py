@@ -1,0 +1,93 @@
+"""What there is in a namespace beside slots: records of guarded keys, members, the registry, and what is nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from idemgate.core import keys
+from idemgate.core.calls import text
+from idemgate.core.findings import Finding, quoted
+from idemgate.core.slotaudit import Declared, shown
+
+__all__ = ["check_crew", "check_lasting", "check_record", "check_registered", "check_stranger", "record_state"]
+
+_STATES = {b"p": "in progress", b"d": "done", b"f": "failed", b"r": "released"}
+_LENGTH = {b"p": 14, b"d": 11, b"f": 11, b"r": 11}
+
+
+def record_state(packed: bytes) -> str:
+    """The state of a guarded key's record as people say it. ValueError, TypeError where it is none."""
+    return _STATES[_record(packed)[1]]
+
+
+def _record(packed: bytes) -> list[Any]:
+    found: Any = msgpack.unpackb(packed, raw=True)
+    if not isinstance(found, list) or not found:
+        raise ValueError("not an array")
+    fields: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
+    if fields[0] != 1:
+        raise ValueError(f"layout {fields[0]!r}, this program knows layout 1")
+    if len(fields) < 2 or not isinstance(fields[1], bytes) or len(fields) != _LENGTH.get(fields[1]):
+        raise ValueError("no state of ours, or not its fields")
+    for place in (3, 4, 5, 6, 7, *((11, 12, 13) if fields[1] == b"p" else ())):
+        if not isinstance(fields[place], int) or isinstance(fields[place], bool):
+            raise TypeError(f"{fields[place]!r} where a whole number belongs")
+    for place in (2, 8, 9, 10):
+        if not isinstance(fields[place], bytes):
+            raise TypeError(f"{fields[place]!r} where a text belongs")
+    return fields
+
+
+def check_record(key: bytes, left_ms: int, packed: bytes) -> Iterator[Finding]:
+    """One guarded key: it can be read, and goes by itself."""
+    name = text(key)
+    try:
+        fields = _record(packed)
+    except (ValueError, TypeError, IndexError) as error:
+        yield Finding("undecodable", name, f"it is no record: {error}", f"DEL {quoted(key)}")
+        return
+    if left_ms < 0:
+        lasting = "it has no expiry: its key is never free again" if fields[1] != b"r" else "it has no expiry"
+        yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
+    if fields[1] in (b"d", b"f") and fields[10] not in (b"v", b"n", b"e"):
+        yield Finding("disagrees", name, f"it is done, and its result is of kind {fields[10]!r}")
+
+
+def check_stranger(owner: keys.Owner, key: bytes) -> Iterator[Finding]:
+    """A key that no function of ours makes."""
+    if owner.kind == "layout":
+        yield Finding("layout", text(key), "it is of another layout than ours")
+    elif owner.kind == "foreign":
+        yield Finding("foreign", text(key), "nothing of idemgate is called that")
+
+
+def check_registered(owner: keys.Owner, key: bytes, topics: Mapping[str, Declared | None]) -> Iterator[Finding]:
+    """A key of a slot belongs to a topic that exists and has such a slot."""
+    if owner.name not in topics:
+        yield Finding("unregistered", text(key), f"there is no topic {owner.name!r} in the registry")
+        return
+    topic = topics[owner.name]
+    if topic is not None and not topic.changing and (owner.slots != topic.slots or owner.number >= topic.slots):
+        yield Finding("unregistered", text(key), f"topic {owner.name!r} has {topic.slots} slots, counted from 0")
+
+
+def check_lasting(key: bytes, left_ms: int) -> Iterator[Finding]:
+    """A key that must stay."""
+    if left_ms >= 0:
+        yield Finding("expires", text(key), f"it will be gone in {left_ms / 1000:.0f} s", f"PERSIST {quoted(key)}")
+
+
+def check_crew(lives: Mapping[bytes, int], held: Mapping[bytes, bytes], alive: Sequence[bytes]) -> Iterator[Finding]:
+    """The keys of a group of members go when nobody announces itself any more; what is `held`, somebody holds.
+    `lives`: ms, in the order of `keys.members`."""
+    for key, left_ms in lives.items():
+        if left_ms == -1:
+            yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
+    key = list(lives)[-1]
+    for slot, member in held.items():
+        if member not in alive:
+            what = f"slot {shown(slot)} is held by {shown(member)}, which is not there"
+            yield Finding("owner", text(key), what, f"HDEL {quoted(key)} {quoted(slot)}")

@@ -1,0 +1,212 @@
+"""The auditor: reads a whole namespace, and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from idemgate.core import keys
+from idemgate.core.audit import check_crew, check_lasting, check_record, check_registered, check_stranger, record_state
+from idemgate.core.calls import text
+from idemgate.core.clock import Clock
+from idemgate.core.codec import Codec
+from idemgate.core.findings import Finding, Report
+from idemgate.core.keys import Owner, check_name
+from idemgate.core.members import attendance
+from idemgate.core.slotaudit import (
+    Contents,
+    Declared,
+    Large,
+    Slot,
+    balance,
+    check_balance,
+    check_slot,
+    declared,
+    read_slot,
+)
+from idemgate.errors import ForeignData, StoreRefused
+from idemgate.link.endpoint import Endpoint
+from idemgate.link.servers import Server, servers
+from idemgate.link.sync import SyncLink
+from idemgate.link.url import of_url
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["audit"]
+
+BATCH = 100
+"""Records read at once: each may hold a result of 256 KiB."""
+
+
+def audit(
+    store: Gate | str,
+    namespace: str | None = None,
+    *,
+    history: Iterable[Finding] = (),
+    most: int = 20_000,
+    most_bytes: int = 16_777_216,
+) -> Report:
+    """Everything that is wrong in a namespace: `assert audit(gate).sound`. Reads only; blocking (await
+    `asyncio.to_thread(audit, gate)` where there is a loop).
+
+    - `store`: a gate, or the URL of a store. `namespace`: None means the gate's, or "default".
+    - `most`, `most_bytes`: a slot with more entries, or more bytes of messages, is not read, and the report says so
+      ("unread"). What is remembered of event ids counts, too.
+    - `history`: findings of a `History`, to be told with the others.
+
+    May run while others work. Each slot is read by one script, and so is each group of members and each record: what
+    is said of any of them was so at one moment. The keys themselves are found by SCAN, so that what comes or goes
+    meanwhile may be missed. A server is blocked for about a millisecond for each thousand entries of a slot.
+    Raises StoreUnavailable, StoreRefused.
+    """
+    endpoint, name, clock, codec = _where(store, namespace)
+    made = _Audit(name, clock, codec, most, most_bytes)
+    link = SyncLink(endpoint, 5.0)
+    try:
+        with servers(endpoint) as found:
+            findings = [*history, *made.all(link, found)]
+    finally:
+        link.close()
+    return Report(tuple(findings), dict(made.counted))
+
+
+def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clock | None, Codec]:
+    if isinstance(store, str):
+        return _endpoint(store), check_name(namespace or "default", "namespace"), None, Codec()
+    return store.endpoint, check_name(namespace or store.namespace, "namespace"), store.clock, store.codec
+
+
+def _endpoint(url: str) -> Endpoint:
+    if not url.startswith("embedded:"):
+        return of_url(url)
+    from idemgate.link.embedded import shared
+
+    return of_url(shared(url).url)
+
+
+class _Audit:
+    """One pass over a namespace."""
+
+    def __init__(self, namespace: str, clock: Clock | None, codec: Codec, most: int, room: int) -> None:
+        self.namespace = namespace
+        self.clock = clock
+        self.codec = codec
+        self.most = most
+        self.room = room
+        self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
+        self.topics: dict[str, Declared | None] = {}
+        self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
+
+    def all(self, link: SyncLink, found: list[Server]) -> Iterator[Finding]:
+        yield from self._registry(link)
+        for server in found:
+            slots: dict[Slot, bytes] = {}
+            crews: set[str] = set()
+            seen: set[bytes] = set()
+            for batch in server.scan(keys.pattern(self.namespace)):
+                fresh = {key: keys.owner_of(self.namespace, key) for key in batch if key not in seen}
+                seen |= fresh.keys()
+                yield from self._keys(server, fresh)
+                for key, owner in fresh.items():
+                    if owner.kind == "slot":
+                        slots.setdefault(Slot(self.namespace, owner.name, owner.number, owner.slots), key)
+                    elif owner.kind == "members":
+                        crews.add(owner.name)
+            for slot, key in slots.items():
+                yield from self._slot(link, slot, key)
+            for group in sorted(crews):
+                yield from self._crew(link, server, group)
+        for topic, balances in self.balances.items():
+            yield from check_balance(topic, text(keys.topics(self.namespace)), balances)
+
+    def _registry(self, link: SyncLink) -> Iterator[Finding]:
+        key = keys.topics(self.namespace)
+        try:
+            stored = link.command("HGETALL", key)
+        except StoreRefused as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            yield Finding("wrong-type", text(key), f"the registry of topics cannot be read: {error}")
+            return
+        found = dict(_pairs(stored))
+        for name, packed in found.items():
+            if b" " in name:  # what is noted of a change of slots
+                continue
+            self.topics[text(name)] = declared(packed, name + b" to" in found)
+            self.counted["topics"] += 1
+            if self.topics[text(name)] is None:
+                yield Finding("undecodable", text(key), f"the policy of topic {text(name)!r} cannot be read")
+
+    def _keys(self, server: Server, found: Mapping[bytes, Owner]) -> Iterator[Finding]:
+        for key, owner in found.items():
+            yield from check_stranger(owner, key)
+        yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
+        for key, owner in found.items():
+            if owner.kind in ("topics", "out"):
+                yield from check_lasting(key, server.command("PTTL", key))
+
+    def _records(self, server: Server, found: list[bytes]) -> Iterator[Finding]:
+        for start in range(0, len(found), BATCH):
+            part = found[start : start + BATCH]
+            # First how long it lives: what is gone by then is nil, and one made anew has an expiry from the start.
+            replies = server.together([words for key in part for words in (("PTTL", key), ("GET", key))])
+            for key, left, packed in zip(part, replies[::2], replies[1::2], strict=True):
+                yield from self._record(key, left, packed)
+
+    def _record(self, key: bytes, left: Any, packed: Any) -> Iterator[Finding]:
+        if left == -2 or packed is None:
+            return
+        if isinstance(packed, Exception) or isinstance(left, Exception):
+            yield Finding("wrong-type" if "WRONGTYPE" in str(packed) else "unread", text(key), f"{packed}")
+            return
+        self.counted["records"] += 1
+        found = list(check_record(key, left, packed))
+        if not any(one.kind == "undecodable" for one in found):
+            self.counted[f"records {record_state(packed)}"] += 1
+        yield from found
+
+    def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
+        try:
+            link.run(attendance(self.namespace, group, self.clock))
+        except ForeignData as error:
+            yield Finding("wrong-type", error.redis_key, error.problem)
+            return
+        crew = keys.members(self.namespace, group)
+        asked = [("ZRANGE", crew[0], 0, -1), ("HGETALL", crew[2]), *(("PTTL", key) for key in crew)]
+        alive, held, *lives = server.at_once(asked)
+        self.counted["members"] += len(alive)
+        yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive)
+
+    def _slot(self, link: SyncLink, slot: Slot, key: bytes) -> Iterator[Finding]:
+        try:
+            found = link.run(read_slot(slot, self.clock, self.most, self.room))
+        except ForeignData as error:
+            self.balances[slot.topic].append(None)
+            yield Finding("wrong-type", error.redis_key, error.problem)
+            return
+        if isinstance(found, Large):
+            what = f"the slot holds {found.entries:,} entries and {found.bytes:,} bytes of messages"
+            self.balances[slot.topic].append(None)
+            yield Finding("unread", text(key), f"{what}; at most {self.most:,} and {self.room:,} are read")
+            return
+        self._count(found)
+        if not found.closed:
+            owner = Owner("slot", slot.topic, slot.number, slot.slots)
+            yield from check_registered(owner, key, self.topics)
+        topic = self.topics.get(slot.topic)
+        yield from check_slot(slot, found, topic, self.codec)
+        unknown = topic is None or topic.changing
+        self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, self.codec))
+
+    def _count(self, found: Contents) -> None:
+        self.counted["slots closed" if found.closed else "slots"] += 1
+        self.counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
+
+
+def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
+    if isinstance(flat, dict):  # as redis-py's cluster client reads it
+        yield from flat.items()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    else:
+        yield from zip(flat[::2], flat[1::2], strict=True)

@@ -1,0 +1,351 @@
+"""Each fault that the auditor looks for is planted, by raw commands, and that one is found, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from idemgate import BadInput, Gate, Trigger
+from idemgate.core import keys
+from idemgate.core.findings import KINDS
+from idemgate.testing import audit
+
+Plant = Callable[["Hand"], object]
+
+
+class Hand:
+    """What damages a namespace."""
+
+    def __init__(self, gate: Gate, raw: Any) -> None:
+        self.raw = raw
+        self.namespace = gate.namespace
+        self.gate = gate
+
+    def key(self, part: str, topic: str = "t", number: int = 0, slots: int = 1) -> bytes:
+        return keys.slot(self.namespace, topic, number, slots)[keys.PARTS.index(part)]
+
+    def name(self, rest: str) -> str:
+        """A key of the namespace."""
+        return f"ig1:{{{self.namespace}:{rest}"
+
+    def edit(self, part: str, name: bytes | None, place: int, value: Any, topic: str = "t") -> None:
+        """Writes one place of a packed array; of the first one where none is named."""
+        key = self.key(part, topic)
+        name = name or self.raw.hkeys(key)[0]
+        fields = msgpack.unpackb(self.raw.hget(key, name), raw=True)
+        fields[place - 1] = value
+        self.raw.hset(key, name, msgpack.packb(fields, use_bin_type=False))
+
+    def message(self, part: str, name: bytes | None, at: int, place: int, value: Any) -> None:
+        """Writes one place of the message inside of a delivery or a letter."""
+        name = name or self.raw.hkeys(self.key(part))[0]
+        fields = msgpack.unpackb(self.raw.hget(self.key(part), name), raw=True)
+        inner = msgpack.unpackb(fields[at - 1], raw=True)
+        inner[place - 1] = value
+        self.edit(part, name, at, msgpack.packb(inner, use_bin_type=False))
+
+    def move(self, source: str, target: str) -> None:
+        self.raw.rename(self.key(source), target)
+
+    def fence(self, part: str) -> int:
+        fields = msgpack.unpackb(self.raw.hvals(self.key(part))[0], raw=True)
+        return int(fields[0] if part == "flight" else fields[4])
+
+
+def _second_flight(hand: Hand) -> None:
+    """A dead letter of a key, under the token of its delivery."""
+    fence, _, _, message, *_ = msgpack.unpackb(hand.raw.hget(hand.key("flight"), b"flies"), raw=True)
+    letter = msgpack.packb([b"flies", message, b"why", 7, fence], use_bin_type=False)
+    hand.raw.hset(hand.key("grave"), str(fence), letter)
+    hand.raw.zadd(hand.key("dead"), {str(fence): 7})
+    hand.raw.hincrby(hand.key("facts"), "accepted", 1)
+
+
+def _to_other_slot(hand: Hand) -> None:
+    """A slot of two, whose keys belong to the other one."""
+    topic = hand.gate.topic("two", slots=2, window="1h")
+    topic.trigger("a")
+    number = keys.slot_of(b"a", 2)
+    for part in keys.PARTS:
+        key = hand.key(part, "two", number, 2)
+        if hand.raw.exists(key):
+            hand.raw.rename(key, hand.key(part, "two", 1 - number, 2))
+
+
+def _unknown_to_its_group(hand: Hand) -> None:
+    hand.gate.topics["t"].cancel("behind", group="g")
+    hand.raw.hdel(hand.key("busy"), "g")
+
+
+def _limit(hand: Hand, topic: str, group_concurrency: int) -> None:
+    """What the registry says of a topic's groups."""
+    key = hand.name("topics}")
+    facts = msgpack.unpackb(hand.raw.hget(key, topic))
+    hand.raw.hset(key, topic, msgpack.packb(facts | {"group_concurrency": group_concurrency}))
+
+
+def _limit_lowered(hand: Hand) -> None:
+    topic = hand.gate.topic("wide", group_concurrency=2)
+    topic.trigger_many([Trigger("a", group="g"), Trigger("b", group="g")])
+    assert len(topic.take(2)) == 2
+    _limit(hand, "wide", 1)
+
+
+def _line_moved(hand: Hand) -> None:
+    (member,) = hand.raw.zrange(hand.key("line"), 0, -1)
+    hand.raw.zrem(hand.key("line"), member)
+    hand.raw.zadd(hand.key("line"), {member.replace(b"\x00\x000", b"\x00\x001"): 0})
+
+
+def _ready_moved(hand: Hand) -> None:
+    (member,) = hand.raw.zrange(hand.key("ready", "r"), 0, -1)
+    hand.raw.zrem(hand.key("ready", "r"), member)
+    hand.raw.zadd(
+        hand.key("ready", "r"),
+        {
+            b"1" + member[1:]: 0,
+        },
+    )
+    hand.edit("pending", b"second", 4, 5, "r")
+
+
+FAULTS: dict[str, tuple[str, str, Plant]] = {
+    # name: kind, what the key of the finding ends with, how it is planted
+    "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
+    "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "acked_triggers", 2)),
+    "a count that was changed": ("conservation", "topics}", lambda h: h.edit("pending", b"waits", 1, 7)),
+    "scheduled, not pending": ("orphan", "due", lambda h: h.raw.zadd(h.key("due"), {"nobody": 1})),
+    "ready, not pending": ("orphan", "ready", lambda h: h.raw.zadd(h.key("ready"), {"000000000000001nobody": 1})),
+    "in line, not pending": (
+        "orphan",
+        "line",
+        lambda h: h.raw.zadd(h.key("line"), {b"g\x00\x00" + b"000000000000001nobody": 0}),
+    ),
+    "a lease of nothing": ("orphan", "lease", lambda h: h.raw.zadd(h.key("lease"), {"nobody": 1})),
+    "a delivery without a lease": ("orphan", "flight", lambda h: h.raw.zrem(h.key("lease"), "flies")),
+    "a death without a body": ("orphan", "dead", lambda h: h.raw.zadd(h.key("dead"), {"17": 1})),
+    "a body without a death": ("orphan", "grave", lambda h: h.raw.delete(h.key("dead"))),
+    "pending, stands nowhere": ("unplaced", "pending", lambda h: h.raw.zrem(h.key("due"), "waits")),
+    "its line was deleted": ("unplaced", "pending", lambda h: h.raw.delete(h.key("line"))),
+    "its ready set was deleted": ("unplaced", "r:0/1}:pending", lambda h: h.raw.delete(h.key("ready", "r"))),
+    "scheduled while in flight": ("misplaced", "due", lambda h: h.raw.zadd(h.key("due"), {"flies": 1})),
+    "in two places": ("misplaced", "pending", lambda h: h.raw.zadd(h.key("due"), {"behind": 1})),
+    "behind an empty group": (
+        "stuck",
+        "line",
+        lambda h: (
+            h.raw.hdel(h.key("busy"), "g"),
+            h.edit("flight", b"flies", 7, b""),
+            h.message("flight", b"flies", 4, 12, b""),
+        ),
+    ),
+    "a group that holds a stranger": (
+        "held",
+        "busy",
+        lambda h: h.raw.hset(h.key("busy"), "i", msgpack.packb([b"nobody"], use_bin_type=False)),
+    ),
+    "in flight, unknown to its group": ("overlap", "flight", _unknown_to_its_group),
+    "more in a group than it may hold": ("overlap", "busy", _limit_lowered),
+    "a line, and room": ("room", "line", lambda h: _limit(h, "t", 2)),
+    "a token above the last": ("fence", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", "1")),
+    "no last token": ("fence", "facts", lambda h: h.raw.hdel(h.key("facts"), "fence")),
+    "a token granted twice": ("fence", "flight", _second_flight),
+    "a message that is garbage": ("undecodable", "pending", lambda h: h.raw.hset(h.key("pending"), "waits", b"\xc1")),
+    "a message of another length": (
+        "undecodable",
+        "pending",
+        lambda h: h.raw.hset(h.key("pending"), "waits", b"\x91\x01"),
+    ),
+    "a payload that is garbage": ("undecodable", "pending", lambda h: h.edit("pending", b"waits", 9, b"\xc1")),
+    "a delivery that is garbage": ("undecodable", "flight", lambda h: h.raw.hset(h.key("flight"), "flies", b"")),
+    "a letter that is garbage": (
+        "undecodable",
+        "grave",
+        lambda h: h.raw.hset(h.key("grave"), h.raw.hkeys(h.key("grave"))[0], b"x"),
+    ),
+    "a group that is garbage": ("undecodable", "busy", lambda h: h.raw.hset(h.key("busy"), "g", b"\xc1")),
+    "a counter that is no number": ("undecodable", "facts", lambda h: h.raw.hset(h.key("facts"), "acked", "many")),
+    "a member of the line that is none": ("undecodable", "line", lambda h: h.raw.zadd(h.key("line"), {"g": 0})),
+    "a member of the ready that is none": (
+        "undecodable",
+        "ready",
+        lambda h: h.raw.zadd(h.key("ready", "r"), {"soon": 0}),
+    ),
+    "a policy that is garbage": ("undecodable", "topics}", lambda h: h.raw.hset(h.name("topics}"), "u", b"\xc1")),
+    "scheduled later than due": ("disagrees", "due", lambda h: h.raw.zadd(h.key("due"), {"waits": 9_999_999_999_999})),
+    "in line with another time": ("disagrees", "line", _line_moved),
+    "ready with another time": ("disagrees", "ready", _ready_moved),
+    "a delivery that counts otherwise": ("disagrees", "flight", lambda h: h.edit("flight", b"flies", 6, 3)),
+    "a letter by another number": ("disagrees", "grave", lambda h: h.edit("grave", None, 5, 7)),
+    "a letter that died at another time": (
+        "disagrees",
+        "grave",
+        lambda h: h.raw.zadd(h.key("dead"), {h.raw.hkeys(h.key("grave"))[0]: 5}),
+    ),
+    "in the slot of others": ("wrong-slot", "pending", _to_other_slot),
+    "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
+    "a slot beyond the last": (
+        "unregistered",
+        "r:2/2}:facts",
+        lambda h: h.raw.hset(h.key("facts", "r", 2, 2), "acked", 1),
+    ),
+    "messages in a closed slot": ("closed", "facts", lambda h: h.raw.hset(h.key("facts"), "v", "closed x")),
+    "replies that are never forgotten": (
+        "no-expiry",
+        "",
+        lambda h: h.raw.persist(next(h.raw.scan_iter(h.name("topic:t:0/1}:told*")))),
+    ),
+    "a record that never ends": ("no-expiry", "done}", lambda h: h.raw.persist(h.name("once:claim:done}"))),
+    "members that never end": ("no-expiry", "alive", lambda h: h.raw.persist(h.name("members:crew}:alive"))),
+    "a holding that never ends": ("no-expiry", "held", lambda h: h.raw.persist(h.name("members:crew}:held"))),
+    "messages that end": ("expires", "pending", lambda h: h.raw.expire(h.key("pending"), 1000)),
+    "a registry that ends": ("expires", "topics}", lambda h: h.raw.expire(h.name("topics}"), 1000)),
+    "an outbox that ends": (
+        "expires",
+        "out",
+        lambda h: h.raw.rpush(h.name("topic:t:0/1}:out"), "x") and h.raw.expire(h.name("topic:t:0/1}:out"), 99),
+    ),
+    "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "e0123456789abcdefk", "")),
+    "nothing to forget": ("forgotten-never", "fade", lambda h: h.raw.zadd(h.key("fade"), {"vk": 1})),
+    "a key nobody makes": ("foreign", "mine", lambda h: h.raw.set(h.name("topic:t:0/1}:mine"), "x")),
+    "a record that is not escaped": ("foreign", "", lambda h: h.raw.set(h.name("once:s:a b}"), "x")),
+    "a part of another type": (
+        "wrong-type",
+        "told1",
+        lambda h: h.raw.delete(h.key("told1")) + h.raw.rpush(h.key("told1"), "x"),
+    ),
+    "a slot of another layout": ("wrong-type", "facts", lambda h: h.raw.hset(h.key("facts"), "v", "2")),
+    "a record of another type": ("wrong-type", "x}", lambda h: h.raw.rpush(h.name("once:s:x}"), "x")),
+    "a registry of another type": (
+        "wrong-type",
+        "topics}",
+        lambda h: [h.raw.delete(key) for key in h.raw.scan_iter(h.name("top*"))] and h.raw.set(h.name("topics}"), "x"),
+    ),
+    "members of another type": (
+        "wrong-type",
+        "alive",
+        lambda h: h.raw.delete(h.name("members:crew}:alive")) and h.raw.set(h.name("members:crew}:alive"), "x", ex=9),
+    ),
+    "a record that is garbage": (
+        "undecodable",
+        "done}",
+        lambda h: h.raw.set(h.name("once:claim:done}"), b"\xc1", keepttl=True),
+    ),
+    "a record of another layout": (
+        "undecodable",
+        "done}",
+        lambda h: h.raw.setrange(h.name("once:claim:done}"), 1, b"\x02"),
+    ),
+    "a record of no state": ("undecodable", "done}", lambda h: h.raw.setrange(h.name("once:claim:done}"), 3, b"z")),
+    "another layout": ("layout", "topics}", lambda h: h.raw.hset(f"ig2:{{{h.namespace}:topics}}", "t", "x")),
+    "a slot nobody holds": ("owner", "held", lambda h: h.raw.zrem(h.name("members:crew}:alive"), "m1")),
+}
+
+
+@pytest.fixture
+def hand(full: Gate, raw: Any) -> Hand:
+    return Hand(full, raw)
+
+
+def test_what_the_scripts_leave_is_sound_and_counted(full: Gate) -> None:
+    report = audit(full)
+    assert report.findings == ()
+    assert report.sound
+    assert report.counted == {
+        "members": 1,
+        "topics": 2, "slots": 2, "records": 3, "pending": 5, "in_flight": 2, "dead": 1, "records done": 1,
+        "records in progress": 1, "records released": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault: str) -> None:
+    kind, place, plant = FAULTS[fault]
+    assert found().sound
+    # When it is planted
+    plant(hand)
+    # Then it is what is found, once or in each key that has it, with how it may have come and what mends it
+    report = found()
+    assert {*report.by_kind} == {kind}, str(report)
+    assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
+    assert bool(report.errors) is (KINDS[kind].severity == "error")
+
+
+def test_each_sort_of_fault_is_planted(found: Any) -> None:
+    planted = {kind for kind, _, _ in FAULTS.values()}
+    elsewhere = {"fence-fell", "ran-again", "overlap-key", "overlap-group", "unread"}
+    assert planted | elsewhere == {*KINDS}
+
+
+def test_what_is_too_large_is_not_read_and_said(full: Gate) -> None:
+    for limits in ({"most": 3}, {"most_bytes": 10}):
+        report = audit(full, **limits)
+        assert report.by_kind == {"unread": 2}
+        assert report.errors == ()
+        assert report.counted["pending"] == 0
+
+
+def test_a_store_is_named_by_its_url_and_namespaces_do_not_mix(full: Gate, hand: Hand, url: str) -> None:
+    hand.raw.set(hand.name("mine"), "x")
+    assert audit(url, full.namespace).by_kind == {"foreign": 1}
+    assert audit(full, f"{full.namespace}x").counted["slots"] == 0
+    with pytest.raises(BadInput, match="namespace"):
+        audit(url, "a b")
+
+
+def test_an_audit_writes_nothing(full: Gate, raw: Any) -> None:
+    def everything() -> dict[bytes, bytes]:
+        return {key: raw.dump(key) for key in raw.scan_iter(f"ig1:{{{full.namespace}:*")}
+
+    before = everything()
+    audit(full)
+    assert everything() == before
+
+
+async def test_what_goes_on_meanwhile_is_no_fault(url: str, namespace: str) -> None:
+    # Given a namespace in which much happens
+    gate = Gate(url, namespace=namespace)
+    topic = gate.topic("t", slots=2, lease="5s", backoff=0, merge="append", group_concurrency=2)
+    stop = threading.Event()
+
+    def work(number: int) -> int:
+        chance, done = random.Random(number), 0
+        while not stop.is_set():
+            done += 1
+            key = f"k{chance.randrange(20)}"
+            topic.trigger(key, done, group=f"g{chance.randrange(3)}")
+            gate.claim(key, lease="1s").release()
+            for delivery in topic.take(3):
+                chance.choice((topic.ack, topic.nack, topic.bury))(delivery)
+            topic.cancel(key, group="g1")
+            if chance.random() < 0.2:
+                topic.dead.redrive()
+        return done
+
+    with ThreadPoolExecutor(3) as threads:
+        working = [threads.submit(work, number) for number in range(3)]
+        # When it is audited again and again
+        try:
+            reports = [await asyncio.to_thread(audit, gate) for _ in range(25)]
+        finally:
+            stop.set()
+    # Then it is sound each time
+    assert all(one.result() > 1 for one in working)
+    assert [str(one) for one in reports if not one.sound] == []
+    assert any(one.counted["in_flight"] for one in reports)
+    assert audit(gate).sound
+    gate.close()
+
+
+def test_the_documentation_explains_every_finding() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    explained = page.partition("## What each finding means")[2]
+    assert [kind for kind in KINDS if f"`{kind}`" not in explained] == []

@@ -1,0 +1,252 @@
+"""The doctor on real servers, each with a configuration that is wrong in its own way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.cli import main
+from idemgate.core import keys
+from idemgate.core.diagnosis import Check, Seen, diagnose
+from tests import cluster as servers
+
+SOUND = ("--appendonly", "yes", "--appendfsync", "everysec")
+Doctor = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Any]]]:
+    """`url, client = start("--appendonly", "yes")`: a new server."""
+    with ExitStack() as stack:
+
+        def start(*options: str) -> tuple[str, Any]:
+            (port,) = servers.unused_ports(1)
+            client = stack.enter_context(servers.server(tmp_path / str(port), port, *options))
+            return f"redis://127.0.0.1:{port}/0", client
+
+        yield start
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """`code, told = doctor("--url", url)`: its exit code and its JSON."""
+
+    def ask(*words: str) -> tuple[int, dict[str, Any]]:
+        code = main(["doctor", *words, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return ask
+
+
+def wrong(told: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in told["checks"] if one["state"] in ("warning", "error")}
+
+
+def test_a_sound_server_is_called_sound(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    code, told = doctor("--url", url, "--audit")
+    assert (code, wrong(told), told["audit"]["sound"]) == (0, {}, True)
+    assert {one["name"] for one in told["checks"]} == {
+        "server", "eviction", "memory", "persistence", "clock", "permissions", "namespace",
+    }  # fmt: skip
+    # And what the doctor wrote goes by itself
+    assert all(client.pttl(key) > 0 for key in client.scan_iter())
+
+
+WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
+    # name: options, what is found, exit code, a part of what mends it
+    "eviction with a limit": (
+        (*SOUND, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"),
+        {"eviction": "error"},
+        1,
+        "noeviction",
+    ),
+    "eviction without a limit": (
+        (*SOUND, "--maxmemory-policy", "volatile-ttl"),
+        {"eviction": "warning"},
+        0,
+        "noeviction",
+    ),
+    "nothing persistent": (("--appendonly", "no"), {"persistence": "error"}, 1, "appendonly yes"),
+    "snapshots only": (("--save", "3600", "1"), {"persistence": "warning"}, 0, "appendonly yes"),
+    "never fsynced": (
+        ("--appendonly", "yes", "--appendfsync", "no"),
+        {"persistence": "warning"},
+        0,
+        "appendfsync everysec",
+    ),
+    "memory nearly full": ((*SOUND, "--maxmemory", "1mb"), {"memory": "error", "calls": "error"}, 1, "more memory"),
+    "no listening to expiry": (SOUND, {"expiry": "warning"}, 0, "notify-keyspace-events"),
+    "a node of a cluster": ((*SOUND, "--cluster-enabled", "yes"), {"cluster": "error"}, 1, "redis+cluster://"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found_with_what_mends_it(start: Any, doctor: Doctor, name: str) -> None:
+    options, expected, code, mend = WRONG[name]
+    url, client = start(*options)
+    if "expiry" in expected:
+        client.set(keys.record("default", "expiry.sessions", "x"), "x", ex=60)
+    if "cluster" in expected:
+        client.execute_command("CLUSTER ADDSLOTS", *range(servers.SLOTS))
+        servers.wait_for(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    found, told = doctor("--url", url)
+    assert (found, wrong(told)) == (code, expected)
+    assert any(mend in one["mend"] for one in told["checks"] if one["name"] in expected)
+
+
+def test_replicas_that_need_not_be_there_and_a_replica_itself(start: Any, doctor: Doctor) -> None:
+    url, primary = start(*SOUND)
+    at_replica, replica = start(*SOUND, "--replicaof", "127.0.0.1", url.rpartition(":")[2].partition("/")[0])
+    servers.wait_for(lambda: replica.info("replication")["master_link_status"] == "up")
+    servers.wait_for(lambda: primary.info("replication")["connected_slaves"] == 1)
+    assert wrong(doctor("--url", url)[1]) == {"replicas": "warning"}
+    primary.config_set("min-replicas-to-write", 1)
+    assert wrong(doctor("--url", url)[1]) == {}
+    code, told = doctor("--url", at_replica)
+    assert code == 1
+    assert wrong(told)["role"] == "error"
+    assert wrong(told)["calls"] == "error"
+
+
+def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    tag = "ig1:{default:*"
+    users = {
+        "all": f"on nopass ~{tag} &{tag} +@all",
+        "reader": f"on nopass ~{tag} &{tag} +@all -set -hset",
+        "silent": f"on nopass ~{tag} +@all -publish",
+        "elsewhere": "on nopass ~other:* &* +@all",
+        "quiet": f"on nopass ~{tag} &{tag} +@all -config -info",
+    }
+    for name, rules in users.items():
+        client.execute_command("ACL", "SETUSER", name, *rules.split())
+
+    def refused(user: str) -> list[str]:
+        told = doctor("--url", url.replace("//", f"//{user}:x@"))[1]
+        found = [one["what"] for one in told["checks"] if one["name"] == "permissions" and one["state"] == "error"]
+        return [one.partition(":")[0].removeprefix("this connection may not ") for one in found]
+
+    assert refused("all") == []
+    assert refused("reader") == ["run scripts that write"]
+    assert refused("silent") == ["publish a hint"]
+    assert refused("elsewhere") == ["run scripts that read", "run scripts that write", "read a topic"]
+    # And where the server may not be asked, the rest is looked at all the same
+    code, told = doctor("--url", url.replace("//", "//quiet:x@"))
+    assert refused("quiet") == []
+    assert {one["name"]: one["state"] for one in told["checks"]}["server"] == "skipped"
+    assert code == 0
+
+
+def test_each_node_of_a_cluster_is_looked_at(tmp_path: Path, doctor: Doctor) -> None:
+    with servers.cluster(tmp_path) as ports:
+        url = f"redis+cluster://127.0.0.1:{ports[0]}"
+        with Gate(url) as gate:
+            gate.topic("t", slots=8).trigger_many([(f"k{n}", n) for n in range(30)])
+            gate.first("k", "1h")
+        code, told = doctor("--url", url, "--audit")
+        assert {one["server"] for one in told["checks"] if one["server"]} == {f"127.0.0.1:{port}" for port in ports}
+        assert [one["state"] for one in told["checks"] if one["name"] == "cluster"] == ["ok"] * 3
+        assert (told["audit"]["sound"], told["audit"]["counted"]["pending"], told["audit"]["counted"]["records"]) == (
+            True, 30, 1,
+        )  # fmt: skip
+        assert code == 1  # these nodes keep nothing
+        assert {*wrong(told)} == {"persistence"}
+
+
+def test_damage_and_other_layouts_are_shown(start: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    url, client = start(*SOUND)
+    with Gate(url, namespace="shop") as gate:
+        topic = gate.topic("orders", window="1h")
+        topic.trigger_many([(f"k{n}", n) for n in range(8)])
+        client.delete("ig1:{shop:topic:orders:0/1}:due")
+        gate.first("k", "1h")
+        client.persist("ig1:{shop:once:first:k}")
+    client.set("ig2:{shop:topics}", "x")
+    # When it is shown as text
+    assert main(["doctor", "--url", url, "--namespace", "shop", "--audit"]) == 1
+    out = capsys.readouterr().out
+    text = " ".join(out.split())
+    # Then it says what, how it may have come, and what mends it; of many alike, a few
+    assert "unplaced, 8 found" in text
+    assert text.count("stands nowhere") == 5
+    assert "and 3 more" in text
+    assert "mend: PEXPIRE ig1:{shop:once:first:k} 86400000" in text
+    assert "may come of:" in text
+    assert "ig2:{shop:topics}" in text
+    assert text.rstrip().endswith("9 errors, 2 warnings")
+    # And what it says mends it
+    lines = [line.strip().removeprefix("mend: ") for line in out.splitlines() if "mend: ZADD" in line]
+    for line in lines:
+        client.execute_command(*line.split())
+    assert main(["doctor", "--url", url, "--namespace", "shop", "--audit"]) == 1
+    assert "unplaced, 3 found" in capsys.readouterr().out
+
+
+def test_a_command_line_that_is_wrong_is_2_and_a_store_that_is_away_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.delenv("IDEMGATE_URL", raising=False)
+    assert main(["doctor"]) == 2
+    assert "--url" in capsys.readouterr().err
+    assert main(["doctor", "--url", url, "--namespace", "a b"]) == 2
+    assert main(["doctor", "--url", "redis://127.0.0.1:1/0"]) == 1
+    assert "no answer from the store" in capsys.readouterr().err
+    monkeypatch.setenv("IDEMGATE_URL", url)
+    assert main(["doctor", "--namespace", "nobody"]) in (0, 1)
+
+
+# -- what no server at hand will say ----------------------------------------------------------------------------------
+
+FINE = {"redis_version": "7.0.15", "aof_enabled": 1, "total_system_memory": 100, "used_memory": 10}
+SAYINGS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "nothing wrong": ({}, {}),
+    "too old": ({"redis_version": "6.0.9"}, {"server": "error"}),
+    "old enough": ({"redis_version": "6.2.0"}, {}),
+    "Valkey, which calls itself Redis 7.2 too": ({"redis_version": "7.2.4", "valkey_version": "9.1.0"}, {}),
+    "neither": ({"dragonfly_version": "1.2"}, {"server": "warning"}),
+    "loading": ({"loading": 1}, {"role": "error"}),
+    "evicted": ({"evicted_keys": 3}, {"evicted": "error"}),
+    "getting full": ({"used_memory": 85}, {"memory": "warning"}),
+    "full": ({"used_memory": 95}, {"memory": "error"}),
+    "a disk that is full": ({"aof_last_write_status": "err"}, {"disk": "error"}),
+    "a snapshot that failed": ({"rdb_last_bgsave_status": "err"}, {"disk": "error"}),
+    "many connections": ({"connected_clients": 9, "maxclients": 10}, {"connections": "warning"}),
+}
+
+
+@pytest.mark.parametrize("name", SAYINGS)
+def test_what_a_server_says_of_itself(name: str) -> None:
+    info, expected = SAYINGS[name]
+    found = diagnose(Seen(FINE | info, {"appendfsync": "always"}, 0.0, 0.0, False, {}))
+    assert {one.name: one.state for one in found if one.state not in ("ok", "skipped")} == expected
+    assert all(one.mend for one in found if one.state in ("warning", "error"))
+
+
+@pytest.mark.parametrize(
+    ("apart", "jumped", "state"),
+    [(0.0, 0.0, "ok"), (6.0, 0.0, "warning"), (-6.0, 0.0, "warning"), (0.0, 1.0, "error"), (60.0, -1.0, "error")],
+)
+def test_clocks(apart: float, jumped: float, state: str) -> None:
+    found = diagnose(Seen(FINE, {}, apart, jumped, False, {}))
+    assert [one.state for one in found if one.name == "clock"] == [state]
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ({"cluster_state": "ok", "cluster_slots_assigned": "16384"}, "ok"),
+        ({"cluster_state": "ok", "cluster_slots_assigned": "16384", "cluster_slots_pfail": "5"}, "warning"),
+        ({"cluster_state": "ok", "cluster_slots_assigned": "16383"}, "error"),
+        ({"cluster_state": "fail", "cluster_slots_assigned": "16384"}, "error"),
+    ],
+)
+def test_what_a_cluster_says_of_itself(said: dict[str, str], state: str) -> None:
+    found: list[Check] = diagnose(Seen(FINE | {"cluster_enabled": 1}, {}, 0.0, 0.0, True, said))
+    assert [one.state for one in found if one.name == "cluster"] == [state]
