@@ -22,7 +22,7 @@ import redis
 from idemgate.link.embedded import find_server
 from idemgate.link.supervisor import _die_with
 
-__all__ = ["Operator", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
+__all__ = ["Operator", "agree", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
 
 SLOTS = 16_384
 
@@ -115,7 +115,7 @@ def cluster(home: Path, replicas: bool = False) -> Iterator[list[int]]:
             wait_for(lambda node=node: _whole(node, len(nodes)))
         for primary, replica in zip(nodes, nodes[3:], strict=False):
             replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID"))
-        wait_for(lambda: _agree(nodes))
+        wait_for(lambda: agree(nodes))
         for replica in nodes[3:]:
             wait_for(lambda replica=replica: replica.info("replication")["master_link_status"] == "up")
         yield ports
@@ -127,7 +127,7 @@ def _whole(node: Any, n: int) -> bool:
     return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == str(n)
 
 
-def _agree(nodes: list[Any]) -> bool:
+def agree(nodes: list[Any]) -> bool:
     """Whether all nodes know who the three primaries are, and who follows whom: they vote on the next hand-over."""
     views: list[set[tuple[str, str]]] = []
     for node in nodes:
@@ -165,7 +165,7 @@ class Operator:
         def taken_over() -> bool:
             nonlocal asked
             if replica in self.primaries():
-                return _agree(self.nodes)
+                return agree(self.nodes)
             if time.monotonic() - asked > 6:  # a busy primary lets the request lapse after five seconds
                 asked = time.monotonic()
                 self.nodes[replica].execute_command("CLUSTER FAILOVER")
