@@ -24,6 +24,7 @@ __all__ = [
     "LeaseLost",
     "NotConfigured",
     "NotDecodable",
+    "NotDurable",
     "NotInside",
     "OutcomeUnknown",
     "Overloaded",
@@ -198,11 +199,23 @@ class StoreError(IdemgateError):
 
 
 class StoreUnavailable(StoreError):
-    """No answer within the deadline. `executed` is "no" when the request certainly did not run, else "unknown"."""
+    """No answer within the deadline. `executed` is "no" when the request certainly did not run, else "unknown"
+    ("yes": see `NotDurable`)."""
 
     def __init__(self, text: str, executed: str) -> None:
         super().__init__(text)
         self.executed = executed
+
+
+class NotDurable(StoreUnavailable):
+    """The call was executed, but its write is not as durable as `Gate(durability=...)` asks: it is in the primary's
+    memory, and a failover or a power loss may forget it. `executed` is "yes".
+
+    Sending the same again is safe where a call is: a trigger with its `event_id`, a settlement, a completion.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "yes")
 
 
 class StoreRefused(StoreError):

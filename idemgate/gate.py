@@ -21,6 +21,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec, digest
 from idemgate.core.compact import SeenSets
 from idemgate.core.counters import Counters
+from idemgate.core.durability import Asked, durability_of
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name, text_of
 from idemgate.core.limits import Rate
@@ -65,6 +66,10 @@ class Gate:
     - `namespace`: first part of every key; one for each trust domain.
     - `timeout`: how long a call is tried while the store does not answer, then StoreUnavailable.
     - `max_bytes`: the largest payload or result.
+    - `durability`: what a write must have reached before its call returns: None: the primary's memory; "replicas", or a
+      number of them: so many replicas acknowledged it (WAIT); "fsync": it is in the append-only file on disk (WAITAOF:
+      Redis 7.2 or Valkey, `appendonly yes`). Else NotDurable, after `timeout`. Not on a cluster. What it gives and what
+      not: docs/promises.md.
         - `clock`: a test clock that every script is told
       (`idemgate.testing.Clock`).
 
@@ -79,6 +84,7 @@ class Gate:
         namespace: str = "default",
         timeout: Duration = "5s",
         max_bytes: int = 262_144,
+        durability: Asked = None,
         clock: Clock | None = None,
     ) -> None:
         if url is not None and client is not None:
@@ -86,6 +92,7 @@ class Gate:
         self.namespace = check_name(namespace, "namespace")
         self.seconds = milliseconds(timeout, "timeout") / 1000
         self.clock = clock
+        self.durability = durability_of(durability, self.namespace)
         self.codec = Codec(max_bytes)
         self.claims = Claims(namespace, clock)
         self.seen = SeenSets(namespace, clock)
@@ -128,7 +135,7 @@ class Gate:
         """The blocking link: `gate.link.run(call)`."""
         if self._link is None:
             with self._lock:
-                self._link = self._link or SyncLink(self.endpoint, self.seconds)
+                self._link = self._link or SyncLink(self.endpoint, self.seconds, self.durability)
         return self._link
 
     @cached_property
@@ -138,7 +145,7 @@ class Gate:
 
     def _async_link(self) -> AsyncLink:
         if self._alink is None:
-            self._alink = AsyncLink(self.endpoint, self.seconds)
+            self._alink = AsyncLink(self.endpoint, self.seconds, self.durability)
         return self._alink
 
     def seconds_now(self) -> float:

@@ -7,6 +7,7 @@ Run with the server program that `embedded://` would take. They end with the pro
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -21,7 +22,7 @@ import redis
 from idemgate.link.embedded import find_server
 from idemgate.link.supervisor import _die_with
 
-__all__ = ["Operator", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
+__all__ = ["Operator", "agree", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
 
 SLOTS = 16_384
 
@@ -72,7 +73,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def server(home: Path, port: int, *options: str) -> Iterator[Any]:
     """A client of a new server on that port."""
-    home.mkdir()
+    home.mkdir(parents=True, exist_ok=True)
     words = [
         "--port",
         str(port),
@@ -91,15 +92,19 @@ def server(home: Path, port: int, *options: str) -> Iterator[Any]:
         yield client
 
 
+# Primaries hand over when they are told to, not when this machine is busy.
+NODE = (
+    "--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-config-file", "nodes.conf",
+    "--repl-diskless-sync-delay", "0", "--cluster-replica-no-failover", "yes",
+)  # fmt: skip
+
+
 @contextmanager
 def cluster(home: Path, replicas: bool = False) -> Iterator[list[int]]:
     """Ports of three primaries that share all slots; then, if wanted, those of one replica of each."""
     ports = unused_ports(6 if replicas else 3)
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-config-file", "nodes.conf")
-    # Primaries hand over when they are told to, not when this machine is busy.
-    options += ("--repl-diskless-sync-delay", "0", "--cluster-replica-no-failover", "yes")
     with ExitStack() as stack:
-        nodes = [stack.enter_context(server(home / str(port), port, *options)) for port in ports]
+        nodes = [stack.enter_context(server(home / str(port), port, *NODE)) for port in ports]
         for number, node in enumerate(nodes):
             if number < 3:
                 first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3
@@ -110,7 +115,7 @@ def cluster(home: Path, replicas: bool = False) -> Iterator[list[int]]:
             wait_for(lambda node=node: _whole(node, len(nodes)))
         for primary, replica in zip(nodes, nodes[3:], strict=False):
             replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID"))
-        wait_for(lambda: _agree(nodes))
+        wait_for(lambda: agree(nodes))
         for replica in nodes[3:]:
             wait_for(lambda replica=replica: replica.info("replication")["master_link_status"] == "up")
         yield ports
@@ -122,7 +127,7 @@ def _whole(node: Any, n: int) -> bool:
     return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == str(n)
 
 
-def _agree(nodes: list[Any]) -> bool:
+def agree(nodes: list[Any]) -> bool:
     """Whether all nodes know who the three primaries are, and who follows whom: they vote on the next hand-over."""
     views: list[set[tuple[str, str]]] = []
     for node in nodes:
@@ -148,21 +153,19 @@ class Operator:
 
     def met(self, error: str) -> int:
         """How often the nodes answered with this error: TRYAGAIN, ASK, MOVED."""
-        return sum(node.info("errorstats").get(f"errorstat_{error}", {}).get("count", 0) for node in self.nodes)
+        found = [node.info("errorstats").get(f"errorstat_{error}", "count=0") for node in self.nodes]
+        # redis-py 5 leaves it as it is written
+        return sum(int(one["count"] if isinstance(one, dict) else one.removeprefix("count=")) for one in found)
 
     def fail_over(self, primary: int) -> int:
         """Its replica takes over without losing a write; which one that was. The former primary then follows it."""
-        replica = next(
-            number for number, node in enumerate(self.nodes)
-            if (facts := node.info("replication"))["role"] == "slave"
-            and facts["master_port"] == self.port(primary)
-        )  # fmt: skip
+        replica = self.replica(primary)
         asked = 0.0
 
         def taken_over() -> bool:
             nonlocal asked
             if replica in self.primaries():
-                return _agree(self.nodes)
+                return agree(self.nodes)
             if time.monotonic() - asked > 6:  # a busy primary lets the request lapse after five seconds
                 asked = time.monotonic()
                 self.nodes[replica].execute_command("CLUSTER FAILOVER")
@@ -171,6 +174,38 @@ class Operator:
         wait_for(taken_over)
         wait_for(lambda: self.nodes[primary].info("replication")["master_link_status"] == "up")
         return replica
+
+    def replica(self, primary: int) -> int:
+        return next(
+            number for number, node in enumerate(self.nodes)
+            if number != primary and (facts := node.info("replication"))["role"] == "slave"
+            and facts["master_port"] == self.port(primary)
+        )  # fmt: skip
+
+    def settle(self, primary: int) -> None:
+        """Until its replica has all that it wrote."""
+        replica = self.nodes[self.replica(primary)]
+        offset = self.nodes[primary].info("replication")["master_repl_offset"]
+        wait_for(lambda: replica.info("replication")["slave_repl_offset"] >= offset)
+
+    def kill(self, number: int) -> Path:
+        """Kills its process; where its files are, for `restarted`."""
+        home = Path(self.nodes[number].config_get("dir")["dir"])
+        os.kill(self.nodes[number].info("server")["process_id"], signal.SIGKILL)
+        return home
+
+    def take_over(self, replica: int) -> None:
+        """A replica whose primary is gone takes its slots."""
+        self.nodes[replica].execute_command("CLUSTER FAILOVER", "TAKEOVER")
+        wait_for(lambda: self.nodes[replica].info("replication")["role"] == "master")
+
+    @contextmanager
+    def restarted(self, number: int, home: Path) -> Iterator[None]:
+        """A killed node that follows the one which took over."""
+        with server(home, self.port(number), *NODE):
+            wait_for(lambda: _agree(self.nodes))
+            wait_for(lambda: self.nodes[number].info("replication")["master_link_status"] == "up")
+            yield
 
     def owner(self, key: str) -> int:
         """The primary that serves the slot of a key, by its own word."""

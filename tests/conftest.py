@@ -1,6 +1,7 @@
 """One real server a test process, a fresh namespace a test, and the two flavours of every behaviour.
 
-`IDEMGATE_TEST_URL` names another server to run on; else one is started and ends with the tests. With
+`IDEMGATE_TEST_URL` names another server to run on; else one is started, of the program in `IDEMGATE_SERVER` if that is
+set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3, and with
 `IDEMGATE_TEST_ROLES=guard,admin` the gate of a test logs in as a user with the access list of these roles.
 """
 
@@ -34,6 +35,12 @@ settings.register_profile("idemgate", deadline=None)
 settings.load_profile("idemgate")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if redis.__version__.startswith("5.0."):
+        # It leaves the sockets of failed connections to the garbage collector.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """The server of this test process."""
@@ -41,14 +48,15 @@ def url() -> Iterator[str]:
     if given:
         yield given
         return
+    protocol = os.environ.get("IDEMGATE_TEST_PROTOCOL")
     with start() as server:
-        yield server.url
+        yield server.url + (f"?protocol={protocol}" if protocol else "")
 
 
 @pytest.fixture(scope="session")
 def raw(url: str) -> Iterator[Any]:
-    """A plain client of the same server, to look at keys and to break things."""
-    with redis.Redis.from_url(url) as client:
+    """A plain client of the same server, to look at keys and to break things; replies have the shapes of RESP2."""
+    with redis.Redis.from_url(url.removesuffix("?protocol=3")) as client:
         yield client
 
 

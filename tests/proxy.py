@@ -17,7 +17,8 @@ __all__ = ["Proxy"]
 
 
 class Proxy:
-    """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, silently."""
+    """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, `mute` all
+    replies, silently."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
@@ -28,6 +29,7 @@ class Proxy:
         self.url = f"redis://{userinfo}{at}127.0.0.1:{self.port}{'' if parts.scheme == 'unix' else parts.path}"
         self.delay = 0.0
         self.black_hole = False
+        self.mute = False
         self.passed: list[bytes] = []
         self._toxics: Counter[tuple[str, bytes]] = Counter()
         self._lock = threading.Lock()
@@ -45,7 +47,7 @@ class Proxy:
     def heal(self) -> None:
         """Passes everything on again, at once."""
         self._toxics.clear()
-        self.delay, self.black_hole = 0.0, False
+        self.delay, self.black_hole, self.mute = 0.0, False, False
 
     def count(self, word: bytes) -> int:
         """How many times the word was in what reached the server."""
@@ -110,6 +112,8 @@ class Proxy:
                 time.sleep(self.delay)
                 if cut.is_set():
                     break
+                if self.mute:
+                    continue
                 client.sendall(data)
         self._part(client, server)
 

@@ -10,6 +10,7 @@ also its wake-up channel |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
 also its wake-up channel |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | what a slot sent on, unless a target is named |
+| `ig1:{<ns>:touched}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/crew.lua` | who is there, and which slots they hold; `:alive` is
 also their wake-up channel |
 
@@ -48,6 +49,7 @@ __all__ = [
     "slot_of",
     "text_of",
     "topics",
+    "touched",
 ]
 
 Key = str | bytes | int
@@ -172,6 +174,11 @@ def topics(namespace: str) -> bytes:
     return b"ig1:{%s:topics}" % namespace.encode()
 
 
+def touched(namespace: str) -> bytes:
+    """Written before each WAIT, so that the WAIT covers all that was written before; expires."""
+    return b"ig1:{%s:touched}" % namespace.encode()
+
+
 def members(namespace: str, group: str) -> tuple[bytes, ...]:
     """One group of members, in the order in which scripts get its parts."""
     return tuple(f"ig1:{{{namespace}:members:{group}}}:{part}".encode() for part in ("alive", "facts", "held"))
@@ -201,9 +208,9 @@ def is_ours(key: bytes) -> bool:
 
 
 class Owner(NamedTuple):
-    """What a key of a namespace belongs to: `kind` "once", "topics", "slot", "out" or "members"; "layout" is a key of
-    another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the topic or the group
-    of members."""
+    """What a key of a namespace belongs to: `kind` "once", "topics", "touched", "slot", "out" or "members"; "layout" is
+    a key of another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the
+    topic or the group of members."""
 
     kind: str
     name: str = ""
@@ -215,7 +222,8 @@ class Owner(NamedTuple):
 _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
-    r"|(?P<topics>topics)\}"
+    r"|(?P<topics>topics)\}|(?P<touched>touched)\}"
+    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d*)\}}:(?P<page>[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
     re.ASCII,
@@ -237,8 +245,12 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("foreign")
     if found["topics"]:
         return Owner("topics")
+    if found["touched"]:
+        return Owner("touched")
     if found["scope"]:
         return Owner("once", found["scope"])
+    if found["seen"]:
+        return Owner("seen", found["seen"], int(found["shard"]), part=found["page"])
     if found["group"]:
         return Owner("members", found["group"], part=found["crew"])
     kind = "out" if found["part"] == "out" else "slot"

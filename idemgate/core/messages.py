@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from operator import index
-from typing import Any, Generic, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration
@@ -403,19 +403,17 @@ def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Code
 _MESSAGE = (int, int, int, int, int, bytes, int, bytes, None, bytes, None, bytes, int, int)
 
 
-def _is_array(found: Any) -> TypeGuard[list[Any]]:
-    return isinstance(found, list)
-
-
 def _is_message(fields: Any) -> bool:
     """Whether it has the places of `lua/lib/message.lua`, each of its kind."""
+    if not isinstance(fields, list):
+        return False
+    places: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
     return (
-        _is_array(fields)
-        and 14 <= len(fields) <= 15
-        and all(wanted is None or type(one) is wanted for one, wanted in zip(fields, _MESSAGE, strict=False))
-        and 0 <= fields[1] <= LATEST_MS
-        and 0 <= fields[2] <= LATEST_MS
-        and (type(fields[10]) is int or fields[10] == b"")
+        14 <= len(places) <= 15
+        and all(wanted is None or type(one) is wanted for one, wanted in zip(places, _MESSAGE, strict=False))
+        and 0 <= places[1] <= LATEST_MS
+        and 0 <= places[2] <= LATEST_MS
+        and (type(places[10]) is int or places[10] == b"")
     )
 
 

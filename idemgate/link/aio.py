@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,16 +10,19 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
-from redis.asyncio.cluster import RedisCluster
 
 from idemgate.core.calls import Batch, Call, Moved
+from idemgate.core.durability import Durability
 from idemgate.errors import StoreUnavailable
-from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.cluster_aio import ClusterLines
+from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
+from idemgate.link.line import OneLine, raised
 from idemgate.link.listen import Ear
 from idemgate.link.resp import pack
-from idemgate.link.wire import Wire, connected
+from idemgate.link.topology import key_of
+from idemgate.link.wire import Wire
 
 __all__ = ["AsyncLink"]
 
@@ -28,41 +30,27 @@ T = TypeVar("T")
 
 
 class _Loop:
-    """What belongs to one event loop: its client, its ear, and the calls under way."""
+    """What belongs to one event loop: its way to the store, its ear, and the calls under way."""
 
-    __slots__ = ("blocking", "client", "connecting", "ear", "patience", "tasks", "wire")
+    __slots__ = ("ear", "lines", "tasks")
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
-        self.client = _undressed(async_client(endpoint, seconds))
-        self.blocking: Any = None
-        self.wire: Wire | None = None
-        self.connecting = asyncio.Lock()
-        self.patience = min(seconds, SOCKET_TIMEOUT)
+        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
-
-    async def connected(self) -> Wire:
-        """The wire of this loop, made anew when the one before was lost; waits while the server reads too slowly."""
-        if self.wire is None or self.wire.closed:
-            async with self.connecting:
-                if self.wire is None or self.wire.closed:
-                    self.wire = await connected(self.client.connection_pool, self.patience)
-        wire = self.wire
-        if wire.crowded:
-            await wire.room()
-        return wire
 
 
 class AsyncLink:
     """Carries calls and awaits. No call is ever cancelled half-way.
 
-    To one server, the calls of one tick of an event loop travel together, over one connection (`link.wire`); to a
-    cluster they go through redis-py's client, which knows the nodes.
+    The calls of one tick of an event loop travel together, over one connection (`link.wire`); to a cluster over one to
+    each node (`link.cluster_aio`).
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._copies = copies_of(durability, endpoint, seconds)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     @property
@@ -76,9 +64,8 @@ class AsyncLink:
     def start(self, call: Call[T], within: float | None = None) -> asyncio.Future[T]:
         """Sends a call whose future goes on when the caller is cancelled, if it is shielded: cancelling then neither
         tears a reply nor hides the outcome."""
-        here = self._here
-        wire = here.wire
-        if wire is None or wire.closed or wire.crowded:
+        wire = self._here.lines.at_hand(call.keys[0])
+        if wire is None or (self._copies is not None and self._copies.concern(call)):
             return self.spawn(self._insist(call, self._patience(within)))
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         request = pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
@@ -98,7 +85,7 @@ class AsyncLink:
             except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
                 answer.set_exception(error)
             return
-        self._suspect(wire, reply)
+        self._here.lines.suspect(wire, reply)
         self.spawn(_into(answer, self._again(call, patience, reply)))
 
     async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
@@ -111,16 +98,12 @@ class AsyncLink:
         await asyncio.sleep(patience.pause(error))
         return await self._insist(call, patience)
 
-    def _suspect(self, wire: Wire, error: Exception) -> None:
-        if self.endpoint.kind == "sentinel" and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
-            wire.abandon()  # it was the master; the next connection asks the sentinels who is now
-
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
         return await asyncio.shield(self.start(call, within))
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
-        """As `SyncLink.run_all`; on a cluster its calls travel side by side."""
+        """As `SyncLink.run_all`."""
         return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -159,12 +142,11 @@ class AsyncLink:
         return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        if self.endpoint.kind == "cluster":
-            return await self._side_by_side(calls, patience)
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
                 replies = await self._send_together(calls)
+                patience.mind(replies)
             except FAILURES as error:
                 await asyncio.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
@@ -173,58 +155,57 @@ class AsyncLink:
             for call, reply in zip(calls, replies, strict=True)
         ]
 
-    async def _side_by_side(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        """Calls with the same key one after the other, as the caller gave them; the others at once."""
-        answers: list[Any] = [None] * len(calls)
-        chains: defaultdict[bytes, list[int]] = defaultdict(list)
-        for place, call in enumerate(calls):
-            chains[call.keys[0]].append(place)
-
-        async def one_by_one(places: list[int]) -> None:
-            for place in places:
-                answers[place] = await self._insist(calls[place], patience)
-
-        await asyncio.gather(*map(one_by_one, chains.values()))
-        return answers
-
     async def _send(self, call: Call[Any]) -> list[Any]:
-        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        script, copies, words = call.script, self._copies, (len(call.keys), *call.keys, *call.args)
+        if copies is not None and copies.concern(call):
+            return await self._send_durably(copies, call)
         try:
             return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
 
-    async def _ask(self, *words: Any) -> Any:
-        if self.endpoint.kind == "cluster":
-            return await _asked(self._here.client, *words)
-        wire = await self._here.connected()
+    async def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
+        script, words = call.script, (len(call.keys), *call.keys, *call.args)
         try:
-            return await wire.send(pack(words))
-        except rx.ResponseError as error:
-            self._suspect(wire, error)
-            raise
+            return await self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return await self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
+
+    async def _ask(self, *words: Any) -> Any:
+        return await self._here.lines.ask(key_of(words), pack(words))
+
+    async def _ask_durably(self, copies: Copies, *words: Any) -> Any:
+        """As `_ask`; Short when the write is on fewer copies than asked for. The calls of a tick wait for them
+        together."""
+        [reply] = await self._line.ask_durably(copies, [pack(words)])
+        return raised(reply)
+
+    @property
+    def _line(self) -> OneLine:
+        lines = self._here.lines
+        assert isinstance(lines, OneLine), "a cluster has no copies to wait for"
+        return lines
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        wire = await self._here.connected()
+        copies = self._copies
         requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
-        return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+        if copies is not None and any(map(copies.concern, calls)):
+            return await self._line.ask_durably(copies, requests)
+        return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""
         return await asyncio.shield(self.spawn(_translated(self._ask(*args))))
 
     async def blocking(self, *args: Any, within: float) -> Any:
-        """A command that blocks on the server (XREADGROUP ... BLOCK), on a client whose reads have no time-out.
+        """A command that blocks on the server (XREADGROUP ... BLOCK), on a connection of its own.
 
         Sent once. Cancelling it drops its connection, and so does `within`, in seconds, which should be more than the
         time it blocks: StoreUnavailable then, as when the connection is lost; else StoreRefused.
         """
-        here = self._here
-        if here.blocking is None:
-            here.blocking = _undressed(async_client(self.endpoint, socket_timeout=None))
         try:
             async with asyncio.timeout(within):
-                return await _translated(_asked(here.blocking, *args))
+                return await _translated(self._here.lines.ask_apart(key_of(args), pack(args)))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
 
@@ -254,17 +235,12 @@ class AsyncLink:
         here = self._loops.get(loop)
         if here is None:
             return
-        if here.wire is not None:
-            await here.wire.drain()
+        await here.lines.drain()
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
         self._loops.pop(loop, None)
         await here.ear.close()
-        if here.wire is not None:
-            await here.wire.close()
-        await close_client(here.client)
-        if here.blocking is not None:
-            await close_client(here.blocking)
+        await here.lines.close()
 
 
 async def _into(answer: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
@@ -282,64 +258,9 @@ async def _into(answer: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None
             answer.set_result(result)
 
 
-async def _asked(client: Any, *args: Any) -> Any:
-    try:
-        if isinstance(client, RedisCluster):
-            # Before it knows the nodes, redis-py 7 and 8 send to any of them.
-            await client.initialize()
-            return await _routed(client, *args)
-        return await client.execute_command(*args)
-    except AttributeError as error:
-        # redis-py 8 closes connections to cluster nodes, when it looks for these anew, under those who use them.
-        raise rx.ConnectionError("the connection was closed while in use") from error
-
-
-async def _routed(client: Any, *args: Any) -> Any:
-    try:
-        return await client.execute_command(*args)
-    except rx.ClusterError as error:
-        if args[0] not in ("EVALSHA", "EVAL") or "TTL exhausted" not in str(error):
-            raise
-    return await _redirected(client, *args)
-
-
-async def _redirected(client: Any, *args: Any) -> Any:
-    """A script whose slot is moving, asked for where its key is now. redis-py's asyncio client sends ASKING over one
-    free connection and the command over the next one, so that with two of them it never arrives."""
-    await client.initialize()  # connections of nodes that it gave up are closed by nobody
-    try:
-        return await client.get_node_from_key(args[3]).execute_command(*args)
-    except rx.MovedError:
-        raise
-    except rx.AskError as error:
-        there: Any = error
-    node = client.get_node(there.host, there.port)
-    if node is None:
-        raise rx.ClusterDownError("the node to which the slot moves is not known yet")
-    connection = node.acquire_connection()
-    try:
-        await connection.send_command("ASKING")
-        await node.parse_response(connection, "ASKING")  # before the rest is sent: a refusal leaves no reply behind
-        await connection.send_command(*args)
-        return await node.parse_response(connection, args[0])
-    finally:
-        getattr(node, "release", node._free.append)(connection)
-
-
 async def _translated(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except FAILURES as error:
         Patience(0).pause(error)
         raise
-
-
-def _undressed(client: Any) -> Any:
-    """Replies of stream commands as the server gives them, whatever this version of redis-py makes of them."""
-    for name in ("XREADGROUP", "XPENDING", "XCLAIM", "XAUTOCLAIM"):
-        client.set_response_callback(name, _as_is)
-    return client
-
-
-def _as_is(reply: Any, **_: Any) -> Any:
-    return reply

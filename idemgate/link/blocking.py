@@ -57,14 +57,17 @@ class BlockingWire:
             raise reply
         return reply
 
-    def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
-        """The replies of requests that travel together, the errors of the server among them."""
+    def send_all(self, requests: Sequence[bytes]) -> None:
+        """Requests that travel together; `hear_all` their replies before anything else is asked."""
         self._send(b"".join(requests))
+
+    def hear_all(self, number: int) -> list[Any]:
+        """That many replies, the errors of the server among them."""
         replies: list[Any] = []
-        while len(replies) < len(requests):
+        while len(replies) < number:
             while (reply := self._next()) is not False:
                 replies.append(reply)
-            if len(replies) < len(requests):
+            if len(replies) < number:
                 self._hear()
         return replies
 
@@ -139,18 +142,31 @@ class Wires:
             self._give_back(wire)
             raise
         except BaseException:
-            self._drop(wire)
+            self.drop(wire)
             raise
         self._give_back(wire)
         return reply
 
     def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
-        """As `BlockingWire.ask_all`."""
+        """The replies of requests that travel together, the errors of the server among them."""
+        return self.collect(self.send(requests), len(requests))
+
+    def send(self, requests: Sequence[bytes]) -> BlockingWire:
+        """The wire on which they are under way: `collect` their replies, or `drop` it."""
         wire = self._taken()
         try:
-            replies = wire.ask_all(requests)
+            wire.send_all(requests)
         except BaseException:
-            self._drop(wire)
+            self.drop(wire)
+            raise
+        return wire
+
+    def collect(self, wire: BlockingWire, number: int) -> list[Any]:
+        """The replies to what was sent on it, errors among them."""
+        try:
+            replies = wire.hear_all(number)
+        except BaseException:
+            self.drop(wire)
             raise
         self._give_back(wire)
         return replies
@@ -167,7 +183,7 @@ class Wires:
                 continue
             if not wire.stale():
                 return wire
-            self._drop(wire)
+            self.drop(wire)
 
     def _may_make(self) -> bool:
         """Whether there is room for a new one; else waits until one is given back, or as long as a reply may take."""
@@ -204,7 +220,8 @@ class Wires:
             with self._freed:
                 self._freed.notify()
 
-    def _drop(self, wire: BlockingWire) -> None:
+    def drop(self, wire: BlockingWire) -> None:
+        """It is not to be used any more."""
         wire.close()
         self._lost()
 
@@ -217,7 +234,7 @@ class Wires:
         """Those that rest are not to be used any more: they lead to the wrong server."""
         with suppress(IndexError):  # another thread may take the last one
             while True:
-                self._drop(self._resting.pop())
+                self.drop(self._resting.pop())
 
     def close(self) -> None:
         """Closes what rests, and what is in use as soon as it is given back."""

@@ -9,10 +9,8 @@ import redis
 import redis.asyncio as aredis
 import redis.asyncio.connection as aconnection
 from redis import connection
-from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from idemgate.errors import NotConfigured
@@ -25,8 +23,6 @@ _redis, _aredis = cast(Any, redis), cast(Any, aredis)
 SOCKET_TIMEOUT = 2.0
 CONNECTIONS = 64
 """Most connections of one client of ours; further calls wait for one."""
-REDIRECTIONS = 4
-"""Answers of cluster nodes that redirect (MOVED, ASK, TRYAGAIN) within one try; further tries are ours to bound."""
 _OURS: dict[str, Any] = {"decode_responses": False, "protocol": 2}
 """RESP2 everywhere: replies then have one shape, and connecting needs no HELLO."""
 _ASYNC_CLASSES = {
@@ -37,10 +33,9 @@ _ASYNC_CLASSES = {
 
 
 def sync_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: Any) -> Any:
-    """A blocking client of ours; connecting, sending, reading take at most `seconds` each. `over` replaces settings."""
+    """A blocking client of ours, not for clusters; connecting, sending, reading take at most `seconds` each. `over`
+    replaces settings."""
     settings = _ours(endpoint, Retry(NoBackoff(), 0), seconds, over)
-    if endpoint.kind == "cluster":
-        return _cluster(redis.RedisCluster, ClusterNode, endpoint, settings)
     if endpoint.kind == "sentinel":
         return _master(_redis.Sentinel, endpoint, settings)
     cls, timeout = settings.pop("connection_class", connection.Connection), settings["socket_connect_timeout"]
@@ -52,8 +47,6 @@ def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: An
     """As `sync_client`, an awaiting one, for the running event loop only."""
     settings = _ours(endpoint, AsyncRetry(NoBackoff(), 0), seconds, over)
     _check_awaiting(settings)
-    if endpoint.kind == "cluster":
-        return _cluster(aredis.RedisCluster, AsyncClusterNode, endpoint, settings)
     if endpoint.kind == "sentinel":
         return _master(_aredis.Sentinel, endpoint, settings)
     cls = _ASYNC_CLASSES[settings.pop("connection_class", connection.Connection)]
@@ -102,17 +95,3 @@ def _master(sentinel: Any, endpoint: Endpoint, settings: dict[str, Any]) -> Any:
     theirs |= {name: settings[name] for name in (*_OURS, "retry", "socket_timeout", "socket_connect_timeout")}
     tls = _takes_tls(settings)
     return sentinel(list(endpoint.nodes), sentinel_kwargs=theirs).master_for(endpoint.service, ssl=tls, **settings)
-
-
-def _cluster(client: Any, node: Any, endpoint: Endpoint, settings: dict[str, Any]) -> Any:
-    settings["ssl"] = _takes_tls(settings)
-    settings.pop("db", None)
-    if int(redis.__version__.partition(".")[0]) < 6:
-        settings["cluster_error_retry_attempts"] = 0
-    made = client(
-        startup_nodes=[node(host, port) for host, port in endpoint.nodes],
-        require_full_coverage=False,
-        **settings,
-    )
-    made.RedisClusterRequestTTL = REDIRECTIONS
-    return made

@@ -7,15 +7,17 @@ sent again, until the deadline. redis-py's own retries stay off: nested under ou
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from time import monotonic
+from typing import Any
 
 import redis.exceptions as rx
 
 from idemgate.core.backoff import retry_pause
-from idemgate.errors import StoreRefused, StoreUnavailable
+from idemgate.errors import NotDurable, StoreRefused, StoreUnavailable
 from idemgate.lua import names, script
 
-__all__ = ["FAILURES", "Patience", "is_passing"]
+__all__ = ["FAILURES", "Patience", "Short", "is_passing"]
 
 FAILURES = (rx.RedisError, rx.RedisClusterException)
 """Everything redis-py raises for what went wrong on the way or at the server."""
@@ -27,9 +29,16 @@ _PASSING = (
 """The server refused before executing anything, for a reason that tends to pass."""
 _IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
 """As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
-_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients", "TTL exhausted")
-"""In errors of redis-py that were raised before there was a connection to send the request on, or when all that
-cluster nodes answered were redirections and TRYAGAIN, as while a slot moves."""
+_NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
+"""In errors of redis-py that were raised before there was a connection to send the request on."""
+
+
+class Short(rx.RedisError):
+    """A script was executed, but its write is on fewer copies than asked for. `passing`: more may get it by and by."""
+
+    def __init__(self, text: str, passing: bool) -> None:
+        Exception.__init__(self, text)
+        self.passing = passing
 
 
 def is_passing(error: Exception) -> bool:
@@ -90,6 +99,8 @@ class Patience:
 
     def pause(self, error: Exception) -> float:
         """Seconds to wait before the next try, or the error for the caller: StoreRefused, StoreUnavailable."""
+        if isinstance(error, Short):
+            return self._short(error)
         if not is_passing(error):
             raise StoreRefused(_refusal(error)) from error
         if _executed(error) == "unknown":
@@ -99,6 +110,22 @@ class Patience:
         if monotonic() + seconds >= self._deadline:
             text = f"no answer from the store after {self._tries} tries, the last one: {type(error).__name__}: {error}"
             raise StoreUnavailable(text, self._executed) from error
+        return seconds
+
+    def mind(self, replies: Iterable[Any]) -> None:
+        """Raises the first of these that says that a connection was lost, for `pause`: on the other connections of a
+        cluster all may be well."""
+        for reply in replies:
+            if isinstance(reply, rx.ConnectionError | rx.TimeoutError):
+                raise reply
+
+    def _short(self, error: Short) -> float:
+        # A copy of the request answers from what is there, and asks for the copies of that.
+        self._tries += 1
+        self._executed = "unknown"
+        seconds = retry_pause(self._tries)
+        if not error.passing or monotonic() + seconds >= self._deadline:
+            raise NotDurable(f"written to the primary's memory, but not as durable as asked: {error}") from error
         return seconds
 
     def hop(self, hops: int) -> float:

@@ -12,6 +12,7 @@ from idemgate.link.clients import async_client, close_client
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
+from idemgate.link.topology import node_of, primaries_of
 
 __all__ = ["Node", "database", "owners", "primaries"]
 
@@ -72,12 +73,8 @@ async def primaries(endpoint: Endpoint, known: Iterable[Endpoint] = ()) -> list[
 
 def owners(asked: Endpoint, slots: list[Any]) -> list[Endpoint]:
     """The primaries in the answer to CLUSTER SLOTS."""
-    found: dict[tuple[str, int], Endpoint] = {}
-    for _first, _last, (host, port, *_), *_replicas in slots:
-        # A node that does not know its own address leaves it out: it is where it was asked.
-        name = host.decode() if host and host != b"?" else asked.settings["host"]
-        found[name, int(port)] = Endpoint("single", asked.settings | {"host": name, "port": int(port)})
-    return list(found.values())
+    address = asked.settings["host"], int(asked.settings["port"])
+    return [node_of(asked, one) for one in primaries_of(address, slots)]
 
 
 def database(endpoint: Endpoint) -> int:

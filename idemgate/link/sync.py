@@ -12,11 +12,15 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
+from idemgate.core.durability import Durability
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
+from idemgate.link.cluster import ClusterWires
+from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.resp import pack
+from idemgate.link.topology import key_of
 
 __all__ = ["SyncLink", "Waiter"]
 
@@ -26,11 +30,13 @@ T = TypeVar("T")
 class SyncLink:
     """Carries calls and blocks. Safe to share between threads; a forked child makes its own connections."""
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._copies = copies_of(durability, endpoint, seconds)
         self._made: Any = None
         self._wires: Wires | None = None
+        self._cluster = ClusterWires(endpoint, seconds) if endpoint.kind == "cluster" else None
         self._making = threading.Lock()
 
     @property
@@ -41,15 +47,28 @@ class SyncLink:
 
     def _ask(self, *words: Any) -> Any:
         """The reply to one command; redis-py's errors are raised."""
-        if self.endpoint.kind == "cluster":
-            return self._client.execute_command(*words)
+        if self._cluster is not None:
+            return self._cluster.ask(key_of(words), pack(words))
         wires = self._wires or self._wired()
         try:
             return wires.ask(pack(words))
         except rx.ResponseError as error:
-            if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-                wires.abandon()  # it was the master; the next connection asks the sentinels who is now
+            self._refused(wires, error)
             raise
+
+    def _refused(self, wires: Wires, error: Exception) -> None:
+        if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
+            wires.abandon()  # it was the master; the next connection asks the sentinels who is now
+
+    def _ask_durably(self, copies: Copies, *words: Any) -> Any:
+        """As `_ask`; Short when the write is on fewer copies than asked for."""
+        wires = self._wires or self._wired()
+        reply, *behind = wires.ask_all([pack(words), *copies.requests])
+        if isinstance(reply, Exception):
+            self._refused(wires, reply)
+            raise reply
+        copies.check(behind)
+        return reply
 
     def _wired(self) -> Wires:
         with self._making:  # two threads must not make two of them
@@ -95,15 +114,16 @@ class SyncLink:
         return there.join([self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
     def run_all(self, batch: Batch[T], within: float | None = None) -> T:
-        """The answer of a batch; `within` is for all of it. On one server its calls travel together, one round trip;
-        on a cluster one after the other."""
+        """The answer of a batch; `within` is for all of it. Its calls travel together, one round trip; on a cluster one
+        of each node, all at the same time."""
         return batch.join(self._run_together(batch.calls, Patience(self.seconds if within is None else within)))
 
     def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
         replies: Sequence[Any] = [None] * len(calls)
-        if len(calls) > 1 and self.endpoint.kind != "cluster":
+        if len(calls) > 1:
             try:
                 replies = self._send_together(calls)
+                patience.mind(replies)
             except FAILURES as error:
                 time.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
@@ -113,17 +133,31 @@ class SyncLink:
         ]
 
     def _send(self, call: Call[Any]) -> list[Any]:
-        script = call.script
+        script, copies = call.script, self._copies
+        if copies is not None and copies.concern(call):
+            return self._send_durably(copies, call)
         try:
             return self._ask("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return self._ask("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
 
+    def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
+        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+        try:
+            return self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
+
     def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        wires = self._wires or self._wired()
-        return wires.ask_all(
-            [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
-        )
+        requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        if self._cluster is not None:
+            return self._cluster.ask_all([call.keys[0] for call in calls], requests)
+        wires, copies = self._wires or self._wired(), self._copies
+        if copies is None or not any(map(copies.concern, calls)):
+            return wires.ask_all(requests)
+        replies = wires.ask_all([*requests, *copies.requests])
+        copies.check(replies[len(requests) :])
+        return replies[: len(requests)]
 
     def command(self, *args: Any) -> Any:
         """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,
@@ -149,6 +183,8 @@ class SyncLink:
             client.close()
 
     def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
         if self._wires is not None:
             self._wires.close()
             self._wires = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -37,6 +37,7 @@ class Wire(asyncio.Protocol):
         self._waiting: deque[Heard] = deque()
         self._drained: asyncio.Future[None] | None = None
         self._out: list[bytes] = []
+        self._behind: tuple[Sequence[bytes], asyncio.Future[list[Any]]] | None = None
         self._progress = monotonic()
         self._watch: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
@@ -65,6 +66,22 @@ class Wire(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._out.append(request)
 
+    def behind(self, requests: Sequence[bytes]) -> asyncio.Future[list[Any]]:
+        """The replies, errors among them, to requests that are written once behind all of this tick's, for all who ask
+        for them in it. Call it right after `send`; nobody may cancel it."""
+        if self._behind is None:
+            self._behind = requests, self._loop.create_future()
+            if not self._out:
+                self._loop.call_soon(self._flush)
+        return self._behind[1]
+
+    def _send_behind(self) -> None:
+        if self._behind is None:
+            return
+        (requests, whole), self._behind = self._behind, None
+        replies = asyncio.gather(*map(self.send, requests), return_exceptions=True)
+        replies.add_done_callback(lambda done: whole.cancel() if done.cancelled() else whole.set_result(done.result()))
+
     @property
     def crowded(self) -> bool:
         """The other side reads more slowly than we write; `await room()` before sending more."""
@@ -74,6 +91,7 @@ class Wire(asyncio.Protocol):
         await self._room.wait()
 
     def _flush(self) -> None:
+        self._send_behind()
         if self._out and not self.closed:
             self._transport.write(b"".join(self._out))
         self._out.clear()
@@ -155,7 +173,11 @@ def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
 async def connected(pool: Any, patience: float) -> Wire:
     """A wire on a new connection of this redis-py pool."""
     connection = pool.make_connection()
-    await connection.connect()
+    try:
+        await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)  # cancelled in the middle of its handshake it would stay open
+        raise
     writer = connection._writer
     wire = Wire(writer, patience)
     writer.transport.set_protocol(wire)

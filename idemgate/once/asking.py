@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from idemgate.core.claims import Entry
 from idemgate.core.keys import text_of
 from idemgate.core.passage import Passage
-from idemgate.errors import StoreError
+from idemgate.errors import NotDurable, StoreError
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["claimed"]
+__all__ = ["asked", "claimed"]
 
 log = logging.getLogger("idemgate.once")
+
+
+def asked(gate: Gate, passage: Passage) -> Entry:
+    """The claim's answer. What was granted, but not as durably as asked, is given back."""
+    try:
+        return gate.link.run(passage.enter())
+    except NotDurable:
+        if not passage.guard.at_most_once:
+            with suppress(StoreError):
+                gate.link.run(passage.release(undo=True), within=0)
+        raise
 
 
 async def claimed(gate: Gate, passage: Passage) -> Entry:
@@ -25,6 +37,11 @@ async def claimed(gate: Gate, passage: Passage) -> Entry:
     asking = gate.aio.link.start(passage.enter())
     try:
         return await asyncio.shield(asking)
+    except NotDurable:
+        if not passage.guard.at_most_once:
+            with suppress(StoreError):
+                await gate.aio.link.run(passage.release(undo=True), within=0)
+        raise
     except asyncio.CancelledError:
         gate.aio.link.spawn(_give_back(gate, passage, asking))
         raise

@@ -14,7 +14,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
 from idemgate.core.passage import Passage, failure_of, refusal
 from idemgate.errors import BadInput, ResultUnavailable
-from idemgate.once.asking import claimed
+from idemgate.once.asking import asked, claimed
 from idemgate.once.beating import beating, woken
 from idemgate.once.current import Execution
 
@@ -175,7 +175,7 @@ class Claim(_Claimed):
     def ask(self) -> Self:
         """Asks, if nobody did yet; `gate.claim` does."""
         if self._entry is None:
-            self._take(self._gate.link.run(self._passage.enter()))
+            self._take(asked(self._gate, self._passage))
         return self
 
     def __enter__(self) -> Self:
@@ -217,7 +217,7 @@ class Claim(_Claimed):
             return self.state
         with self._gate.link.waiting(self._passage.record[0]) as waiter:
             while True:
-                self._take(self._gate.link.run(self._passage.enter()))
+                self._take(asked(self._gate, self._passage))
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state

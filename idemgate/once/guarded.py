@@ -23,10 +23,11 @@ from idemgate.errors import (
     AlreadyInProgress,
     ForeignData,
     NotDecodable,
+    NotDurable,
     ResultUnavailable,
     StoreError,
 )
-from idemgate.once.asking import claimed
+from idemgate.once.asking import asked, claimed
 from idemgate.once.beating import beating, woken
 from idemgate.once.current import Execution, executing
 from idemgate.once.local import Local
@@ -98,9 +99,8 @@ class Guarded:
         """(what the duplicate gets or None to run, whether the store guards the run)."""
         if (known := self._known(passage)) is not None:
             return known, True
-        link = self.gate.link
         try:
-            verdict = passage.judge(link.run(passage.enter()))
+            verdict = passage.judge(asked(self.gate, passage))
             if isinstance(verdict, Wait):
                 verdict = self._wait(passage)
             return self._noted(passage, verdict), True
@@ -108,10 +108,9 @@ class Guarded:
             return self._without_store(passage, error), False
 
     def _wait(self, passage: Passage) -> Answer | None:
-        link = self.gate.link
-        with link.waiting(passage.record[0]) as waiter:
+        with self.gate.link.waiting(passage.record[0]) as waiter:
             # Subscribed first, then asked once more: what ended in between is not missed.
-            while isinstance(verdict := passage.judge(link.run(passage.enter())), Wait):
+            while isinstance(verdict := passage.judge(asked(self.gate, passage)), Wait):
                 waiter.wait(verdict.seconds)
         return verdict
 
@@ -295,8 +294,9 @@ class Guarded:
                 self.seen.keep(passage.record[0], passage.fingerprint, passage.entry, self.guard.retention)
 
     def _unsaved(self, passage: Passage, error: StoreError) -> None:
-        self.gate.counters.add("once.unsaved")
-        log.error("once.unsaved", extra={"key": text_of(passage.key), "error": str(error)})
+        name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"
+        self.gate.counters.add(name)
+        log.error(name, extra={"key": text_of(passage.key), "error": str(error)})
 
 
 def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:

@@ -13,7 +13,7 @@ from idemgate.core.functions import refuse_generator
 from idemgate.core.messages import Forward
 from idemgate.core.policy import Policy, differing, from_stored, reconciled, slots_of
 from idemgate.core.recurring import Recurring
-from idemgate.core.topics import TopicCalls, open_topic, stored_policy
+from idemgate.core.topics import Opened, TopicCalls, open_topic, stored_policy
 from idemgate.errors import BadInput, PolicyChanged
 from idemgate.topic.gathering import Gathering
 
@@ -136,7 +136,7 @@ class Opening:
     def answered(self, answer: Any) -> bool:
         """Takes the answer of `ask`; False if it has to be asked once more (a plain topic that nobody has made yet, or
         one whose number of slots was changed since this program was written)."""
-        if self.plain:
+        if not isinstance(answer, Opened):  # what was asked, not what another caller has learnt meanwhile, decides
             if answer is None:
                 self.plain = False
                 return False

@@ -12,7 +12,7 @@ from idemgate.core.calls import Batch
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery, Taken
 from idemgate.core.topics import Settlement, TopicCalls
-from idemgate.errors import StoreError
+from idemgate.errors import NotDurable, StoreError
 from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
 from idemgate.work.handling import Handler
@@ -159,9 +159,10 @@ class Line:
             )
             self._count(settlements, outcomes)
         except StoreError as error:
-            self.gate.counters.add("worker.unsettled", len(settlements))
+            name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"
+            self.gate.counters.add(name, len(settlements))
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
-            log.error("worker.unsettled", extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
+            log.error(name, extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
             self.drop(settlement.delivery for settlement in settlements)
 

@@ -17,22 +17,17 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import redis
 
 from idemgate import Gate
+from idemgate.core.calls import Batch, Call
+from idemgate.core.tokens import token
 from idemgate.work.worker import Worker
 from tests import cluster as servers
-
-# What redis-py 7's asyncio cluster client says to itself, and what clients before 8 leave open when they look for the
-# nodes anew.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*deprecated usage of input argument/s 'lib_.*':DeprecationWarning"),
-    *([pytest.mark.filterwarnings("ignore::ResourceWarning")] if int(redis.__version__.partition(".")[0]) < 8 else []),
-]
 
 POLICIES: dict[str, dict[str, Any]] = {
     "merged": {"window": "100ms", "merge": "append", "slots": 16},
@@ -59,6 +54,13 @@ def operator(ports: list[int]) -> Iterator[servers.Operator]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def restarted(ports: list[int]) -> Iterator[ExitStack]:
+    """Nodes that were killed and started again; they live as long as the others."""
+    with ExitStack() as stack:
+        yield stack
+
+
 @pytest.fixture
 async def gates(ports: list[int], namespace: str, sound: Any) -> AsyncIterator[Callable[..., Gate]]:
     made: list[Gate] = []
@@ -74,7 +76,7 @@ async def gates(ports: list[int], namespace: str, sound: Any) -> AsyncIterator[C
         gate.close()
     if made:
         sound(made[0])
-    gc.collect()  # what redis-py left behind is to be this test's
+    gc.collect()  # what was left open is to be this test's
 
 
 class Load:
@@ -216,6 +218,71 @@ async def under_load(load: Load, workers: list[Gate], upheaval: Callable[[], Non
 
 def _left(stats: Any) -> int:
     return int(stats.pending + stats.in_flight)
+
+
+@pytest.mark.timeout(0)
+async def test_killed_primaries_are_replaced(
+    gates: Any, operator: servers.Operator, restarted: ExitStack, kills: int
+) -> None:
+    """Each primary is killed at a quiet moment, with its replica up to date: what it acknowledged is not forgotten."""
+    gate, rounds = gates(), 1 + kills // 50
+    numbers, owners = itertools.count(), dict[str, bytes]()
+    stop = threading.Event()
+
+    def claim() -> Call[Any]:
+        key, owner = f"k{next(numbers)}", token()
+        owners[key] = owner
+        return gate.claims.claim(gate.claims.key("s", key), owner, 3_600_000, 3_600_000)
+
+    async def claim_async() -> None:
+        while not stop.is_set():
+            assert (await gate.aio.link.run(claim(), within=60)).state == "started"
+            entries = await gate.aio.link.run_all(Batch([claim() for _ in range(9)], list), within=60)
+            assert {one.state for one in entries} == {"started"}
+
+    def claim_blocking() -> None:
+        while not stop.is_set():
+            assert gate.link.run(claim(), within=60).state == "started"
+            entries = gate.link.run_all(Batch([claim() for _ in range(9)], list), within=60)
+            assert {one.state for one in entries} == {"started"}
+
+    async def claiming_while(happens: Callable[[], None]) -> None:
+        stop.clear()
+        callers = [*(claim_async() for _ in range(6)), *(asyncio.to_thread(claim_blocking) for _ in range(2))]
+        working = asyncio.gather(*callers)
+        try:
+            await asyncio.to_thread(happens)
+        finally:
+            stop.set()
+            await asyncio.wait([working])
+        await working
+
+    def wait_for_claims(number: int) -> None:
+        before = len(owners)
+        servers.wait_for(lambda: len(owners) > before + number)
+
+    for _ in range(rounds):
+        for primary in operator.primaries():
+            # Given calls that have made their connections
+            await claiming_while(lambda: wait_for_claims(300))
+            # When a primary is killed, and its replica takes over while calls want its slots
+            operator.settle(primary)
+            replica, home = operator.replica(primary), operator.kill(primary)
+
+            def replace(replica: int = replica) -> None:
+                wait_for_claims(8)
+                operator.take_over(replica)
+                wait_for_claims(300)
+
+            await claiming_while(replace)
+            restarted.enter_context(operator.restarted(primary, home))
+    # Then every call was answered, by what it did itself and once
+    records = await gate.aio.link.run_all(
+        Batch([gate.claims.inspect(gate.claims.key("s", key)) for key in owners], list), within=60
+    )
+    assert [one.owner for one in records] == [owner.hex() for owner in owners.values()]
+    assert {one.attempts for one in records} == {1}
+    print(f"\nFAULT cluster_primary_killed N={3 * rounds} calls={len(owners)} lost=0 repeated=0")
 
 
 @pytest.mark.timeout(0)

@@ -136,6 +136,21 @@ async def test_extend_runs_the_lease_anew_from_now(face: Any, clock: Clock) -> N
     assert (await face.claim("k")).retry_after == 1.0
 
 
+async def test_a_lease_ends_though_the_clock_was_set_back(face: Any, clock: Clock) -> None:
+    # Given a claim whose owner falls silent, and a clock that is set back by an hour
+    first = await face.claim("k", lease="30s")
+    clock.set(clock.now().timestamp() - 3600)
+    # When somebody has asked for the key, and a lease has gone by since
+    assert (await face.claim("k")).retry_after == 30
+    clock.advance("29.999s")
+    assert (await face.claim("k")).retry_after == 0.001
+    clock.advance("1ms")
+    # Then the next one may run, with a higher token
+    second = await face.claim("k")
+    assert (second.state, second.taken_over) == ("started", 1)
+    assert second.token > first.token
+
+
 async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:
     await face.claim("k", lease="30s")
     clock.set(clock.now().timestamp() - 3600)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count, islice
 from typing import Any
 
@@ -15,19 +16,17 @@ import redis
 import redis.asyncio as aredis
 
 from idemgate import Gate, Trigger
+from idemgate.core.calls import Batch, Call
+from idemgate.core.claims import Entry
 from idemgate.core.tokens import token
-from idemgate.errors import StoreUnavailable
+from idemgate.errors import StoreRefused, StoreUnavailable
+from idemgate.link import topology
+from idemgate.link.topology import slot_of
 from idemgate.testing import Clock
 from tests import cluster as servers
 from tests.conftest import Awaited, Face
 
 HOWS = ["url", "client", "awaiting client"]
-# What redis-py 7's asyncio cluster client says to itself, and what clients before 8 leave open when they look for the
-# nodes anew.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*deprecated usage of input argument/s 'lib_.*':DeprecationWarning"),
-    *([pytest.mark.filterwarnings("ignore::ResourceWarning")] if int(redis.__version__.partition(".")[0]) < 8 else []),
-]
 
 
 @pytest.fixture(scope="session")
@@ -211,6 +210,8 @@ async def test_a_batch_is_many_calls_and_one_answer(face: Face) -> None:
 @pytest.fixture
 def operator(ports: list[int]) -> Iterator[servers.Operator]:
     made = servers.Operator(ports)
+    for node in made.nodes:
+        node.flushall()  # slots that are moved hold keys of this test only
     yield made
     made.close()
 
@@ -233,6 +234,8 @@ async def test_a_record_is_served_while_its_slot_moves(
     gate: Gate, operator: servers.Operator, face: Face, connections: int
 ) -> None:
     # Given a link with some connections to the node to which a record has moved, while its slot is still moving
+    for number in operator.primaries():
+        operator.nodes[number].flushall()  # what earlier tests left may lie in the same slot
     await face.claim("k", lease="60s")
     key = gate.claims.key("claim", "k")[0].decode()
     target = next(number for number in operator.primaries() if number != operator.owner(key))
@@ -304,6 +307,192 @@ def _link(gate: Gate, awaiting: bool) -> Any:
     return gate.aio.link if awaiting else Awaited(gate.link)
 
 
+# -- by node ----------------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_those_of_the_server(operator: servers.Operator) -> None:
+    chance = random.Random(5)
+    keys = [b"", b"{}", b"{}{a}", b"a{b}c{d}", b"a{b", b"}a{b}", b"{{a}}", b"123456789"]
+    keys += [bytes(chance.choices(b"{}ab\x00\xff", k=chance.randrange(12))) for _ in range(200)]
+    assert [slot_of(key) for key in keys] == [operator.nodes[0].execute_command("CLUSTER KEYSLOT", key) for key in keys]
+
+
+def claims(gate: Gate, keys: list[str]) -> list[Call[Entry]]:
+    return [gate.claims.claim(gate.claims.key("s", key), token(), 30_000, 60_000) for key in keys]
+
+
+def reads(operator: servers.Operator) -> list[int]:
+    return [node.info("stats")["total_reads_processed"] for node in operator.nodes]
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_a_batch_is_one_write_to_each_node(gate: Gate, operator: servers.Operator, awaiting: bool) -> None:
+    # Given a link that knows the nodes, and nodes that know the script
+    link = _link(gate, awaiting)
+    await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))
+    # When a hundred claims travel
+    before = reads(operator)
+    entries = await link.run_all(Batch(claims(gate, [f"k{n}" for n in range(100)]), list))
+    # Then each node read once, beside the question how often it has
+    assert [after - was for after, was in zip(reads(operator), before, strict=True)] == [1 + 1] * 3
+    assert {one.state for one in entries} == {"started"}
+
+
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator: servers.Operator) -> None:
+    link = gate.aio.link
+    await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))
+    before = reads(operator)
+    entries = await asyncio.gather(*(link.run(one) for one in claims(gate, [f"k{n}" for n in range(100)])))
+    assert [after - was for after, was in zip(reads(operator), before, strict=True)] == [1 + 1] * 3
+    assert {one.state for one in entries} == {"started"}
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(
+    gate: Gate, operator: servers.Operator, awaiting: bool
+) -> None:
+    # Given a link that knows the nodes, and a slot that has moved, or is about to
+    link, key = _link(gate, awaiting), gate.claims.key("s", "same")[0].decode()
+    await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))
+    for _ in operator.move(key):
+        # When many claim it in one batch, among others
+        calls = claims(gate, [f"o{n}" if n % 2 else "same" for n in range(60)])
+        entries = await link.run_all(Batch(calls, list))
+        # Then the first is first
+        assert [one.state for one in entries[::2]] == ["started"] + ["in_progress"] * 29
+        await link.run(gate.claims.release(gate.claims.key("s", "same"), calls[0].args[1], 0))
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_nothing_is_left_open_when_the_nodes_are_looked_for_anew(
+    gate: Gate, operator: servers.Operator, awaiting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a link with one caller, and so with one connection to each node, which looks as often as it likes
+    monkeypatch.setattr(topology, "REST", 0.0)
+    link, keys = _link(gate, awaiting), [f"k{n}" for n in range(12)]
+    await link.run_all(Batch(claims(gate, keys), list))
+    for node in operator.nodes:
+        node.ping()
+    before = [_connected(node) for node in operator.nodes]
+    for round_ in range(6):
+        # When a slot moves, or all connections break, and it reads anew which node serves what
+        if round_ % 2:
+            list(operator.move(gate.claims.key("s", keys[round_])[0].decode()))
+        else:
+            for node in operator.nodes:
+                node.client_kill_filter(_type="normal", skipme=True)
+        for key in keys:
+            await link.run(gate.claims.inspect(gate.claims.key("s", key)))
+    # Then no node has more connections than before
+    servers.wait_for(lambda: all(_connected(node) <= was for node, was in zip(operator.nodes, before, strict=True)))
+
+
+def _connected(node: Any) -> int:
+    return int(node.info("clients")["connected_clients"])
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_seeds_that_are_gone_are_passed_over(ports: list[int], namespace: str, awaiting: bool) -> None:
+    nodes = ",".join(f"127.0.0.1:{port}" for port in (1, 2, ports[2]))
+    with Gate(f"redis+cluster://{nodes}", namespace=namespace) as gate:
+        entries = await _link(gate, awaiting).run_all(Batch(claims(gate, [f"k{n}" for n in range(30)]), list))
+        assert {one.state for one in entries} == {"started"}
+        await gate.aio.close()
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize("kind", ["ip", "hostname", "unknown-endpoint"])
+async def test_nodes_are_found_however_they_are_named(
+    operator: servers.Operator, ports: list[int], namespace: str, kind: str, awaiting: bool
+) -> None:
+    # Given nodes that announce their address, a name, or nothing
+    try:
+        for number, node in enumerate(operator.nodes):
+            node.config_set("cluster-announce-hostname", "localhost" if number else "")  # one has no name
+            node.config_set("cluster-preferred-endpoint-type", kind)
+    except redis.ResponseError:
+        pytest.skip("this server has no names of nodes")
+    try:
+        servers.wait_for(lambda: all(_names(port).count("localhost") == 2 for port in ports) or kind != "hostname")
+        with Gate(f"redis+cluster://127.0.0.1:{ports[1]}", namespace=namespace) as gate:
+            link = _link(gate, awaiting)
+            await link.run_all(Batch(claims(gate, [f"k{n}" for n in range(30)]), list))
+            # Then all are found, by the table and by redirections
+            for _ in operator.move(gate.claims.key("s", "k1")[0].decode()):
+                assert (await link.run(gate.claims.inspect(gate.claims.key("s", "k1")))).state == "in_progress"
+            assert (await link.run(gate.claims.inspect(gate.claims.key("s", "k1")))).state == "in_progress"
+            await gate.aio.close()
+    finally:
+        for node in operator.nodes:
+            node.config_set("cluster-announce-hostname", "")
+            node.config_set("cluster-preferred-endpoint-type", "ip")
+
+
+def _names(port: int) -> str:
+    """As this node knows the others."""
+    with redis.Redis(port=port, decode_responses=True) as node:
+        return str(node.execute_command("CLUSTER", "NODES"))  # as one word redis-py 5 leaves names out
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_every_node_gets_the_credentials(
+    operator: servers.Operator, ports: list[int], namespace: str, awaiting: bool
+) -> None:
+    # Given nodes that want a user's password
+    for node in operator.nodes:
+        node.execute_command("ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all")
+    try:
+        for password, refused in (("secret", False), ("wrong", True)):
+            with Gate(f"redis+cluster://ann:{password}@127.0.0.1:{ports[0]}", namespace=namespace) as gate:
+                work = _link(gate, awaiting).run_all(Batch(claims(gate, [f"k{n}" for n in range(30)]), list))
+                # Then they get it, and a wrong one is told at once
+                if refused:
+                    with pytest.raises(StoreRefused, match="invalid username-password pair"):
+                        await work
+                else:
+                    assert {one.state for one in await work} == {"started"}
+                await gate.aio.close()
+    finally:
+        for node in operator.nodes:
+            node.execute_command("ACL", "DELUSER", "ann")
+
+
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_plain_commands_find_their_node(gate: Gate, ports: list[int], namespace: str) -> None:
+    link = gate.aio.link
+    for ask in (gate.aio.link.command, Awaited(gate.link).command):
+        for number in range(6):
+            stream = f"{namespace}:{number}"
+            await ask("XADD", stream, "*", "a", "b")
+            with suppress(StoreRefused):  # it is there
+                await ask("XGROUP", "CREATE", stream, "g", "0")
+            ((name, entries),) = await link.blocking(
+                "XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "BLOCK", 1000, "STREAMS", stream, ">", within=10
+            )
+            assert (name, len(entries)) == (stream.encode(), 1)
+        assert len(await ask("TIME")) == 2
+        assert await ask("PING") == b"PONG"
+        assert await ask("PUBLISH", "c", "x") >= 0
+    # And a read that waits while others are asked is its own
+    stream = f"{namespace}:0"
+    read = ("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "BLOCK", 20_000, "STREAMS", stream, ">")
+    waiting = asyncio.create_task(link.blocking(*read, within=30))
+    await asyncio.sleep(0.05)
+    await link.command("XADD", stream, "*", "a", "late")
+    assert (await waiting)[0][1][0][1] == [b"a", b"late"]
+    # And a cancelled one takes nothing
+    waiting = asyncio.create_task(link.blocking(*read, within=30))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await link.command("XADD", stream, "*", "a", "next")
+    assert (await link.blocking(*read, within=30))[0][1][0][1] == [b"a", b"next"]
+
+
 def test_nobody_there_is_not_an_error_of_redis_py() -> None:
     with Gate("redis+cluster://127.0.0.1:1", timeout="100ms") as gate, pytest.raises(StoreUnavailable):
         gate.first("k", "1s")
@@ -321,7 +510,7 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
         ask = asker("redis+sentinel://" + ",".join(f"{host}:{port}" for host, port in nodes) + "/shop/2")
     else:
         sentinel = (redis if how == "client" else aredis).Sentinel(nodes)
-        ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True))
+        ask = asker(client=sentinel.master_for("shop", db=2, decode_responses=True, protocol=3))
     # When a key is claimed
     key = ask.claims.key("s", token().hex())
     states = [(await ask.run(ask.claims.claim(key, token(), 1000, 1000))).state for _ in range(2)]

@@ -54,7 +54,7 @@ def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-def eventually(happens: Callable[[], object], within: float = 10.0) -> None:
+def eventually(happens: Callable[[], object], within: float = 30.0) -> None:
     deadline = time.monotonic() + within
     while not happens():
         assert time.monotonic() < deadline, "it did not happen"

@@ -101,6 +101,55 @@ async def test_tokens_rise_for_each_key(face: Any, clock: Clock) -> None:
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("extended", [False, True])
+async def test_a_lease_ends_though_the_clock_was_set_back(
+    face: Any, clock: Clock, extended: bool, conserved: Any
+) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k", 1)
+    first = await _taken(topic)
+    if extended:  # long after it was taken
+        clock.advance("2h")
+        assert await topic.extend([first]) == ["ok"]
+    # Given an owner that fell silent, and a clock that is set back by an hour
+    clock.set(clock.now().timestamp() - 3600)
+    # When somebody has looked for work, and a lease has gone by since
+    assert await topic.take(10) == []
+    clock.advance("29.999s")
+    assert await topic.take(10) == []
+    clock.advance("1ms")
+    # Then it is delivered again
+    second = await _taken(topic, 10)
+    assert (second.attempt, second.token > first.token) == (2, True)
+    await conserved(topic, ["k"])
+
+
+async def test_a_longer_lease_is_as_long_as_it_was_asked_for(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", lease="30s")
+    await topic.trigger_many([(n, n) for n in range(100)])
+    # Given deliveries whose leases were extended by more than a lease
+    held = await topic.take(50)
+    assert set(await topic.extend(held, "10m")) == {"ok"}
+    # When others are taken meanwhile, by a clock that was not set back
+    assert len(await topic.take(50)) == 50
+    clock.advance("9m")
+    await topic.take(100)
+    # Then they are held to the end
+    assert {await topic.ack(one) for one in held} == {"ok"}
+
+
+async def test_a_rate_goes_on_though_the_clock_was_set_back(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", rate="1/1s")
+    await topic.trigger_many([(n, n) for n in range(3)])
+    assert len(await topic.take(10)) == 1
+    clock.set(clock.now().timestamp() - 3600)
+    await topic.flush(1)
+    await topic.flush(2)
+    assert await topic.take(10) == []
+    clock.advance("1s")
+    assert len(await topic.take(10)) == 1
+
+
 async def test_a_lapsed_lease_is_taken_over_by_the_next_take(face: Any, clock: Clock, conserved: Any) -> None:
     topic = face.topic("t", lease="30s")
     await topic.trigger("k", 1)

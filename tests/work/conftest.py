@@ -17,7 +17,7 @@ from idemgate import Gate
 def eventually() -> Callable[..., Any]:
     """`await eventually(lambda: seen == [1])`: returns what it gave once that is true; fails after `within` seconds."""
 
-    async def wait(check: Callable[[], Any], within: float = 10.0) -> Any:
+    async def wait(check: Callable[[], Any], within: float = 30.0) -> Any:
         end = monotonic() + within
         while True:
             found = check()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from idemgate.core.glob import matcher
 from idemgate.link.embedded import start
 from idemgate.testing import Clock
 from idemgate.work.subscribers import Expired, Expiry
-from tests.cluster import cluster, server, unused_ports, wait_for
+from tests.cluster import agree, cluster, server, unused_ports, wait_for
 from tests.proxy import Proxy
 
 SETTING = "notify-keyspace-events"
@@ -388,8 +388,8 @@ async def test_a_key_that_expires_again_is_acted_on_again(make: Make, raw: Any, 
         listener(gate, ran)
     async with working(*gates):
         for times in (1, 2, 3):
-            # When it is made anew, and expires again
-            raw.set("session:1", "x", px=30)
+            # When it is made anew, lives long enough to be seen, and expires again
+            raw.set("session:1", "x", px=1_000)
             # Then it is handled again, once
             await eventually(lambda times=times: len(ran) == times)
             await eventually(lambda times=times: all(gate.counters["expiry.heard"] == times for gate in gates))
@@ -402,14 +402,14 @@ async def test_a_late_copy_of_an_event_tells_nothing_new(make: Make, raw: Any, c
     ran = list[Expired]()
     gate = make(clock=clock)
     sessions = listener(gate, ran)
-    raw.set("session:1", "x", px=20)
     async with working(gate):
+        raw.set("session:1", "x", px=20)
         await eventually(lambda: len(ran) == 1)
         # When its event arrives once more, and what was seen of it before, too
         await eventually(lambda: sessions.topic.stats().in_flight == 0)
         echoes = gate.counters["expiry.echoes"]
         sessions.topic.trigger_many([Trigger("session:1", {"heard": 1})])
-        await eventually(lambda: gate.counters["expiry.echoes"] == echoes + 1)
+        await eventually(lambda: gate.counters["expiry.echoes"] > echoes)
         # Then nothing happens
         assert len(ran) == 1
         # When one arrives much later
@@ -438,7 +438,7 @@ async def test_what_was_seen_before_it_was_handled_tells_nothing_new(
         sessions.topic.trigger_many([due(b"session:1", seen)])
         clock.advance("61s")
         # Then it is not handled again
-        await eventually(lambda: gate.counters["expiry.echoes"] == echoes + 1)
+        await eventually(lambda: gate.counters["expiry.echoes"] > echoes)
     assert len(ran) == 1
 
 
@@ -747,6 +747,11 @@ def _join(replica: Any, client: Any, primary: Any, port: int) -> None:
     name = client.execute_command("CLUSTER MYID", target_nodes=primary)
     wait_for(lambda: replica.execute_command("CLUSTER REPLICATE", name))
     wait_for(lambda: replica.info("replication")["master_link_status"] == "up")
+    # The other primaries vote for it only when they have heard whom it follows.
+    with ExitStack() as stack:
+        ports = [one.port for one in client.get_primaries()]
+        primaries = [stack.enter_context(redis.Redis(port=one, decode_responses=True)) for one in ports]
+        wait_for(lambda: agree([replica, *primaries]))
 
 
 def _take_over(replica: Any) -> None:

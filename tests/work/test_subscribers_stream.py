@@ -23,7 +23,7 @@ SOON = "150ms"
 """A reclaim time for tests in which idle time is the subject; elsewhere entries are aged with XCLAIM IDLE."""
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
@@ -90,9 +90,11 @@ class Log:
         return self.raw.xpending_range(self.name, "billing", "-", "+", 100)
 
     def settled(self, n: int) -> bool:
-        """Whether the group was given `n` entries, and all of them are acknowledged."""
+        """Whether the group was given `n` entries, and all of them are acknowledged. Redis 6.2 does not count what it
+        gives: there, whether it was given all there are."""
         group = self.raw.xinfo_groups(self.name)[0]
-        return group["entries-read"] == n and group["pending"] == 0
+        all_given = group["last-delivered-id"] == self.raw.xinfo_stream(self.name)["last-generated-id"]
+        return group.get("entries-read", n if all_given else None) == n and group["pending"] == 0
 
     def dead(self) -> list[dict[bytes, bytes]]:
         return [fields for _, fields in self.raw.xrange(f"{self.name}:dead")]
@@ -448,7 +450,7 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
 
     async with AsyncExitStack() as stack:
         for gate in gates:
-            gate.stream(stream.name, group="billing", reclaim="600ms", concurrency=1)(handle)
+            gate.stream(stream.name, group="billing", reclaim="3s", concurrency=1)(handle)
             await stack.enter_async_context(gate.aio.subscribers())
         stream.add(n=1)
         await until(lambda: started)
@@ -459,7 +461,7 @@ async def test_a_long_callback_is_not_reclaimed_by_others(replicas: Any, stream:
             nonlocal idle, beats
             before, idle = idle, stream.pending()[0]["time_since_delivered"]
             beats += idle < before
-            return beats >= 6 and time.monotonic() - since > 1.2
+            return beats >= 6 and time.monotonic() - since > 6
 
         await until(beaten)
         release.set()
@@ -528,9 +530,9 @@ async def test_a_group_that_vanished_is_made_again(how: str, one: Gate, stream: 
             stream.raw.delete(stream.name)
         stream.add(n=2)
         # Then it makes the group again, and misses nothing that is there
-        await until(lambda: one.counters["stream.groups_made"] == 2 and got[-1] == b"2")
+        await until(lambda: one.counters["stream.groups_made"] == 2 and b"2" in got)
         await until(lambda: not stream.pending())
-    assert got == ([b"1", b"1", b"2"] if how == "destroyed" else [b"1", b"2"])
+    assert sorted(got) == ([b"1", b"1", b"2"] if how == "destroyed" else [b"1", b"2"])
 
 
 async def test_what_is_at_work_when_its_group_vanishes_is_not_started_again(one: Gate, stream: Log) -> None:

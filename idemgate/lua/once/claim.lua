@@ -51,8 +51,10 @@ end
 if state == "p" then
   local left = lease_left(r, now_ms)
   if left > 0 then
-    if ARGV[8] == "1" and r[record.waited] == 0 then
-      r[record.waited] = 1
+    local ends, waited = now_ms + left, ARGV[8] == "1" and 1 or r[record.waited]
+    if waited ~= r[record.waited] or ends ~= r[record.ends] then
+      -- Where the clock was set back, the lease ends from now on as if it had begun now.
+      r[record.waited], r[record.ends] = waited, ends
       redis.call("SET", key, cmsgpack.pack(r), "KEEPTTL")
     end
     return { "busy", now_ms, left, attempts }

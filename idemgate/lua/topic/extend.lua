@@ -12,12 +12,13 @@
 --- @include "lib/sound"
 --- @include "lib/delivery"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
-local now_ms = math.floor(now(ARGV[1]) / 1000)
+local now_us = now(ARGV[1])
+local now_ms = math.floor(now_us / 1000)
 local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local reply, live = { "ok", now_ms }, {}
+local reply, live, held = { "ok", now_ms }, {}, false
 for i = 3, #ARGV, 2 do
   local packed = redis.call("HGET", K.flight, ARGV[i])
   live[i] = packed and sound_delivery(packed)
@@ -31,9 +32,15 @@ for i = 3, #ARGV, 2 do
     -- ZREM first: a server without memory refuses a script whose first write is ZADD, and a lease must outlive that.
     redis.call("ZREM", K.lease, key)
     redis.call("ZADD", K.lease, now_ms + lease, key)
+    held = true
     reply[#reply + 1] = d[delivery.cancelled] == 1 and "cancelled" or "ok"
   else
     reply[#reply + 1] = "lost"
   end
+end
+-- The last token tells how late it was at least, by which take finds a clock set back.
+local last = tonumber(redis.call("HGET", K.facts, "fence")) or 0
+if held and last < now_us - 1 then
+  redis.call("HSET", K.facts, "fence", digits(now_us - 1))
 end
 return reply

@@ -98,6 +98,21 @@ local function reclaim(key)
   end
 end
 
+local last = redis.call("HGET", K.facts, "fence")
+local keys, lease_end = {}, now_ms + tonumber(ARGV[5])
+-- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
+-- now on as if it had begun now. (Fences of one batch run ahead of the clock by microseconds.)
+if (tonumber(last) or 0) > now_us + 1000000 then
+  for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "(" .. digits(lease_end), "+inf", "LIMIT", 0, 1000)) do
+    redis.call("ZREM", K.lease, key)
+    redis.call("ZADD", K.lease, lease_end, key)
+  end
+  local most, used_up = now_us + tonumber(ARGV[7]) * tonumber(ARGV[8]), tonumber(redis.call("HGET", K.facts, "rate"))
+  if used_up and used_up > most then
+    redis.call("HSET", K.facts, "rate", digits(most))
+  end
+end
+
 -- A look at what is next finds something that is none of ours: nothing of it is touched, and it is said, unless something was
 -- done before, which is said first.
 for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
@@ -133,8 +148,6 @@ local function permitted(wanted)
   return wanted, 0
 end
 
-local last = redis.call("HGET", K.facts, "fence")
-local keys, lease_end = {}, now_ms + tonumber(ARGV[5])
 local reply = { "ok", now_ms, 0, done.lapsed }
 local flights, leases, waits = {}, {}, {}
 

@@ -1,0 +1,54 @@
+"""Waiting for copies of a write: what a link sends behind a script, and what it makes of the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis.exceptions as rx
+
+from idemgate.core.calls import Call
+from idemgate.core.durability import Durability
+from idemgate.errors import NotConfigured
+from idemgate.link.clients import SOCKET_TIMEOUT
+from idemgate.link.endpoint import Endpoint
+from idemgate.link.faults import Short
+from idemgate.link.resp import pack
+
+__all__ = ["Copies", "copies_of"]
+
+
+class Copies:
+    """`requests` travel behind a script, on its connection; `check` is told their replies."""
+
+    __slots__ = ("_durability", "requests")
+
+    def __init__(self, durability: Durability, seconds: float) -> None:
+        self._durability = durability
+        # Half the time that a reply may take: what is short is asked again until the call's deadline.
+        self.requests = [pack(words) for words in durability.commands(max(1, int(seconds * 500)))]
+
+    def concern(self, call: Call[Any]) -> bool:
+        return self._durability.concerns(call)
+
+    def check(self, replies: Sequence[Any]) -> None:
+        """Raises Short; errors of the connection are raised as they are."""
+        for reply in replies:
+            if isinstance(reply, rx.ResponseError):
+                raise Short(f"the server refused: {reply}. {self._durability.needs}", passing=False)
+            if isinstance(reply, Exception):
+                raise reply
+        if (missing := self._durability.shortfall(replies[-1])) is not None:
+            raise Short(missing, passing=True)
+
+
+def copies_of(durability: Durability | None, endpoint: Endpoint, seconds: float) -> Copies | None:
+    """None where writes need not be more durable than the server makes them; NotConfigured on a cluster."""
+    if durability is None:
+        return None
+    if endpoint.kind == "cluster":
+        raise NotConfigured(
+            "durability= is not available on a cluster, where WAIT would have to follow each script to its node. "
+            "Leave it out, and use min-replicas-to-write or appendfsync of the servers"
+        )
+    return Copies(durability, min(seconds, SOCKET_TIMEOUT))

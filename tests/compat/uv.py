@@ -1,0 +1,28 @@
+"""uv, which makes environments, downloads wheels and builds ours; and where all of that is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["CACHE", "ROOT", "uv"]
+
+ROOT = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("IDEMGATE_COMPATIBILITY", Path.home() / ".cache" / "idemgate-compatibility"))
+
+
+def uv(*words: str | Path) -> None:
+    beside = Path(sys.executable).with_name("uv")
+    program = beside if beside.exists() else shutil.which("uv")
+    if program is None:
+        raise SystemExit("this needs uv: python -m pip install uv")
+    subprocess.run([program, *words], cwd=ROOT, env=_surroundings(), check=True)
+
+
+def _surroundings() -> dict[str, str]:
+    """Pythons of pyenv are found, too, whichever of them is switched on."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    return os.environ | {"PATH": os.pathsep.join([*map(str, sorted(pyenv.glob("*/bin"))), os.environ["PATH"]])}

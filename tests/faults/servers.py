@@ -1,0 +1,75 @@
+"""A server of a test's own that is killed and started again on its data, and whose append-only file is cut."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from idemgate.link.embedded import find_server
+from tests.cluster import unused_ports, wait_for
+
+__all__ = ["Server", "everything"]
+
+
+class Server:
+    """`start`, `kill` (-9), `file`: the append-only file that is written to. Options as on a command line; the
+    surroundings (a library to preload) in `environment`."""
+
+    def __init__(self, home: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.home = home
+        self.options = options
+        self.environment = environment
+        self.port = unused_ports(1)[0]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client: Any = redis.Redis(port=self.port)
+        self.process: subprocess.Popen[bytes] | None = None
+        home.mkdir()
+
+    def start(self) -> None:
+        words = ["--port", str(self.port), "--dir", str(self.home), "--bind", "127.0.0.1", "--save", ""]
+        self.process = subprocess.Popen(
+            [find_server().path, *words, *self.options], stdout=subprocess.DEVNULL, env=self.environment
+        )
+        wait_for(self.client.ping)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.client.connection_pool.disconnect()
+
+    @property
+    def file(self) -> Path:
+        found = [*self.home.glob("**/*.incr.aof"), *self.home.glob("appendonly.aof")]
+        return found[0]
+
+    def size(self) -> int:
+        return self.file.stat().st_size
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(AssertionError):
+            self.kill()
+        self.client.close()
+
+
+def everything(client: Any) -> dict[bytes, Any]:
+    """All keys and what they hold, but for when they expire."""
+    return {key: _value(client, key) for key in sorted(client.keys("*"))}
+
+
+def _value(client: Any, key: bytes) -> Any:
+    kind = client.type(key)
+    if kind == b"string":
+        return client.get(key)
+    if kind == b"hash":
+        return client.hgetall(key)
+    assert kind == b"zset", kind
+    return client.zrange(key, 0, -1, withscores=True)

@@ -1,0 +1,103 @@
+"""The server's clock jumps, forwards and back: a preloaded library tells the server another time."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import time
+
+import pytest
+
+from idemgate import Gate
+from tests.cluster import wait_for
+from tests.faults.servers import Server
+
+COMPILER = shutil.which("cc")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="a C compiler makes the library")
+HOUR = 3_600_000
+
+
+class Jumpy(Server):
+    """`jump(ms)`: from now on its clock is off by so much in all."""
+
+    def __init__(self, home: Path, library: Path) -> None:
+        offset = home.parent / "offset"
+        offset.write_bytes(bytes(8))
+        super().__init__(home, environment=os.environ | {"LD_PRELOAD": str(library), "CLOCK_FILE": str(offset)})
+        with offset.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+
+    def jump(self, milliseconds: int) -> None:
+        self._map[:] = struct.pack("l", milliseconds)
+        wait_for(lambda: abs(self.client.time()[0] - (time() + milliseconds / 1000)) < 5)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("clock") / "clock.so"
+    assert COMPILER is not None
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
+    return made
+
+
+@pytest.fixture
+def server(tmp_path: Path, library: Path) -> Iterator[Jumpy]:
+    with Jumpy(tmp_path / "data", library) as made:
+        made.jump(10_000)
+        if abs(made.client.time()[0] - time() - 10) > 5:
+            pytest.skip("this server does not take its time from the C library")
+        made.jump(0)
+        yield made
+
+
+JUMPS = [-24 * HOUR, -HOUR, -40_000, 15_000, 40_000, HOUR, 24 * HOUR]
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_lengthens_no_lease_and_fences_rise(
+    server: Jumpy, namespace: str, jump: int, record_fault: Callable[..., None]
+) -> None:
+    with Gate(server.url, namespace=namespace) as gate:
+        topic = gate.topic("t", lease="30s", backoff=0)
+        # Given what is held, done, in flight and scheduled
+        silent, done = gate.claim("silent", lease="30s"), gate.claim("done", retention="48h")
+        assert done.complete("receipt")
+        topic.trigger("flight", 1)
+        topic.trigger("later", 1, delay="1h")
+        (first,) = topic.take(10)
+        # When the clock jumps
+        server.jump(jump)
+        # Then a lease that has ended by the server's clock is free, and another ends within a whole lease from now on
+        again, taken = gate.claim("silent"), {one.key: one for one in topic.take(10)}
+        if jump >= 30_000:
+            assert again.started
+            assert "flight" in taken
+        else:
+            assert not again.started
+            assert 0 < (again.retry_after or 0) <= 30
+            assert not taken
+            server.jump(jump + 31_000)
+            again, taken = gate.claim("silent"), {one.key: one for one in topic.take(10)}
+            assert again.started
+            assert "flight" in taken
+        # And tokens rise, and former owners change nothing
+        assert again.token > silent.token
+        assert taken["flight"].token > first.token
+        assert not silent.complete("stale")
+        assert topic.ack(first) == "lost"
+        assert topic.ack(taken["flight"]) == "ok"
+        # And what is done stays done for its retention, and nothing comes early by the server's clock
+        assert gate.claim("done").result == "receipt"
+        assert ("later" in taken) == (jump >= HOUR)
+        # And new work goes on
+        assert gate.claim("new").token > 0
+        topic.trigger("flight", 2)
+        (last,) = (one for one in topic.take(10) if one.key == "flight")
+        assert last.token > taken["flight"].token
+    record_fault("the server's clock jumps", 1, promises="P4 P5 P9", milliseconds=jump, fences_not_risen=0)

@@ -1,0 +1,238 @@
+"""`durability=`: what is not on as many copies as asked is refused, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, NotConfigured, NotDurable
+from idemgate.link.embedded import find_server
+from tests.cluster import server, unused_ports, wait_for
+from tests.replication import Pair, pair
+
+OLD = tuple(map(int, find_server().version.split(".")))[:2] < (7, 2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(tmp_path_factory.mktemp("pair")) as one:
+        yield one
+
+
+@pytest.fixture
+def two(made: Pair) -> Iterator[Pair]:
+    """A primary and its replica, which have the same."""
+    yield made
+    made.link.heal()
+    made.link.cut_all()  # what was swallowed leaves a hole in the stream: begin anew
+    made.catch_up()
+
+
+async def test_what_the_replica_has_is_answered_as_ever(two: Pair, asker: Any) -> None:
+    ask = asker(two.urls[0], durability="replicas")
+    topic = ask.gate.topic("t")
+    face = topic.aio if ask.awaiting else topic
+    # When a key is claimed and completed, and a message triggered, taken and settled
+    claim = ask.claims.claim(ask.claims.key("s", "k"), b"o" * 16, 30_000, 60_000)
+    assert (await ask.run(claim)).state == "started"
+    assert await ask.run(ask.claims.complete(claim.keys, b"o" * 16, 60_000, b"v", b"\xc0"))
+    assert (await done(face.trigger, "k", 1)).status == "scheduled"
+    # Then the replica has all of it
+    keys = set(two.replica.keys(f"*{ask.gate.namespace}:*"))
+    assert {text.rpartition(":")[2] for text in keys} >= {"k}", "due", "pending", "touched}"}
+    assert 0 < two.replica.pttl(f"ig1:{{{ask.gate.namespace}:touched}}") <= 3_600_000
+
+
+async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: Pair, asker: Any) -> None:
+    # Given a primary whose replica is cut off
+    ask = asker(two.urls[0], durability=1, timeout="300ms")
+    assert (await ask.run(mark(ask, "before"))).state == "started"
+    two.cut()
+    # When something is written
+    call = mark(ask, "k")
+    with pytest.raises(NotDurable, match="0 of 1 replicas") as refused:
+        await ask.run(call)
+    # Then the caller learns that it is in memory
+    assert refused.value.executed == "yes"
+    assert two.primary.exists(call.keys[0])
+    assert not two.replica.exists(call.keys[0])
+    # And a copy of the request, which writes nothing, over a connection that has written nothing, is refused too
+    other = asker(two.urls[0], durability=1, timeout="300ms")
+    with pytest.raises(NotDurable):
+        await other.run(call)
+    # While what only reads is answered
+    assert (await ask.run(ask.claims.inspect(call.keys))).state == "done"
+    # And when the replica is back, the same request has its answer, once
+    two.link.heal()
+    two.link.cut_all()
+    two.catch_up()
+    assert (await ask.run(call)).state == "started"
+    assert two.replica.exists(call.keys[0])
+
+
+async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
+    # Given a call that is not durable yet
+    ask = asker(two.urls[0], durability="replicas", timeout="30s")
+    two.cut()
+    asking = asyncio.create_task(ask.run(mark(ask, "k")))
+    await asyncio.to_thread(wait_for, lambda: two.primary.keys(f"*{ask.gate.namespace}*"))
+    # When the replica comes back before its deadline
+    two.link.heal()
+    two.link.cut_all()
+    # Then it is answered
+    assert (await asking).state == "started"
+
+
+async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: Any) -> None:
+    ask = asker(two.urls[0], durability="replicas", timeout="500ms")
+    many = ask.gate.marks([f"k{n}" for n in range(50)], "60s", "s", False)
+    await ask.run_all(ask.gate.marks(["so", "that the script is known"], "60s", "s", False))
+    two.primary.config_resetstat()
+    assert await ask.run_all(many) == [True] * 50
+    assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] == 1
+    two.cut()
+    with pytest.raises(NotDurable):
+        await ask.run_all(ask.gate.marks([f"l{n}" for n in range(3)], "60s", "s", False))
+
+
+async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> None:
+    gate = Gate(two.urls[0], namespace=namespace, durability="replicas")
+    await gate.aio.first("so that the script is known", "60s")
+    two.primary.config_resetstat()
+    assert await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100))) == [True] * 100
+    assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] <= 5
+    await gate.aio.close()
+
+
+async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) -> None:
+    # Given a guarded function
+    ask, runs = asker(two.urls[0], durability="replicas", timeout="300ms"), []
+
+    @ask.gate.once(key="{n}", scope="s", lease="1h")
+    def charge(n: int) -> str:
+        runs.append(n)
+        return "receipt"
+
+    @ask.gate.once(key="{n}", scope="s", lease="1h")
+    async def acharge(n: int) -> str:
+        return charge.__wrapped__(n)
+
+    call = acharge if ask.awaiting else lambda n: asyncio.to_thread(charge, n)
+    two.cut()
+    # When its claim is not durable
+    with pytest.raises(NotDurable):
+        await call(1)
+    # Then it did not run, and nobody holds the key
+    assert not runs
+    assert (await ask.run(ask.claims.inspect(ask.claims.key("s", 1)))).state in ("absent", "released")
+    two.link.heal()
+    two.link.cut_all()
+    two.catch_up()
+    assert await call(1) == "receipt"
+
+
+async def test_a_completion_that_is_not_durable_is_counted(two: Pair, asker: Any) -> None:
+    # Given a function during whose run the replica is lost
+    ask = asker(two.urls[0], durability="replicas", timeout="300ms")
+
+    def cut(_n: int) -> str:
+        two.cut()
+        return "receipt"
+
+    @ask.gate.once(key="{n}", scope="s", lease="1s")
+    async def acharge(n: int) -> str:
+        return cut(n)
+
+    charge = ask.gate.once(key="{_n}", scope="s", lease="1s")(cut)
+    # Then its result is given, the record says done, and a counter that it may be forgotten
+    assert await (acharge(1) if ask.awaiting else asyncio.to_thread(charge, 1)) == "receipt"
+    assert ask.gate.counters["once.not_durable"] == 1
+    assert (await ask.run(ask.claims.inspect(ask.claims.key("s", 1)))).state == "done"
+
+
+async def test_a_worker_goes_on_and_counts_what_is_not_durable(two: Pair, namespace: str) -> None:
+    # Given a message, and a worker that loses the replica while it handles it
+    gate, handled = Gate(two.urls[0], namespace=namespace, durability="replicas", timeout="300ms"), asyncio.Event()
+    topic = gate.topic("t", lease="1s")
+    await topic.aio.trigger("k", 1)
+
+    @topic.handler
+    async def handle(_: Any) -> None:
+        two.cut()
+        handled.set()
+
+    async with gate.aio.worker():
+        await asyncio.wait_for(handled.wait(), 30)
+    # Then it was settled, in memory
+    assert gate.counters["worker.not_durable"] == 1
+    plain = Gate(two.urls[0], namespace=namespace)
+    assert plain.topic("t").stats()["acked"] == 1
+    await gate.aio.close()
+    gate.close()
+    plain.close()
+
+
+@pytest.mark.skipif(not OLD, reason="this server has WAITAOF")
+async def test_an_older_server_is_named_as_the_cause(two: Pair, asker: Any) -> None:
+    ask = asker(two.urls[0], durability="fsync")
+    with pytest.raises(NotDurable, match=r"unknown command.*needs Redis 7.2 or Valkey, `appendonly yes`"):
+        await ask.run(mark(ask, "k"))
+
+
+@pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
+@pytest.mark.parametrize("policy", ["always", "everysec"])
+async def test_what_is_on_disk_is_answered(tmp_path: Path, asker: Any, policy: str) -> None:
+    (port,) = unused_ports(1)
+    with server(tmp_path / "s", port, "--appendonly", "yes", "--appendfsync", policy):
+        ask = asker(f"redis://127.0.0.1:{port}/0", durability="fsync")
+        assert (await ask.run(mark(ask, "k"))).state == "started"
+
+
+@pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
+async def test_without_an_append_only_file_fsync_is_refused(two: Pair, asker: Any) -> None:
+    ask = asker(two.urls[0], durability="fsync")
+    with pytest.raises(NotDurable, match="appendonly"):
+        await ask.run(mark(ask, "k"))
+
+
+@pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
+async def test_what_is_never_synced_is_refused(tmp_path: Path, asker: Any) -> None:
+    (port,) = unused_ports(1)
+    with server(tmp_path / "s", port, "--appendonly", "yes", "--appendfsync", "no"):
+        ask = asker(f"redis://127.0.0.1:{port}/0", durability="fsync", timeout="300ms")
+        with pytest.raises(NotDurable, match="not in the append-only file"):
+            await ask.run(mark(ask, "k"))
+
+
+async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker: Any) -> None:
+    ask = asker(two.urls[0], durability="replicas")
+    await ask.run(mark(ask, "a"))
+    two.primary.script_flush()
+    assert (await ask.run(mark(ask, "b"))).state == "started"
+    two.primary.script_flush()
+    assert await ask.run_all(ask.gate.marks(["c", "d"], "60s", "s", False)) == [True, True]
+
+
+@pytest.mark.parametrize("asked", [0, -1, 101, True, 1.0, "memory", "2", []])
+def test_what_is_no_durability_is_refused(asked: Any) -> None:
+    with pytest.raises(BadInput, match="durability"):
+        Gate("redis://localhost", durability=asked)
+
+
+async def test_a_cluster_refuses_it_before_anything_is_written(asker: Any) -> None:
+    ask = asker("redis+cluster://127.0.0.1:1", durability="replicas")
+    with pytest.raises(NotConfigured, match="cluster"):
+        await ask.run(mark(ask, "k"))
+
+
+def mark(ask: Any, key: str) -> Any:
+    return ask.claims.mark(ask.claims.key("s", key), key.encode().ljust(16, b"-"), 60_000)
+
+
+async def done(call: Callable[..., Any], *args: Any) -> Any:
+    found = await asyncio.to_thread(call, *args)
+    return await found if asyncio.iscoroutine(found) else found
