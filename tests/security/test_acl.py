@@ -11,16 +11,19 @@ import redis
 
 from idemgate import Gate, StoreRefused
 from idemgate.cli import main
-from idemgate.core import members
+from idemgate.core import members, registry, resizing
 from idemgate.core.acl import ROLES, rule
 from idemgate.core.calls import Call
+from idemgate.core.compact import SeenSets
+from idemgate.core.expiry import look
 from idemgate.core.keys import patterns
 from idemgate.core.messages import Forward, Trigger
+from idemgate.core.slotaudit import Slot, read_slot
 from idemgate.core.tokens import token
 from idemgate.core.topics import Settlement, open_topic, stored_policy
 from idemgate.errors import BadInput
 from idemgate.lua import commands, names
-from idemgate.testing import Clock
+from idemgate.testing import Clock, audit
 
 # -- what each role is for works --------------------------------------------------------------------------------------
 
@@ -35,6 +38,9 @@ async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
     assert await claim.release()
     assert (await face.inspect("k")).checkpoint is not None
     assert [await face.first("f", "1h") for _ in range(2)] == [True, False]
+    assert [await face.first("f", "1h", compact=True) for _ in range(2)] == [True, False]
+    for compact in (False, True):
+        assert await face.first_many(["x", "y", "x"], "1h", compact=compact) == [True, True, False]
 
 
 async def test_a_waiting_guard_is_woken(faces: Callable[..., Any]) -> None:
@@ -120,6 +126,8 @@ async def test_a_viewer_looks(faces: Callable[..., Any], gate: Gate) -> None:
     assert (await face.inspect("f", scope="first")).state == "done"
     roll = members.attendance(gate.namespace, "g", gate.clock)
     assert set(face.gate.link.run(roll).members) == {"m"}
+    found = await asyncio.to_thread(face.gate.stored_topics)
+    assert [(one.name, one.stats.dead) for one in found] == [("t", 1)]
 
 
 async def test_an_admin_may_do_all_of_it(faces: Callable[..., Any]) -> None:
@@ -132,6 +140,39 @@ async def test_an_admin_may_do_all_of_it(faces: Callable[..., Any]) -> None:
     assert await topic.dead.redrive() == 1
     await face.claim("k")
     assert await face.forget("k", force=True)
+
+
+@pytest.mark.parametrize("roles", [("producer",), ("worker",), ("viewer",)])
+async def test_a_slot_that_has_moved_is_found(
+    faces: Callable[..., Any], gate: Gate, roles: tuple[str, ...], clock: Clock
+) -> None:
+    # Given a topic that somebody uses
+    gate.topic("t", window="60s").trigger("a", 1)
+    topic = faces(*roles).topic("t", window="60s")
+    assert (await topic.peek("a")).pending.count == 1
+    # When an admin gives it other slots, Then its new place is found
+    await faces("admin").topic("t", window="60s").reslot(4)
+    assert (await topic.peek("a")).pending.count == 1
+    if roles == ("viewer",):
+        return
+    assert (await topic.trigger("a", 2)).status == "merged"
+    # And when the topic was forgotten, it is made anew
+    await faces("admin").topic("t").forget(discard=True)
+    assert (await topic.trigger("a", 3)).status == "scheduled"
+    if roles == ("worker",):
+        clock.advance("60s")
+        assert [one.key for one in await topic.take(10)] == ["a"]
+
+
+async def test_an_admin_may_read_all_of_it(users: Callable[..., str], gate: Gate, clock: Clock) -> None:
+    gate.topic("t", window="60s").trigger("k", 1)
+    gate.first("f", "1h")
+    gate.first("f", "1h", compact=True)
+    with Gate(users("admin"), namespace=gate.namespace, clock=clock) as theirs:
+        assert [one.name for one in theirs.stored_topics()] == ["t"]
+        report = audit(theirs)
+    assert not report.errors
+    assert report.counted["pending"] == report.counted["records"] == 1
 
 
 # -- the rest is refused ----------------------------------------------------------------------------------------------
@@ -157,10 +198,25 @@ class Scene:
         gate.link.run(members.announce(gate.namespace, "g", gate.clock, said, 60_000))
         calls = topic.opening.calls
         assert calls is not None
+        seen = SeenSets(gate.namespace, gate.clock)
+        gate.link.run(seen.first("s", "seen", "1h"))
+        # And a topic that is being given other slots, one of which holds a batch to be taken in
+        moving = gate.topic("moving", window="1s", slots=1)
+        moving.trigger_many([Trigger(key, 1) for key in "ab"])
+        old = moving.opening.calls
+        assert old is not None
+        new = old.laid_out(2)
+        begun = gate.link.run(resizing._begin(old, 2))
+        for of, slot in ((new, 0), (new, 1), (old, 0)):
+            gate.link.run(resizing._close(of, slot, begun.change))
+        shown = gate.link.run(resizing._unload(old, 0, begun.change, 0))
         said = members.Announcement("n", 1, ("t",), 0, (), (), ())
         self.calls = [
             claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
             claims.mark(claims.key("s", "other"), token(), 1000),
+            *claims.mark_many([claims.key("s", "many")], 1000).calls,
+            seen.first("s", "other", "1h"),
+            seen.first("s", "seen", "1h"),
             claims.checkpoint(held, self.owner, b"x"),
             claims.renew(held, self.owner, 40_000, 40_000),
             claims.inspect(held),
@@ -188,21 +244,33 @@ class Scene:
             calls.exhume(0, "delete", []),
             *calls.pause(True).calls,
             *calls.stats().calls,
+            registry.entries(gate.namespace, gate.clock),
+            read_slot(Slot(gate.namespace, "t", 0, 1), gate.clock, 1000, 100_000),
+            look(f"theirs-{gate.namespace}".encode(), gate.clock),
+            resizing._begin(calls, 4),
+            resizing._end(old, begun.change, "given up", b"", b""),
+            resizing._close(calls, 0, b"change"),
+            resizing._unload(old, 0, begun.change, shown.number),
+            resizing._load(new, 0, begun.change, 0, shown.number, shown.entries),
+            resizing._retell(old, 0, 0, b"0"),
+            resizing._purge(old, 0, begun.change, True),
+            new.reopen(0, begun.change),
             members.announce(gate.namespace, "g", gate.clock, said, 1000),
             members.leave(gate.namespace, "g", gate.clock, "m"),
             members.attendance(gate.namespace, "g", gate.clock),
         ]
 
 
-def dumped(raw: Any, namespace: str) -> dict[bytes, bytes]:
-    return {key: raw.dump(key) for key in raw.keys(f"*{namespace}*")}
+def dumped(raw: Any, namespace: str) -> dict[bytes, tuple[bytes, int]]:
+    """What is in the keys, and how long that is to stay, 0 = for ever; what would go at all, long enough for a test."""
+    return {key: (raw.dump(key), 0 if raw.pttl(key) == -1 else 600_000) for key in raw.keys(f"*{namespace}*")}
 
 
-def restored(raw: Any, namespace: str, before: dict[bytes, bytes]) -> None:
+def restored(raw: Any, namespace: str, before: dict[bytes, tuple[bytes, int]]) -> None:
     if gone := raw.keys(f"*{namespace}*"):
         raw.delete(*gone)
-    for key, value in before.items():
-        raw.restore(key, 600_000, value)
+    for key, (value, stays_ms) in before.items():
+        raw.restore(key, stays_ms, value)
 
 
 def stored(raw: Any, namespace: str) -> dict[bytes, Any]:
@@ -231,6 +299,10 @@ def refusal(gate: Gate, call: Call[Any]) -> str:
     return ""
 
 
+FOREIGN_KEYS = {"expiry/look"}
+"""What is asked of keys of the user's own: no role has them before somebody names them."""
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_may_not_do_changes_nothing(
     role: str, gate: Gate, users: Callable[..., str], raw: Any, namespace: str, clock: Clock
@@ -252,7 +324,7 @@ def test_what_a_role_may_not_do_changes_nothing(
             # And what the rule has in all its parts is not refused
             assert not allowed(role, call, namespace) or "done" in outcomes[call.script.name], call.script.name
     # And its own scripts were among what is done, whatever they were asked
-    own = set(ROLES[role].scripts) - {"expiry/look"}
+    own = set(ROLES[role].scripts) - FOREIGN_KEYS
     assert {name for name, found in outcomes.items() if "done" in found} >= own
     assert set(outcomes) == set(names())
 
@@ -364,4 +436,5 @@ def test_an_unknown_role_is_refused() -> None:
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
     only_admin = {"once/forget", "once/resolve", "topic/exhume", "topic/pause"}
-    assert given - {"expiry/look"} == set(names()) - only_admin
+    reslots = {f"topic/{verb}" for verb in ("close", "load", "purge", "resize", "resized", "retell", "unload")}
+    assert given == set(names()) - only_admin - reslots

@@ -137,5 +137,6 @@ def test_what_a_script_cannot_read_makes_it_refuse_before_it_writes(
             # Then it does its work, or says so and has changed nothing
             refused += 1
             assert stored(raw, namespace) == before, (call.script.name, key, field, name)
+    restored(raw, namespace, saved)
     assert refused
     print(f"{len(cases)} cases, {refused} refused")

@@ -66,21 +66,50 @@ def test_records_never_meet_and_only_their_own_parts_steer_them() -> None:
     print(f"{N} triples, {collisions} collisions")
 
 
-def test_slots_of_topics_are_steered_by_topic_and_number_only() -> None:
+def test_slots_of_topics_are_steered_by_topic_and_numbers_only() -> None:
     rng = random.Random(11)
-    seen: dict[bytes, tuple[str, str, int, int]] = {}
+    seen: dict[bytes, tuple[str, str, int, int, int]] = {}
     for _ in range(max(500, N // 100)):
         namespace, topic = ("".join(rng.choices("ab.-_0", k=rng.randrange(1, 5))) for _ in range(2))
-        number = rng.randrange(16)
-        parts = (*keys.slot(namespace, topic, number), keys.outbox(namespace, topic, number))
+        slots = rng.choice([1, 2, 16])
+        number = rng.randrange(slots)
+        parts = (*keys.slot(namespace, topic, number, slots), keys.outbox(namespace, topic, number, slots))
         assert len({key_slot(part) for part in parts}) == 1
         for place, part in enumerate(parts):
-            assert seen.setdefault(part, (namespace, topic, number, place)) == (namespace, topic, number, place)
+            mine = (namespace, topic, number, slots, place)
+            assert seen.setdefault(part, mine) == mine
     # And whatever the key of a message is, it is in one of the slots, which its bytes alone decide
     for _ in range(max(500, N // 100)):
         key = user_key(rng)
         assert 0 <= keys.slot_of(key, 8) < 8
         assert keys.slot_of(key, 8) == keys.slot_of(bytes(key), 8)
+
+
+def test_seen_sets_never_meet_and_only_their_scope_steers_them() -> None:
+    rng = random.Random(13)
+    seen: dict[bytes, tuple[str, str, int, int]] = {}
+    for _ in range(max(500, N // 100)):
+        whose = ("".join(rng.choices("ab.-_", k=rng.randrange(1, 4))), text(rng), rng.randrange(32))
+        pages = keys.seen(*whose)
+        assert len({key_slot(page) for page in pages}) == 1
+        for place, page in enumerate(pages):
+            assert seen.setdefault(page, (*whose, place)) == (*whose, place)
+            assert page.count(b"{") == page.count(b"}") == 1
+            assert page.decode().isprintable()
+
+
+def test_patterns_of_access_lists_hold_all_keys_of_their_kind_and_no_others() -> None:
+    made = {
+        "records": [keys.record("n", "topic", "k"), keys.record("n", "seen", "members")],
+        "seen": keys.seen("n", "once", 7),
+        "topics": [keys.topics("n"), *keys.slot("n", "once", 3, 4), keys.outbox("n", "seen", 0, 1)],
+        "members": keys.members("n", "topic"),
+    }
+    known = keys.patterns("n")
+    for kind, found in made.items():
+        for key in found:
+            holding = {name for name, glob in known.items() if key.startswith(glob.removesuffix("*").encode())}
+            assert holding == {kind, "all"}
 
 
 @pytest.mark.parametrize("name", ["a b", "a{b", "a}b", "a:b", "a*", "", "a" * 65, "é", "a\n", "a\0", None, 7, b"a"])
