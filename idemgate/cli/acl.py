@@ -42,6 +42,7 @@ def add_to(commands: Any) -> None:
         "--channels", metavar="GLOB", action="append", default=[], help="channels of yours; may be repeated"
     )
     parser.add_argument("--cluster", action="store_true", help="what a client of a cluster asks as well")
+    parser.add_argument("--durable", action="store_true", help="what a gate with durability= asks as well")
     parser.add_argument("--redis", choices=("6.2", "7.2"), default="6.2", help="oldest server (default: 6.2)")
     parser.set_defaults(command=show)
 
@@ -51,7 +52,7 @@ def show(options: argparse.Namespace) -> int:
     user = options.user or user_name(options.roles, options.namespace)
     words = rule(
         options.roles, options.namespace, user, keys=options.keys, channels=options.channels,
-        cluster=options.cluster, setinfo=options.redis == "7.2",
+        cluster=options.cluster, durable=options.durable, since_7_2=options.redis == "7.2",
     )  # fmt: skip
     print(" ".join(words))
     if sys.stdout.isatty():

@@ -29,11 +29,12 @@ class Role(NamedTuple):
 
 
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
-_LOOKS = ("topic/audit", "topic/dead", "topic/peek", "topic/policy", "topic/registry", "topic/stats")
 _OPENS = ("topic/open", "topic/policy", "topic/reopen")
 """What finds a topic: at first, and again once a slot has moved; one that was forgotten meanwhile is made anew."""
-_PUTS = (*_OPENS, "topic/cancel", "topic/flush", "topic/peek", "topic/reschedule", "topic/trigger")
-_WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/stats", "topic/take")
+_SEES = ("topic/peek", "topic/registry", "topic/stats")
+_PUTS = (*_OPENS, *_SEES, "topic/cancel", "topic/flush", "topic/reschedule", "topic/trigger")
+_LOOKS = (*_SEES, "topic/audit", "topic/dead", "topic/policy")
+_WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/take")
 
 ROLES = {
     "guard": Role(
@@ -71,6 +72,8 @@ ROLES = {
     ),
 }
 
+_DURABLE = "PEXPIRE SET WAIT"
+_DURABLE_7_2 = "WAITAOF"
 _ALL = "EVAL EVALSHA PING SELECT CLIENT|SETNAME"
 _CLUSTER = "ASKING CLUSTER|SLOTS CLUSTER|SHARDS COMMAND"
 SINCE_7_2 = "CLIENT|SETINFO"
@@ -91,20 +94,26 @@ def rule(
     keys: Iterable[str] = (),
     channels: Iterable[str] = (),
     cluster: bool = False,
-    setinfo: bool = False,
+    durable: bool = False,
+    since_7_2: bool = False,
 ) -> list[str]:
     """The words of the ACL SETUSER that gives a user these roles, and no others. Passwords stay as they are: a new user
     has none and cannot log in before it is given one.
 
-    `keys` and `channels` are patterns of the user's own: what is forwarded to, streams, keys that expire. BadInput for
-    what no rule can say.
+    `keys` and `channels` are patterns of the user's own: what is forwarded to, streams, keys that expire. `cluster`:
+    what a client of a cluster asks, too. `durable`: what a gate with `durability=` asks, too ("fsync" only with
+    `since_7_2`: the server knows what Redis 7.2 does). BadInput for what no rule can say.
     """
     chosen = [_role(name) for name in roles]
     known = patterns(namespace)
     ours = list(dict.fromkeys(known[name] for role in chosen for name in role.keys))
     heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys))
+    if durable:
+        ours.append(known["touched"])
     asked = {command for role in chosen for command in _needed(role)}
-    asked.update(_ALL.split(), _CLUSTER.split() if cluster else (), SINCE_7_2.split() if setinfo else ())
+    asked.update(_ALL.split(), _CLUSTER.split() if cluster else (), _DURABLE.split() if durable else ())
+    if since_7_2:
+        asked.update(SINCE_7_2.split(), _DURABLE_7_2.split() if durable else ())
     return [
         "ACL", "SETUSER", check_name(user, "user"), "on", "resetkeys", "resetchannels", "-@all",
         *(f"~{pattern}" for pattern in [*ours, *(_pattern(one, "keys") for one in keys)]),

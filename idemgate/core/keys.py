@@ -196,9 +196,10 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
 
 def patterns(namespace: str) -> dict[str, str]:
     """What an access list may let somebody see, by name: `records`, `seen` (the pages of seen-sets), `topics` (and
-    their slots and outboxes), `members`, `all`. The same patterns are those of their channels."""
+    their slots and outboxes), `members`, `touched`, `all`. The same patterns are those of their channels."""
     own = f"ig1:{{{check_name(namespace, 'namespace')}:"
-    kinds = {"records": "once:*", "seen": "seen:*", "topics": "topic*", "members": "members:*", "all": "*"}
+    kinds = {"records": "once:*", "seen": "seen:*", "topics": "topic*", "members": "members:*"}
+    kinds |= {"touched": "touched}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
 

@@ -21,7 +21,7 @@ from idemgate.core.messages import Forward, Trigger
 from idemgate.core.slotaudit import Slot, read_slot
 from idemgate.core.tokens import token
 from idemgate.core.topics import Settlement, open_topic, stored_policy
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, IdemgateError
 from idemgate.lua import commands, names
 from idemgate.testing import Clock, audit
 
@@ -173,6 +173,27 @@ async def test_an_admin_may_read_all_of_it(users: Callable[..., str], gate: Gate
         report = audit(theirs)
     assert not report.errors
     assert report.counted["pending"] == report.counted["records"] == 1
+
+
+async def test_who_asks_for_durability_is_not_refused(users: Callable[..., str], gate: Gate, clock: Clock) -> None:
+    # Given a server without replicas, Then it is the server that cannot, and not the user that may not
+    url = users("guard", durable=True)
+    with (
+        Gate(url, namespace=gate.namespace, clock=clock, timeout="1s", durability=1) as theirs,
+        pytest.raises(IdemgateError, match="0 of 1 replicas"),
+    ):
+        theirs.first("k", "1h")
+
+
+async def test_a_change_of_slots_that_a_worker_began_is_ended_by_an_admin(faces: Callable[..., Any]) -> None:
+    # Given a worker, which may not move what is remembered of requests
+    topic = faces("worker").topic("t", window="60s")
+    await topic.trigger("k", 1)
+    with pytest.raises(StoreRefused, match="topic/retell"):
+        await topic.reslot(2)
+    # When an admin asks for the same, Then it ends, and nothing is lost
+    await faces("admin").topic("t", window="60s").reslot(2)
+    assert (await topic.peek("k")).pending.count == 1
 
 
 # -- the rest is refused ----------------------------------------------------------------------------------------------
@@ -383,7 +404,7 @@ async def test_a_refusal_names_the_script_and_the_fix(faces: Callable[..., Any])
 
 def test_the_command_prints_what_a_server_takes(raw: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
-        ["guard"], ["producer", "--cluster"], ["worker", "--keys", "orders:*", "--keys", "x"],
+        ["guard"], ["producer", "--cluster"], ["worker", "--durable", "--keys", "orders:*", "--keys", "x"],
         ["subscriber", "--channels", "prices.*"], ["viewer", "--user", "eye"], ["admin", "guard", "-n", "shop"],
     ):  # fmt: skip
         assert main(["acl", *words]) == 0
