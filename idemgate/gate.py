@@ -15,7 +15,7 @@ import tenacity
 
 from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
-from idemgate.core.calls import Batch
+from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims, Entry, Record
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec, digest
@@ -301,7 +301,16 @@ class Gate:
         Raises AlreadyInProgress while an owner's lease holds, unless `force`: then two may run at once.
         """
         record = self._unremembered(scope, key)
-        return changed(key, "forgotten", self.link.run(self.claims.forget(record, force)))
+        request = token()
+        answer = self._decided(record, lambda seen: self.claims.forget(record, request, seen, force))
+        return changed(key, "forgotten", answer)
+
+    def _decided(self, record: tuple[bytes, ...], build: Callable[[int], Call[tuple[str, int]]]) -> tuple[str, int]:
+        """The answer to a decision about what is there: made again if that changes between the look and the call."""
+        while True:
+            answer = self.link.run(build(self.link.run(self.claims.inspect(record)).token))
+            if answer[0] != "changed":
+                return answer
 
     def resolve(
         self,
@@ -318,7 +327,8 @@ class Gate:
         """
         record = self._unremembered(scope, key)
         data = self.codec.encode(result, "result")
-        answer = self.link.run(self.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data))
+        request, kept = token(), milliseconds(retention, "retention")
+        answer = self._decided(record, lambda seen: self.claims.resolve(record, request, seen, done, kept, b"v", data))
         return changed(key, "ok", answer)
 
     # -- merge --------------------------------------------------------------------------------------------------------
@@ -616,8 +626,18 @@ class AioGate:
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """As `Gate.forget`."""
-        record = self._gate._unremembered(scope, key)
-        return changed(key, "forgotten", await self.link.run(self._gate.claims.forget(record, force)))
+        claims, record, request = self._gate.claims, self._gate._unremembered(scope, key), token()
+        answer = await self._decided(record, lambda seen: claims.forget(record, request, seen, force))
+        return changed(key, "forgotten", answer)
+
+    async def _decided(
+        self, record: tuple[bytes, ...], build: Callable[[int], Call[tuple[str, int]]]
+    ) -> tuple[str, int]:
+        """As that of `Gate`."""
+        while True:
+            answer = await self.link.run(build((await self.link.run(self._gate.claims.inspect(record))).token))
+            if answer[0] != "changed":
+                return answer
 
     async def resolve(
         self,
@@ -629,11 +649,10 @@ class AioGate:
         scope: str = "claim",
     ) -> bool:
         """As `Gate.resolve`."""
-        record = self._gate._unremembered(scope, key)
+        claims, record = self._gate.claims, self._gate._unremembered(scope, key)
         data = self._gate.codec.encode(result, "result")
-        answer = await self.link.run(
-            self._gate.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data)
-        )
+        request, kept = token(), milliseconds(retention, "retention")
+        answer = await self._decided(record, lambda seen: claims.resolve(record, request, seen, done, kept, b"v", data))
         return changed(key, "ok", answer)
 
     def topic(self, name: str, **policy: Any) -> AioTopic:

@@ -162,16 +162,22 @@ class Claims:
     def inspect(self, record: tuple[bytes, ...]) -> Call[Record]:
         return call("once/inspect", record, (stamp(self.clock),), _record)
 
-    def forget(self, record: tuple[bytes, ...], force: bool) -> Call[tuple[str, int]]:
-        """(word, ms left of the lease that stands in the way)."""
-        return call("once/forget", record, (stamp(self.clock), b"1" if force else b"0"), _word)
+    def forget(self, record: tuple[bytes, ...], request: bytes, seen: int, force: bool) -> Call[tuple[str, int]]:
+        """(word, ms left of the lease that stands in the way). `seen`: the fencing token of what is to be forgotten;
+        "changed" if it has another one by now."""
+        args = (stamp(self.clock), request, seen, b"1" if force else b"0")
+        return call("once/forget", record, args, _word)
 
     def resolve(
-        self, record: tuple[bytes, ...], done: bool, retention: int, kind: bytes, result: bytes
+        self,
+        record: tuple[bytes, ...],
+        request: bytes,
+        seen: int,
+        done: bool,
+        retention: int,
+        kind: bytes,
+        result: bytes,
     ) -> Call[tuple[str, int]]:
-        return call(
-            "once/resolve",
-            record,
-            (stamp(self.clock), b"1" if done else b"0", retention, kind, result),
-            _word,
-        )
+        """As `forget`."""
+        args = (stamp(self.clock), request, seen, b"1" if done else b"0", retention, kind, result)
+        return call("once/resolve", record, args, _word)

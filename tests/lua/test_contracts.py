@@ -48,7 +48,7 @@ def test_a_script_compiles_on_the_server(name: str, raw: redis.Redis) -> None:
 PLANTED: dict[str, tuple[str, str, str, str]] = {
     "an argument nobody declared": ("once/renew", "tonumber(ARGV[4])", "tonumber(ARGV[5])", "uses ARGV [1, 2, 3, 5]"),
     "no fault, a comment": ("once/forget", '~= "1"', '~= "1" -- ARGV[3]', ""),
-    "an argument that is gone": ("once/forget", ' and ARGV[2] ~= "1"', "", "its header says [1, 2]"),
+    "an argument that is gone": ("once/forget", ' and ARGV[4] ~= "1"', "", "its header says [1, 2, 3, 4]"),
     "a key nobody declared": (
         "once/claim",
         "KEYS[1], ARGV[2]",
@@ -232,8 +232,8 @@ def _calls() -> list[Call[Any]]:
         claims.release(record, owner, 1, undo=True),
         claims.checkpoint(record, owner, b"x"),
         claims.inspect(record),
-        claims.forget(record, force=True),
-        claims.resolve(record, True, 1, b"v", b"x"),
+        claims.forget(record, b"request", 1, force=True),
+        claims.resolve(record, b"request", 1, True, 1, b"v", b"x"),
         open_topic("ns", None, "t", policy, redefine=True),
         stored_policy("ns", None, "t"),
         registry.entries("ns", None),
