@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakSet
@@ -23,6 +22,7 @@ from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name, text_of
 from idemgate.core.limits import Rate
+from idemgate.core.locks import freed_at_fork
 from idemgate.core.merging import MergeSpec
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
@@ -95,7 +95,7 @@ class Gate:
         self._given = of_client(client) if client is not None else url
         if isinstance(self._given, str) and not self._given.startswith("embedded:"):
             self._given = of_url(self._given)
-        self._lock = Lock()
+        self._lock = freed_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._alink: AsyncLink | None = None
         self.pulse = Pulse(lambda: SyncLink(self.endpoint, seconds=1.0))

@@ -74,6 +74,12 @@ class Proxy:
         """The request never reaches the server; its connection breaks."""
         self._toxics["drop", word] += times
 
+    @property
+    def planned(self) -> int:
+        """How many faults wait for a request."""
+        with self._lock:
+            return self._toxics.total()
+
     def heal(self) -> None:
         """Passes everything on again, at once."""
         self._toxics.clear()

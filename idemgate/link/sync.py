@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
+from idemgate.core.locks import freed_at_fork
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.endpoint import Endpoint, one_node
@@ -31,7 +31,7 @@ class SyncLink:
         self.seconds = seconds
         self._made: Any = None
         self._wires: Wires | None = None
-        self._making = threading.Lock()
+        self._making = freed_at_fork(self, "_making")
 
     @property
     def _client(self) -> Any:
