@@ -305,10 +305,10 @@ class Gate:
         answer = self._decided(record, lambda seen: self.claims.forget(record, request, seen, force))
         return changed(key, "forgotten", answer)
 
-    def _decided(self, record: tuple[bytes, ...], build: Callable[[int], Call[tuple[str, int]]]) -> tuple[str, int]:
+    def _decided(self, record: tuple[bytes, ...], build: Callable[[Record], Call[tuple[str, int]]]) -> tuple[str, int]:
         """The answer to a decision about what is there: made again if that changes between the look and the call."""
         while True:
-            answer = self.link.run(build(self.link.run(self.claims.inspect(record)).token))
+            answer = self.link.run(build(self.link.run(self.claims.inspect(record))))
             if answer[0] != "changed":
                 return answer
 
@@ -631,11 +631,11 @@ class AioGate:
         return changed(key, "forgotten", answer)
 
     async def _decided(
-        self, record: tuple[bytes, ...], build: Callable[[int], Call[tuple[str, int]]]
+        self, record: tuple[bytes, ...], build: Callable[[Record], Call[tuple[str, int]]]
     ) -> tuple[str, int]:
         """As that of `Gate`."""
         while True:
-            answer = await self.link.run(build((await self.link.run(self._gate.claims.inspect(record))).token))
+            answer = await self.link.run(build(await self.link.run(self._gate.claims.inspect(record))))
             if answer[0] != "changed":
                 return answer
 

@@ -65,8 +65,8 @@ class Guard:
     def key(self, key: str) -> tuple[bytes, ...]:
         return self.claims.key("s", key)
 
-    def fence(self, key: str) -> int:
-        return self.gate.inspect(key, scope="s").token
+    def seen(self, key: str) -> Record:
+        return self.gate.inspect(key, scope="s")
 
     def claim(self, key: str, **options: Any) -> Call[Any]:
         return self.claims.claim(self.key(key), token(), 30_000, 60_000, **options)
@@ -133,9 +133,9 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "release, undone": lambda on: on.claims.release(on.key("mine"), on.owner, 60_000, undo=True),
     "checkpoint": lambda on: on.claims.checkpoint(on.key("mine"), on.owner, b"\xa1n"),
     "resolve": lambda on: on.claims.resolve(
-        on.key("unknown"), token(), on.fence("unknown"), True, 60_000, b"v", b"\xa1x"
+        on.key("unknown"), token(), on.seen("unknown"), True, 60_000, b"v", b"\xa1x"
     ),
-    "forget": lambda on: on.claims.forget(on.key("done"), token(), on.fence("done"), False),
+    "forget": lambda on: on.claims.forget(on.key("done"), token(), on.seen("done"), False),
     "inspect": lambda on: on.claims.inspect(on.key("mine")),
 }
 READS: dict[str, Callable[[Any], Call[Any]]] = {

@@ -1,9 +1,9 @@
 """P1 from outside: histories of one key, recorded at concurrent clients while the wire fails, are linearizable.
 
 Threads claim, renew, complete, release, inspect and forget one key, each through a link of its own behind a proxy that
-loses replies and requests, doubles them, and lets some of them arrive late; the clock moves on, so that leases lapse.
-(A late copy of a *claim* that others came and went after is a claim of nobody; `test_wire.py` shows what becomes of
-it.)
+loses replies and requests, doubles them, and lets some of them arrive late. Leases do not lapse here, and nothing is
+forgotten by force: a claim whose reply was lost, and that was taken over before it was asked for again, is answered
+as of then, which is one lost lease. `test_wire.py` and the model of the guard are about that, and about late claims.
 That the checker finds what is wrong is shown with scripts that were spoilt.
 """
 
@@ -19,6 +19,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.core import calls
+from idemgate.core.claims import Record
 from idemgate.core.tokens import token
 from idemgate.errors import StoreUnavailable
 from idemgate.lua import Script, script
@@ -28,7 +29,8 @@ from tests.guard.test_model import answer_of, facts_of
 from tests.proxy import Proxy
 
 CLIENTS, STEPS, LEASE, KEEP = 4, 8, 1_000, 1_000_000
-SCRIPT = b"EVALSHA"
+SPOILED = ("claim", "complete", "renew", "inspect", "forget")
+"""Not release: its copy that comes when another owner was there is answered "lost", though the first one released."""
 
 
 class History:
@@ -38,7 +40,7 @@ class History:
         self.proxy, self.drawn, self.clock = Proxy(url), drawn, Clock(1_700_000_000)
         self.namespace, self.operations = namespace, list[Operation]()
         self.owners = [token() for _ in range(3)]
-        self.fence = 0
+        self.seen: Record | None = None
         self.wrong: list[BaseException] = []
 
     def run(self) -> None:
@@ -61,13 +63,11 @@ class History:
         late = [script(f"once/{verb}").sha for verb in ("complete", "renew", "release", "forget")]
         while any(one.is_alive() for one in clients):
             if proxy.planned < CLIENTS:  # or requests would never get through
-                drawn.choice(faults)(SCRIPT)
+                drawn.choice(faults)(script(f"once/{drawn.choice(SPOILED)}").sha)
             if proxy.planned < CLIENTS:
                 proxy.hold_request(drawn.choice(late))
             if drawn.random() < 0.3:
                 proxy.release()
-            if drawn.random() < 0.1:
-                self.clock.advance(LEASE / 1000)
             time.sleep(0.01)
 
     def _client(self, drawn: random.Random, steps: int = STEPS) -> None:
@@ -80,6 +80,8 @@ class History:
 
     def _step(self, gate: Gate, drawn: random.Random) -> None:
         verb = drawn.choice(["claim", "claim", "complete", "renew", "release", "inspect", "forget"])
+        if verb == "forget" and self.seen is None:
+            verb = "inspect"
         owner = drawn.choice(self.owners)
         arguments: dict[str, tuple[Any, ...]] = {
             "claim": (token(), LEASE, KEEP, b"", 0, False),
@@ -87,7 +89,7 @@ class History:
             "renew": (owner, LEASE, KEEP),
             "release": (owner, KEEP, False),
             "inspect": (),
-            "forget": (token(), self.fence, True),
+            "forget": (token(), self.seen, False),
         }
         us = self.clock.microseconds()
         gate.claims.clock = Clock(us / 1_000_000)
@@ -98,7 +100,7 @@ class History:
             found = gate.link.run(call, within=drawn.choice([0.0] + 7 * [30.0]))
             answer = facts_of(found) if verb == "inspect" else answer_of(found)
             if verb == "inspect":
-                self.fence = found.token
+                self.seen = found
             elif verb == "claim":  # only now does anybody know this owner
                 self.owners[drawn.randrange(len(self.owners))] = arguments[verb][0]
         except StoreUnavailable as error:
@@ -136,7 +138,7 @@ SPOILT = {
     "a release by anybody": ("once/release", "if r[record.owner] ~= token then", "if false then"),
     "a heartbeat of a former owner": ("once/renew", "r[record.owner] ~= token", "false"),
     "a fence that stands still": ("once/claim", "fence(r[record.fence], now_us)", "now_us"),
-    "a forgetting of what came since": ("once/forget", "r[record.fence] ~= tonumber(ARGV[3])", "false"),
+    "a forgetting of what came since": ("once/forget", "if r[record.fence] ~= tonumber(ARGV[3]) or", "if false and"),
 }  # fmt: skip
 
 

@@ -156,13 +156,14 @@ class Model:
             self.key = replace(self.key, note=data)
         return (held,)
 
-    def forget(self, us: int, request: bytes, fence: int, force: bool) -> Answer:
+    def forget(self, us: int, request: bytes, about: Record, force: bool) -> Answer:
         key, now = self.key, us // 1000
         if key.owner == request:
             return ("forgotten", 0)
         if key.seen(now) == "none":
             return ("absent", 0)
-        if key.fence != fence:
+        running = about.state in ("in_progress", "lapsed", "held")
+        if key.fence != about.token or (key.state == "running") != running:
             return ("changed", 0)
         if key.state == "running" and key.left(now) > 0 and not force:
             return ("busy", key.left(now))
@@ -170,14 +171,14 @@ class Model:
         return ("forgotten", 0)
 
     def resolve(
-        self, us: int, request: bytes, fence: int, done: bool, retention: int, kind: bytes, result: bytes
+        self, us: int, request: bytes, about: Record, done: bool, retention: int, kind: bytes, result: bytes
     ) -> Answer:
         key, now = self.key, us // 1000
         if key.owner == request:
             return ("ok", 0)
         if key.state != "running":
             return ("absent", 0)
-        if key.fence != fence:
+        if key.fence != about.token:
             return ("changed", 0)
         if key.left(now) > 0:
             return ("busy", key.left(now))
@@ -402,9 +403,9 @@ class GuardMachine(RuleBasedStateMachine):
     def forget(self, key: int, force: bool) -> None:
         self.make(key, "forget", *self.deciding(key), force)
 
-    def deciding(self, key: int) -> tuple[bytes, int]:
+    def deciding(self, key: int) -> tuple[bytes, Record]:
         """A request of its own, about what is there now; its copies may find something else."""
-        return b"request-%d" % next(self.numbers), self.models[key].key.fence
+        return b"request-%d" % next(self.numbers), self.run(self.claims.inspect(self.records[key]))
 
     @rule(key=keys, done=st.booleans(), retention=spans, kind=kinds.filter(lambda kind: kind[0] != b"e"))
     def resolve(self, key: int, done: bool, retention: int, kind: tuple[bytes, bytes]) -> None:

@@ -5,7 +5,8 @@
 --- ARGV[2] request id
 --- ARGV[3] fencing token of what is to be forgotten, as inspected
 --- ARGV[4] "1" = even while an owner's lease holds
---- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now)
+--- ARGV[5] "1" = it was in progress when inspected: what has ended since is not what was meant
+--- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now, or has ended)
 ---         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record"
@@ -26,7 +27,7 @@ end
 if state == "absent" or (state ~= "p" and r[record.ends] <= now_ms) then
   return { "absent", now_ms }
 end
-if r[record.fence] ~= tonumber(ARGV[3]) then
+if r[record.fence] ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
   return { "changed", now_ms }
 end
 if state == "p" and ARGV[4] ~= "1" then
