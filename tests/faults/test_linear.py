@@ -29,8 +29,10 @@ from tests.guard.test_model import answer_of, facts_of
 from tests.proxy import Proxy
 
 CLIENTS, STEPS, LEASE, KEEP = 4, 8, 1_000, 1_000_000
-SPOILED = ("claim", "complete", "renew", "inspect", "forget")
-"""Not release: its copy that comes when another owner was there is answered "lost", though the first one released."""
+SCRIPT = b"EVALSHA"
+ASKED_AGAIN = ("claim", "renew", "inspect")
+"""Not those that end something: a copy of them that comes when another owner was there is told so, though the first one
+had its effect."""
 
 
 class History:
@@ -59,11 +61,12 @@ class History:
 
     def _spoil(self, drawn: random.Random, clients: list[threading.Thread]) -> None:
         proxy = self.proxy
-        faults = [proxy.cut_reply, proxy.drop_request, proxy.double_request]
+        again = [script(f"once/{verb}").sha for verb in ASKED_AGAIN]
         late = [script(f"once/{verb}").sha for verb in ("complete", "renew", "release", "forget")]
         while any(one.is_alive() for one in clients):
             if proxy.planned < CLIENTS:  # or requests would never get through
-                drawn.choice(faults)(script(f"once/{drawn.choice(SPOILED)}").sha)
+                drawn.choice([proxy.cut_reply, proxy.double_request])(drawn.choice(again))
+                proxy.drop_request(SCRIPT)
             if proxy.planned < CLIENTS:
                 proxy.hold_request(drawn.choice(late))
             if drawn.random() < 0.3:
