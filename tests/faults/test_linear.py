@@ -61,8 +61,8 @@ class History:
 
     def _spoil(self, drawn: random.Random, clients: list[threading.Thread]) -> None:
         proxy = self.proxy
-        again = [script(f"once/{verb}").sha for verb in ASKED_AGAIN]
-        late = [script(f"once/{verb}").sha for verb in ("complete", "renew", "release", "forget")]
+        again = [calls.script(f"once/{verb}").sha for verb in ASKED_AGAIN]
+        late = [calls.script(f"once/{verb}").sha for verb in ("complete", "renew", "release", "forget")]
         while any(one.is_alive() for one in clients):
             if proxy.planned < CLIENTS:  # or requests would never get through
                 drawn.choice([proxy.cut_reply, proxy.double_request])(drawn.choice(again))
