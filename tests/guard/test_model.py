@@ -353,7 +353,9 @@ class GuardMachine(RuleBasedStateMachine):
 
     def make(self, key: int, verb: str, *arguments: Any, owner: bytes | None = b"") -> Answer:
         if owner != b"":
-            arguments = (owner or self.models[key].key.owner or b"owner-a", *arguments)
+            held = self.models[key].key.owner or b"owner-a"
+            # Who decided or forgot left its request id there, under which nobody claims.
+            arguments = (owner or (b"owner-a" if held.startswith(b"request") else held), *arguments)
         made = Made(key, verb, arguments, self.clock.microseconds())
         self.past.append(made)
         return self.do(made)
