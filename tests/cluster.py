@@ -203,7 +203,7 @@ class Operator:
     def restarted(self, number: int, home: Path) -> Iterator[None]:
         """A killed node that follows the one which took over."""
         with server(home, self.port(number), *NODE):
-            wait_for(lambda: _agree(self.nodes))
+            wait_for(lambda: agree(self.nodes))
             wait_for(lambda: self.nodes[number].info("replication")["master_link_status"] == "up")
             yield
 
