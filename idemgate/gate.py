@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakSet
@@ -25,11 +24,13 @@ from idemgate.core.durability import Asked, durability_of
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name, text_of
 from idemgate.core.limits import Rate
+from idemgate.core.locks import freed_at_fork
 from idemgate.core.merging import MergeSpec
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
 from idemgate.core.registry import Entry as RegistryEntry
 from idemgate.core.registry import StoredTopic, depths, entries
+from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.aio import AsyncLink
 from idemgate.link.endpoint import Endpoint, of_client
@@ -103,7 +104,7 @@ class Gate:
         self._given = of_client(client) if client is not None else url
         if isinstance(self._given, str) and not self._given.startswith("embedded:"):
             self._given = of_url(self._given)
-        self._lock = Lock()
+        self._lock = freed_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._alink: AsyncLink | None = None
         self.pulse = Pulse(lambda: SyncLink(self.endpoint, seconds=1.0))
@@ -324,7 +325,16 @@ class Gate:
         Raises AlreadyInProgress while an owner's lease holds, unless `force`: then two may run at once.
         """
         record = self._unremembered(scope, key)
-        return changed(key, "forgotten", self.link.run(self.claims.forget(record, force)))
+        request = token()
+        answer = self._decided(record, lambda seen: self.claims.forget(record, request, seen, force))
+        return changed(key, "forgotten", answer)
+
+    def _decided(self, record: tuple[bytes, ...], build: Callable[[Record], Call[tuple[str, int]]]) -> tuple[str, int]:
+        """The answer to a decision about what is there: made again if that changes between the look and the call."""
+        while True:
+            answer = self.link.run(build(self.link.run(self.claims.inspect(record))))
+            if answer[0] != "changed":
+                return answer
 
     def resolve(
         self,
@@ -341,7 +351,8 @@ class Gate:
         """
         record = self._unremembered(scope, key)
         data = self.codec.encode(result, "result")
-        answer = self.link.run(self.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data))
+        request, kept = token(), milliseconds(retention, "retention")
+        answer = self._decided(record, lambda seen: self.claims.resolve(record, request, seen, done, kept, b"v", data))
         return changed(key, "ok", answer)
 
     # -- merge --------------------------------------------------------------------------------------------------------
@@ -638,8 +649,18 @@ class AioGate:
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """As `Gate.forget`."""
-        record = self._gate._unremembered(scope, key)
-        return changed(key, "forgotten", await self.link.run(self._gate.claims.forget(record, force)))
+        claims, record, request = self._gate.claims, self._gate._unremembered(scope, key), token()
+        answer = await self._decided(record, lambda seen: claims.forget(record, request, seen, force))
+        return changed(key, "forgotten", answer)
+
+    async def _decided(
+        self, record: tuple[bytes, ...], build: Callable[[Record], Call[tuple[str, int]]]
+    ) -> tuple[str, int]:
+        """As that of `Gate`."""
+        while True:
+            answer = await self.link.run(build(await self.link.run(self._gate.claims.inspect(record))))
+            if answer[0] != "changed":
+                return answer
 
     async def resolve(
         self,
@@ -651,11 +672,10 @@ class AioGate:
         scope: str = "claim",
     ) -> bool:
         """As `Gate.resolve`."""
-        record = self._gate._unremembered(scope, key)
+        claims, record = self._gate.claims, self._gate._unremembered(scope, key)
         data = self._gate.codec.encode(result, "result")
-        answer = await self.link.run(
-            self._gate.claims.resolve(record, done, milliseconds(retention, "retention"), b"v", data)
-        )
+        request, kept = token(), milliseconds(retention, "retention")
+        answer = await self._decided(record, lambda seen: claims.resolve(record, request, seen, done, kept, b"v", data))
         return changed(key, "ok", answer)
 
     def topic(self, name: str, **policy: Any) -> AioTopic:

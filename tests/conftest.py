@@ -3,6 +3,9 @@
 `IDEMGATE_TEST_URL` names another server to run on; else one is started, of the program in `IDEMGATE_SERVER` if that is
 set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3, and with
 `IDEMGATE_TEST_ROLES=guard,admin` the gate of a test logs in as a user with the access list of these roles.
+
+Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn`; `IDEMGATE_FAULTS`
+is how many of each fault they inject (`tests/reliability.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import functools
 import itertools
 import os
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +30,7 @@ from idemgate.once.claim import Claim
 from idemgate.testing import Clock, audit
 from idemgate.topic.dead import Dead
 from idemgate.topic.faces import Topic
+from tests import reliability
 
 PASSWORD = "c4n4ry-p455w0rd"
 """Of the users that tests make; it is not to be seen in any log, text or error."""
@@ -181,3 +186,86 @@ class Awaited:
             return Awaited(result) if isinstance(result, Claim | Topic) else result
 
         return call
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+FAULTS = int(os.environ.get("IDEMGATE_FAULTS", "0"))
+_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where rows are wanted, only the tests that record some."""
+    if reliability.ROWS in os.environ:
+        wanted = [item for item in items if "record_fault" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+@pytest.fixture
+def many() -> Callable[[int], int]:
+    """`many(5)`: five of a fault in the usual suite, IDEMGATE_FAULTS of it in a large run."""
+    return lambda few: max(few, FAULTS)
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of what a test leaves to chance; IDEMGATE_SEED repeats one."""
+    return int(os.environ.get("IDEMGATE_SEED", random.randrange(1_000_000)))
+
+
+@pytest.fixture
+def drawn(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+@pytest.fixture
+def record_fault(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Says what was broken, and how often: `record_fault("reply lost", 40, promises="P6", lost=0)`. A row of
+    `docs/reliability.md`; rows of the same fault are added up."""
+    rows: list[reliability.Row] = []
+    test = request.node.nodeid.partition("[")[0]
+
+    def record(
+        fault: str,
+        n: int,
+        *,
+        promises: str = "",
+        violations: int = 0,
+        exhaustive: bool = False,
+        seed: int | None = None,
+        server: str | None = None,
+        **figures: float | str,
+    ) -> None:
+        """`promises`: "P1 P6". `exhaustive`: the N are all cases there are. `server`: kind and version, None: those
+        of the fixture `url`."""
+        used = server or (reliability.server_of(request.getfixturevalue("url")) if reliability.wanted() else "")
+        row = {
+            "fault": fault,
+            "test": test,
+            "n": n,
+            "promises": promises.split(),
+            "violations": violations,
+            "exhaustive": exhaustive,
+            "seed": seed,
+            "server": used,
+            "figures": figures,
+        }
+        rows.append(row)
+        shown = "".join(f" {name}={value}" for name, value in figures.items())
+        print(f"FAULT {fault} N={n}{shown}" + ("" if seed is None else f" seed={seed}"))
+
+    yield record
+    passed = not request.node.stash.get(_FAILED, True)
+    if not passed and not rows:
+        record(f"not counted: {test}", 0, server="-")
+    if reliability.wanted():
+        reliability.note({**row, **reliability.surroundings(), "passed": passed} for row in rows)

@@ -6,6 +6,7 @@ Its toxics act on requests that hold a word (`b"EVALSHA"`), each on the next `ti
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -31,7 +32,10 @@ class Proxy:
         self.black_hole = False
         self.mute = False
         self.passed: list[bytes] = []
+        self.replied = 0
         self._toxics: Counter[tuple[str, bytes]] = Counter()
+        self._held: list[bytes] = []
+        self._let_through = 0
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -40,9 +44,43 @@ class Proxy:
         """The request reaches the server and is executed; its connection breaks instead of bringing the reply."""
         self._toxics["cut", word] += times
 
+    def cut_reply_at(self, word: bytes, length: int) -> None:
+        """As `cut_reply`, once, but that many bytes of the reply arrive before."""
+        self._let_through = length
+        self._toxics["part", word] += 1
+
+    def reset_reply(self, word: bytes, times: int = 1) -> None:
+        """As `cut_reply`, but the connection is reset (RST) rather than closed."""
+        self._toxics["reset", word] += times
+
+    def hold_request(self, word: bytes, times: int = 1) -> None:
+        """As `drop_request`, but the request is still on its way somewhere, and arrives with `release`."""
+        self._toxics["hold", word] += times
+
+    def release(self) -> int:
+        """What was held reaches the server, over connections that nobody reads; returns how many, when all ran."""
+        held, self._held = self._held, []
+        for data in held:
+            self._run(data)
+        return len(held)
+
+    def double_request(self, word: bytes, times: int = 1) -> None:
+        """A copy of the request reaches the server, and is executed, before the request itself does."""
+        self._toxics["double", word] += times
+
+    def swallow_request(self, word: bytes, times: int = 1) -> None:
+        """The request never reaches the server, and its connection stays open and silent from then on."""
+        self._toxics["swallow", word] += times
+
     def drop_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server; its connection breaks."""
         self._toxics["drop", word] += times
+
+    @property
+    def planned(self) -> int:
+        """How many faults wait for a request."""
+        with self._lock:
+            return self._toxics.total()
 
     def heal(self) -> None:
         """Passes everything on again, at once."""
@@ -79,7 +117,7 @@ class Proxy:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 with self._lock:
                     self._sockets |= {client, server}
-                cut = threading.Event()
+                cut = _Cut()
                 for work in (self._requests, self._replies):
                     threading.Thread(target=work, args=(client, server, cut), daemon=True).start()
 
@@ -91,30 +129,53 @@ class Proxy:
         server.connect(unquote(parts.path))
         return server
 
-    def _requests(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+    def _run(self, data: bytes) -> None:
+        """Over a connection of its own; its reply is read by nobody else."""
+        with self._connect() as server:
+            server.sendall(data)
+            server.recv(1 << 20)
+
+    def _requests(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
+        silent = False
         with suppress(OSError):
             while data := client.recv(1 << 20):
                 time.sleep(self.delay)
-                if self.black_hole:
+                silent = silent or self._hit("swallow", data)
+                if self.black_hole or silent:
                     continue
                 if self._hit("drop", data):
                     break
+                if self._hit("hold", data):
+                    self._held.append(data)
+                    break
+                if self._hit("double", data):
+                    self._run(data)
                 if self._hit("cut", data):
                     cut.set()
+                if self._hit("part", data):
+                    cut.part = self._let_through
+                if self._hit("reset", data):
+                    cut.reset = True
                 with self._lock:
                     self.passed.append(data)
                 server.sendall(data)
         self._part(client, server)
 
-    def _replies(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+    def _replies(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
         with suppress(OSError):
             while data := server.recv(1 << 20):
                 time.sleep(self.delay)
-                if cut.is_set():
+                if cut.reset:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    client.close()
+                if cut.is_set() or cut.reset:
                     break
+                self.replied = len(data)
                 if self.mute:
                     continue
-                client.sendall(data)
+                client.sendall(data[: cut.part])
+                if cut.part is not None:
+                    break
         self._part(client, server)
 
     def _hit(self, toxic: str, data: bytes) -> bool:
@@ -130,6 +191,13 @@ class Proxy:
             self._sockets -= set(ends)
         for end in ends:
             _close(end)
+
+
+class _Cut(threading.Event):
+    """What is to happen to the next reply of a connection: set: nothing of it arrives; `part`: only so many bytes."""
+
+    part: int | None = None
+    reset = False
 
 
 def _close(one: socket.socket) -> None:

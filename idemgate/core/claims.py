@@ -92,6 +92,10 @@ def _held(reply: list[Any]) -> bool:
     return bool(reply[0] == b"ok")
 
 
+def _flag(on: bool) -> bytes:
+    return b"1" if on else b"0"
+
+
 def _word(reply: list[Any]) -> tuple[str, int]:
     return text(reply[0]), reply[2] if reply[0] == b"busy" else 0
 
@@ -198,16 +202,23 @@ class Claims:
     def inspect(self, record: tuple[bytes, ...]) -> Call[Record]:
         return call("once/inspect", record, (stamp(self.clock),), _record)
 
-    def forget(self, record: tuple[bytes, ...], force: bool) -> Call[tuple[str, int]]:
-        """(word, ms left of the lease that stands in the way)."""
-        return call("once/forget", record, (stamp(self.clock), b"1" if force else b"0"), _word)
+    def forget(self, record: tuple[bytes, ...], request: bytes, seen: Record, force: bool) -> Call[tuple[str, int]]:
+        """(word, ms left of the lease that stands in the way). `seen`: what is to be forgotten; "changed" if another
+        owner has it by now, or it has ended."""
+        running = seen.state in ("in_progress", "lapsed", "held")
+        args = (stamp(self.clock), request, seen.token, _flag(force), _flag(running))
+        return call("once/forget", record, args, _word)
 
     def resolve(
-        self, record: tuple[bytes, ...], done: bool, retention: int, kind: bytes, result: bytes
+        self,
+        record: tuple[bytes, ...],
+        request: bytes,
+        seen: Record,
+        done: bool,
+        retention: int,
+        kind: bytes,
+        result: bytes,
     ) -> Call[tuple[str, int]]:
-        return call(
-            "once/resolve",
-            record,
-            (stamp(self.clock), b"1" if done else b"0", retention, kind, result),
-            _word,
-        )
+        """As `forget`."""
+        args = (stamp(self.clock), request, seen.token, _flag(done), retention, kind, result)
+        return call("once/resolve", record, args, _word)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from idemgate.core.locks import freed_at_fork
 
 __all__ = ["Counters"]
 
@@ -10,11 +10,11 @@ __all__ = ["Counters"]
 class Counters:
     """Named counters of one gate in this process. Names are stable; a name that never happened counts 0."""
 
-    __slots__ = ("_counts", "_lock")
+    __slots__ = ("__weakref__", "_counts", "_lock")
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._lock = Lock()
+        self._lock = freed_at_fork(self, "_lock")
 
     def __repr__(self) -> str:
         return f"Counters({self.snapshot()})"

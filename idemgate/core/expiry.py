@@ -97,8 +97,9 @@ def due(key: bytes, seen: Look) -> Trigger:
 
 
 def timed_out(key: bytes) -> Trigger:
-    """Its event was heard: due now. All listeners hear it, and one of the copies counts."""
-    return Trigger(key, {"heard": 1}, delay=0, event_id=EXPIRED)
+    """Its event was heard: due now. All listeners hear it; their copies merge, and one that comes later is an echo.
+    No event id: it would still be remembered when the key, having lived on, expires after all."""
+    return Trigger(key, {"heard": 1}, delay=0)
 
 
 def taken_away(key: bytes, seen: Look) -> Trigger:

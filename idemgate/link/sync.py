@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Batch, Call, Moved
 from idemgate.core.durability import Durability
+from idemgate.core.locks import freed_at_fork
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.cluster import ClusterWires
@@ -37,7 +37,7 @@ class SyncLink:
         self._made: Any = None
         self._wires: Wires | None = None
         self._cluster = ClusterWires(endpoint, seconds) if endpoint.kind == "cluster" else None
-        self._making = threading.Lock()
+        self._making = freed_at_fork(self, "_making")
 
     @property
     def _client(self) -> Any:

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,3 @@ def zygote() -> Iterator[Zygote]:
 def kills() -> int:
     """How many processes to kill beyond the few of the suite: the environment variable IDEMGATE_KILLS."""
     return KILLS
-
-
-@pytest.fixture
-def record_fault() -> Callable[..., None]:
-    """Prints what a test did: the fault, how often, and what it found."""
-
-    def record(fault: str, n: int, **figures: object) -> None:
-        print("FAULT", fault, f"N={n}", *(f"{name}={value}" for name, value in figures.items()))
-
-    return record

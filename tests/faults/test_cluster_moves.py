@@ -28,6 +28,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
 from idemgate.work.worker import Worker
 from tests import cluster as servers
+from tests.reliability import server_of
 
 POLICIES: dict[str, dict[str, Any]] = {
     "merged": {"window": "100ms", "merge": "append", "slots": 16},
@@ -216,6 +217,10 @@ async def under_load(load: Load, workers: list[Gate], upheaval: Callable[[], Non
             await asyncio.sleep(0.05)
 
 
+def _server(ports: list[int]) -> str:
+    return server_of(f"redis://127.0.0.1:{ports[0]}")
+
+
 def _left(stats: Any) -> int:
     return int(stats.pending + stats.in_flight)
 
@@ -287,7 +292,7 @@ async def test_killed_primaries_are_replaced(
 
 @pytest.mark.timeout(0)
 async def test_nothing_is_lost_or_repeated_while_primaries_hand_over_and_slots_move(
-    gates: Any, operator: servers.Operator, ports: list[int], namespace: str, kills: int
+    gates: Any, operator: servers.Operator, ports: list[int], namespace: str, kills: int, record_fault: Any
 ) -> None:
     gate, workers = gates(), [gates(), gates()]
     load, rounds = Load(gate, workers), 1 + kills // 50
@@ -344,10 +349,21 @@ async def test_nothing_is_lost_or_repeated_while_primaries_hand_over_and_slots_m
     assert operator.met("MOVED") > 0
     assert operator.met("ASK") > 0
     assert all(operator.keys(f"ig1:{{{namespace}:topic:merged:*"))
+    messages, runs = sum(map(len, load.sent.values())), load.charged.total()
+    record_fault(
+        "a primary hands over, or a hash slot moves key by key, under load",
+        (3 + len(moved)) * rounds,
+        promises="P1 P2 P7 P10",
+        server="cluster of " + _server(ports),
+        triggers=messages,
+        guarded_runs=runs,
+        lost=0,
+        repeated=0,
+        TRYAGAIN_met=operator.met("TRYAGAIN"),
+    )
     if kills:
         met = ", ".join(f"{operator.met(error)} {error}" for error in ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"))
         print(
             f"\n{3 * rounds} primaries handed over, {len(moved) * rounds} slots moved in {moved.total()} keys; {met};"
         )
-        messages, runs = sum(map(len, load.sent.values())), load.charged.total()
         print(f"{messages} triggers of {len(POLICIES)} topics and {runs} guarded runs: lost 0, repeated 0, overlaps 0")

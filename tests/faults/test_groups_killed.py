@@ -203,7 +203,9 @@ def _taken_between(attempts: list[Attempt], ms: int, token: int) -> list[Attempt
 
 
 @pytest.mark.timeout(0)
-def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(shop: Shop, zygote: Any, kills: int) -> None:
+def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(
+    shop: Shop, zygote: Any, kills: int, record_fault: Any
+) -> None:
     groups, chance, wanted = [f"g{number:02}" for number in range(GROUPS)], random.Random(), kills or 6
     # Given eight worker processes
     for _ in range(WORKERS):
@@ -233,6 +235,16 @@ def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(shop: S
     assert (stats["accepted"], stats["acked"], stats["acked_triggers"], stats.dead) == (*[messages] * 3, 0)
     assert stats["taken"] == stats["acked"] + stats["lapsed"] + stats["returned"]
     assert len(record.attempts) - messages <= stats["lapsed"] <= wanted * (CONCURRENCY + 1)
+    record_fault(
+        f"SIGKILL of one of {WORKERS} workers on {GROUPS} groups",
+        len(record.dead),
+        promises="P3 P7 P10",
+        messages=messages,
+        attempts=len(record.attempts),
+        overlaps=0,
+        out_of_order=0,
+        lost=0,
+    )
     if kills:
         hot = max(shop.sent.values()) / messages
         print(f"\n{len(record.dead)} kills of {WORKERS} workers, {messages} messages of {GROUPS} groups, {hot:.0%} of")

@@ -23,6 +23,7 @@ from idemgate.testing import Clock
 from tests.faults.judging import check_sound, over
 
 START = 1_700_000_000.0
+SIGKILL = "SIGKILL of a guarded function, at every script boundary and at random moments"
 LEASE = 0.06
 """Seconds. Heartbeats come every 10 ms; it lapses only when the test's clock says so."""
 
@@ -129,7 +130,7 @@ def case(zygote: Any, url: str, raw: Any, namespace: str) -> Any:
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: " ".join((place.die, *place.does)))
-def test_killed_at(case: Any, flavour: str, place: Place) -> None:
+def test_killed_at(case: Any, flavour: str, place: Place, record_fault: Any) -> None:
     one = case()
     # Given a process that dies there
     assert one.run(flavour, place.does, die=place.die)["signal"] == 9
@@ -137,10 +138,11 @@ def test_killed_at(case: Any, flavour: str, place: Place) -> None:
     one.recover(flavour, place.does)
     # Then the effect happened once, or twice in the window
     assert len(one.tokens) == place.effects
+    record_fault(SIGKILL, 1, promises="P2 P3 P4 P12", effects=len(one.tokens), in_the_window=place.effects - 1)
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
-def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str) -> None:
+def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str, record_fault: Any) -> None:
     found: Counter[int] = Counter()
     for _ in range(12):
         one = case()
@@ -149,10 +151,12 @@ def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str) -> None:
         found[len(one.tokens)] += 1
     assert set(found) <= {1, 2}
     assert zygote.kills > 0
+    effects = sum(times * count for times, count in found.items())
+    record_fault(SIGKILL, found.total(), promises="P2 P3 P4 P12", effects=effects, in_the_window=found[2])
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
-def test_killed_again_and_again(case: Any, flavour: str) -> None:
+def test_killed_again_and_again(case: Any, flavour: str, record_fault: Any) -> None:
     # Given a key whose owners die one after the other, all of them after the effect
     one = case()
     for _ in range(5):
@@ -164,6 +168,7 @@ def test_killed_again_and_again(case: Any, flavour: str) -> None:
     assert len(one.tokens) == 6
     record = one.gate.inspect("k", scope="charge")
     assert (record.attempts, record.taken_over) == (6, 5)
+    record_fault(SIGKILL, 5, promises="P2 P3 P4 P12", effects=6, in_the_window=5)
 
 
 def test_a_former_owner_that_was_only_stopped_cannot_write(case: Any) -> None:
@@ -180,7 +185,7 @@ def test_a_former_owner_that_was_only_stopped_cannot_write(case: Any) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_many_kills(case: Any, zygote: Any, kills: int) -> None:
+def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> None:
     """Only with IDEMGATE_KILLS."""
     if not kills:
         pytest.skip("IDEMGATE_KILLS says how many")
@@ -200,6 +205,8 @@ def test_many_kills(case: Any, zygote: Any, kills: int) -> None:
             assert len(one.tokens) == place.effects
             found[" ".join((place.die, *place.does)), len(one.tokens)] += 1
     n = sum(found.values())
+    effects = sum(times * count for (_, times), count in found.items())
+    record_fault(SIGKILL, n, promises="P2 P3 P4 P12", effects=effects, in_the_window=effects - n)
     print(f"\n{zygote.kills - before} kills over {n} keys: lost 0, beyond the window 0; 95 % bound 3/N = {3 / n:.4f}")
     for (place_, effects), count in sorted(found.items()):
         print(f"  {place_:40} effects={effects}: {count}")

@@ -119,7 +119,7 @@ async def _change(url: str, namespace: str, slots: int, drawn: random.Random) ->
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("killed", [False, True], ids=["the command is killed", "workers are killed, too"])
 async def test_nothing_is_lost_or_done_twice(
-    url: str, raw: redis.Redis, namespace: str, tmp_path: Path, killed: bool
+    url: str, raw: redis.Redis, namespace: str, tmp_path: Path, killed: bool, record_fault: Any
 ) -> None:
     log, drawn = f"{namespace}:log", random.Random(7)
     lease = "2s" if killed else "30s"
@@ -171,6 +171,15 @@ async def test_nothing_is_lost_or_done_twice(
         assert sorted(seen) == sorted(accepted)
         _in_order(handled, producers)
         _apart(handled)
+    workers = len(LAYOUTS) * killed
+    record_fault(
+        "SIGKILL of the command that changes the number of slots, and of workers meanwhile",
+        kills + workers,
+        promises="P7 P10 P14",
+        changes=len(LAYOUTS),
+        triggers=len(accepted),
+        lost=0,
+    )
 
 
 def _apart(handled: list[Any]) -> None:

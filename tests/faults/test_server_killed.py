@@ -18,6 +18,7 @@ import pytest
 from idemgate import Gate
 from idemgate.link.embedded import Embedded, start
 from idemgate.work.worker import Worker
+from tests.reliability import server_of
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def kill(server: Embedded) -> None:
 
 @pytest.mark.parametrize("awaiting", [False, True])
 async def test_nothing_that_was_accepted_is_lost_and_the_worker_goes_on(
-    server: Embedded, awaiting: bool, sound: Any
+    server: Embedded, awaiting: bool, sound: Any, record_fault: Any
 ) -> None:
     gate = Gate(server.url, namespace="shop", timeout="20s")
     topic, runs = gate.topic("t", merge="append", slots=2, lease="2s", backoff=0), Counter[str]()
@@ -91,6 +92,9 @@ async def test_nothing_that_was_accepted_is_lost_and_the_worker_goes_on(
     assert sum(runs.values()) <= stats["acked"] + stats["lapsed"]
     assert guarded.keys() == {f"c{number}" for number in range(40)}
     assert sum(guarded.values()) <= 40 + gate.counters["once.taken_over"]
+    record_fault(
+        "SIGKILL of the server under load", 3, promises="P2 P3 P7", server=server_of(server.url), triggers=600, lost=0
+    )
     await gate.aio.close()
     gate.close()
     sound(gate)

@@ -21,6 +21,7 @@ from idemgate.testing import Clock
 from tests.faults.judging import check_sound, history_of, over
 
 START = 1_700_000_000.0
+SIGKILL = "SIGKILL of a worker, at every script boundary, in its handlers and at random moments"
 LEASE = 0.06
 """Seconds. Heartbeats come every 10 ms; it lapses only when the test's clock says so."""
 
@@ -144,7 +145,7 @@ def case(zygote: Any, url: str, raw: Any, namespace: str) -> Any:
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: " ".join((place.die, *place.does)))
-def test_killed_at(case: Any, flavour: str, place: Place) -> None:
+def test_killed_at(case: Any, flavour: str, place: Place, record_fault: Any) -> None:
     one = case()
     # Given ten keys, some triggered twice, and a worker that dies at this place, and another
     one.trigger(*"abcdefghij", *"aceg")
@@ -156,10 +157,11 @@ def test_killed_at(case: Any, flavour: str, place: Place) -> None:
     one.check(place.does)
     assert one.topic.dead.list() == []
     assert {key: starts[-1][2] for key, starts in one.runs().items()} == one.sent
+    record_fault(SIGKILL, 1, promises="P3 P7 P11 P12", triggers=one.topic.stats()["accepted"], lost=0)
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
-def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str) -> None:
+def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str, record_fault: Any) -> None:
     for _ in range(4):
         one = case()
         one.trigger(*"abcdefghij", *"aceg")
@@ -168,6 +170,7 @@ def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str) -> None:
         one.finish(flavour)
         one.check()
     assert zygote.kills > 0
+    record_fault(SIGKILL, zygote.kills, promises="P3 P7 P11 P12", triggers=4 * 14, lost=0)
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
@@ -187,7 +190,9 @@ def test_what_is_triggered_while_its_key_is_in_flight_in_a_dead_process_is_not_l
 
 
 @pytest.mark.parametrize(("concurrency", "prefetch"), [(1, 0), (3, 2), (32, 8)])
-def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(case: Any, concurrency: int, prefetch: int) -> None:
+def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(
+    case: Any, concurrency: int, prefetch: int, record_fault: Any
+) -> None:
     # Given a message whose handler kills the process, among others that are taken together with it
     one, deaths = case(), 0
     one.order["lease"] = 10
@@ -213,10 +218,11 @@ def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(case: Any, con
     runs = one.runs()
     assert [attempt for attempt, _, _ in runs["e"]] == [1, 2, 3, 4, 5, 6]
     assert all(runs[key][-1][0] <= 4 for key in "abcdfghij")
+    record_fault("a message that kills every worker that takes it", deaths, promises="P7 P11", others_lost=0)
 
 
 @pytest.mark.timeout(0)
-def test_many_kills(case: Any, zygote: Any, kills: int) -> None:
+def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> None:
     """Only with IDEMGATE_KILLS."""
     if not kills:
         pytest.skip("IDEMGATE_KILLS says how many")
@@ -245,6 +251,7 @@ def test_many_kills(case: Any, zygote: Any, kills: int) -> None:
         lapses += stats["lapsed"]
         runs += sum(map(len, one.runs().values()))
     n = zygote.kills - before
+    record_fault(SIGKILL, n, promises="P3 P7 P11 P12", triggers=triggers, lost=0, lapses=lapses)
     print(f"\n{n} kills, {triggers} triggers, {runs} runs, {lapses} lapses: lost 0; 95 % bound 3/N = {3 / n:.4f}")
     for place_, count in sorted(found.items()):
         print(f"  {place_:30} {count}")

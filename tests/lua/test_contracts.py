@@ -11,7 +11,7 @@ import redis
 from idemgate import lua
 from idemgate.core import keys, members, registry, resizing
 from idemgate.core.calls import Batch, Call
-from idemgate.core.claims import Claims
+from idemgate.core.claims import Claims, Record
 from idemgate.core.codec import Codec
 from idemgate.core.compact import SeenSets
 from idemgate.core.expiry import look
@@ -51,7 +51,7 @@ def test_a_script_compiles_on_the_server(name: str, raw: redis.Redis) -> None:
 PLANTED: dict[str, tuple[str, str, str, str]] = {
     "an argument nobody declared": ("once/renew", "tonumber(ARGV[4])", "tonumber(ARGV[5])", "uses ARGV [1, 2, 3, 5]"),
     "no fault, a comment": ("once/forget", '~= "1"', '~= "1" -- ARGV[3]', ""),
-    "an argument that is gone": ("once/forget", ' and ARGV[2] ~= "1"', "", "its header says [1, 2]"),
+    "an argument that is gone": ("once/forget", ' and ARGV[4] ~= "1"', "", "its header says [1, 2, 3, 4, 5]"),
     "a key nobody declared": (
         "once/claim",
         "KEYS[1], ARGV[2]",
@@ -228,6 +228,7 @@ def _calls() -> list[Call[Any]]:
         topic.stats(),
         SeenSets("ns", None).first_many("s", range(100), 1),
     ]
+    seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
     return [
         claims.claim(record, owner, 1, 1),
         claims.claim(record, owner, 1, 1, b"print", 3, hold=True, wait=True),
@@ -240,8 +241,8 @@ def _calls() -> list[Call[Any]]:
         claims.release(record, owner, 1, undo=True),
         claims.checkpoint(record, owner, b"x"),
         claims.inspect(record),
-        claims.forget(record, force=True),
-        claims.resolve(record, True, 1, b"v", b"x"),
+        claims.forget(record, b"request", seen, force=True),
+        claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),
         open_topic("ns", None, "t", policy, redefine=True),
         stored_policy("ns", None, "t"),
         registry.entries("ns", None),

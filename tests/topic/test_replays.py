@@ -39,7 +39,7 @@ class Stage:
         # A server reads its clock anew for a copy; a test clock's time is in the arguments.
         call = Call(call.script, call.keys, (stamp(self.clock), *call.args[1:]), call.read)
         answer = await self.gate.aio.link.run(call) if self.awaiting else self.gate.link.run(call)
-        return _facts(answer)
+        return facts(answer)
 
     def others_act(self) -> None:
         """Everybody does something to every key, so that a second effect would show."""
@@ -59,14 +59,14 @@ class Stage:
         self.clock.advance("1s")
 
 
-def _facts(answer: Any) -> Any:
+def facts(answer: Any) -> Any:
     """An answer as plain values: deliveries by what they carry."""
     if isinstance(answer, list):
-        return [_facts(one) for one in answer]
+        return [facts(one) for one in answer]
     if isinstance(answer, Delivery):
         return (answer.key, answer.token, answer.due_ms, answer.count, answer.payload, answer.attempt, answer.reason)
     if hasattr(answer, "deliveries"):
-        return (_facts(answer.deliveries), answer.lapsed)
+        return (facts(answer.deliveries), answer.lapsed)
     if hasattr(answer, "outcomes"):
         return answer.outcomes
     return answer

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate import BadInput, Gate, StoreRefused, Trigger
-from idemgate.core.expiry import added, due, look, missing
+from idemgate.core.expiry import added, due, look, missing, timed_out
 from idemgate.core.glob import matcher
 from idemgate.link.embedded import start
 from idemgate.testing import Clock
@@ -395,6 +395,22 @@ async def test_a_key_that_expires_again_is_acted_on_again(make: Make, raw: Any, 
             await eventually(lambda times=times: all(gate.counters["expiry.heard"] == times for gate in gates))
             await eventually(lambda: gates[0].topics["sessions"].stats().in_flight == 0)
     assert len(ran) == 3
+
+
+async def test_an_event_that_was_wrong_does_not_hide_the_next(make: Make, raw: Any, eventually: Any) -> None:
+    # Given a key of which an event said that it had expired, while it lives
+    ran, gate = list[Expired](), make()
+    sessions = listener(gate, ran, notifications="set")
+    async with gate.aio.worker():
+        raw.set("session:1", "x", px=60_000)
+        sessions.track("session:1")
+        sessions.topic.trigger_many([timed_out(b"session:1")])
+        await eventually(lambda: gate.counters["expiry.renewed"] == 1)
+        # When it does expire, long before its time, and is heard to
+        raw.delete("session:1")
+        sessions.topic.trigger_many([timed_out(b"session:1")])
+        # Then it is acted on now, and not when its time would have come
+        await eventually(lambda: keys(ran) == ["session:1"])
 
 
 async def test_a_late_copy_of_an_event_tells_nothing_new(make: Make, raw: Any, clock: Clock, eventually: Any) -> None:

@@ -2,7 +2,7 @@
 local record = {
   layout = 1, -- 1
   state = 2, -- "p" in progress, "d" done, "f" done with a stored failure, "r" released
-  owner = 3, -- token of who acts; "" after somebody else decided
+  owner = 3, -- token of who acts; the request id of who decided or forgot
   fence = 4, -- fencing token, the last granted
   attempts = 5, -- started
   ends = 6, -- ms: of the lease in progress, else of the retention

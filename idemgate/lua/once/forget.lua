@@ -1,32 +1,42 @@
---- Forget a key: the next claim is the first. A live claim is forgotten only by force.
+--- Forget a key: the next claim is the first. A live claim is forgotten only by force. Leaves a tombstone for a minute, so that a
+--- copy of this request gets the same answer; one that comes when others had their turn changes nothing. Replayed: the same answer.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] "1" = even while an owner's lease holds
---- Returns {"forgotten", now ms} {"absent", now ms} {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
+--- ARGV[2] request id
+--- ARGV[3] fencing token of what is to be forgotten, as inspected
+--- ARGV[4] "1" = even while an owner's lease holds
+--- ARGV[5] "1" = it was in progress when inspected: what has ended since is not what was meant
+--- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now, or has ended)
+---         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record"
 --- @include "lib/read"
+--- @include "lib/rewrite"
 --- @include "lib/lease_left"
 --- @include "lib/wake"
-local key = KEYS[1]
+local key, request = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
 local state = r[record.state]
-if state == "absent" then
+if r[record.owner] == request then
+  return { "forgotten", now_ms }
+end
+if state == "absent" or (state ~= "p" and r[record.ends] <= now_ms) then
   return { "absent", now_ms }
 end
-if state == "p" and ARGV[2] ~= "1" then
+if r[record.fence] ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
+  return { "changed", now_ms }
+end
+if state == "p" and ARGV[4] ~= "1" then
   local left = lease_left(r, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r[record.attempts] }
   end
 end
-redis.call("DEL", key)
+-- Ended before it began, whatever the clock says: what reads it finds nothing.
+rewrite(key, { 1, "r", request, r[record.fence], 0, 0, now_ms, 0, "", "", "" }, 60000)
 wake(key, r)
-if state ~= "p" and r[record.ends] <= now_ms then
-  return { "absent", now_ms }
-end
 return { "forgotten", now_ms }

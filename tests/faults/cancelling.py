@@ -1,0 +1,56 @@
+"""Cancels a coroutine at its k-th await: as it begins to wait, or when what it waited for is there and it was not told
+yet. `asyncio.Task.cancel` can hit no other moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+__all__ = ["Awaits", "cancelled_at"]
+
+
+class Awaits:
+    """Awaiting this runs the coroutine, and cancels the task that does at the k-th await (from 0). `count`: how many
+    there were."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], at: int, late: bool, twice: bool) -> None:
+        self.work, self.at, self.late, self.twice = work, at, late, twice
+        self.count = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        thrown: BaseException | None = None
+        sent: Any = None
+        while True:
+            try:
+                waits_for = self.work.throw(thrown) if thrown is not None else self.work.send(sent)
+            except StopIteration as end:
+                return end.value
+            if self.count == self.at or (self.twice and self.count == self.at + 1):
+                self._cancel(task, waits_for)
+            self.count += 1
+            try:
+                thrown, sent = None, (yield waits_for)
+            except BaseException as error:
+                thrown = error
+
+    def _cancel(self, task: asyncio.Task[Any], waits_for: Any) -> None:
+        if not self.late:
+            task.cancel()
+        elif waits_for is None:  # it only let others have their turn
+            asyncio.get_running_loop().call_soon(task.cancel)
+        else:
+            waits_for.add_done_callback(lambda _: task.cancel())  # before the task's own: it is added after this
+
+
+async def cancelled_at(work: Coroutine[Any, Any, Any], at: int, late: bool, twice: bool) -> tuple[Any, int]:
+    """What came of it (the result, or what was raised), and how many awaits it had."""
+    awaits = Awaits(work, at, late, twice)
+
+    async def whole() -> Any:
+        return await awaits
+
+    (outcome,) = await asyncio.gather(asyncio.create_task(whole()), return_exceptions=True)
+    return outcome, awaits.count

@@ -1,0 +1,269 @@
+"""Every coroutine of the awaiting faces, cancelled at each of its awaits, once and twice in a row.
+
+Whatever the await: what is then in the store is what the caller knows or may find out. A key is done, or free; a
+trigger counts once or not at all; a delivery is in flight, or back, or ended; nobody else gets a wrong answer; no
+listener and no task stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.testing import Clock
+from tests.faults.cancelling import cancelled_at
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+Check = Callable[[Any], Awaitable[None]]
+
+
+class Case:
+    """`work` is cancelled, `check` is told what came of it."""
+
+    def __init__(self, gate: Gate, clock: Clock, key: str) -> None:
+        self.gate, self.aio, self.clock, self.key = gate, gate.aio, clock, key
+        self.topic = gate.topic("t", merge="append", lease="30s", backoff=0).aio
+        self.runs = 0
+
+    async def state(self, scope: str = "s") -> str:
+        return (await self.aio.inspect(self.key, scope=scope)).state
+
+
+def is_cancelled(outcome: Any) -> bool:
+    return isinstance(outcome, asyncio.CancelledError)
+
+
+# -- the guard --------------------------------------------------------------------------------------------------------
+
+
+def once(case: Case) -> tuple[Work, Check]:
+    @case.gate.once(key="{k}", scope="s")
+    async def handle(k: str) -> str:
+        await asyncio.sleep(0)
+        case.runs += 1
+        await asyncio.sleep(0)
+        return k
+
+    async def check(outcome: Any) -> None:
+        record = await case.aio.inspect(case.key, scope="s")
+        assert record.state in ("done", "released", "absent")
+        assert outcome == case.key or is_cancelled(outcome)
+        assert record.state == "done" or is_cancelled(outcome)
+        again = await handle(case.key)
+        assert (again, case.runs) == (case.key, 1 if record.state == "done" else case.runs)
+
+    return lambda: handle(case.key), check
+
+
+def once_that_waits(case: Case) -> tuple[Work, Check]:
+    @case.gate.once(key="{k}", scope="s", on_in_progress="wait")
+    async def handle(k: str) -> str:
+        case.runs += 1
+        return k
+
+    async def work() -> str:
+        owner = await case.aio.claim(case.key, scope="s")
+        release = owner._ending(owner._passage.release())
+        asyncio.get_running_loop().call_later(0.02, lambda: case.aio.link.start(release))
+        return await handle(case.key)
+
+    async def check(outcome: Any) -> None:
+        async with asyncio.timeout(30):  # until the other owner has let go; a claim that is left would stay
+            while await case.state() == "in_progress":
+                await asyncio.sleep(0.005)
+        assert await handle(case.key) == case.key
+        assert case.runs == 1
+
+    return work, check
+
+
+def a_block(case: Case) -> tuple[Work, Check]:
+    async def work() -> None:
+        async with case.aio.claim(case.key, scope="s") as claim:
+            await asyncio.sleep(0)
+            await claim.checkpoint("x")
+            await claim.extend()
+
+    async def check(outcome: Any) -> None:
+        assert await case.state() in (("done", "released", "absent") if outcome else ("done",))
+
+    return work, check
+
+
+def a_claim(case: Case) -> tuple[Work, Check]:
+    got: list[Any] = []
+
+    async def work() -> None:
+        got.append(await case.aio.claim(case.key, scope="s"))
+        await got[0].complete("result")
+
+    async def check(outcome: Any) -> None:
+        state = await case.state()
+        if got and state != "done":
+            assert state == "in_progress"  # its holder knows, and may go on
+            assert await got[0].complete("result")
+        elif not got:
+            assert state in ("released", "absent")
+
+    return work, check
+
+
+def first(case: Case) -> tuple[Work, Check]:
+    async def check(outcome: Any) -> None:
+        assert not await case.aio.first(case.key, "1h") or is_cancelled(outcome)
+
+    return lambda: case.aio.first(case.key, "1h"), check
+
+
+# -- topics -----------------------------------------------------------------------------------------------------------
+
+
+def trigger(case: Case) -> tuple[Work, Check]:
+    async def check(outcome: Any) -> None:
+        pending = (await case.topic.peek(case.key)).pending
+        assert pending is None if outcome is None else (pending is None or pending.payload == [1])
+        # Sent again with the same event id, it counts once in all.
+        await case.topic.trigger(case.key, 1, event_id=case.key)
+        assert (await case.topic.peek(case.key)).pending.payload == [1]  # type: ignore[union-attr]
+
+    return lambda: case.topic.trigger(case.key, 1, event_id=case.key), check
+
+
+def trigger_many(case: Case) -> tuple[Work, Check]:
+    triggers = [(case.key, 1), (case.key, 2), (f"{case.key}b", 3)]
+
+    async def check(outcome: Any) -> None:
+        pending = (await case.topic.peek(case.key)).pending
+        assert pending is None or pending.payload == [1, 2]
+
+    return lambda: case.topic.trigger_many(triggers), check
+
+
+def take(case: Case) -> tuple[Work, Check]:
+    async def work() -> Any:
+        await case.topic.trigger(case.key, 1, event_id=case.key)
+        return await case.topic.take(1)
+
+    async def check(outcome: Any) -> None:
+        if is_cancelled(outcome):
+            await case.topic.trigger(case.key, 1, event_id=case.key)
+            case.clock.advance("30s")
+            outcome = await case.topic.take(1)
+        assert [one.payload for one in outcome] == [[1]]
+        assert await case.topic.ack(outcome) == ["ok"]
+        assert (await case.topic.peek(case.key)) == (await case.topic.peek("never seen"))
+
+    return work, check
+
+
+def ended(verb: str) -> Callable[[Case], tuple[Work, Check]]:
+    def build(case: Case) -> tuple[Work, Check]:
+        async def work() -> Any:
+            await case.topic.trigger(case.key, 1)
+            taken = await case.topic.take(1)
+            return await getattr(case.topic, verb)(taken)
+
+        async def check(outcome: Any) -> None:
+            case.clock.advance("30s")
+            left = await case.topic.take(10)
+            assert left == [] or is_cancelled(outcome) or verb not in ("ack", "bury")
+            await case.topic.ack(left)
+            stats = await case.topic.stats()
+            assert (stats.pending, stats.in_flight) == (0, 0)
+            ends = stats["acked_triggers"] + stats.dead
+            assert ends == stats["accepted"]
+
+        return work, check
+
+    return build
+
+
+def worker(case: Case) -> tuple[Work, Check]:
+    handled: list[int] = []
+
+    async def handle(delivery: Any) -> None:
+        await asyncio.sleep(0)
+        handled.extend(delivery.payload)
+
+    case.gate.topics["t"].opening.handler = handle  # another one each time
+
+    async def work() -> None:
+        async with case.aio.worker(grace="5s"):
+            await case.topic.trigger(case.key, 1, event_id=case.key)
+            while not handled:
+                await asyncio.sleep(0.001)
+
+    async def check(outcome: Any) -> None:
+        await case.topic.trigger(case.key, 1, event_id=case.key)
+        case.clock.advance("30s")
+        left = await case.topic.take(10)
+        await case.topic.ack(left)
+        stats = await case.topic.stats()
+        assert (stats.pending, stats.in_flight) == (0, 0)
+        assert len(handled) + len(left) >= 1
+        assert stats["accepted"] == stats["acked_triggers"]
+
+    return work, check
+
+
+CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
+    "once": once,
+    "once, waiting": once_that_waits,
+    "async with claim": a_block,
+    "claim": a_claim,
+    "first": first,
+    "trigger": trigger,
+    "trigger_many": trigger_many,
+    "take": take,
+    **{verb: ended(verb) for verb in ("ack", "nack", "bury", "give_back", "extend")},
+    "worker": worker,
+}
+
+
+@pytest.fixture
+async def gate(url: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    made = Gate(url, namespace=namespace, clock=clock)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("late", [False, True], ids=["as it begins to wait", "when it is there"])
+@pytest.mark.parametrize("name", CASES)
+async def test_cancelled_at_every_await(gate: Gate, clock: Clock, name: str, late: bool, record_fault: Any) -> None:
+    n = 0
+    numbers = itertools.count()
+    for twice in (False, True):
+        for at in itertools.count():
+            case = Case(gate, clock, f"k{next(numbers)}")
+            work, check = CASES[name](case)
+            # When it is cancelled at this await
+            async with asyncio.timeout(30):
+                outcome, awaits = await cancelled_at(work(), at, late, twice)
+            assert is_cancelled(outcome) or not isinstance(outcome, BaseException), (at, repr(outcome))
+            with suppress(KeyError):
+                await gate.aio.link.close()
+            # Then all is as the caller may expect
+            await check(outcome)
+            if awaits <= at:
+                break
+            n += 1
+    # And nothing stays behind
+    assert n > 0
+    await gate.aio.close()
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    record_fault(
+        "cancelled at each await, once and twice in a row, of every coroutine of the awaiting faces",
+        n,
+        promises="P2 P3 P7 P15",
+        exhaustive=True,
+        left_held=0,
+        wrong_answers=0,
+    )

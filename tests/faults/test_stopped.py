@@ -1,0 +1,232 @@
+"""An owner that is alive and silent: stopped with SIGSTOP beyond its lease, its heartbeat starved, or forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+
+ROOT = Path(__file__).parents[2]
+
+
+def program(text: str, *words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", text, *words],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+ZOMBIE = """if True:
+    import sys
+    from idemgate import Gate, current
+    gate = Gate(sys.argv[1], namespace=sys.argv[2])
+
+    @gate.once(key="{k}", scope="s", lease="300ms")
+    def work(k):
+        print("running", flush=True)
+        sys.stdin.readline()
+        return f"zombie's, which knew {current().lease_lost}"
+
+    for line in sys.stdin:
+        work(line.strip())
+        print(gate.counters["once.lease_lost"], gate.counters["once.completed"], flush=True)
+"""
+
+
+@pytest.mark.timeout(0)
+def test_an_owner_that_was_stopped_beyond_its_lease_writes_nothing(
+    url: str, namespace: str, many: Any, record_fault: Any
+) -> None:
+    n = min(many(2), 300)
+    with Gate(url, namespace=namespace) as gate, program(ZOMBIE, url, namespace) as zombie:
+        assert zombie.stdin is not None
+        assert zombie.stdout is not None
+        for number in range(n):
+            # Given an owner that is stopped in the middle of its work
+            zombie.stdin.write(f"k{number}\n")
+            zombie.stdin.flush()
+            assert zombie.stdout.readline() == "running\n"
+            zombie.send_signal(signal.SIGSTOP)
+            # When its lease has lapsed, and another owner did the work
+            end = time.monotonic() + 60
+            while not (taken := gate.claim(f"k{number}", scope="s")).started:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert taken.taken_over == 1
+            assert taken.complete("ours")
+            # And it goes on
+            zombie.send_signal(signal.SIGCONT)
+            zombie.stdin.write("go on\n")
+            zombie.stdin.flush()
+            # Then it is told that it lost, and has written nothing
+            assert zombie.stdout.readline() == f"{number + 1} 0\n"
+            assert gate.claim(f"k{number}", scope="s").result == "ours"
+        zombie.stdin.close()
+    record_fault("SIGSTOP beyond the lease, then SIGCONT", n, promises="P3 P5 P15", stale_writes=0, told=n)
+
+
+STARVED = """if True:
+    import sys, time
+    from idemgate import Gate, current
+    gate = Gate(sys.argv[1], namespace=sys.argv[2])
+
+    @gate.once(key="{k}", scope="s", lease="300ms")
+    def work(k):
+        print("running", flush=True)
+        sum(range(100_000_000))  # one call that holds the GIL for seconds
+        end = time.monotonic() + 30
+        while not current().lease_lost and time.monotonic() < end:
+            time.sleep(0.001)
+        print(current().lease_lost, gate.counters["once.lease_lost_while_running"], flush=True)
+
+    for number, line in enumerate(sys.stdin):
+        work(line.strip())
+        print(gate.counters["once.completed"], flush=True)
+"""
+
+
+@pytest.mark.timeout(0)
+def test_a_heartbeat_that_was_starved_says_so_before_anything_is_completed(
+    url: str, namespace: str, many: Any, record_fault: Any
+) -> None:
+    n = min(many(1), 50)
+    with Gate(url, namespace=namespace) as gate, program(STARVED, url, namespace) as starved:
+        assert starved.stdin is not None
+        assert starved.stdout is not None
+        for number in range(n):
+            # Given a run whose C code holds the GIL for longer than its lease
+            starved.stdin.write(f"k{number}\n")
+            starved.stdin.flush()
+            assert starved.stdout.readline() == "running\n"
+            # When another owner took over
+            end = time.monotonic() + 60
+            while not (taken := gate.claim(f"k{number}", scope="s")).started:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            # Then its heartbeat says so while it still runs, and nothing is completed
+            assert starved.stdout.readline() == f"True {number + 1}\n"
+            assert starved.stdout.readline() == "0\n"
+            assert taken.complete("ours")
+        starved.stdin.close()
+    record_fault("heartbeat starved by code that holds the GIL", n, promises="P3 P5 P15", stale_writes=0, told=n)
+
+
+@pytest.mark.timeout(0)
+def test_of_64_threads_one_runs(url: str, namespace: str, many: Any, record_fault: Any) -> None:
+    rounds, runs = many(5), Counter[int]()
+    with Gate(url, namespace=namespace) as gate:
+        barrier = threading.Barrier(64)
+
+        @gate.once(key="{k}", scope="s", on_in_progress="wait")
+        def work(k: int) -> int:
+            runs[k] += 1
+            return k
+
+        answers: list[Any] = []
+
+        def contest() -> None:
+            for number in range(rounds):
+                barrier.wait(60)
+                answers.append(work(number) == number)
+
+        threads = [threading.Thread(target=contest) for _ in range(64)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert runs == dict.fromkeys(range(rounds), 1)
+    assert answers == [True] * 64 * rounds
+    record_fault("64 threads call the same key at once", rounds, promises="P1 P2", winners=rounds, wrong_answers=0)
+
+
+EXITS = """if True:
+    import asyncio, sys, threading, time
+    from idemgate import Gate
+    gate, how = Gate(sys.argv[1], namespace=sys.argv[2]), sys.argv[3]
+
+    @gate.once(key="{k}", scope="s", lease="200ms")
+    def work(k):
+        started.set()
+        time.sleep(60)
+
+    @gate.once(key="{k}", scope="s", lease="200ms")
+    async def awork(k):
+        started.set()
+        await asyncio.sleep(60)
+
+    started = threading.Event()
+    if how == "thread":
+        threading.Thread(target=work, args=("k",), daemon=True).start()
+        started.wait()
+    else:
+        async def main():
+            task = asyncio.create_task(awork("k"))
+            while not started.is_set():
+                await asyncio.sleep(0)
+            if how == "raise":
+                raise SystemExit(0)
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["thread", "task", "raise"])
+def test_an_interpreter_that_ends_with_work_in_flight_ends_and_leaves_a_key_that_can_be_taken(
+    how: str, url: str, namespace: str, record_fault: Any
+) -> None:
+    # Given a program that ends while its work runs
+    ended = program(EXITS, url, namespace, how)
+    _, errors = ended.communicate(timeout=60)
+    # Then it ends, without a word
+    assert (ended.returncode, errors) == (0, "")
+    # And the key is free: released, or when its lease ends
+    with Gate(url, namespace=namespace) as gate:
+        end = time.monotonic() + 60
+        while not (claim := gate.claim("k", scope="s")).started:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert claim.taken_over == (how == "thread")
+    record_fault("interpreter exit with work in flight", 1, promises="P3")
+
+
+FORKS = """if True:
+    import os, sys, threading
+    from idemgate import Gate
+    gate = Gate(sys.argv[1], namespace=sys.argv[2])
+    gate.inspect("warm")
+    # A thread that is in the middle of everything that is locked for a moment
+    locks = [gate.counters._lock, gate._lock, gate.link._making, gate.link._wires._freed]
+    held, go = threading.Event(), threading.Event()
+    def hold():
+        for lock in locks: lock.acquire()
+        held.set(); go.wait()
+        for lock in reversed(locks): lock.release()
+    thread = threading.Thread(target=hold); thread.start(); held.wait()
+    child = os.fork()
+    if child == 0:
+        import signal; signal.alarm(20)
+        fresh = gate.once(key="{k}", scope="s")(lambda k: k)
+        assert fresh("child") == "child"
+        os._exit(0)
+    go.set(); thread.join()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert gate.once(key="{k}", scope="s")(lambda k: k)("parent") == "parent"
+    print(status)
+"""
+
+
+def test_a_child_forked_while_a_thread_held_every_lock_goes_on(url: str, namespace: str, record_fault: Any) -> None:
+    ended = program(FORKS, url, namespace)
+    out, errors = ended.communicate(timeout=60)
+    assert (out, ended.returncode) == ("0\n", 0), errors
+    record_fault("fork while another thread holds every lock of a gate", 1, promises="P15", exhaustive=True)
