@@ -33,8 +33,9 @@ local function hash(i) return redis.call("HGETALL", KEYS[i]) end
 return { dumps, zset(1), hash(2), zset(3), hash(4), zset(5), hash(6), hash(7), hash(11), zset(12) }"""
 RESET = """for i, key in ipairs(KEYS) do
   redis.call("DEL", key)
-  if ARGV[i] ~= "" then redis.call("RESTORE", key, 0, ARGV[i]) end
+  if ARGV[i] ~= "" then redis.call("RESTORE", key, i > 12 and 120000 or 0, ARGV[i]) end
 end"""
+"""Only the last two, which remember replies, go by themselves."""
 TELL = ("trigger", "ack", "nack", "cancel", "redrive")
 """Requests whose late copy gets the same answer; that of a take gets what is still its own."""
 

@@ -57,6 +57,7 @@ async def test_a_store_tells_its_topics(face: Face, looking: Any, clock: Clock, 
 
 
 @pytest.mark.damages("wrong-type")
+@pytest.mark.damages("wrong-type")
 async def test_a_registry_that_is_none_is_said(looking: Any, gate: Gate, raw: Any) -> None:
     raw.set(f"ig1:{{{gate.namespace}:topics}}", "text")
     with pytest.raises(ForeignData, match="holds a string, expected a hash"):
