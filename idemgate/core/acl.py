@@ -38,8 +38,8 @@ _WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/take")
 
 ROLES = {
     "guard": Role(
-        "guards functions: once, claim, first; not forget and resolve",
-        [name for name in names() if name.startswith("once/") and name not in ("once/forget", "once/resolve")],
+        "guards functions: once, claim, first, inspect, forget, resolve",
+        [name for name in names() if name.startswith("once/")],
         _LISTENS,
         ["records", "seen"],
     ),

@@ -15,13 +15,14 @@ import redis
 from idemgate import Gate
 from idemgate.core import keys, members, registry, resizing
 from idemgate.core.calls import Call
-from idemgate.core.claims import Claims
+from idemgate.core.claims import Claims, Record
 from idemgate.core.clock import stamp
 from idemgate.core.holdings import Announcement
 from idemgate.core.merging import wrapped
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
 from idemgate.core.partial import Part
 from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
+from idemgate.errors import IdemgateError
 from idemgate.testing import Clock
 
 __all__ = ["RECORDS", "SLOTS", "Record", "Rig", "Slot", "ask_crew", "ask_registry"]
@@ -30,6 +31,9 @@ Dump = dict[bytes, bytes]
 CHANGE = b"change"
 MESSAGE = wrapped([2, 1, 1, 1, 1, b"", 0, b"", [2, 0, b"\xa1\x01\xa1\x02"], b"", 0, b"", 1, 0])
 """One of a topic that appends: two triggers, attempted once."""
+
+
+NOBODY = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
 
 
 class Rig:
@@ -312,6 +316,10 @@ class Record:
 
     def asks(self) -> dict[str, Call[Any]]:
         calls, key = self.calls, self.key
+        try:
+            seen = self.rig.gate.link.run(calls.inspect(key)) or NOBODY
+        except IdemgateError:
+            seen = NOBODY
         asked: dict[str, Call[Any]] = {}
         for owner in (b"me", b"other"):
             who = owner.decode()
@@ -328,10 +336,10 @@ class Record:
             }
         return asked | {
             "inspect": calls.inspect(key),
-            "forget": calls.forget(key, force=False),
-            "forget by force": calls.forget(key, force=True),
-            "resolve": calls.resolve(key, True, 60_000, b"v", b"result"),
-            "resolve again": calls.resolve(key, False, 60_000, b"n", b""),
+            "forget": calls.forget(key, b"r1", seen, force=False),
+            "forget by force": calls.forget(key, b"r2", seen, force=True),
+            "resolve": calls.resolve(key, b"r3", seen, True, 60_000, b"v", b"result"),
+            "resolve again": calls.resolve(key, b"r4", seen, False, 60_000, b"n", b""),
         }
 
     def lapse(self) -> None:

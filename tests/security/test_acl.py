@@ -209,6 +209,8 @@ class Scene:
         self.owner = token()
         gate.link.run(claims.claim(held, self.owner, 30_000, 30_000, wait=True))
         gate.link.run(claims.claim(held, token(), 30_000, 30_000, wait=True))
+        given = gate.link.run(claims.inspect(held))
+        assert given is not None
         topic = gate.topic("t", window="1s", concurrency=10)
         topic.trigger_many([Trigger(key, 1, group="g" if key < "c" else None) for key in "abcde"])
         topic.flush()
@@ -243,8 +245,8 @@ class Scene:
             claims.inspect(held),
             claims.complete(held, self.owner, 1000, b"v", b"x"),
             claims.release(held, self.owner, 1000, undo=False),
-            claims.forget(held, force=True),
-            claims.resolve(ran, True, 1000, b"v", b"x"),
+            claims.forget(held, token(), given, force=True),
+            claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
             open_topic(gate.namespace, gate.clock, "new", calls.policy, redefine=False),
             stored_policy(gate.namespace, gate.clock, "t"),
             calls.trigger(Trigger("new", 1)),
@@ -393,10 +395,9 @@ async def test_a_hint_that_may_not_be_published_undoes_nothing(
 
 
 async def test_a_refusal_names_the_script_and_the_fix(faces: Callable[..., Any]) -> None:
-    face = faces("guard")
-    await face.first("k", "1h")
-    with pytest.raises(StoreRefused, match=r"this user's access list .*once/forget.* `idemgate acl`"):
-        await face.forget("k", scope="first")
+    face = faces("viewer")
+    with pytest.raises(StoreRefused, match=r"this user's access list .*once/mark.* `idemgate acl`"):
+        await face.first("k", "1h")
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -456,6 +457,6 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
-    only_admin = {"once/forget", "once/resolve", "topic/exhume", "topic/pause"}
+    only_admin = {"topic/exhume", "topic/pause"}
     reslots = {f"topic/{verb}" for verb in ("close", "load", "purge", "resize", "resized", "retell", "unload")}
     assert given == set(names()) - only_admin - reslots
