@@ -1,0 +1,155 @@
+"""What workers do, on a real cluster of three primaries: members, limits that find themselves, partial success, dead
+letters, recurring triggers, pauses, and more slots for a topic that is in use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from idemgate import Adaptive, Failed, Gate
+from idemgate.testing import Clock
+from tests import cluster as servers
+
+SLOTS = 8
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
+    with servers.cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture
+async def make(
+    ports: list[int], namespace: str, clock: Clock, sound: Callable[[Gate], None]
+) -> AsyncIterator[Callable[[], Gate]]:
+    """Gates of one namespace, as several processes would have; audited at the end."""
+    made: list[Gate] = []
+
+    def gate() -> Gate:
+        where = ",".join(f"127.0.0.1:{port}" for port in ports)
+        made.append(Gate(f"redis+cluster://{where}", namespace=namespace, clock=clock))
+        return made[-1]
+
+    yield gate
+    for one in made:
+        await one.aio.close()
+        one.close()
+    if made:
+        sound(made[0])
+
+
+async def test_members_divide_the_slots_and_hand_them_over(make: Any, eventually: Any) -> None:
+    # Given two workers that divide the slots of a topic among themselves
+    seen: Counter[str] = Counter()
+    gates = [make(), make()]
+    topics = [gate.topic("t", slots=SLOTS) for gate in gates]
+    for topic in topics:
+
+        @topic.handler
+        async def handle(delivery: Any) -> None:
+            seen[delivery.key] += 1
+
+    async with gates[0].aio.worker(members=True) as first:
+        async with gates[1].aio.worker(members=True) as second:
+            both = (first.membership, second.membership)
+            await eventually(
+                lambda: sum(len(one.assigned("t")) for one in both) == SLOTS and all(one.assigned("t") for one in both),
+                within=60,
+            )
+            # When messages come for all slots
+            await topics[0].aio.trigger_many([(f"k{n}", n) for n in range(200)])
+            await eventually(lambda: len(seen) == 200, within=60)
+        # Then they were handled, and who stays gets the slots of who leaves
+        await eventually(lambda: len(first.membership.assigned("t")) == SLOTS, within=60)
+        await topics[0].aio.trigger_many([(f"l{n}", n) for n in range(50)])
+        await eventually(lambda: len(seen) == 250, within=60)
+    assert set(seen.values()) == {1}
+
+
+async def test_only_what_failed_returns_and_dead_letters_are_sent_back_by_filter(
+    make: Any, clock: Clock, eventually: Any
+) -> None:
+    gate = make()
+    topic = gate.topic("t", slots=SLOTS, merge="append", max_attempts=2, backoff=[1])
+    got: list[tuple[str, list[int]]] = []
+    refuse = True
+
+    @topic.handler
+    def handle(delivery: Any) -> Failed | None:
+        got.append((delivery.key, delivery.payload))
+        return Failed([one for one in delivery.payload if one % 2], "odd") if refuse else None
+
+    # Given messages of which half the items fail, until they are given up
+    for n in range(40):
+        await topic.aio.trigger(f"k{n % 10}", n)
+    async with gate.aio.worker():
+        for letters in (0, 5):
+            await eventually(lambda: topic.stats().in_flight == 0 and topic.stats().ready == 0, within=60)
+            await eventually(lambda letters=letters: topic.stats().dead == letters, within=60)
+            clock.advance("2s")
+        # When some of the letters are sent back, and nothing fails any more
+        refuse = False
+        assert await topic.aio.dead.redrive(key="k[1-5]", reason="odd") == 3
+        await eventually(lambda: topic.stats().dead == 2 and topic.stats().pending == 0, within=60)
+    # Then only odd items came a second time, and those of the chosen letters a third
+    returned = [(key, items) for key, items in got if all(item % 2 for item in items)]
+    assert {key for key, _ in returned} == {"k1", "k3", "k5", "k7", "k9"}
+    assert Counter(key for key, _ in returned) == {"k1": 3, "k3": 3, "k5": 3, "k7": 2, "k9": 2}
+
+
+async def test_pause_recurring_and_limits_work_over_slots(make: Any, clock: Clock, eventually: Any) -> None:
+    gate = make()
+    topic = gate.topic("t", slots=SLOTS, adaptive=Adaptive(least=1, most=4), concurrency=SLOTS)
+    seen: list[str] = []
+    running, most = 0, 0
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0)
+        running -= 1
+        seen.append(delivery.key)
+
+    topic.every("* * * * *", name="each minute")
+    async with gate.aio.worker():
+        # Given a topic that is paused, nothing is handed out, on no slot
+        await topic.aio.pause()
+        await topic.aio.trigger_many([(f"k{n}", n) for n in range(40)])
+        assert await topic.aio.take(10) == []
+        # When it goes on, everything is, within the limit
+        await topic.aio.resume()
+        await eventually(lambda: sum(key.startswith("k") for key in seen) == 40, within=60)
+        assert most <= 4
+        # And the recurring trigger comes once for each minute
+        for minute in (1, 2):
+            await eventually(lambda: topic.stats().scheduled == 1, within=60)
+            clock.advance("60s")
+            await eventually(
+                lambda minute=minute: sum(key.startswith("each minute@") for key in seen) == minute, within=60
+            )
+
+
+async def test_a_topic_in_use_gets_more_slots(make: Any, clock: Clock) -> None:
+    # Given pending messages, some of them of a group, one in flight
+    gate = make()
+    topic = gate.topic("t", slots=2, window="60s", merge="count")
+    await topic.aio.trigger_many([(f"k{n}", None) for n in range(60)])
+    await topic.aio.trigger("grouped", group="g")
+    clock.advance("61s")
+    [running] = await topic.aio.take(1)
+    # When the number of its slots is changed, by another program
+    await make().aio.topic("t").reslot(SLOTS)
+    # Then nothing is lost: who took goes on to hold it, and the rest is taken, once, by the program that did not notice
+    assert await topic.aio.ack(running) == "ok"
+    taken = await topic.aio.take(1000)
+    assert len(taken) == 60
+    assert len({delivery.key for delivery in taken} | {running.key}) == 61
+    assert set(await topic.aio.ack(taken)) == {"ok"}
+    [stored] = await gate.aio.stored_topics()
+    assert (stored.name, stored.slots) == ("t", SLOTS)
