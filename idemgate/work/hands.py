@@ -48,6 +48,7 @@ class Hands(Generic[J, R]):
         self._name = name
         self._run = run
         self._heard = ended
+        self._heard_of = 0
         self._rested = rested
         self._stopped = stopped
         self._loop = asyncio.get_running_loop()
@@ -63,23 +64,28 @@ class Hands(Generic[J, R]):
         self._closed = False
 
     def start(self, free: int) -> None:
-        """Wakes as many threads as what is ready needs beside those that run, at most `free`."""
-        self._wake(min(free, ceil(len(self.ready) * self.pace / SOON) - self.active))
-        if self._look is None and self.ready:
-            # The pace of the past may not be that of what waits now.
-            self._look = self._loop.call_later(2 * SOON, self._look_again)
+        """Wakes as many threads as what is ready needs, at most `free`. Those that run will soon take more only where
+        jobs are quick."""
+        quick = self.pace < SOON
+        wanted = ceil(len(self.ready) * self.pace / SOON) - self.active if quick else len(self.ready)
+        woken = self._wake(min(free, wanted))
+        if quick and self._look is None and self.ready and free > woken:
+            # The pace of the past may not be that of what runs now.
+            self._look = self._loop.call_later(2 * SOON, self._look_again, self._heard_of)
 
-    def _look_again(self) -> None:
+    def _look_again(self, heard_of: int) -> None:
         self._look = None
         if self.ready:
-            self.pace = max(self.pace, SOON)
+            if heard_of == self._heard_of:
+                self.pace = SOON  # none has ended meanwhile: they are not quick any more
             self._rested()
 
-    def _wake(self, wanted: int) -> None:
+    def _wake(self, wanted: int) -> int:
+        """How many it woke."""
         with self._lock:
             wanted = min(wanted, len(self.ready))
             if wanted <= 0 or self._stopped():
-                return
+                return 0
             self.active += wanted
             self._idle -= wanted
             new = max(0, -self._idle)
@@ -88,6 +94,7 @@ class Hands(Generic[J, R]):
             self._threads += 1
             threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
         self._wakings.release(wanted)
+        return wanted
 
     def close(self) -> None:
         """The threads end, each with what it is doing."""
@@ -159,5 +166,6 @@ class Hands(Generic[J, R]):
         self._telling = False  # before looking: what ends from here on is told anew
         while self._ended:
             self._heard(*self._ended.popleft())
+            self._heard_of += 1
         self._changed.set()
         self._rested()

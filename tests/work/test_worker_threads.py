@@ -1,0 +1,47 @@
+"""Blocking handlers: as many at once as the worker may run, whenever their messages come."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from idemgate import Gate
+
+
+async def test_what_comes_later_does_not_wait_behind_what_runs(gate: Gate, eventually: Any) -> None:
+    # Given a blocking handler that runs, and will until another one has
+    topic, go, seen = gate.topic("t"), threading.Event(), list[str]()
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        seen.append(delivery.key)
+        if delivery.key.startswith("slow"):
+            go.wait(60)
+
+    async with gate.aio.worker(concurrency=4):
+        for number, key in enumerate(["slow-1", "slow-2", "slow-3", "quick"], 1):
+            # When one message more comes, each by itself
+            await topic.aio.trigger(key)
+            # Then it starts, beside those that run
+            await eventually(lambda number=number: len(seen) == number)
+        go.set()
+    assert seen == ["slow-1", "slow-2", "slow-3", "quick"]
+
+
+async def test_what_is_slow_after_much_that_was_quick_holds_nothing_up(gate: Gate, eventually: Any) -> None:
+    # Given a thousand quick ones, so that one thread is enough
+    topic, go, seen = gate.topic("t"), threading.Event(), list[str]()
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        seen.append(delivery.key)
+        if delivery.key.startswith("slow"):
+            go.wait(60)
+
+    async with gate.aio.worker(concurrency=4):
+        await topic.aio.trigger_many([(f"k{n}", n) for n in range(1000)])
+        await eventually(lambda: len(seen) == 1000)
+        # When slow ones come, then all four places are in use
+        await topic.aio.trigger_many([(f"slow-{n}", n) for n in range(4)])
+        await eventually(lambda: len(seen) == 1004)
+        go.set()
