@@ -26,6 +26,8 @@ __all__ = ["BlockingWire", "Wires"]
 
 REST = 1.0
 """Seconds after which a resting connection is looked at before it is used: the server may have closed it."""
+MOST_REPLIES = 4096
+"""Bytes of most replies; making room for more than there is costs time."""
 
 
 class BlockingWire:
@@ -48,11 +50,14 @@ class BlockingWire:
 
     def ask(self, request: bytes) -> Any:
         """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
+        reader = self._reader
         self._send(request)
-        reply = self._next()
-        while reply is False:
-            self._hear()
-            reply = self._next()
+        try:
+            self._hear(MOST_REPLIES)
+            while (reply := reader.gets()) is False:
+                self._hear()
+        except rx.InvalidResponse as error:
+            raise _nonsense(error) from error
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -64,18 +69,15 @@ class BlockingWire:
     def hear_all(self, number: int) -> list[Any]:
         """That many replies, the errors of the server among them."""
         replies: list[Any] = []
-        while len(replies) < number:
-            while (reply := self._next()) is not False:
-                replies.append(reply)
-            if len(replies) < number:
-                self._hear()
-        return replies
-
-    def _next(self) -> Any:
         try:
-            return self._reader.gets()
+            while len(replies) < number:
+                while (reply := self._reader.gets()) is not False:
+                    replies.append(reply)
+                if len(replies) < number:
+                    self._hear()
         except rx.InvalidResponse as error:
-            raise rx.ConnectionError(f"the server's replies make no sense: {error}") from error
+            raise _nonsense(error) from error
+        return replies
 
     def _send(self, request: bytes) -> None:
         try:
@@ -85,9 +87,9 @@ class BlockingWire:
         except OSError as error:
             raise rx.ConnectionError(f"the connection was lost: {error}") from error
 
-    def _hear(self) -> None:
+    def _hear(self, most: int = 65_536) -> None:
         try:
-            data = self._socket.recv(65536)
+            data = self._socket.recv(most)
         except (BlockingIOError, TimeoutError):
             raise rx.TimeoutError("Timeout reading from the server") from None
         except OSError as error:
@@ -97,11 +99,15 @@ class BlockingWire:
         self._reader.feed(data)
 
     def stale(self) -> bool:
-        """Whether it rested and something came meanwhile, which can only be its end."""
-        return monotonic() - self.rested > REST and bool(_readable(self._socket))
+        """Whether something came while it rested, which can only be its end."""
+        return bool(_readable(self._socket))
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _nonsense(error: rx.InvalidResponse) -> rx.ConnectionError:
+    return rx.ConnectionError(f"the server's replies make no sense: {error}")
 
 
 def _readable(one: socket.socket) -> object:
@@ -181,7 +187,7 @@ class Wires:
                 if self._may_make():
                     return self._new()
                 continue
-            if not wire.stale():
+            if monotonic() - wire.rested <= REST or not wire.stale():
                 return wire
             self.drop(wire)
 

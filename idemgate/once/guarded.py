@@ -97,7 +97,7 @@ class Guarded:
 
     def _enter(self, passage: Passage) -> tuple[Answer | None, bool]:
         """(what the duplicate gets or None to run, whether the store guards the run)."""
-        if (known := self._known(passage)) is not None:
+        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
             verdict = passage.judge(asked(self.gate, passage))
@@ -153,7 +153,7 @@ class Guarded:
         return result
 
     async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
-        if (known := self._known(passage)) is not None:
+        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
             verdict = passage.judge(await claimed(self.gate, passage))
@@ -191,10 +191,8 @@ class Guarded:
 
     # What both share.
 
-    def _known(self, passage: Passage) -> Answer | None:
-        if self.seen is None:
-            return None
-        entry = self.seen.recall(passage.record[0], passage.fingerprint)
+    def _known(self, seen: Seen, passage: Passage) -> Answer | None:
+        entry = seen.recall(passage.record[0], passage.fingerprint)
         if entry is None:
             return None
         self.gate.counters.add("once.remembered")
@@ -291,7 +289,7 @@ class Guarded:
         elif done:
             self.gate.counters.add("once.completed")
             if self.seen is not None and passage.entry is not None:
-                self.seen.keep(passage.record[0], passage.fingerprint, passage.entry, self.guard.retention)
+                self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
 
     def _unsaved(self, passage: Passage, error: StoreError) -> None:
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"

@@ -236,7 +236,7 @@ def _calls() -> list[Call[Any]]:
         claims.mark_many([record], 1).calls[0],
         claims.first(record, 1),
         SeenSets("ns", None).first("s", "k", 1),
-        claims.complete(record, owner, 1, b"v", b"x"),
+        claims.complete(record, owner, 1, 1, b"v", b"x"),
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),
         claims.checkpoint(record, owner, b"x"),
