@@ -150,7 +150,9 @@ class Passage:
         return self._owner
 
     def enter(self) -> Call[Entry]:
-        guard, owner = self.guard, self._owner or self.owner
+        guard, owner = self.guard, self._owner
+        if not owner:
+            owner = self._owner = token()
         if guard.at_most_once:
             return self.claims.mark(self.record, owner, guard.retention, self.fingerprint)
         return self.claims.claim(
@@ -183,7 +185,7 @@ class Passage:
             return self._done_without_value(entry)
         try:
             value = guard.codec.decode(entry.result)
-            if guard.returns is not None:
+            if guard.returns is not None and guard.returns is not type(value):
                 value = rebuild(value, guard.returns)
         except (NotDecodable, BadInput, TypeError, ValueError) as error:
             return Answer(error=ResultUnavailable(text_of(self.key), f"it cannot be read back: {error}"))

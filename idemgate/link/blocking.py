@@ -51,9 +51,15 @@ class BlockingWire:
     def ask(self, request: bytes) -> Any:
         """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
         reader = self._reader
-        self._send(request)
+        try:  # as `_send` and `_hear`, without calling them: this is what a call waits for
+            self._socket.sendall(request)
+            data = self._socket.recv(MOST_REPLIES)
+        except OSError as error:
+            raise _failed(error) from error
+        if not data:
+            raise _closed()
         try:
-            self._hear(MOST_REPLIES)
+            reader.feed(data)
             while (reply := reader.gets()) is False:
                 self._hear()
         except rx.InvalidResponse as error:
@@ -82,20 +88,16 @@ class BlockingWire:
     def _send(self, request: bytes) -> None:
         try:
             self._socket.sendall(request)
-        except (BlockingIOError, TimeoutError):
-            raise rx.TimeoutError("Timeout writing to the server") from None
         except OSError as error:
-            raise rx.ConnectionError(f"the connection was lost: {error}") from error
+            raise _failed(error) from error
 
-    def _hear(self, most: int = 65_536) -> None:
+    def _hear(self) -> None:
         try:
-            data = self._socket.recv(most)
-        except (BlockingIOError, TimeoutError):
-            raise rx.TimeoutError("Timeout reading from the server") from None
+            data = self._socket.recv(65_536)
         except OSError as error:
-            raise rx.ConnectionError(f"the connection was lost: {error}") from error
+            raise _failed(error) from error
         if not data:
-            raise rx.ConnectionError("the connection was lost: closed by the server")
+            raise _closed()
         self._reader.feed(data)
 
     def stale(self) -> bool:
@@ -104,6 +106,16 @@ class BlockingWire:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _failed(error: OSError) -> rx.RedisError:
+    if isinstance(error, BlockingIOError | TimeoutError):
+        return rx.TimeoutError("Timeout writing to the server, or reading from it")
+    return rx.ConnectionError(f"the connection was lost: {error}")
+
+
+def _closed() -> rx.ConnectionError:
+    return rx.ConnectionError("the connection was lost: closed by the server")
 
 
 def _nonsense(error: rx.InvalidResponse) -> rx.ConnectionError:
@@ -150,7 +162,10 @@ class Wires:
         except BaseException:
             self.drop(wire)
             raise
-        self._give_back(wire)
+        wire.rested = monotonic()
+        self._resting.append(wire)
+        if self._closed or self._waiting:
+            self._given_back()
         return reply
 
     def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
@@ -220,9 +235,14 @@ class Wires:
     def _give_back(self, wire: BlockingWire) -> None:
         wire.rested = monotonic()
         self._resting.append(wire)
+        if self._closed or self._waiting:
+            self._given_back()
+
+    def _given_back(self) -> None:
+        """`_waiting` is looked at after the wire was put there: whoever waits counted itself before it looked."""
         if self._closed:
             self.abandon()
-        elif self._waiting:
+        else:
             with self._freed:
                 self._freed.notify()
 

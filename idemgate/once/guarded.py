@@ -63,6 +63,7 @@ class Guarded:
         if self.seen is not None:
             gate.remembered.add(self.seen)
         self.local = Local()
+        self.patience = max(gate.seconds, guard.lease / 1000)
 
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
@@ -79,7 +80,7 @@ class Guarded:
         passage = self._passage(instance, args, kwargs)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
-        if answer is not None and not self._shadowed(passage):
+        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
             return cast(R, answer.give())
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
@@ -118,7 +119,7 @@ class Guarded:
         """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
         counted, not raised."""
         try:
-            self._settled(passage, self.gate.link.run(call, within=self._patience()), done)
+            self._settled(passage, self.gate.link.run(call, self.patience), done)
         except StoreError as error:
             self._unsaved(passage, error)
 
@@ -136,7 +137,7 @@ class Guarded:
         if self.retry:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
         answer, guarded = await self._await_enter(passage)
-        if answer is not None and not self._shadowed(passage):
+        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
             return cast(R, answer.give())
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
@@ -172,7 +173,7 @@ class Guarded:
     async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Finishes even when the caller is cancelled meanwhile."""
         link = self.gate.aio.link
-        ending = link.start(call, within=self._patience())
+        ending = link.start(call, self.patience)
         try:
             held = await asyncio.shield(ending)
         except StoreError as error:
@@ -216,11 +217,10 @@ class Guarded:
         return verdict
 
     def _shadowed(self, passage: Passage) -> bool:
-        """Whether what would be dropped runs all the same; then it is counted."""
-        if self.guard.shadow:
-            self.gate.counters.add("once.shadowed")
-            log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
-        return self.guard.shadow
+        """What would be dropped runs all the same; it is counted."""
+        self.gate.counters.add("once.shadowed")
+        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
+        return True
 
     def _running(self, passage: Passage) -> beating:
         """Heartbeats, and `current()`, while the work runs."""
@@ -278,9 +278,6 @@ class Guarded:
             return Answer()
         why = "it ran here while the store was away"
         return Answer(error=AlreadyDone(key) if self.guard.on_done == "raise" else ResultUnavailable(key, why))
-
-    def _patience(self) -> float:
-        return max(self.gate.seconds, self.guard.lease / 1000)
 
     def _settled(self, passage: Passage, held: bool, done: bool) -> None:
         if not held:

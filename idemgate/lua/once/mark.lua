@@ -46,5 +46,5 @@ local token_number = fence(r.fence, now_us)
 write(key, {
   state = "d", kind = "n", owner = token, fence = token_number, attempts = 1, taken = 0, ends = now_ms + retention, since = now_ms,
   print = print, data = "",
-}, retention)
+}, ARGV[3])
 return { "started", now_ms, token_number, 1 }

@@ -37,7 +37,7 @@ for i, key in ipairs(KEYS) do
     write(key, {
       state = "d", kind = "n", owner = token, fence = fence(r.fence, now_us), attempts = 1, taken = 0, ends = now_ms + retention,
       since = now_ms, print = "", data = "",
-    }, retention)
+    }, ARGV[3])
     reply[#reply + 1] = "first"
   elseif r.state ~= "p" and r.owner == token then
     reply[#reply + 1] = "first"
