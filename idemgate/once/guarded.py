@@ -175,11 +175,11 @@ class Guarded:
         link = self.gate.aio.link
         ending = link.start(call, self.patience)
         try:
-            held = await asyncio.shield(ending)
+            held = await ending.answer
         except StoreError as error:
             self._unsaved(passage, error)
         except asyncio.CancelledError:
-            link.spawn(self._await_settled(passage, ending, done))
+            link.spawn(self._await_settled(passage, ending.outcome(), done))
             raise
         else:
             self._settled(passage, held, done)
