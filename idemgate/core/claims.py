@@ -42,7 +42,8 @@ class Record:
     """What is remembered of a key. Seconds; None where a field has no meaning in that state.
 
     `state` is "absent", "in_progress", "lapsed" (its owner fell silent), "held" (lapsed, and waiting for `resolve`),
-    "done", "failed" (done with a stored failure) or "released". `token` is the last fencing token granted.
+    "done", "failed" (done with a stored failure) or "released". `token` is the last fencing token granted. `owner`: who
+    acts, marked or decided, as hex; "" of a key that was completed.
     """
 
     state: str
