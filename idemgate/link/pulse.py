@@ -10,11 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Batch
 from idemgate.errors import StoreUnavailable
 from idemgate.link.forks import forks
-from idemgate.link.sync import SyncLink
+
+if TYPE_CHECKING:
+    from idemgate.link.sync import SyncLink
 
 __all__ = ["Beat", "Pulse"]
 

@@ -9,9 +9,6 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import tenacity
-import wrapt
-
 from idemgate.core.calls import Call
 from idemgate.core.claims import Entry
 from idemgate.core.functions import awaited
@@ -33,6 +30,8 @@ from idemgate.once.current import Execution, executing
 from idemgate.once.local import Local
 
 if TYPE_CHECKING:
+    import tenacity
+
     from idemgate.gate import Gate
 
 __all__ = ["Guarded"]
@@ -66,6 +65,8 @@ class Guarded:
 
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
+        import wrapt  # it looks for entry points, which takes longer than the rest of this package
+
         inner = getattr(func, "__func__", func)
         return wrapt.FunctionWrapper(func, self.await_call if awaited(inner) else self.call)
 
@@ -301,6 +302,8 @@ class Guarded:
 
 def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
     """The same policy for a coroutine function; strategies are shared, the loop is tenacity's own."""
+    import tenacity
+
     if isinstance(retry, tenacity.AsyncRetrying):
         return retry.copy()
     facts = {name: getattr(retry, name) for name in _STRATEGIES}
