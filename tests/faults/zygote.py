@@ -18,6 +18,7 @@ import traceback
 from typing import Any
 
 from tests.faults import points
+from tests.faults.load import LOADS
 from tests.faults.scenes import SCENES
 
 
@@ -60,7 +61,7 @@ def killed(order: dict[str, Any]) -> dict[str, Any]:
 def lived(order: dict[str, Any], out: int) -> int:
     try:
         points.install(order.get("die", ""))
-        scene = SCENES[order["scene"]](order)
+        scene = (SCENES | LOADS)[order["scene"]](order)
         if "kill_after" in order:
             os.write(out, b"\n")
         said: object = scene()
