@@ -10,7 +10,7 @@ __all__ = ["Fault", "plan"]
 
 
 class Fault(NamedTuple):
-    """`at`: seconds from the beginning; `amount`: between 0 and 1, how long or which, as the fault understands it."""
+    """`at`: seconds from the beginning; `amount`: at least 0 and below 1, how long or which, as the fault understands it."""
 
     at: float
     name: str
@@ -24,5 +24,5 @@ def plan(seed: int, seconds: float, lanes: Mapping[str, tuple[float, tuple[str, 
         drawn, at = random.Random(f"{seed} {lane}"), 0.0
         made[lane] = []
         while (at := at + drawn.uniform(0.5, 1.5) * pause) < seconds:
-            made[lane].append(Fault(round(at, 3), drawn.choice(names), round(drawn.random(), 3)))
+            made[lane].append(Fault(round(at, 3), drawn.choice(names), int(drawn.random() * 1000) / 1000))
     return made
