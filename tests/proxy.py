@@ -138,8 +138,14 @@ class Proxy:
     def _run(self, data: bytes) -> None:
         """Over a connection of its own; its reply is read by nobody else."""
         with self._connect() as server:
+            self._note(data)
             server.sendall(data)
             server.recv(1 << 20)
+
+    def _note(self, data: bytes) -> None:
+        if self._remember:
+            with self._lock:
+                self.passed.append(data)
 
     def _requests(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
         silent = False
@@ -163,9 +169,7 @@ class Proxy:
                     cut.part = self._let_through
                 if self._hit("reset", data):
                     cut.reset = True
-                if self._remember:
-                    with self._lock:
-                        self.passed.append(data)
+                self._note(data)
                 server.sendall(data)
         self._part(client, server)
 

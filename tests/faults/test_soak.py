@@ -16,6 +16,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -132,7 +133,7 @@ class Soak:
         self.proxy.hold_request(SCRIPT)
 
     def _release(self, _: float) -> None:
-        with self.serving:
+        with self.serving, suppress(OSError):  # all clients may be killed meanwhile
             self.proxy.release()
 
     def _cut_all(self, _: float) -> None:
