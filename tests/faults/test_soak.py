@@ -31,7 +31,7 @@ from tests.cluster import wait_for
 from tests.faults.load import LEASE, TOPICS, topics_of
 from tests.faults.plan import Fault, plan
 from tests.faults.servers import Jumpy
-from tests.faults.verdict import Verdict, flat
+from tests.faults.verdict import Verdict, thirds
 from tests.proxy import Proxy
 from tests.reliability import server_of
 
@@ -53,9 +53,12 @@ PROCESSES = [
     ("producers", "sync", True), ("calls", "sync", False), ("calls", "async", False), ("handlers", "sync", False),
     ("handlers", "async", False), ("producers", "sync", False),
 ]  # fmt: skip
-GROWTH = {"rss": (0.1, 8e6), "descriptors": (0.0, 8), "threads": (0.0, 8), "tasks": (0.0, 16)}
-"""What a process may grow by, from the first third to the last."""
-SERVER_GROWTH = {"keys": (0.25, 100), "memory": (0.15, 1e6)}
+GROWTH = {
+    "rss": (0.1, 4e6), "descriptors": (0.0, 8), "threads": (0.0, 8), "tasks": (0.0, 16),
+    "keys": (0.25, 100), "memory": (0.15, 1e6),
+}  # fmt: skip
+"""By which part of it, and by how much on top, the median of the last third of the time may be above that of the first:
+of each process that lives through it, and of the server."""
 
 
 class Soak:
@@ -66,6 +69,7 @@ class Soak:
         self.proxy = Proxy(server.url, remember=False)
         self.order = {"url": url, "through": self.proxy.url, "namespace": namespace}
         self.living: dict[int, dict[str, Any]] = {}
+        self.steady: dict[str, str] = {}
         self.counted: Counter[str] = Counter()
         self.samples: list[dict[str, float]] = []
         self.over = threading.Event()
@@ -74,7 +78,10 @@ class Soak:
 
     def start(self, kind: str, flavour: str, steady: bool) -> None:
         order = {**self.order, "scene": kind, "flavour": flavour, "steady": steady}
-        self.living[self.zygote.start(**order)] = order
+        pid = self.zygote.start(**order)
+        self.living[pid] = order
+        if steady:
+            self.steady[f"{self.name}:samples:{pid}"] = f"{kind}, {flavour}"
 
     def run(self, faults: dict[str, list[Fault]], seconds: float) -> None:
         wrong: list[BaseException] = []
@@ -240,10 +247,15 @@ class Soak:
                 yield json.loads(line)
 
     def grown(self) -> list[str]:
-        found = [f"server: {what}" for what in flat(self.samples, SERVER_GROWTH)]
-        for key in self.raw.scan_iter(f"{self.name}:samples:*", count=1000):
-            samples = [json.loads(line) for line in self.raw.lrange(key, 0, -1)]
-            found += [f"process {key.decode().rpartition(':')[2]}: {what}" for what in flat(samples, GROWTH)]
+        """What grew by more than it may, of each that lived through it; prints all."""
+        found: list[str] = []
+        told = {name: list(map(json.loads, self.raw.lrange(key, 0, -1))) for key, name in self.steady.items()}
+        for name, samples in {**told, "server": self.samples}.items():
+            for what, first, last in thirds(samples):
+                print(f"{name}: {what} {first:,.0f} -> {last:,.0f}")
+                part, number = GROWTH[what]
+                if last > first * (1 + part) + number:
+                    found.append(f"{name}: {what} grew from {first:,.0f} to {last:,.0f}")
         return found
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["Verdict", "flat", "median"]
+__all__ = ["Verdict", "median", "thirds"]
 
 
 class Verdict:
@@ -102,12 +102,9 @@ def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def flat(samples: list[dict[str, float]], slack: dict[str, tuple[float, float]]) -> Iterator[str]:
-    """What has grown: where the median of the last third is more than that of the first by a part of it and a number
-    on top (`slack`: (0.1, 5) is a tenth and five)."""
+def thirds(samples: list[dict[str, float]]) -> Iterator[tuple[str, float, float]]:
+    """Of each figure the medians of the first and of the last third."""
     third = len(samples) // 3
-    for name, (part, number) in slack.items():
-        first = median([one[name] for one in samples[:third]])
-        last = median([one[name] for one in samples[-third:]])
-        if last > first * (1 + part) + number:
-            yield f"{name} grew from {first:,.0f} to {last:,.0f}"
+    for name in samples[0]:
+        first, last = samples[:third], samples[-third:]
+        yield name, median([one[name] for one in first]), median([one[name] for one in last])
