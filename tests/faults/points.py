@@ -17,7 +17,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.link.aio import AsyncLink
 from idemgate.link.sync import SyncLink
 
-__all__ = ["install", "reach", "times"]
+__all__ = ["install", "reach", "reached", "times"]
 
 _place = ""
 _reached: Counter[str] = Counter()
@@ -35,6 +35,11 @@ def reach(place: str) -> None:
 def times(place: str) -> int:
     """How often it was reached."""
     return _reached[place]
+
+
+def reached() -> dict[str, int]:
+    """All places, and how often."""
+    return dict(_reached)
 
 
 def install(place: str) -> None:
