@@ -33,7 +33,7 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring t
     next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {"merge", "crew", "page", "wrong", "sound"}
+FAMILIES = {"merge", "crew", "buckets", "events", "page", "wrong", "sound"}
 """Libraries that hold more than the one function they are named after."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
 KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "expiry": set(), "lib": {"key", "told"}}
