@@ -254,7 +254,8 @@ def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec
         return [] if (topic and topic.changing) or not _holds(found) else [_left_behind(slot, found)]
     seen = _Seen(slot, found, topic, codec)
     checks = (
-        _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement, _places, _lifetimes,
+        _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement, _places,
+        _lifetimes,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
 

@@ -17,12 +17,12 @@ end
 
 -- A bucket's marks. One that was not written by us is a `problem` of the table.
 local function bucket(t, at)
-  local key, held = t.key, t.held[at]
+  local held = t.held[at]
   if not held then
-    held = not t.begun and redis.call("HGET", key, t.prefix .. at) or ""
+    held = not t.begun and redis.call("HGET", t.key, t.prefix .. at) or ""
     t.held[at] = held
     if #held % t.width ~= 0 then
-      t.problem = key .. " holds a bucket of another layout: " .. t.prefix .. at
+      t.problem = t.key .. " holds a bucket of another layout: " .. t.prefix .. at
     end
   end
   return held

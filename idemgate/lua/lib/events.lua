@@ -3,9 +3,9 @@
 -- The event ids that a slot remembers: a table of marks within its memo. Data dictionary:
 --   "e"       MessagePack of {layout 1, number of buckets, number of marks}
 --   "e0"...   bucket (lib/buckets): marks of the digest of event id and key (16 bytes), what decides their slot (2), when to forget, ms (6)
--- An event id, as scripts get it, is the first 18 bytes of a mark. Of a bucket's marks there are 12 to 28 on average: more would cost
--- less memory, and more to write for each. What is out of date goes when its bucket is written.
-local WIDTH, FEW, MANY = 24, 12, 28
+-- An event id, as scripts get it, is the first 18 bytes of a mark. A bucket has 6 to 14 marks on average: more would save a
+-- byte of memory an id, and each would cost more to write, log and replicate. What is out of date goes when its bucket is written.
+local WIDTH, FEW, MANY = 24, 6, 14
 
 -- What is remembered; `problem` says what is wrong with it.
 local function events(K)
@@ -23,12 +23,9 @@ local function forgotten_at(held, at)
   return ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
 end
 local function six_bytes(number)
-  local bytes = {}
-  for i = 6, 1, -1 do
-    bytes[i] = number % 256
-    number = math.floor(number / 256)
-  end
-  return string.char(unpack(bytes))
+  local high, low = math.floor(number / 16777216), number % 16777216
+  return string.char(math.floor(high / 65536), math.floor(high / 256) % 256, high % 256,
+    math.floor(low / 65536), math.floor(low / 256) % 256, low % 256)
 end
 
 -- Reads the bucket of an event. Whether it is sound: ask before the first write.
@@ -68,7 +65,7 @@ local function join(e, now_ms)
   end
 end
 
--- Remembers an event until then, or for longer where it is. As its oldest mark shows, or at every sixteenth, a bucket is looked through.
+-- Remembers an event until then, or for longer where it is. As its oldest mark shows, or at every eighth, a bucket is looked through.
 local function witness(e, id, expires, now_ms)
   local at = bucket_of(e, id)
   local held = bucket(e, at)
@@ -77,7 +74,7 @@ local function witness(e, id, expires, now_ms)
     expires = math.max(expires, forgotten_at(held, known))
     held = string.sub(held, 1, known - 1) .. string.sub(held, known + WIDTH)
   end
-  if held ~= "" and (#held % (16 * WIDTH) == 0 or forgotten_at(held, 1) <= now_ms) then
+  if held ~= "" and (#held % (8 * WIDTH) == 0 or forgotten_at(held, 1) <= now_ms) then
     held = fresh(held, now_ms)
   end
   recount(e, at, held .. id .. six_bytes(math.min(expires, 281474976710655)))
@@ -89,17 +86,17 @@ local function witness(e, id, expires, now_ms)
 end
 
 -- Writes what changed; not as the first write of a script, which one without memory would refuse.
-local function store_events(e)
-  local key, words = e.key, {}
-  for at in pairs(e.changed) do
-    if e.held[at] == "" then
-      redis.call("HDEL", key, "e" .. at)
+local function store_events(t)
+  local words = {}
+  for at in pairs(t.changed) do
+    if t.held[at] == "" then
+      redis.call("HDEL", t.key, "e" .. at)
     else
       words[#words + 1] = "e" .. at
-      words[#words + 1] = e.held[at]
+      words[#words + 1] = t.held[at]
     end
   end
-  if next(e.changed) then
-    redis.call("HSET", key, "e", cmsgpack.pack({ 1, e.buckets, e.count }), unpack(words))
+  if next(t.changed) then
+    redis.call("HSET", t.key, "e", cmsgpack.pack({ 1, t.buckets, t.count }), unpack(words))
   end
 end
