@@ -322,8 +322,8 @@ class Gate:
         return self.link.run(self.seen.keep(scope, key, value, retention))
 
     def keep_many(self, pairs: Iterable[tuple[Key, V]], retention: Duration, *, scope: str = "keep") -> list[Kept[V]]:
-        """`keep` for many (key, value), answers in their order; they travel together. Of equal keys in one call the first is
-        first. Not atomic as a whole: each key is."""
+        """`keep` for many (key, value), answers in their order; they travel together. Of equal keys in one call the
+        first is first. Not atomic as a whole: each key is."""
         return self.link.run_all(self.seen.keep_many(scope, pairs, retention))
 
     def kept(self, key: Key, *, scope: str = "keep") -> Small | None:

@@ -349,11 +349,13 @@ def _events(seen: _Seen) -> Iterator[Finding]:
     except (ValueError, TypeError) as error:
         yield seen.finding("undecodable", "memo", f"the table of event ids cannot be read: {error}")
         return
+    short = sorted(name for name, bucket in tabled.items() if len(bucket) % _EVENT)
+    if short:
+        what = f"bucket {text(short[0])} of event ids is cut short"
+        yield seen.finding("undecodable", "memo", what, "HDEL", short[0])
+        return
     marks: list[bytes] = []
     for name, bucket in sorted(tabled.items()):
-        if len(bucket) % _EVENT:
-            yield seen.finding("undecodable", "memo", f"bucket {text(name)} of event ids is cut short", "HDEL", name)
-            continue
         held = [bucket[at : at + _EVENT] for at in range(0, len(bucket), _EVENT)]
         marks += held
         if any(_bucket_of(mark, many) != int(name[1:]) for mark in held):
