@@ -251,12 +251,13 @@ class TopicCalls:
     def checked(self, trigger: Trigger) -> tuple[bytes, ...]:
         """A trigger as scripts get it, or BadInput."""
         version = b"" if trigger.version is None else _version(trigger.version)
-        event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
+        key, group = keys.raw(trigger.key), b"" if trigger.group is None else _group(trigger.group)
+        event = b"" if trigger.event_id is None else keys.event(trigger.event_id, key, group or key)
         return (
-            keys.raw(trigger.key),
+            key,
             _when(trigger),
             self._priority(trigger.priority),
-            b"" if trigger.group is None else _group(trigger.group),
+            group,
             version,
             event,
             self.policy.merge.lift(trigger.payload, self.codec),

@@ -110,6 +110,8 @@ async def test_compact_marks_are_spread_over_all_nodes(face: Face, on_nodes: Any
     assert await face.first_many([*range(500), 7], "20s", compact=True) == [True] * 500 + [False]
     assert await face.first_many(range(400, 600), "20s", compact=True) == [False] * 100 + [True] * 100
     assert not await face.first(7, "20s", compact=True)
+    assert all(one.first for one in await face.keep_many([(number, number) for number in range(500)], "20s"))
+    assert [await face.kept(number) for number in (7, 499, 500)] == [7, 499, None]
     assert all(on_nodes())
 
 

@@ -33,11 +33,17 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring t
     next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {"merge", "crew", "page", "wrong", "sound"}
+FAMILIES = {"merge", "crew", "buckets", "events", "page", "wrong", "sound"}
 """Libraries that hold more than the one function they are named after."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
-KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "expiry": set(), "lib": {"key", "told"}}
-"""Local names under which a script, by room, hands a key of its own to a command."""
+KEY_NAMES = {
+    "once": {"key", "t.key"},
+    "topic": {"told", "target", "t.key"},
+    "members": {"key"},
+    "expiry": set(),
+    "lib": {"key", "told", "t.key"},
+}
+"""Names under which a script, by room, hands a key of its own to a command; `t.key` is a table's (lib/buckets)."""
 
 
 @dataclass(frozen=True)

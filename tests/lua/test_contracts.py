@@ -227,6 +227,7 @@ def _calls() -> list[Call[Any]]:
         topic.pause(True),
         topic.stats(),
         SeenSets("ns", None).first_many("s", range(100), 1),
+        SeenSets("ns", None).keep_many("s", [(n, n) for n in range(100)], 1),
     ]
     seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
     return [
@@ -236,6 +237,8 @@ def _calls() -> list[Call[Any]]:
         claims.mark_many([record], 1).calls[0],
         claims.first(record, 1),
         SeenSets("ns", None).first("s", "k", 1),
+        SeenSets("ns", None).keep("s", "k", 7, 1),
+        SeenSets("ns", None).kept("s", "k"),
         claims.complete(record, owner, 1, b"v", b"x"),
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),
