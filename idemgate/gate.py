@@ -646,7 +646,7 @@ class AioGate:
     @property
     def link(self) -> AsyncLink:
         """The awaiting link: `await gate.aio.link.run(call)`."""
-        return self._gate._async_link()
+        return self._gate._alink or self._gate._async_link()
 
     def claim(
         self,

@@ -78,6 +78,7 @@ LONGEST = 128
 """Longer escaped texts are replaced by a hash: a key is stored once a record, and memory is dear."""
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_.@:/+=,-]{1,128}")
+_PLAIN_TEXT = re.compile(_PLAIN.pattern.decode())
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SAFE = "_.@:/+=,-"
 
@@ -169,7 +170,8 @@ def _record_prefix(namespace: str, scope: str) -> bytes:
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
     """The record of one idempotency key."""
-    return _record_prefix(namespace, scope) + _escape(raw(key)) + b"}"
+    plain = type(key) is str and _PLAIN_TEXT.fullmatch(key)
+    return _record_prefix(namespace, scope) + (key.encode() if plain else _escape(raw(key))) + b"}"  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @lru_cache(4096)

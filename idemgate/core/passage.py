@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from idemgate.core.calls import Call
 from idemgate.core.claims import Claims, Entry
 from idemgate.core.codec import Codec
-from idemgate.core.keys import Key, text_of
+from idemgate.core.keys import Key, record, text_of
 from idemgate.core.models import rebuild
 from idemgate.core.tokens import token
 from idemgate.errors import (
@@ -127,18 +127,19 @@ def refusal(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
 
 class Passage:
     """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim
-    was answered."""
+    was answered, `result` kind and bytes of what it was completed with."""
 
-    __slots__ = ("_owner", "claims", "entry", "fingerprint", "guard", "key", "record", "since")
+    __slots__ = ("_owner", "claims", "entry", "fingerprint", "guard", "key", "record", "result", "since")
 
     def __init__(self, guard: Guard, claims: Claims, key: Key, fingerprint: bytes) -> None:
         self.guard = guard
         self.claims = claims
         self.key = key
-        self.record = claims.key(guard.scope, key)
+        self.record = (record(claims.namespace, guard.scope, key),)
         self.fingerprint = fingerprint
         self._owner = b""
         self.entry: Entry | None = None
+        self.result = b"", b""
         self.since = 0.0
 
     @property
@@ -149,12 +150,14 @@ class Passage:
         return self._owner
 
     def enter(self) -> Call[Entry]:
-        guard = self.guard
+        guard, owner = self.guard, self._owner
+        if not owner:
+            owner = self._owner = token()
         if guard.at_most_once:
-            return self.claims.mark(self.record, self.owner, guard.retention, self.fingerprint)
+            return self.claims.mark(self.record, owner, guard.retention, self.fingerprint)
         return self.claims.claim(
             self.record,
-            self.owner,
+            owner,
             guard.lease,
             guard.retention,
             self.fingerprint,
@@ -182,7 +185,7 @@ class Passage:
             return self._done_without_value(entry)
         try:
             value = guard.codec.decode(entry.result)
-            if guard.returns is not None:
+            if guard.returns is not None and guard.returns is not type(value):
                 value = rebuild(value, guard.returns)
         except (NotDecodable, BadInput, TypeError, ValueError) as error:
             return Answer(error=ResultUnavailable(text_of(self.key), f"it cannot be read back: {error}"))
@@ -213,17 +216,21 @@ class Passage:
     def complete(self, result: object) -> Call[bool]:
         """Done, with its result; or without, when it cannot be stored: the effect happened, so it must not run
         again."""
-        guard = self.guard
         try:
-            kind, data = b"v", guard.codec.encode(result, "result")
+            kind, data = b"v", self.guard.codec.encode(result, "result")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
             kind, data = b"n", f"{type(error).__name__}: {error}".encode(errors="replace")[:500]
-        self.entry = self._finished(kind, data)
-        return self.claims.complete(self.record, self.owner, guard.retention, kind, data)
+        self.result = kind, data
+        return self._completing(kind, data)
 
-    def _finished(self, kind: bytes, data: bytes) -> Entry:
+    def _completing(self, kind: bytes, data: bytes) -> Call[bool]:
+        fence = 0 if self.entry is None else self.entry.token
+        return self.claims.complete(self.record, self._owner, fence, self.guard.retention, kind, data)
+
+    def finished(self) -> Entry:
+        """What the next caller is answered, now that it is completed."""
         entry = Entry("done", token=self.entry.token if self.entry else 0, left_ms=self.guard.retention)
-        entry.kind, entry.result = kind, data
+        entry.kind, entry.result = self.result
         return entry
 
     def fail(self, error: BaseException) -> Call[bool] | None:
@@ -238,7 +245,7 @@ class Passage:
         if policy == "keep":
             return None
         if policy == "store":
-            return self.claims.complete(self.record, self.owner, self.guard.retention, b"e", _failure(error))
+            return self._completing(b"e", _failure(error))
         return self.release()
 
     def release(self, undo: bool = False) -> Call[bool]:

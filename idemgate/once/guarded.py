@@ -62,6 +62,7 @@ class Guarded:
         if self.seen is not None:
             gate.remembered.add(self.seen)
         self.local = Local()
+        self.patience = max(gate.seconds, guard.lease / 1000)
 
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
@@ -80,7 +81,7 @@ class Guarded:
         passage = self._passage(instance, args, kwargs)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
-        if answer is not None and not self._shadowed(passage):
+        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
             return cast(R, answer.give())
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
@@ -98,7 +99,7 @@ class Guarded:
 
     def _enter(self, passage: Passage) -> tuple[Answer | None, bool]:
         """(what the duplicate gets or None to run, whether the store guards the run)."""
-        if (known := self._known(passage)) is not None:
+        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
             verdict = passage.judge(asked(self.gate, passage))
@@ -119,7 +120,7 @@ class Guarded:
         """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
         counted, not raised."""
         try:
-            self._settled(passage, self.gate.link.run(call, within=self._patience()), done)
+            self._settled(passage, self.gate.link.run(call, self.patience), done)
         except StoreError as error:
             self._unsaved(passage, error)
 
@@ -137,7 +138,7 @@ class Guarded:
         if self.retry:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
         answer, guarded = await self._await_enter(passage)
-        if answer is not None and not self._shadowed(passage):
+        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
             return cast(R, answer.give())
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
@@ -154,7 +155,7 @@ class Guarded:
         return result
 
     async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
-        if (known := self._known(passage)) is not None:
+        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
             verdict = passage.judge(await claimed(self.gate, passage))
@@ -173,13 +174,13 @@ class Guarded:
     async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Finishes even when the caller is cancelled meanwhile."""
         link = self.gate.aio.link
-        ending = link.start(call, within=self._patience())
+        ending = link.start(call, self.patience)
         try:
-            held = await asyncio.shield(ending)
+            held = await ending.answer
         except StoreError as error:
             self._unsaved(passage, error)
         except asyncio.CancelledError:
-            link.spawn(self._await_settled(passage, ending, done))
+            link.spawn(self._await_settled(passage, ending.outcome(), done))
             raise
         else:
             self._settled(passage, held, done)
@@ -192,10 +193,8 @@ class Guarded:
 
     # What both share.
 
-    def _known(self, passage: Passage) -> Answer | None:
-        if self.seen is None:
-            return None
-        entry = self.seen.recall(passage.record[0], passage.fingerprint)
+    def _known(self, seen: Seen, passage: Passage) -> Answer | None:
+        entry = seen.recall(passage.record[0], passage.fingerprint)
         if entry is None:
             return None
         self.gate.counters.add("once.remembered")
@@ -219,11 +218,10 @@ class Guarded:
         return verdict
 
     def _shadowed(self, passage: Passage) -> bool:
-        """Whether what would be dropped runs all the same; then it is counted."""
-        if self.guard.shadow:
-            self.gate.counters.add("once.shadowed")
-            log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
-        return self.guard.shadow
+        """What would be dropped runs all the same; it is counted."""
+        self.gate.counters.add("once.shadowed")
+        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
+        return True
 
     def _running(self, passage: Passage) -> beating:
         """Heartbeats, and `current()`, while the work runs."""
@@ -282,9 +280,6 @@ class Guarded:
         why = "it ran here while the store was away"
         return Answer(error=AlreadyDone(key) if self.guard.on_done == "raise" else ResultUnavailable(key, why))
 
-    def _patience(self) -> float:
-        return max(self.gate.seconds, self.guard.lease / 1000)
-
     def _settled(self, passage: Passage, held: bool, done: bool) -> None:
         if not held:
             self.gate.counters.add("once.lease_lost")
@@ -292,7 +287,7 @@ class Guarded:
         elif done:
             self.gate.counters.add("once.completed")
             if self.seen is not None and passage.entry is not None:
-                self.seen.keep(passage.record[0], passage.fingerprint, passage.entry, self.guard.retention)
+                self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
 
     def _unsaved(self, passage: Passage, error: StoreError) -> None:
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"

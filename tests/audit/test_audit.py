@@ -250,9 +250,18 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a record of another layout": (
         "undecodable",
         "done}",
-        lambda h: h.raw.setrange(h.name("once:claim:done}"), 1, b"\x02"),
+        lambda h: h.raw.setrange(h.name("once:claim:done}"), 0, b"\xc2"),
     ),
-    "a record of no state": ("undecodable", "done}", lambda h: h.raw.setrange(h.name("once:claim:done}"), 3, b"z")),
+    "a record of no state": (
+        "undecodable",
+        "done}",
+        lambda h: h.raw.setrange(h.name("once:claim:done}"), 0, b"\xc1z" + bytes(40)),
+    ),
+    "a record that ends too early": (
+        "undecodable",
+        "done}",
+        lambda h: h.raw.set(h.name("once:claim:done}"), b"\xf8" + bytes(10), keepttl=True),
+    ),
     "another layout": ("layout", "topics}", lambda h: h.raw.hset(f"ig2:{{{h.namespace}:topics}}", "t", "x")),
     "a slot nobody holds": ("owner", "held", lambda h: h.raw.zrem(h.name("members:crew}:alive"), "m1")),
 }

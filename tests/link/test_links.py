@@ -178,7 +178,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
     # Given a claim, and a server that has run out of memory since
     ask = asker(own_url)
     owner, record = token(), ask.claims.key("s", "held")
-    await ask.run(claim(ask.gate, "held", owner))
+    fence = (await ask.run(claim(ask.gate, "held", owner))).token
     own.config_set("maxmemory", 1)
     # When somebody claims another key
     with pytest.raises(StoreRefused, match="maxmemory"):
@@ -186,7 +186,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
     # Then nothing was written, and the claim that stands can be kept and completed
     assert (await ask.run(inspect(ask.gate, "new"))).state == "absent"
     assert await ask.run(ask.claims.renew(record, owner, 30_000, 60_000))
-    assert await ask.run(ask.claims.complete(record, owner, 60_000, b"v", b"x"))
+    assert await ask.run(ask.claims.complete(record, owner, fence, 60_000, b"v", b"x"))
     assert (await ask.run(inspect(ask.gate, "held"))).state == "done"
 
 

@@ -313,7 +313,8 @@ class Record:
 
     def complete(self, kind: bytes = b"v") -> None:
         self.claim()
-        self.rig.ask(self.calls.complete(self.key, b"me", 60_000, kind, b"result"))
+        fence = self.clock.microseconds()
+        self.rig.ask(self.calls.complete(self.key, b"me", fence, 60_000, kind, b"result"))
 
     def asks(self) -> dict[str, Call[Any]]:
         calls, key = self.calls, self.key
@@ -328,8 +329,8 @@ class Record:
                 f"claim, {who}": calls.claim(key, owner, 30_000, 60_000),
                 f"claim all, {who}": calls.claim(key, owner, 30_000, 60_000, b"print", 1, hold=True, wait=True),
                 f"mark, {who}": calls.mark(key, owner, 60_000, b""),
-                f"complete, {who}": calls.complete(key, owner, 60_000, b"v", b"result"),
-                f"fail, {who}": calls.complete(key, owner, 60_000, b"e", b"failure"),
+                f"complete, {who}": calls.complete(key, owner, seen.token, 60_000, b"v", b"result"),
+                f"fail, {who}": calls.complete(key, owner, seen.token, 60_000, b"e", b"failure"),
                 f"renew, {who}": calls.renew(key, owner, 30_000, 60_000),
                 f"release, {who}": calls.release(key, owner, 60_000, undo=False),
                 f"undo, {who}": calls.release(key, owner, 60_000, undo=True),

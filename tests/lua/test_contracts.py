@@ -239,7 +239,7 @@ def _calls() -> list[Call[Any]]:
         SeenSets("ns", None).first("s", "k", 1),
         SeenSets("ns", None).keep("s", "k", 7, 1),
         SeenSets("ns", None).kept("s", "k"),
-        claims.complete(record, owner, 1, b"v", b"x"),
+        claims.complete(record, owner, 1, 1, b"v", b"x"),
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),
         claims.checkpoint(record, owner, b"x"),

@@ -246,7 +246,7 @@ class Scene:
             claims.checkpoint(held, self.owner, b"x"),
             claims.renew(held, self.owner, 40_000, 40_000),
             claims.inspect(held),
-            claims.complete(held, self.owner, 1000, b"v", b"x"),
+            claims.complete(held, self.owner, given.token, 1000, b"v", b"x"),
             claims.release(held, self.owner, 1000, undo=False),
             claims.forget(held, token(), given, force=True),
             claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
