@@ -15,6 +15,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.letters import PAGE, Place
+from idemgate.core.merging import wrapped
 from idemgate.core.messages import (
     DeadLetter,
     Delivery,
@@ -28,6 +29,7 @@ from idemgate.core.messages import (
     Stats,
     Taken,
     Trigger,
+    Turned,
     forwarded,
     letter_of,
     moment,
@@ -55,10 +57,10 @@ class Settlement(NamedTuple):
     failure: str = ""
     part: Part | None = None
 
-    def words(self) -> tuple[Arg, ...]:
-        """As the script takes it."""
+    def words(self, place: int) -> tuple[Arg, ...]:
+        """As scripts take one that is not just done; `place` from 1."""
         verb, said = (self.verb, self.failure) if self.part is None else ("part", self.part.packed(self.failure))
-        return (verb, self.delivery.raw_key, self.delivery.token, self.delay, said)
+        return (place, verb, self.delay, said)
 
 
 def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
@@ -282,20 +284,11 @@ class TopicCalls:
         policy = self.policy
         args = (request, self._policy, n, policy.lease, *policy.limits(slot))
 
-        def read(reply: list[Any]) -> Taken:
-            found: list[Delivery[Any]] = [
-                Delivery(  # not Delivery[Any](...): that alone would cost as much as all the rest
-                    self.name,
-                    slot,
-                    reply[i],
-                    reply[i + 1],
-                    reply[i + 2],
-                    Message(reply[i + 3], policy.merge, self.codec),
-                )
-                for i in range(4, len(reply), 4)
-            ]
-            return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
+        return self._call(
+            "take", slot, args, lambda reply: self._found(slot, reply, len(reply)), self._retaken(request, n)
+        )
 
+    def _retaken(self, request: bytes, n: int) -> Again:
         def again(calls: TopicCalls, slot: int) -> Batch[Taken]:
             # Where several slots became one, each of them asks it: whoever takes needs to know its next due time.
             slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
@@ -303,22 +296,51 @@ class TopicCalls:
             shares = zip(own, slots, _shares(n, len(slots)), strict=True)
             return Batch([calls._take(*share) for share in shares], _taken)
 
-        return self._call("take", slot, args, read, again)
+        return again
+
+    def _found(self, slot: int, reply: list[Any], end: int) -> Taken:
+        """What a reply says was taken, its deliveries in front of place `end`."""
+        name, merge, codec = self.name, self.policy.merge, self.codec
+        found: list[Delivery[Any]] = [
+            # Not Delivery[Any](...): that alone would cost as much as all the rest.
+            Delivery(name, slot, key, fence, due_ms, Message(packed, merge, codec))
+            for key, fence, due_ms, packed in zip(*(reply[at:end:4] for at in range(4, 8)), strict=True)
+        ]
+        return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
         return self._settle(slot, parts.Part(token(), settlements))
 
     def _settle(self, slot: int, part: parts.Part[Settlement]) -> Call[Settled]:
-        args: list[Arg] = [part.request, self._policy]
-        for settlement in part.entries:
-            args += settlement.words()
         return self._call(
             "settle",
             slot,
-            args,
+            (part.request, self._policy, _ended(part.entries), *_others(part.entries)),
             lambda reply: Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]),
-            lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled),
+            _resettled(part),
         )
+
+    def turn(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[Turned]:
+        """`settle`, then `take`, in one step."""
+        part, request, policy = parts.Part(token(), settlements), token(), self.policy
+        limits = (n, policy.lease, *policy.limits(slot))
+        args = (part.request, self._policy, _ended(settlements), request, *limits, *_others(settlements))
+
+        def read(reply: list[Any]) -> Turned:
+            end = len(reply) - len(settlements)
+            taken = self._found(slot, reply, end)
+            return Turned(Settled(_outcomes(reply[end:]), taken.next_due_ms, taken.now_ms), taken)
+
+        def again(calls: TopicCalls, slot: int) -> Batch[Turned]:
+            # Each half by itself, as a copy of it that had been asked for alone.
+            ending, taking = _resettled(part)(calls, slot), self._retaken(request, n)(calls, slot)
+            ends = len(ending.calls)
+            return Batch(
+                [*ending.calls, *taking.calls],
+                lambda answers: Turned(ending.join(answers[:ends]), taking.join(answers[ends:])),
+            )
+
+        return self._call("turn", slot, args, read, again)
 
     def settle_many(
         self,
@@ -591,6 +613,28 @@ def _forwarded(answers: list[Forwarded]) -> Forwarded:
 def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     outcomes = in_order(places, [one.outcomes for one in answers])
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
+
+
+def _resettled(part: parts.Part[Settlement]) -> Again:
+    return lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled)
+
+
+def _ended(settlements: Sequence[Settlement]) -> bytes:
+    """Which deliveries end, as scripts take it: in one word, since every word costs both sides."""
+    flat: list[object] = []
+    for settlement in settlements:
+        delivery = settlement.delivery
+        flat += (delivery.raw_key, delivery.token)
+    return wrapped(flat)
+
+
+def _others(settlements: Sequence[Settlement]) -> list[Arg]:
+    """What is said of those that are not just done."""
+    words: list[Arg] = []
+    for place, settlement in enumerate(settlements, 1):
+        if settlement.verb != "ack":
+            words += settlement.words(place)
+    return words
 
 
 _OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost")}
