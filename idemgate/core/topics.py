@@ -40,11 +40,13 @@ from idemgate.core.policy import Policy, slots_of
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
 
-__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
+__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
 BATCH = 200
-"""Most triggers of one script call: the server is blocked for the whole of it."""
+"""Most triggers, or deliveries, of one script call: the server is blocked for the whole of it."""
+FEW = 50
+"""Most deliveries that end at once, if some are not just done: that takes several times as long."""
 
 
 class Settlement(NamedTuple):
@@ -347,14 +349,15 @@ class TopicCalls:
         settlements: Iterable[Settlement],
         told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
     ) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries; the outcomes in the order of the settlements. `told` hears each
-        answer."""
+        """One script call per slot and 200 deliveries, or 50 if not all are just done; the outcomes in the order of the
+        settlements. `told` hears each answer."""
 
         def read(slot: int, answer: Settled) -> list[str]:
             told(slot, answer)
             return answer.outcomes
 
-        return self._spread(settlements, lambda entry: self.at(entry.delivery.route), self.settle, read)
+        found = list(settlements)
+        return self._spread(found, lambda entry: self.at(entry.delivery.route), self.settle, read, most_of(found))
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
         return self._extend(slot, parts.Part(b"", deliveries), self.policy.lease if lease is None else lease)
@@ -387,13 +390,14 @@ class TopicCalls:
         slot_of: Callable[[Any], int],
         build: Callable[[int, list[Any]], Call[Any]],
         read: Callable[[int, Any], list[str]],
+        most: int = BATCH,
     ) -> Batch[list[str]]:
         if self.policy.slots == 1:
-            return self._chunks(list(entries), build, read)
+            return self._chunks(list(entries), build, read, most)
         by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for place, entry in enumerate(entries):
             by_slot[slot_of(entry)].append((place, entry))
-        parts = [(slot, found[i : i + BATCH]) for slot, found in by_slot.items() for i in range(0, len(found), BATCH)]
+        parts = [(slot, found[i : i + most]) for slot, found in by_slot.items() for i in range(0, len(found), most)]
         order = [place for _, part in parts for place, _ in part]
 
         def join(answers: list[Any]) -> list[str]:
@@ -405,12 +409,16 @@ class TopicCalls:
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
 
     def _chunks(
-        self, entries: list[Any], build: Callable[[int, list[Any]], Call[Any]], read: Callable[[int, Any], list[str]]
+        self,
+        entries: list[Any],
+        build: Callable[[int, list[Any]], Call[Any]],
+        read: Callable[[int, Any], list[str]],
+        most: int,
     ) -> Batch[list[str]]:
         def join(answers: list[Any]) -> list[str]:
             return [outcome for answer in answers for outcome in read(0, answer)]
 
-        return Batch([build(0, entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)], join)
+        return Batch([build(0, entries[i : i + most]) for i in range(0, len(entries), most)], join)
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         return self._forward(token(), slot, to, n)
@@ -613,6 +621,11 @@ def _forwarded(answers: list[Forwarded]) -> Forwarded:
 def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     outcomes = in_order(places, [one.outcomes for one in answers])
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
+
+
+def most_of(settlements: Iterable[Settlement]) -> int:
+    """How many of these may end in one script call."""
+    return BATCH if all(one.verb == "ack" for one in settlements) else FEW
 
 
 def _resettled(part: parts.Part[Settlement]) -> Again:

@@ -12,7 +12,7 @@ from typing import Any
 from idemgate.core.calls import Batch
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery, Taken
-from idemgate.core.topics import Settlement, TopicCalls
+from idemgate.core.topics import Settlement, TopicCalls, most_of
 from idemgate.errors import NotDurable, StoreError
 from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
@@ -227,9 +227,10 @@ def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list
         by_slot = defaultdict(list)
         for ending in endings:
             by_slot[calls.at(ending[1].delivery.route)].append(ending)
+    most = min(BATCH, most_of(settlement for _, settlement in endings))
     for slot, some in by_slot.items():
-        for start in range(0, len(some), BATCH):
-            yield slot, some[start : start + BATCH]
+        for start in range(0, len(some), most):
+            yield slot, some[start : start + most]
 
 
 _COUNTED = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}

@@ -5,6 +5,7 @@
 --- @include "lib/vacate"
 --- @include "lib/message"
 --- @include "lib/bury"
+--- @include "lib/discard"
 --- @include "lib/part"
 --- @include "lib/count"
 -- Ends deliveries: `given` is two a delivery: key, fence; `others` says of those that are not just done, by their place: {verb, delay
@@ -18,7 +19,7 @@ local function settling(K, p, given, others, now_ms)
   local function dead(key, d, m, failure)
     add("buried", 1)
     add("buried_triggers", m[message.count])
-    bury(K, p, key, d[delivery.message], failure, d[delivery.fence], now_ms)
+    bury(K, key, d[delivery.message], failure, d[delivery.fence], now_ms)
     finish(K, p, key, m)
     return "dead"
   end
@@ -126,6 +127,9 @@ local function settling(K, p, given, others, now_ms)
     add("acked", #acked)
   end
   add("acked_triggers", acked_triggers)
+  if done.buried then
+    discard(K, p, now_ms)
+  end
   count(K, done)
   return reply
 end

@@ -12,6 +12,7 @@
 --- @include "lib/score"
 --- @include "lib/rank"
 --- @include "lib/bury"
+--- @include "lib/discard"
 --- @include "lib/count"
 --- @include "lib/next_due"
 -- Takes what is due from a slot, once for each request: first puts back what lapsed, then hands out at most `want.most` messages with a
@@ -72,7 +73,7 @@ local function taking(K, p, now_us, request, want)
     elseif m[message.attempts] >= p.attempts then
       add("buried", 1)
       add("buried_triggers", m[message.count])
-      bury(K, p, key, d[delivery.message], silent, d[delivery.fence], now_ms)
+      bury(K, key, d[delivery.message], silent, d[delivery.fence], now_ms)
       finish(K, p, key, m)
     else
       m[message.failure], m[message.pinned] = silent, 0
@@ -238,6 +239,9 @@ local function taking(K, p, now_us, request, want)
       local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
       redis.call("HSET", K.facts, "rate", digits(ahead + #keys * want.interval))
     end
+  end
+  if done.buried then
+    discard(K, p, now_ms)
   end
   count(K, done)
   if #keys > 0 or done.lapsed > 0 then
