@@ -34,7 +34,7 @@ _OPENS = ("topic/open", "topic/policy", "topic/reopen")
 _SEES = ("topic/peek", "topic/registry", "topic/stats")
 _PUTS = (*_OPENS, *_SEES, "topic/cancel", "topic/flush", "topic/reschedule", "topic/trigger")
 _LOOKS = (*_SEES, "topic/audit", "topic/dead", "topic/policy")
-_WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/take")
+_WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/take", "topic/turn")
 
 ROLES = {
     "guard": Role(

@@ -286,6 +286,22 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Turned:
+    """What became of deliveries that ended, and what was taken in the same step."""
+
+    settled: Settled
+    taken: Taken
+
+    @property
+    def next_due_ms(self) -> int:
+        return self.taken.next_due_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self.taken.now_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """Where due messages are sent on to. `target` None: the slot's own outbox; `keep`: about how many entries stay, 0
     = all."""
@@ -400,7 +416,8 @@ def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Code
         )
 
 
-_MESSAGE = (int, int, int, int, int, bytes, int, bytes, None, bytes, None, bytes, int, int)
+_MESSAGE = [int, int, int, int, int, bytes, int, bytes, bytes, bytes, int, int]
+"""The kinds of its places, but for the accumulator and the priority."""
 
 
 def _is_message(fields: Any) -> bool:
@@ -408,12 +425,13 @@ def _is_message(fields: Any) -> bool:
     if not isinstance(fields, list):
         return False
     places: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
+    kinds = list(map(type, places))
     return (
-        14 <= len(places) <= 15
-        and all(wanted is None or type(one) is wanted for one, wanted in zip(places, _MESSAGE, strict=False))
+        14 <= len(kinds) <= 15
+        and kinds[:8] + kinds[9:10] + kinds[11:14] == _MESSAGE
         and 0 <= places[1] <= LATEST_MS
         and 0 <= places[2] <= LATEST_MS
-        and (type(places[10]) is int or places[10] == b"")
+        and (kinds[10] is int or places[10] == b"")
     )
 
 

@@ -27,7 +27,8 @@ lock, cost a good part of that."""
 
 class Hands(Generic[J, R]):
     """Threads that `run` jobs, each in a copy of the context in which this was made. In the event loop `ended` hears of
-    each, and `rested` afterwards: a thread may have become free. `stopped` is asked before each job.
+    those that have, many at a time, and `rested` afterwards: a thread may have become free. `stopped` is asked before
+    each job.
 
     Daemons: a handler that nothing can end must not keep the process from ending. `run` must not raise.
     """
@@ -36,7 +37,7 @@ class Hands(Generic[J, R]):
         self,
         name: str,
         run: Callable[[J], R],
-        ended: Callable[[J, R], None],
+        ended: Callable[[list[tuple[J, R]]], None],
         rested: Callable[[], None],
         stopped: Callable[[], bool],
     ) -> None:
@@ -116,18 +117,20 @@ class Hands(Generic[J, R]):
     def _work(self) -> None:
         while self._wakings.acquire() and not self._closed:
             began, done = perf_counter(), 0
+            running, run, copy = self.running, self._run, self._context.copy
             while (job := self._next()) is not None:
-                self.running.add(job)
-                result = self._context.copy().run(self._run, job)
-                self.running.discard(job)
+                running.add(job)
+                result = copy().run(run, job)
+                running.discard(job)
                 self._ended.append((job, result))
-                self._tell()
+                if not self._telling:
+                    self._tell()
                 done += 1
                 if done % 32 == 0:
                     began = self._paced(began, 32)
             if rest := done % 32:
                 self._paced(began, rest)
-            self._tell(always=True)
+            self._tell()
 
     def _next(self) -> J | None:
         """The next job; None and a thread less when there is none."""
@@ -152,20 +155,19 @@ class Hands(Generic[J, R]):
         self.pace += ((now - began) / jobs - self.pace) / 4
         return now
 
-    def _tell(self, always: bool = False) -> None:
-        if not self._telling or always:
-            self._telling = True
-            try:
-                self._loop.call_soon_threadsafe(self._collect)
-            except RuntimeError:  # the loop is closed: nobody waits for this any more
-                self._closed = True
+    def _tell(self) -> None:
+        self._telling = True
+        try:
+            self._loop.call_soon_threadsafe(self._collect)
+        except RuntimeError:  # the loop is closed: nobody waits for this any more
+            self._closed = True
 
     # -- in the event loop --------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         self._telling = False  # before looking: what ends from here on is told anew
-        while self._ended:
-            self._heard(*self._ended.popleft())
-            self._heard_of += 1
+        if ended := [self._ended.popleft() for _ in range(len(self._ended))]:
+            self._heard(ended)
+            self._heard_of += len(ended)
         self._changed.set()
         self._rested()

@@ -145,6 +145,9 @@ class Slot:
                 f"settle {verb}": calls.settle(0, [Settlement(verb, one, 5, "why")])
                 for verb in ("ack", "nack", "bury", "return", "defer")
             },
+            "turn": calls.turn(0, settled, 5),
+            "turn nack": calls.turn(0, [Settlement("nack", one, 5, "why")], 1),
+            "turn return": calls.turn(0, [Settlement("return", one)], 5),
             "settle part": calls.settle(0, [Settlement("nack", one, 5, "why", part)]),
             "settle many": calls.settle(0, settled),
             "extend": calls.extend(0, [one]),
