@@ -1,11 +1,13 @@
 --- @include "lib/count"
 --- @include "lib/digits"
+--- @include "lib/letter_id"
 --- @include "lib/message"
 --- @include "lib/sound"
 -- Moves a message to the dead letters, and discards and counts those past retention (at most 100 a call) or beyond the cap.
-local function bury(K, p, key, packed, reason, fence_number, now_ms)
-  local id = digits(fence_number)
-  redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, fence_number }))
+local function bury(K, p, key, packed, reason, token, now_ms)
+  local number = letter_id(K, token)
+  local id = digits(number)
+  redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, number }))
   redis.call("ZADD", K.dead, now_ms, id)
   local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - p.retention, "LIMIT", 0, 100)
   local beyond = redis.call("ZCARD", K.dead) - p.max_dead
