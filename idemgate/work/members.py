@@ -326,8 +326,8 @@ class RedisMembership(Member):
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
         ear = self.gate.aio.link.ear()
-        await ear.add(keys.members(self.gate.namespace, self.group)[0], lambda _channel, _data: self.poke())
         try:
+            await ear.add(keys.members(self.gate.namespace, self.group)[0], lambda _channel, _data: self.poke())
             yield
         finally:
             await ear.close()
