@@ -1,7 +1,9 @@
 --- @include "lib/digits"
+--- @include "lib/letter_id"
 -- Moves a message to the dead letters. Call `discard` (lib/discard) once behind all of them.
-local function bury(K, key, packed, reason, fence_number, now_ms)
-  local id = digits(fence_number)
-  redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, fence_number }))
+local function bury(K, key, packed, reason, token, now_ms)
+  local number = letter_id(K, token)
+  local id = digits(number)
+  redis.call("HSET", K.grave, id, cmsgpack.pack({ key, packed, reason, now_ms, number }))
   redis.call("ZADD", K.dead, now_ms, id)
 end

@@ -24,6 +24,7 @@
 --- @include "lib/occupy"
 --- @include "lib/events"
 --- @include "lib/digits"
+--- @include "lib/letter_id"
 --- @include "lib/count"
 local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -83,13 +84,10 @@ local function fly(key, ends, packed, inside)
 end
 
 local function entomb(id, died, packed)
-  local letter, free = cmsgpack.unpack(packed), tonumber(id)
-  while redis.call("HEXISTS", K.grave, digits(free)) == 1 do
-    free = free + 1
-  end
-  letter[5] = free
-  redis.call("HSET", K.grave, digits(free), cmsgpack.pack(letter))
-  redis.call("ZADD", K.dead, died, digits(free))
+  local letter = cmsgpack.unpack(packed)
+  letter[5] = letter_id(K, tonumber(id))
+  redis.call("HSET", K.grave, digits(letter[5]), cmsgpack.pack(letter))
+  redis.call("ZADD", K.dead, died, digits(letter[5]))
 end
 
 local function recollect(name, expires, value)
