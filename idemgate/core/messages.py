@@ -395,7 +395,9 @@ def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery
     """A message that was sent on, or NotDecodable. It has no lease: nothing needs to be acknowledged to the topic."""
     with as_ours("a forwarded message"):
         number, raw_key, due_ms, message = unpacked(packed, "a forwarded message")
-        return Delivery(topic, -1, bytes(raw_key), index(number), _moment_ms(due_ms), Message(message, merge, codec))
+        if type(raw_key) is not bytes:  # bytes of a number would be as many
+            raise TypeError(f"{raw_key!r:.100} is no key")
+        return Delivery(topic, -1, raw_key, index(number), _moment_ms(due_ms), Message(message, merge, codec))
 
 
 def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:

@@ -49,7 +49,7 @@ def recurring(name: str, expression: str, zone: str | ZoneInfo, payload: object)
         raise BadInput("name", name, "not a name", "Use a text that is not empty")
     try:
         found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # OSError: "Europe" is a folder of zones
         raise BadInput(
             "tz", zone, f"no such time zone ({error})", 'Use a name such as "Europe/Berlin", or "UTC"'
         ) from None

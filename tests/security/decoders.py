@@ -203,7 +203,7 @@ def _answer(data: bytes) -> None:
     reader.feed(data[1:])
     while (reply := reader.gets()) is not False:
         found = CALLS[data[0] % len(CALLS)].answer(reply)
-        _all_of(found, *getattr(found, "deliveries", ()), *filter(None, [getattr(found, "pending", None)]))
+        _all_of(*getattr(found, "deliveries", ()), *filter(None, [getattr(found, "pending", None)]))
 
 
 def _cluster(data: bytes) -> None:

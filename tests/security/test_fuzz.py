@@ -82,6 +82,11 @@ FOUND = [
     ("cluster", b"MOVED x y"), ("cluster", b"MOVED 99999 h:1"), ("cluster", b"*1\r\n:1\r\n"),
     ("url", b"redis\n1?\n=1\nh"), ("url", b"redis+cluster\n1?\n=1\nh"), ("url", b"redis+sentinel\n\n\nh/s/\xc2\xb2"),
     ("url", b"redis\n12:\n\n["),
+    ("forwarded", msgpack.packb([2, 2**40, 1, b""])),
+    ("policy", msgpack.packb({"edge": "trailing", "merge": {"op": "last"}, "slots": 1, "remember": 1, 10: 1})),
+    ("policy", msgpack.packb({"edge": "trailing", "merge": {"op": "last"}, "slots": 1, "window": "x"})),
+    ("template", b"{a}\xaf{b}\0x"),
+    ("cron", b"* * * * *\0Europe"), ("cron", b"* * * * *\0" + b"x" * 300),
     ("pattern", b"*a" * 12 + b"*b\0" + b"a" * 4000),
 ]  # fmt: skip
 

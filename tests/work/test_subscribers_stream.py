@@ -108,13 +108,13 @@ async def test_entries_are_handled_and_acknowledged(kind: str, one: Gate, stream
     # Given an entry from before the group was made
     first, got = stream.add(item="a", colour=b"\xff"), list[Entry]()
     if kind == "sync":
-        one.stream(stream.name, group="billing")(got.append)
+        one.stream(stream.name, group="billing", concurrency=1)(got.append)
     else:
 
         async def handle(entry: Entry) -> None:
             got.append(entry)
 
-        one.stream(stream.name, group="billing")(handle)
+        one.stream(stream.name, group="billing", concurrency=1)(handle)
     async with one.aio.subscribers():
         # When another is added
         second = stream.add(item="b")
