@@ -32,6 +32,7 @@ def chores(order: Order) -> Callable[[], object]:
     gate = Gate(order["url"], namespace=order["namespace"], clock=clock)
 
     def scene() -> object:
+        _mend(gate)
         _guard(gate, clock)
         topic = topic_of(gate)
         _produce(topic)
@@ -46,6 +47,16 @@ def chores(order: Order) -> Callable[[], object]:
         return points.reached()
 
     return scene
+
+
+def _mend(gate: Gate) -> None:
+    """What was killed in the middle of a change is called again."""
+    for found in gate.stored_topics():
+        topic = topic_of(gate) if found.name == "t" else gate.topic(found.name)
+        if found.changing_to:
+            topic.reslot(found.changing_to)
+        elif found.changing_to == 0:
+            topic.forget(discard=True)
 
 
 def _guard(gate: Gate, clock: Clock) -> None:
