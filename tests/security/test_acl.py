@@ -242,6 +242,8 @@ class Scene:
             claims.mark(claims.key("s", "other"), token(), 1000),
             *claims.mark_many([claims.key("s", "many")], 1000).calls,
             seen.first("s", "other", "1h"),
+            seen.keep("s", "new", 7, 1000),
+            seen.kept("s", "new"),
             seen.first("s", "seen", "1h"),
             claims.checkpoint(held, self.owner, b"x"),
             claims.renew(held, self.owner, 40_000, 40_000),
