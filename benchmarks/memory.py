@@ -1,15 +1,19 @@
-"""Bytes of the server's memory per remembered key: 21-byte keys, as many of each kind."""
+"""Bytes of the server's memory per remembered key: 21-byte keys, as many of each kind; and what the server takes for
+any string of that size under a key of that size, with an expiry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import redis
+
 from benchmarks.contestants import begin, contestants, end
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started, used_memory
 from idemgate import Gate, Trigger
+from idemgate.link.embedded import start
 
 __all__ = ["run"]
 
@@ -32,8 +36,18 @@ def run(plan: Plan) -> list[Row]:
         with contestants(list(PEERS), url) as sides:
             for who, side in sides.items():
                 rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
+    rows += _embedded(n)
     print()
     return rows
+
+
+def _embedded(n: int) -> list[Row]:
+    """The same of the embedded server, which says what it is."""
+    with start() as embedded, redis.Redis.from_url(embedded.url, decode_responses=True) as server:
+        about = server.info("server")
+        name = f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
+        with Gate(embedded.url, namespace="bench") as gate:
+            return [_grown(server, f"{who}; {name}", keep, n) for who, keep in _kinds(gate, server).items()]
 
 
 def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
@@ -42,19 +56,35 @@ def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
             gate.claim(f"order:{number:015}", scope="o").complete(RESULT)
 
     def first(n: int) -> None:
-        for start in range(0, n, 200):  # in parts: what waits in buffers would count
-            gate.first_many([f"order:{number:015}" for number in range(start, start + 200)], "24h", scope="o")
+        for at in range(0, n, 200):  # in parts: what waits in buffers would count
+            gate.first_many([f"order:{number:015}" for number in range(at, at + 200)], "24h", scope="o")
 
     def plain(n: int) -> None:
         for number in range(n):
             server.set(f"order:{number:015}", "1", px=86_400_000)
 
-    return {"idemgate, with a 30-byte result": done, "idemgate, no result": first, "a bare SET PX": plain}
+    return {
+        "idemgate, with a 30-byte result": done,
+        "its floor: a bare SET PX of such a key and value": lambda n: _bare(gate, server, done, n),
+        "idemgate, no result": first,
+        "its floor, too": lambda n: _bare(gate, server, first, n),
+        "a bare SET PX of the 21 bytes alone": plain,
+    }
+
+
+def _bare(gate: Gate, server: Any, keep: Callable[[int], object], n: int) -> None:
+    """Keys and values as long as those of that kind, and nothing else of it."""
+    keep(1)
+    name = gate.claims.key("o", f"order:{0:015}")[0].decode()
+    value = "x" * server.strlen(name)
+    for number in range(n):
+        server.set(f"{name[:-16]}{number:015}}}", value, px=86_400_000)
 
 
 def _compact(gate: Gate, n: int) -> None:
-    for start in range(0, n, 1_000):
-        ids = (f"order:{number:015}" for number in range(start, start + 1_000))
+    """Many more than of the others: these are for many, and share pages."""
+    for at in range(0, n, 1_000):
+        ids = (f"order:{number:015}" for number in range(at, at + 1_000))
         gate.first_many(ids, "24h", scope="o", compact=True)
 
 

@@ -13,7 +13,7 @@ from idemgate.core.clock import Clock, stamp
 from idemgate.core.tokens import token
 from idemgate.lua import script
 
-__all__ = ["Claims", "Entry", "Record"]
+__all__ = ["Claims", "Entry", "Record", "State"]
 
 MANY = 100
 """Records of one script call: the server is blocked for the whole of it."""

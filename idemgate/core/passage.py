@@ -80,6 +80,20 @@ class Wait(NamedTuple):
     seconds: float
 
 
+class Known:
+    """What is remembered of a key: `entry`, and the `answer` that duplicates get, where all may get the same."""
+
+    __slots__ = ("answer", "entry")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.answer: Answer | None = None
+
+
+_SHARED = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of results that nobody can change: they need not be made anew for each duplicate."""
+
+
 class Seen:
     """Keys that this process knows to be done, the `size` last learnt, each until its retention ends. Only done keys:
     they cannot become anything else, unless somebody forgets them elsewhere, which this process then learns when the
@@ -90,22 +104,22 @@ class Seen:
     def __init__(self, size: int, now: Callable[[], float] = monotonic) -> None:
         self._size = size
         self._now = now
-        self._entries: OrderedDict[bytes, tuple[float, bytes, Entry]] = OrderedDict()
+        self._entries: OrderedDict[bytes, tuple[float, bytes, Known]] = OrderedDict()
 
-    def recall(self, record: bytes, fingerprint: bytes) -> Entry | None:
+    def recall(self, record: bytes, fingerprint: bytes) -> Known | None:
         """What is known of the key; "reused" where the fingerprint differs, None where nothing is known."""
         found = self._entries.get(record)
         if found is None:
             return None
-        until, known, entry = found
+        until, print_, known = found
         if until <= self._now():
             self._entries.pop(record, None)
             return None
-        return entry if known == fingerprint else Entry("reused")
+        return known if print_ == fingerprint else Known(Entry("reused"))
 
     def keep(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
         self._entries.pop(record, None)
-        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, entry)
+        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, Known(entry))
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
@@ -167,7 +181,7 @@ class Passage:
         )
 
     def judge(self, entry: Entry) -> Answer | Wait | None:
-        """None: run. Wait: until woken, and enter again. An Answer: give it."""
+        """What is to be done about the answer. None: run. Wait: until woken, and enter again. An Answer: give it."""
         self.entry = entry
         if entry.state == "started":
             return None
@@ -176,6 +190,15 @@ class Passage:
         if entry.state == "in_progress":
             return self._in_progress(entry)
         return Answer(error=refusal(entry, self.key, self.guard.scope))
+
+    def recognise(self, known: Known) -> Answer:
+        """As `judge`, of what is remembered."""
+        if known.answer is not None:
+            return known.answer
+        answer = cast(Answer, self.judge(known.entry))
+        if answer.error is None and type(answer.value) in _SHARED:
+            known.answer = answer
+        return answer
 
     def _done(self, entry: Entry) -> Answer:
         guard = self.guard

@@ -47,7 +47,7 @@ class Asking(Generic[T]):
     A future of its own would be shielded for the same, at the price of two more turns of the event loop.
     """
 
-    __slots__ = ("_call", "_here", "_link", "_late", "_started", "_wire", "answer", "within")
+    __slots__ = ("_call", "_here", "_late", "_link", "_started", "_wire", "answer", "within")
 
     def __init__(self, link: AsyncLink, here: _Loop, call: Call[T], within: float, wire: Wire | None) -> None:
         self.answer: asyncio.Future[T] = here.loop.create_future()

@@ -27,8 +27,8 @@ NEVER = float("inf")
 
 
 class Kept(ABC):
-    """Something to keep alive; `lease` is in seconds. Its methods, and the `join` of what `renew` builds, are called from
-    the heartbeat's thread."""
+    """Something to keep alive; `lease` is in seconds. Its methods, and the `join` of what `renew` builds, are called
+    from the heartbeat's thread."""
 
     __slots__ = ("due", "interval", "last", "lease")
 

@@ -26,8 +26,8 @@ Heard = Callable[[Any], None]
 
 
 class Wire(asyncio.Protocol):
-    """One connection. `send` gives a future, `ask` calls back; `closed` says that it cannot be used any more, `ready` that
-    it can be written to at once."""
+    """One connection. `send` gives a future, `ask` calls back; `closed` says that it cannot be used any more, `ready`
+    that it can be written to at once."""
 
     def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
         self._loop = asyncio.get_running_loop()

@@ -7,12 +7,13 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.calls import Call
-from idemgate.core.claims import Entry
+from idemgate.core.claims import Entry, State
 from idemgate.core.functions import awaited
-from idemgate.core.keys import text_of
+from idemgate.core.keys import Key, record, text_of
 from idemgate.core.keyspec import FingerprintSpec, KeySpec
 from idemgate.core.passage import Answer, Guard, Passage, Seen, Wait
 from idemgate.errors import (
@@ -58,7 +59,7 @@ class Guarded:
         self.key = key
         self.fingerprint = fingerprint
         self.retry = retry
-        self.seen = Seen(remember, gate.seconds_now) if remember else None
+        self.seen = Seen(remember, monotonic if gate.clock is None else gate.seconds_now) if remember else None
         if self.seen is not None:
             gate.remembered.add(self.seen)
         self.local = Local()
@@ -71,14 +72,13 @@ class Guarded:
         inner = getattr(func, "__func__", func)
         return wrapt.FunctionWrapper(func, self.await_call if awaited(inner) else self.call)
 
-    def _passage(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passage:
-        key = self.key.of(instance, args, kwargs)
-        return Passage(self.guard, self.gate.claims, key, self.fingerprint.of(instance, args, kwargs))
-
     # The blocking driver.
 
     def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        passage = self._passage(instance, args, kwargs)
+        key, fingerprint = self.key.of(instance, args, kwargs), self.fingerprint.of(instance, args, kwargs)
+        if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
+            return cast(R, shared.value)
+        passage = Passage(self.guard, self.gate.claims, key, fingerprint)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
         if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
@@ -133,7 +133,10 @@ class Guarded:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> R:
-        passage = self._passage(instance, args, kwargs)
+        key, fingerprint = self.key.of(instance, args, kwargs), self.fingerprint.of(instance, args, kwargs)
+        if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
+            return cast(R, shared.value)
+        passage = Passage(self.guard, self.gate.claims, key, fingerprint)
         work: Callable[..., Awaitable[R]] = wrapped
         if self.retry:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
@@ -193,13 +196,20 @@ class Guarded:
 
     # What both share.
 
-    def _known(self, seen: Seen, passage: Passage) -> Answer | None:
-        entry = seen.recall(passage.record[0], passage.fingerprint)
-        if entry is None:
+    def _shared(self, seen: Seen, key: Key, fingerprint: bytes) -> Answer | None:
+        """What all duplicates get, where that is known, sooner than anything else is made for the call."""
+        known = seen.recall(record(self.gate.namespace, self.guard.scope, key), fingerprint)
+        if known is None or known.answer is None or self.guard.shadow:
             return None
-        self.gate.counters.add("once.remembered")
-        self.gate.counters.add(f"once.{entry.state}")
-        return cast(Answer, passage.judge(entry))
+        self.gate.counters.add_each("once.remembered", _COUNTED[known.entry.state])
+        return known.answer
+
+    def _known(self, seen: Seen, passage: Passage) -> Answer | None:
+        known = seen.recall(passage.record[0], passage.fingerprint)
+        if known is None:
+            return None
+        self.gate.counters.add_each("once.remembered", _COUNTED[known.entry.state])
+        return passage.recognise(known)
 
     def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
         entry = cast(Entry, passage.entry)
@@ -212,7 +222,7 @@ class Guarded:
                     extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt},
                 )
         else:
-            self.gate.counters.add(f"once.{entry.state}")
+            self.gate.counters.add(_COUNTED[entry.state])
             if entry.state == "done" and self.seen is not None and entry.left_ms > 0:
                 self.seen.keep(passage.record[0], passage.fingerprint, entry, entry.left_ms)
         return verdict
@@ -293,6 +303,10 @@ class Guarded:
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"
         self.gate.counters.add(name)
         log.error(name, extra={"key": text_of(passage.key), "error": str(error)})
+
+
+_COUNTED = {state: f"once.{state}" for state in get_args(State)}
+"""Under which name each answer of a claim is counted."""
 
 
 def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:

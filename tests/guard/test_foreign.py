@@ -24,7 +24,10 @@ FOREIGN: dict[str, tuple[Put, str]] = {
     "a later layout": (lambda raw, key: raw.set(key, b"\xc2v" + bytes(60)), "another layout"),
     "an unknown state": (lambda raw, key: raw.set(key, b"\xc1z" + bytes(60)), "another layout"),
     "what ends too early": (lambda raw, key: raw.set(key, b"\xc1v" + bytes(34)), "another layout"),
-    "a fingerprint that ends too early": (lambda raw, key: raw.set(key, b"\xc1v" + bytes(35) + b"\x10" + bytes(15)), "another layout"),
+    "a fingerprint that ends too early": (
+        lambda raw, key: raw.set(key, b"\xc1v" + bytes(35) + b"\x10" + bytes(15)),
+        "another layout",
+    ),
     "a result that ends before it begins": (lambda raw, key: raw.set(key, b"\xf8" + bytes(10)), "another layout"),
     "a mark without its token": (lambda raw, key: raw.set(key, b"\xfe" + bytes(26)), "another layout"),
 }

@@ -387,9 +387,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @owned
     @rule(key=keys, owner=owners, before=st.sampled_from([0, 0, 1]), retention=spans, kind=kinds)
-    def complete(
-        self, key: int, owner: bytes | None, before: int, retention: int, kind: tuple[bytes, bytes]
-    ) -> None:
+    def complete(self, key: int, owner: bytes | None, before: int, retention: int, kind: tuple[bytes, bytes]) -> None:
         self.complete_by(key, owner, before, retention, *kind)
 
     def complete_by(self, key: int, owner: bytes | None, before: int, *rest: Any) -> None:
