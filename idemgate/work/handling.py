@@ -51,8 +51,16 @@ class DeliveryExecution(Execution):
     __slots__ = ("_delivery",)
 
     def __init__(self, delivery: Delivery[Any]) -> None:
-        super().__init__(delivery.raw_key, delivery.token, delivery.attempt, None, None)
+        super().__init__(delivery.raw_key, delivery.token, 0, None, None)
         self._delivery = delivery
+
+    @property
+    def attempt(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._delivery.attempt
+
+    @attempt.setter
+    def attempt(self, _: int) -> None:
+        """It is the delivery's."""
 
     @property
     def lease_lost(self) -> bool:
