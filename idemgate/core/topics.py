@@ -623,9 +623,10 @@ def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
 
 
-def most_of(settlements: Iterable[Settlement]) -> int:
+def most_of(settlements: Sequence[Settlement]) -> int:
     """How many of these may end in one script call."""
-    return BATCH if all(one.verb == "ack" for one in settlements) else FEW
+    verbs = [one.verb for one in settlements]
+    return BATCH if verbs.count("ack") == len(verbs) else FEW
 
 
 def _resettled(part: parts.Part[Settlement]) -> Again:

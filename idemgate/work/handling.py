@@ -51,7 +51,9 @@ class DeliveryExecution(Execution):
     __slots__ = ("_delivery",)
 
     def __init__(self, delivery: Delivery[Any]) -> None:
-        super().__init__(delivery.raw_key, delivery.token, 0, None, None)
+        # Without the one above, which would ask for all that is only known once the message is unpacked.
+        self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
+        self._save = self.recovered = None
         self._delivery = delivery
 
     @property

@@ -192,7 +192,7 @@ class Line:
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
             log.error(name, extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
-            self.drop(held for held, _ in endings)
+            self.drop([held for held, _ in endings])
         return found
 
     def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
@@ -228,7 +228,7 @@ def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list
         by_slot = defaultdict(list)
         for ending in endings:
             by_slot[calls.home(ending[1].delivery)].append(ending)
-    most = min(BATCH, most_of(settlement for _, settlement in endings))
+    most = min(BATCH, most_of([settlement for _, settlement in endings]))
     for slot, some in by_slot.items():
         for start in range(0, len(some), most):
             yield slot, some[start : start + most]
