@@ -89,16 +89,16 @@ def _compact(gate: Gate, n: int) -> None:
 
 
 def _kept(gate: Gate, n: int) -> None:
-    for start in range(0, n, 1_000):
-        pairs = ((f"order:{number:015}", SMALL) for number in range(start, start + 1_000))
+    for at in range(0, n, 1_000):
+        pairs = ((f"order:{number:015}", SMALL) for number in range(at, at + 1_000))
         gate.keep_many(pairs, "24h", scope="o")
 
 
 def _events(gate: Gate, server: Any, n: int) -> None:
     """What is remembered of triggers whose messages are done."""
     topic = gate.topic("memory", merge="count")
-    for start in range(0, n, 500):
-        topic.trigger_many([Trigger("k", event_id=f"order:{number:015}") for number in range(start, start + 500)])
+    for at in range(0, n, 500):
+        topic.trigger_many([Trigger("k", event_id=f"order:{number:015}") for number in range(at, at + 500)])
     topic.ack(topic.take(1))
     server.delete(*server.scan_iter("*:told[01]"))  # replies, which go by themselves after a minute
 

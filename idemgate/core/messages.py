@@ -155,6 +155,10 @@ class Message:
         return part_of(self._merge, self._fields[8], items, self._codec)
 
 
+Unread = tuple[bytes, Merge, Codec] | None
+"""What a message is made of."""
+
+
 class Delivery(Generic[P]):
     """One attempt to hand a merged message to a handler.
 
@@ -165,9 +169,20 @@ class Delivery(Generic[P]):
     be gone: stop, somebody else runs this key.
     """
 
-    __slots__ = ("_message", "_payload", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
+    __slots__ = ("_payload", "_read", "_unread", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
 
-    def __init__(self, topic: str, slot: int, raw_key: bytes, token: int, due_ms: int, message: Message) -> None:
+    def __init__(
+        self,
+        topic: str,
+        slot: int,
+        raw_key: bytes,
+        token: int,
+        due_ms: int,
+        message: Message | None,
+        unread: Unread = None,
+    ) -> None:
+        """`unread`, where there is no `message` yet: it is unpacked when something of it is asked for; then raises
+        NotDecodable."""
         self.topic = topic
         self.slot = slot
         self.raw_key = raw_key
@@ -175,11 +190,19 @@ class Delivery(Generic[P]):
         self.due_ms = due_ms
         self.lost = False
         self.cancelled = False
-        self._message = message
+        self._read = message
+        self._unread = unread
         self._payload: P | None = None
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}/{self.key} count={self.count} attempt={self.attempt} token={self.token}>"
+
+    @property
+    def _message(self) -> Message:
+        if self._read is None:
+            assert self._unread is not None
+            self._read = Message(*self._unread)
+        return self._read
 
     @property
     def key(self) -> str:
@@ -418,8 +441,8 @@ def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Code
         )
 
 
-_MESSAGE = [int, int, int, int, int, bytes, int, bytes, bytes, bytes, int, int]
-"""The kinds of its places, but for the accumulator and the priority."""
+_FIRST, _LAST = (int, int, int, int, int, bytes, int, bytes), (bytes, int, int)
+"""The kinds of its places, but for the accumulator, the failure, the priority and the rank."""
 
 
 def _is_message(fields: Any) -> bool:
@@ -427,10 +450,12 @@ def _is_message(fields: Any) -> bool:
     if not isinstance(fields, list):
         return False
     places: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
-    kinds = list(map(type, places))
+    kinds = tuple(map(type, places))
     return (
         14 <= len(kinds) <= 15
-        and kinds[:8] + kinds[9:10] + kinds[11:14] == _MESSAGE
+        and kinds[:8] == _FIRST
+        and kinds[9] is bytes
+        and kinds[11:14] == _LAST
         and 0 <= places[1] <= LATEST_MS
         and 0 <= places[2] <= LATEST_MS
         and (kinds[10] is int or places[10] == b"")

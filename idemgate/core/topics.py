@@ -38,7 +38,7 @@ from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, NotDecodable
 
 __all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topic", "stored_policy"]
 
@@ -160,6 +160,13 @@ class TopicCalls:
     def at(self, route: bytes) -> int:
         """The slot of what has this route: a group, or a key without one."""
         return keys.slot_of(route, self.policy.slots)
+
+    def home(self, delivery: Delivery[Any]) -> int:
+        """The slot of a delivery, which may have been taken when there were more or fewer."""
+        try:
+            return self.at(delivery.route)
+        except NotDecodable:
+            return delivery.slot % self.policy.slots
 
     def _call(
         self,
@@ -306,7 +313,7 @@ class TopicCalls:
         name, merge, codec = self.name, self.policy.merge, self.codec
         found: list[Delivery[Any]] = [
             # Not Delivery[Any](...): that alone would cost as much as all the rest.
-            Delivery(name, slot, key, fence, due_ms, Message(packed, merge, codec))
+            Delivery(name, slot, key, fence, due_ms, None, (packed, merge, codec))
             for key, fence, due_ms, packed in zip(*(reply[at:end:4] for at in range(4, 8)), strict=True)
         ]
         return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
@@ -345,20 +352,17 @@ class TopicCalls:
 
         return self._call("turn", slot, args, read, again)
 
-    def settle_many(
-        self,
-        settlements: Iterable[Settlement],
-        told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
-    ) -> Batch[list[str]]:
+    def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
         """One script call per slot and 200 deliveries, or 50 if not all are just done; the outcomes in the order of the
-        settlements. `told` hears each answer."""
-
-        def read(slot: int, answer: Settled) -> list[str]:
-            told(slot, answer)
-            return answer.outcomes
-
+        settlements."""
         found = list(settlements)
-        return self._spread(found, lambda entry: self.at(entry.delivery.route), self.settle, read, most_of(found))
+        return self._spread(
+            found,
+            lambda entry: self.home(entry.delivery),
+            self.settle,
+            lambda answer: answer.outcomes,
+            most_of(found),
+        )
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
         return self._extend(slot, parts.Part(b"", deliveries), self.policy.lease if lease is None else lease)
@@ -372,17 +376,15 @@ class TopicCalls:
             slot,
             args,
             lambda reply: _outcomes(reply[2:]),
-            lambda calls, _: part.again(
-                lambda one: calls.at(one.route), lambda at, some: calls._extend(at, some, lease), in_order
-            ),
+            lambda calls, _: part.again(calls.home, lambda at, some: calls._extend(at, some, lease), in_order),
         )
 
     def extend_many(self, deliveries: Iterable[Delivery[Any]], lease: int | None = None) -> Batch[list[str]]:
         return self._spread(
             deliveries,
-            lambda entry: self.at(entry.route),
+            self.home,
             lambda slot, part: self.extend(slot, part, lease),
-            lambda _, answer: answer,
+            lambda answer: answer,
         )
 
     def _spread(
@@ -390,7 +392,7 @@ class TopicCalls:
         entries: Iterable[Any],
         slot_of: Callable[[Any], int],
         build: Callable[[int, list[Any]], Call[Any]],
-        read: Callable[[int, Any], list[str]],
+        read: Callable[[Any], list[str]],
         most: int = BATCH,
     ) -> Batch[list[str]]:
         if self.policy.slots == 1:
@@ -402,9 +404,7 @@ class TopicCalls:
         order = [place for _, part in parts for place, _ in part]
 
         def join(answers: list[Any]) -> list[str]:
-            outcomes = [
-                outcome for (slot, _), answer in zip(parts, answers, strict=True) for outcome in read(slot, answer)
-            ]
+            outcomes = [outcome for answer in answers for outcome in read(answer)]
             return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
@@ -413,11 +413,11 @@ class TopicCalls:
         self,
         entries: list[Any],
         build: Callable[[int, list[Any]], Call[Any]],
-        read: Callable[[int, Any], list[str]],
+        read: Callable[[Any], list[str]],
         most: int,
     ) -> Batch[list[str]]:
         def join(answers: list[Any]) -> list[str]:
-            return [outcome for answer in answers for outcome in read(0, answer)]
+            return [outcome for answer in answers for outcome in read(answer)]
 
         return Batch([build(0, entries[i : i + most]) for i in range(0, len(entries), most)], join)
 
@@ -624,13 +624,14 @@ def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
 
 
-def most_of(settlements: Iterable[Settlement]) -> int:
+def most_of(settlements: Sequence[Settlement]) -> int:
     """How many of these may end in one script call."""
-    return BATCH if all(one.verb == "ack" for one in settlements) else FEW
+    verbs = [one.verb for one in settlements]
+    return BATCH if verbs.count("ack") == len(verbs) else FEW
 
 
 def _resettled(part: parts.Part[Settlement]) -> Again:
-    return lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled)
+    return lambda calls, _: part.again(lambda one: calls.home(one.delivery), calls._settle, _settled)
 
 
 def _ended(settlements: Sequence[Settlement]) -> bytes:

@@ -51,8 +51,18 @@ class DeliveryExecution(Execution):
     __slots__ = ("_delivery",)
 
     def __init__(self, delivery: Delivery[Any]) -> None:
-        super().__init__(delivery.raw_key, delivery.token, delivery.attempt, None, None)
+        # Without the one above, which would ask for all that is only known once the message is unpacked.
+        self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
+        self._save = self.recovered = None
         self._delivery = delivery
+
+    @property
+    def attempt(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._delivery.attempt
+
+    @attempt.setter
+    def attempt(self, _: int) -> None:
+        """It is the delivery's."""
 
     @property
     def lease_lost(self) -> bool:

@@ -18,6 +18,7 @@ from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
 from idemgate.work.handling import Handler
 from idemgate.work.limiter import Limiter
+from idemgate.work.outcome import attempt_of
 
 __all__ = ["BATCH", "Ending", "Held", "Line"]
 
@@ -191,7 +192,7 @@ class Line:
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
             log.error(name, extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
-            self.drop(held for held, _ in endings)
+            self.drop([held for held, _ in endings])
         return found
 
     def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
@@ -205,7 +206,7 @@ class Line:
 
     def _tell_dead(self, settlement: Settlement) -> None:
         self.gate.counters.add("worker.dead")
-        attempt, failure = settlement.delivery.attempt, settlement.failure
+        attempt, failure = attempt_of(settlement.delivery), settlement.failure
         log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
 
     def drop(self, held: Iterable[Held]) -> None:
@@ -226,8 +227,8 @@ def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list
     if calls.policy.slots > 1:
         by_slot = defaultdict(list)
         for ending in endings:
-            by_slot[calls.at(ending[1].delivery.route)].append(ending)
-    most = min(BATCH, most_of(settlement for _, settlement in endings))
+            by_slot[calls.home(ending[1].delivery)].append(ending)
+    most = min(BATCH, most_of([settlement for _, settlement in endings]))
     for slot, some in by_slot.items():
         for start in range(0, len(some), most):
             yield slot, some[start : start + most]

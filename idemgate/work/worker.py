@@ -24,7 +24,7 @@ from idemgate.work.hands import Hands
 from idemgate.work.line import BATCH, Ending, Held, Line
 from idemgate.work.loop import keep_up
 from idemgate.work.members import Membership
-from idemgate.work.outcome import settlement_of
+from idemgate.work.outcome import attempt_of, settlement_of
 from idemgate.work.planner import Planner
 from idemgate.work.serving import Serving, membership_of
 
@@ -394,7 +394,7 @@ class Worker:
             log.exception("worker.bad_delay", extra={"topic": topic})
             settlement = Settlement("nack", delivery, 1000, repr(wrong)[:500])
         if error is not None and settlement.verb not in ("ack", "defer"):
-            facts = {"topic": topic, "attempt": delivery.attempt, "token": delivery.token}
+            facts = {"topic": topic, "attempt": attempt_of(delivery), "token": delivery.token}
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
             self.gate.counters.add("worker.failed")
         return settlement
