@@ -12,23 +12,27 @@ from benchmarks.contestants import begin, contestants, end
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started, used_memory
-from idemgate import Gate
+from idemgate import Gate, Trigger
 from idemgate.link.embedded import start
 
 __all__ = ["run"]
 
 RESULT = "a result of just thirty bytes."
+SMALL = "sixteen bytes..."
 PEERS = {"by_hand": "first", "idemkit": "first", "powertools": "first", "idempotency_kit": "first_async"}
 
 
 def run(plan: Plan) -> list[Row]:
     """The rows; `bytes` has one figure: memory does not vary."""
     n = 16_000 if plan.share >= 1 else 4_000  # just below a power of two, where the server's tables are full
+    many = 200_000 if plan.share >= 1 else 50_000  # of what is for many, and shares keys
     with started() as server:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
         with Gate(url, namespace="bench") as gate:
             rows = [_grown(server, who, keep, n) for who, keep in _kinds(gate, server).items()]
-            rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), 20 * n))
+            rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), many))
+            rows.append(_grown(server, "idemgate, compact, 16-byte result", lambda n: _kept(gate, n), many))
+            rows.append(_grown(server, "idemgate, event id of a topic", lambda n: _events(gate, server, n), many))
         with contestants(list(PEERS), url) as sides:
             for who, side in sides.items():
                 rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
@@ -82,6 +86,21 @@ def _compact(gate: Gate, n: int) -> None:
     for at in range(0, n, 1_000):
         ids = (f"order:{number:015}" for number in range(at, at + 1_000))
         gate.first_many(ids, "24h", scope="o", compact=True)
+
+
+def _kept(gate: Gate, n: int) -> None:
+    for at in range(0, n, 1_000):
+        pairs = ((f"order:{number:015}", SMALL) for number in range(at, at + 1_000))
+        gate.keep_many(pairs, "24h", scope="o")
+
+
+def _events(gate: Gate, server: Any, n: int) -> None:
+    """What is remembered of triggers whose messages are done."""
+    topic = gate.topic("memory", merge="count")
+    for at in range(0, n, 500):
+        topic.trigger_many([Trigger("k", event_id=f"order:{number:015}") for number in range(at, at + 500)])
+    topic.ack(topic.take(1))
+    server.delete(*server.scan_iter("*:told[01]"))  # replies, which go by themselves after a minute
 
 
 def _ask(side: Any, step: str, n: int) -> None:

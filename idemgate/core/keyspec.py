@@ -231,7 +231,7 @@ def _sync(spec: Callable[..., object], name: str) -> Callable[..., object]:
 def _template(template: str, arguments: Arguments) -> KeySpec:
     parts: list[tuple[str, _Field]] = []
     before = ""
-    for literal, written, options, conversion in _parsed(template):
+    for literal, written, options, conversion in _parsed(check_encodes(template, "key")):
         before += literal
         if written is None:
             continue

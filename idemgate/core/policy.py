@@ -230,10 +230,10 @@ _LOCAL = {"lease": 30_000, "max_attempts": 17, "retention": 2_592_000_000, "max_
 def differing(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:
     """The facts in which two policies differ, as people wrote them: durations in seconds, None = not set."""
     before, after = _unpacked(stored), _unpacked(asked)
-    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    return {name: _shown(name, before.get(name)) for name in names}, {
-        name: _shown(name, after.get(name)) for name in names
-    }
+    with as_ours("a policy"):
+        names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+        was, to = ({name: _shown(name, facts.get(name)) for name in names} for facts in (before, after))
+        return was, to
 
 
 def _shown(name: str, value: Any) -> object:

@@ -15,6 +15,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.letters import PAGE, Place
+from idemgate.core.merging import wrapped
 from idemgate.core.messages import (
     DeadLetter,
     Delivery,
@@ -28,6 +29,7 @@ from idemgate.core.messages import (
     Stats,
     Taken,
     Trigger,
+    Turned,
     forwarded,
     letter_of,
     moment,
@@ -36,13 +38,15 @@ from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, NotDecodable
 
-__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
+__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
 BATCH = 200
-"""Most triggers of one script call: the server is blocked for the whole of it."""
+"""Most triggers, or deliveries, of one script call: the server is blocked for the whole of it."""
+FEW = 50
+"""Most deliveries that end at once, if some are not just done: that takes several times as long."""
 
 
 class Settlement(NamedTuple):
@@ -55,10 +59,10 @@ class Settlement(NamedTuple):
     failure: str = ""
     part: Part | None = None
 
-    def words(self) -> tuple[Arg, ...]:
-        """As the script takes it."""
+    def words(self, place: int) -> tuple[Arg, ...]:
+        """As scripts take one that is not just done; `place` from 1."""
         verb, said = (self.verb, self.failure) if self.part is None else ("part", self.part.packed(self.failure))
-        return (verb, self.delivery.raw_key, self.delivery.token, self.delay, said)
+        return (place, verb, self.delay, said)
 
 
 def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
@@ -157,6 +161,13 @@ class TopicCalls:
         """The slot of what has this route: a group, or a key without one."""
         return keys.slot_of(route, self.policy.slots)
 
+    def home(self, delivery: Delivery[Any]) -> int:
+        """The slot of a delivery, which may have been taken when there were more or fewer."""
+        try:
+            return self.at(delivery.route)
+        except NotDecodable:
+            return delivery.slot % self.policy.slots
+
     def _call(
         self,
         script: str,
@@ -251,12 +262,13 @@ class TopicCalls:
     def checked(self, trigger: Trigger) -> tuple[bytes, ...]:
         """A trigger as scripts get it, or BadInput."""
         version = b"" if trigger.version is None else _version(trigger.version)
-        event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
+        key, group = keys.raw(trigger.key), b"" if trigger.group is None else _group(trigger.group)
+        event = b"" if trigger.event_id is None else keys.event(trigger.event_id, key, group or key)
         return (
-            keys.raw(trigger.key),
+            key,
             _when(trigger),
             self._priority(trigger.priority),
-            b"" if trigger.group is None else _group(trigger.group),
+            group,
             version,
             event,
             self.policy.merge.lift(trigger.payload, self.codec),
@@ -282,20 +294,11 @@ class TopicCalls:
         policy = self.policy
         args = (request, self._policy, n, policy.lease, *policy.limits(slot))
 
-        def read(reply: list[Any]) -> Taken:
-            found: list[Delivery[Any]] = [
-                Delivery(  # not Delivery[Any](...): that alone would cost as much as all the rest
-                    self.name,
-                    slot,
-                    reply[i],
-                    reply[i + 1],
-                    reply[i + 2],
-                    Message(reply[i + 3], policy.merge, self.codec),
-                )
-                for i in range(4, len(reply), 4)
-            ]
-            return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
+        return self._call(
+            "take", slot, args, lambda reply: self._found(slot, reply, len(reply)), self._retaken(request, n)
+        )
 
+    def _retaken(self, request: bytes, n: int) -> Again:
         def again(calls: TopicCalls, slot: int) -> Batch[Taken]:
             # Where several slots became one, each of them asks it: whoever takes needs to know its next due time.
             slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
@@ -303,36 +306,63 @@ class TopicCalls:
             shares = zip(own, slots, _shares(n, len(slots)), strict=True)
             return Batch([calls._take(*share) for share in shares], _taken)
 
-        return self._call("take", slot, args, read, again)
+        return again
+
+    def _found(self, slot: int, reply: list[Any], end: int) -> Taken:
+        """What a reply says was taken, its deliveries in front of place `end`."""
+        name, merge, codec = self.name, self.policy.merge, self.codec
+        found: list[Delivery[Any]] = [
+            # Not Delivery[Any](...): that alone would cost as much as all the rest.
+            Delivery(name, slot, key, fence, due_ms, None, (packed, merge, codec))
+            for key, fence, due_ms, packed in zip(*(reply[at:end:4] for at in range(4, 8)), strict=True)
+        ]
+        return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
         return self._settle(slot, parts.Part(token(), settlements))
 
     def _settle(self, slot: int, part: parts.Part[Settlement]) -> Call[Settled]:
-        args: list[Arg] = [part.request, self._policy]
-        for settlement in part.entries:
-            args += settlement.words()
         return self._call(
             "settle",
             slot,
-            args,
+            (part.request, self._policy, _ended(part.entries), *_others(part.entries)),
             lambda reply: Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]),
-            lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled),
+            _resettled(part),
         )
 
-    def settle_many(
-        self,
-        settlements: Iterable[Settlement],
-        told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
-    ) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries; the outcomes in the order of the settlements. `told` hears each
-        answer."""
+    def turn(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[Turned]:
+        """`settle`, then `take`, in one step."""
+        part, request, policy = parts.Part(token(), settlements), token(), self.policy
+        limits = (n, policy.lease, *policy.limits(slot))
+        args = (part.request, self._policy, _ended(settlements), request, *limits, *_others(settlements))
 
-        def read(slot: int, answer: Settled) -> list[str]:
-            told(slot, answer)
-            return answer.outcomes
+        def read(reply: list[Any]) -> Turned:
+            end = len(reply) - len(settlements)
+            taken = self._found(slot, reply, end)
+            return Turned(Settled(_outcomes(reply[end:]), taken.next_due_ms, taken.now_ms), taken)
 
-        return self._spread(settlements, lambda entry: self.at(entry.delivery.route), self.settle, read)
+        def again(calls: TopicCalls, slot: int) -> Batch[Turned]:
+            # Each half by itself, as a copy of it that had been asked for alone.
+            ending, taking = _resettled(part)(calls, slot), self._retaken(request, n)(calls, slot)
+            ends = len(ending.calls)
+            return Batch(
+                [*ending.calls, *taking.calls],
+                lambda answers: Turned(ending.join(answers[:ends]), taking.join(answers[ends:])),
+            )
+
+        return self._call("turn", slot, args, read, again)
+
+    def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
+        """One script call per slot and 200 deliveries, or 50 if not all are just done; the outcomes in the order of the
+        settlements."""
+        found = list(settlements)
+        return self._spread(
+            found,
+            lambda entry: self.home(entry.delivery),
+            self.settle,
+            lambda answer: answer.outcomes,
+            most_of(found),
+        )
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
         return self._extend(slot, parts.Part(b"", deliveries), self.policy.lease if lease is None else lease)
@@ -346,17 +376,15 @@ class TopicCalls:
             slot,
             args,
             lambda reply: _outcomes(reply[2:]),
-            lambda calls, _: part.again(
-                lambda one: calls.at(one.route), lambda at, some: calls._extend(at, some, lease), in_order
-            ),
+            lambda calls, _: part.again(calls.home, lambda at, some: calls._extend(at, some, lease), in_order),
         )
 
     def extend_many(self, deliveries: Iterable[Delivery[Any]], lease: int | None = None) -> Batch[list[str]]:
         return self._spread(
             deliveries,
-            lambda entry: self.at(entry.route),
+            self.home,
             lambda slot, part: self.extend(slot, part, lease),
-            lambda _, answer: answer,
+            lambda answer: answer,
         )
 
     def _spread(
@@ -364,31 +392,34 @@ class TopicCalls:
         entries: Iterable[Any],
         slot_of: Callable[[Any], int],
         build: Callable[[int, list[Any]], Call[Any]],
-        read: Callable[[int, Any], list[str]],
+        read: Callable[[Any], list[str]],
+        most: int = BATCH,
     ) -> Batch[list[str]]:
         if self.policy.slots == 1:
-            return self._chunks(list(entries), build, read)
+            return self._chunks(list(entries), build, read, most)
         by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for place, entry in enumerate(entries):
             by_slot[slot_of(entry)].append((place, entry))
-        parts = [(slot, found[i : i + BATCH]) for slot, found in by_slot.items() for i in range(0, len(found), BATCH)]
+        parts = [(slot, found[i : i + most]) for slot, found in by_slot.items() for i in range(0, len(found), most)]
         order = [place for _, part in parts for place, _ in part]
 
         def join(answers: list[Any]) -> list[str]:
-            outcomes = [
-                outcome for (slot, _), answer in zip(parts, answers, strict=True) for outcome in read(slot, answer)
-            ]
+            outcomes = [outcome for answer in answers for outcome in read(answer)]
             return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
 
     def _chunks(
-        self, entries: list[Any], build: Callable[[int, list[Any]], Call[Any]], read: Callable[[int, Any], list[str]]
+        self,
+        entries: list[Any],
+        build: Callable[[int, list[Any]], Call[Any]],
+        read: Callable[[Any], list[str]],
+        most: int,
     ) -> Batch[list[str]]:
         def join(answers: list[Any]) -> list[str]:
-            return [outcome for answer in answers for outcome in read(0, answer)]
+            return [outcome for answer in answers for outcome in read(answer)]
 
-        return Batch([build(0, entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)], join)
+        return Batch([build(0, entries[i : i + most]) for i in range(0, len(entries), most)], join)
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         return self._forward(token(), slot, to, n)
@@ -591,6 +622,34 @@ def _forwarded(answers: list[Forwarded]) -> Forwarded:
 def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     outcomes = in_order(places, [one.outcomes for one in answers])
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
+
+
+def most_of(settlements: Sequence[Settlement]) -> int:
+    """How many of these may end in one script call."""
+    verbs = [one.verb for one in settlements]
+    return BATCH if verbs.count("ack") == len(verbs) else FEW
+
+
+def _resettled(part: parts.Part[Settlement]) -> Again:
+    return lambda calls, _: part.again(lambda one: calls.home(one.delivery), calls._settle, _settled)
+
+
+def _ended(settlements: Sequence[Settlement]) -> bytes:
+    """Which deliveries end, as scripts take it: in one word, since every word costs both sides."""
+    flat: list[object] = []
+    for settlement in settlements:
+        delivery = settlement.delivery
+        flat += (delivery.raw_key, delivery.token)
+    return wrapped(flat)
+
+
+def _others(settlements: Sequence[Settlement]) -> list[Arg]:
+    """What is said of those that are not just done."""
+    words: list[Arg] = []
+    for place, settlement in enumerate(settlements, 1):
+        if settlement.verb != "ack":
+            words += settlement.words(place)
+    return words
 
 
 _OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost")}

@@ -279,8 +279,8 @@ class AsyncLink:
         def heard(_channel: bytes, _data: bytes | None) -> None:
             event.set()
 
-        await ear.add(channel, heard)
         try:
+            await ear.add(channel, heard)
             yield event
         finally:
             ear.remove(channel, heard)

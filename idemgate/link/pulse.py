@@ -11,11 +11,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Batch
 from idemgate.errors import StoreUnavailable
 from idemgate.link.forks import forks
-from idemgate.link.sync import SyncLink
+
+if TYPE_CHECKING:
+    from idemgate.link.sync import SyncLink
 
 __all__ = ["Beat", "Kept", "Pulse"]
 

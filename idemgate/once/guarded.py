@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
-import tenacity
-import wrapt
-
 from idemgate.core.calls import Call
 from idemgate.core.claims import Entry, State
 from idemgate.core.functions import awaited
@@ -34,6 +31,8 @@ from idemgate.once.current import Execution, executing
 from idemgate.once.local import Local
 
 if TYPE_CHECKING:
+    import tenacity
+
     from idemgate.gate import Gate
 
 __all__ = ["Guarded"]
@@ -68,6 +67,8 @@ class Guarded:
 
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
+        import wrapt  # it looks for entry points, which takes longer than the rest of this package
+
         inner = getattr(func, "__func__", func)
         return wrapt.FunctionWrapper(func, self.await_call if awaited(inner) else self.call)
 
@@ -310,6 +311,8 @@ _COUNTED = {state: f"once.{state}" for state in get_args(State)}
 
 def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
     """The same policy for a coroutine function; strategies are shared, the loop is tenacity's own."""
+    import tenacity
+
     if isinstance(retry, tenacity.AsyncRetrying):
         return retry.copy()
     facts = {name: getattr(retry, name) for name in _STRATEGIES}

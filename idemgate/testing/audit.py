@@ -54,7 +54,7 @@ def audit(
 
     - `store`: a gate, or the URL of a store. `namespace`: None means the gate's, or "default".
     - `most`, `most_bytes`: a slot with more entries, or more bytes of messages, is not read, and the report says so
-      ("unread"). What is remembered of event ids counts, too.
+      ("unread"). What is remembered of event ids counts as bytes.
     - `history`: findings of a `History`, to be told with the others.
 
     May run while others work. Each slot is read by one script, and so is each group of members and each record: what

@@ -4,10 +4,13 @@ and nobody waits for it."""
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from idemgate.core.messages import Receipt
 from idemgate.core.topics import TopicCalls
-from idemgate.link.aio import AsyncLink
+
+if TYPE_CHECKING:
+    from idemgate.link.aio import AsyncLink
 
 __all__ = ["Gathering"]
 

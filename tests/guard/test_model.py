@@ -85,6 +85,8 @@ class Model:
         if seen == "released" and key.owner == owner:
             return ("stale",)
         if (refused := self._refused(now, fingerprint)) is not None:
+            if refused[0] == "in_progress":  # where the clock was set back, the lease is a whole one from now on
+                self.key = replace(key, lease_end=now + key.left(now))
             return refused
         fresh = seen == "none"
         attempts = 0 if fresh else key.attempts

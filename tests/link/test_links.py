@@ -657,3 +657,21 @@ def _busy(client: redis.Redis) -> bool:
 
 async def _either(work: Any) -> Any:
     return await work
+
+
+async def test_who_is_cancelled_while_it_subscribes_is_not_listened_for(gate: Gate, raw: Any, namespace: str) -> None:
+    name = f"{namespace}:given up".encode()
+
+    async def wait() -> None:
+        async with gate.aio.link.waiting(name):
+            pytest.fail("it was cancelled before")
+
+    # Given one that begins to subscribe, and is cancelled
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    # Then the connection that others listen on is not subscribed to its channel
+    async with gate.aio.link.waiting(f"{namespace}:other".encode()):
+        assert raw.pubsub_numsub(name) == [(name, 0)]

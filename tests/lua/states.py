@@ -127,6 +127,7 @@ class Slot:
                 (b"f", b"n", far, wrapped([9, b"r" * 16, 0, MESSAGE, 5, 1, b""])),
                 (b"d", b"9", 5, wrapped([b"buried", MESSAGE, b"no", 5, 9])),
                 (b"m", b"vk", far, b"3"),
+                (b"e", keys.event("e", b"k", b"k"), far, b""),
                 (b"c", b"accepted", 0, b"3"),
                 (b"t", b"r" * 16, far // 30_000, wrapped([b"ok", 1])),
             )
@@ -144,6 +145,9 @@ class Slot:
                 f"settle {verb}": calls.settle(0, [Settlement(verb, one, 5, "why")])
                 for verb in ("ack", "nack", "bury", "return", "defer")
             },
+            "turn": calls.turn(0, settled, 5),
+            "turn nack": calls.turn(0, [Settlement("nack", one, 5, "why")], 1),
+            "turn return": calls.turn(0, [Settlement("return", one)], 5),
             "settle part": calls.settle(0, [Settlement("nack", one, 5, "why", part)]),
             "settle many": calls.settle(0, settled),
             "extend": calls.extend(0, [one]),

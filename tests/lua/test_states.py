@@ -146,7 +146,7 @@ def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str) -> None:
     for name, call in asks.items():
         rig.again()
         reply = rig.ask(call)
-        took = call.script.name in ("topic/take", "topic/forward") and rig.dump() != rig.scene
+        took = call.script.name in ("topic/take", "topic/turn", "topic/forward") and rig.dump() != rig.scene
         stage.others_act()
         before = _content(rig)
         again = rig.ask(call)
@@ -283,6 +283,7 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) 
 
 ENDS = {
     "topic/settle",
+    "topic/turn",
     "topic/cancel",
     "topic/extend",
     "topic/reschedule",

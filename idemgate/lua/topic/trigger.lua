@@ -5,7 +5,7 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4..] seven a trigger: key; when ("", "a" + ms since the epoch, "d" + ms from now); priority or "" (as it is, or 0); group or "";
----         version or ""; event id or ""; accumulator
+---         version or ""; event id (lib/events) or ""; accumulator
 --- Returns {"ok", now ms, then two a trigger: "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", due ms (0 = none)}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -24,6 +24,7 @@
 --- @include "lib/when"
 --- @include "lib/remember"
 --- @include "lib/recall"
+--- @include "lib/events"
 --- @include "lib/fade"
 --- @include "lib/count"
 --- @include "lib/head"
@@ -40,8 +41,9 @@ if given then
 end
 
 -- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
+local seen
 local function admit(key, version, event, group)
-  if event ~= "" and recall(K, "e" .. event .. key, now_ms) then
+  if event ~= "" and witnessed(seen, event, now_ms) then
     return "duplicate"
   end
   if version ~= "" then
@@ -60,7 +62,7 @@ end
 
 local function note(key, version, event, due, group)
   if event ~= "" then
-    remember(K, "e" .. event .. key, group, math.max(now_ms, due) + p.remember)
+    witness(seen, event, math.max(now_ms, due) + p.remember, now_ms)
   end
   if version ~= "" then
     remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
@@ -122,6 +124,9 @@ local function write_all()
     redis.call("HSET", K.pending, unpack(words))
   end
   schedule_all()
+  if seen then
+    store_events(seen)
+  end
 end
 
 -- A new message is scheduled, unless its key is in flight.
@@ -171,8 +176,14 @@ local function put(key, asked, priority, group, version, acc, serial)
   return receipt, m[message.due]
 end
 
--- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version that is remembered.
-local function problem_of(key, packed, group, version)
+-- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version and the events that are remembered.
+local function problem_of(key, packed, group, version, event)
+  if event ~= "" then
+    seen = seen or events(K)
+    if not readable(seen, bucket_of(seen, event)) then
+      return seen.problem
+    end
+  end
   if packed then
     pending[key] = sound_message(packed, p.merge)
     if not pending[key] then
@@ -194,7 +205,7 @@ for i = 4, #ARGV, 7 do
   names[#names + 1] = ARGV[i]
 end
 for i, packed in ipairs(redis.call("HMGET", K.pending, unpack(names))) do
-  problem = problem_of(names[i], packed, ARGV[i * 7], ARGV[i * 7 + 1])
+  problem = problem_of(names[i], packed, ARGV[i * 7], ARGV[i * 7 + 1], ARGV[i * 7 + 2])
   if problem then
     return { "foreign", now_ms, problem }
   end
