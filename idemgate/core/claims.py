@@ -11,7 +11,6 @@ from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.tokens import token
-from idemgate.lua import script
 
 __all__ = ["Claims", "Entry", "Record", "State"]
 
@@ -151,7 +150,7 @@ class Claims:
     ) -> Call[Entry]:
         now = b"" if self.clock is None else stamp(self.clock)
         args = (now, owner, lease, keep, fingerprint, max_attempts, b"1" if hold else b"0", b"1" if wait else b"0")
-        return Call(script("once/claim"), record, args, _entry)
+        return call("once/claim", record, args, _entry)
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
         return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _entry)
@@ -183,7 +182,7 @@ class Claims:
         self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
     ) -> Call[bool]:
         now = b"" if self.clock is None else stamp(self.clock)
-        return Call(script("once/complete"), record, (now, owner, fence, retention, kind, result), _held)
+        return call("once/complete", record, (now, owner, fence, retention, kind, result), _held)
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
         return call("once/renew", record, (stamp(self.clock), owner, lease, keep), _held)
