@@ -2,7 +2,7 @@
 -- What one trigger asks for: "" (nothing, as most do), a time (lib/when), or packed {time or "", priority or "", group or "", version or "",
 -- event id or ""}. Given back as a table, whose `at` is a time in ms or nil, the policy's; `text` is what it was made of.
 local function asked(text, now_ms)
-  if string.sub(text, 1, 1) ~= "\149" then
+  if string.byte(text) ~= 149 then
     return { text = text, at = when(text, now_ms), priority = "", group = "", version = "", event = "" }
   end
   local at, priority, group, version, event = unpack(cmsgpack.unpack(text))

@@ -9,8 +9,9 @@ local function tell(K, request, now_ms, reply)
     redis.call("HSET", told, "", string.format("%.0f", half))
     redis.call("PEXPIRE", told, 120000)
   end
-  reply[2] = now_ms - half * 30000
+  local timed = type(reply[1]) == "string" -- a word and the time; what `take` keeps of its own is not
+  reply[2] = timed and now_ms - half * 30000 or reply[2]
   redis.call("HSET", told, string.sub(request, 3, 16), cmsgpack.pack(reply))
-  reply[2] = now_ms
+  reply[2] = timed and now_ms or reply[2]
   return reply
 end

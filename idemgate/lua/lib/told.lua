@@ -16,7 +16,7 @@ local function told(K, request, now_ms)
       if found[2] and tonumber(found[1]) == half - back then
         local whole, reply = pcall(cmsgpack.unpack, found[2])
         if whole and type(reply) == "table" and type(reply[2]) == "number" then
-          reply[2] = (half - back) * 30000 + reply[2]
+          reply[2] = type(reply[1]) == "string" and (half - back) * 30000 + reply[2] or reply[2]
           return reply
         end
         return { "foreign", now_ms, target .. " holds what is no reply of ours" }

@@ -30,12 +30,14 @@
 --- @include "lib/hint"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local names, accs, asks, ask = {}, {}, {}, asked("", now_ms)
+local names, asks, ask = {}, {}, nil
 for i = 4, #ARGV, 3 do
-  local n = #names + 1
-  -- One after the other they often ask for the same.
-  ask = ARGV[i + 1] == ask.text and ask or asked(ARGV[i + 1], now_ms)
-  names[n], accs[n], asks[n] = ARGV[i], ARGV[i + 2], ask
+  local text, n = ARGV[i + 1], #names + 1
+  if not ask or text ~= ask.text then -- one after the other they often ask for the same
+    ask = asked(text, now_ms)
+    ask.noted = p.leading or ask.version ~= "" or ask.event ~= ""
+  end
+  names[n], asks[n] = ARGV[i], ask
 end
 -- What has to be read of these says as well whether they are of our types.
 local facts, stored = redis.pcall("HMGET", K.facts, "v", "accepted"), redis.pcall("HMGET", K.pending, unpack(names))
@@ -84,13 +86,8 @@ end
 
 -- What is pending of the keys named here, as it was packed by this call or read and unpacked once; what is to be written of them,
 -- together at the end; and when they are scheduled, false for those that are not, as far as it is known.
-local pending, changed, scheduled, standing = {}, {}, {}, {}
-local earliest, shifted = nil, false
-local function schedule(key, due)
-  scheduled[#scheduled + 1] = due
-  scheduled[#scheduled + 1] = key
-  standing[key] = due
-end
+local pending, words, changed, scheduled, standing = {}, {}, {}, {}, {}
+local earliest, shifted, pack = math.huge, false, cmsgpack.pack
 local function schedule_all()
   if #scheduled > 0 then
     redis.call("ZADD", K.due, unpack(scheduled))
@@ -98,10 +95,9 @@ local function schedule_all()
   end
 end
 local function write_all()
-  local words = {}
   for key, m in pairs(changed) do
     words[#words + 1] = key
-    words[#words + 1] = type(m) == "table" and cmsgpack.pack(m) or m
+    words[#words + 1] = pack(m)
   end
   if #words > 0 then
     redis.call("HSET", K.pending, unpack(words))
@@ -116,6 +112,7 @@ local function unsettle()
 end
 local function stands_at(key)
   if standing[key] == nil then
+    schedule_all()
     standing[key] = tonumber(redis.call("ZSCORE", K.due, key)) or false
   end
   return standing[key]
@@ -128,8 +125,9 @@ local function shift(key, old, stands, m, at)
   local elsewhere = old[message.group] ~= m[message.group]
   if stands then
     if m[message.due] ~= stands then
-      shifted = true
-      schedule(key, m[message.due])
+      shifted, standing[key] = true, m[message.due]
+      scheduled[#scheduled + 1] = m[message.due]
+      scheduled[#scheduled + 1] = key
     end
   elseif old[message.due] ~= m[message.due] or other or elsewhere then
     unsettle()
@@ -176,24 +174,35 @@ local function join(key, old, ask, acc, serial)
   return receipt, m[message.due]
 end
 
--- When the first trigger of a message makes it due; what such messages have in common is packed once.
-local fresh_due, fresh_why = window(p, { 1, now_ms, now_ms, 0, 0, "" }, true, now_ms)
-local function begun(ask)
-  local due, why, pinned = ask.at or fresh_due, ask.at and "time" or fresh_why, ask.at and 1 or 0
-  ask.due = due
-  ask.begun = "\158" .. cmsgpack.pack(1, now_ms, now_ms, due, 0, why, pinned, ask.version)
-  return ask.begun
+-- What is common to new messages whose triggers ask for the same is packed once: the places of lib/message around the accumulator, which
+-- only lacks a header that says how long it is.
+local headers, born = {}, "\158" .. pack(1, now_ms, now_ms)
+local function header(acc)
+  headers[#acc] = string.sub(pack(acc), 1, -#acc - 1)
+  return headers[#acc]
 end
--- A new message is scheduled, unless its key is in flight. (The places of lib/message, packed without a table of them.)
+local function begun(ask)
+  local due, why, pinned = ask.at, "time", 1
+  if not due then
+    due, why = window(p, { 1, now_ms, now_ms, now_ms, 0, "now" }, true, now_ms)
+    pinned = 0
+  end
+  ask.due, ask.score = due, string.format("%.0f", due)
+  ask.before = born .. pack(due, 0, why, pinned, ask.version)
+  ask.behind = ask.priority .. ask.group == "" and "\160\160\160" or pack("", ask.priority, ask.group)
+  return ask.before
+end
+-- A new message is scheduled, unless its key is in flight.
 local function begin(key, ask, acc, serial)
-  local places = ask.begun or begun(ask)
-  local m = places .. (p.raw and cmsgpack.pack(acc) or acc) .. cmsgpack.pack("", ask.priority, ask.group, serial, 0)
-  pending[key], changed[key] = m, m
+  local before, n = ask.before or begun(ask), #words
+  local m = before .. (p.raw and (headers[#acc] or header(acc)) or "") .. acc .. ask.behind .. pack(serial) .. "\0"
+  pending[key], words[n + 1], words[n + 2] = m, key, m
   if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then
-    schedule(key, ask.due)
-    earliest = math.min(earliest or ask.due, ask.due)
-  else
-    standing[key] = false
+    n = #scheduled
+    scheduled[n + 1], scheduled[n + 2] = ask.score, key
+    if ask.due < earliest then
+      earliest = ask.due
+    end
   end
   return "scheduled", ask.due
 end
@@ -219,12 +228,14 @@ local function problem_of(key, packed, ask)
 end
 
 local met = {}
-for n, key in ipairs(names) do
-  problem = problem_of(key, stored[n], asks[n])
-  if problem then
-    return { "foreign", now_ms, problem }
+for n = 1, #names do
+  if stored[n] or asks[n].version ~= "" then
+    problem = problem_of(names[n], stored[n], asks[n])
+    if problem then
+      return { "foreign", now_ms, problem }
+    end
+    met[#met + 1] = stored[n] and names[n] or nil
   end
-  met[#met + 1] = stored[n] and key or nil
 end
 if #met > 0 then
   for n, score in ipairs(redis.call("ZMSCORE", K.due, unpack(met))) do
@@ -234,30 +245,31 @@ end
 -- The first write is one that the server refuses when out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")
 local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
-local done, receipts = { accepted = 0 }, {}
-local serial = tonumber(facts[2]) or 0
-for n, key in ipairs(names) do
-  local ask = asks[n]
-  local receipt, due = admit(key, ask.version, ask.event, ask.group), now_ms
+local done, receipts = {}, {}
+local before_all = tonumber(facts[2]) or 0
+local serial = before_all
+for i = 4, #ARGV, 3 do
+  local key, ask, acc = ARGV[i], asks[(i - 1) / 3], ARGV[i + 2]
+  local receipt, due = ask.noted and admit(key, ask.version, ask.event, ask.group), now_ms
   if not receipt then
-    local acc, old = accs[n], pending[key]
+    local old = pending[key]
     serial = serial + 1
-    if not old then
-      receipt, due = begin(key, ask, acc, serial)
-    else
+    if old then
       old = type(old) == "table" and old or cmsgpack.unpack(old)
       receipt, due = join(key, old, ask, p.raw and acc or cmsgpack.unpack(acc), serial)
+    else
+      receipt, due = begin(key, ask, acc, serial)
     end
-    note(key, ask.version, ask.event, due, ask.group)
-    done.accepted = done.accepted + 1
+    if ask.noted then
+      note(key, ask.version, ask.event, due, ask.group)
+    end
   end
-  if receipt ~= "scheduled" then
-    done[receipt] = (done[receipt] or 0) + 1
-  end
-  receipts[n] = 8 * (due - now_ms) + codes[receipt]
+  done[receipt] = (done[receipt] or 0) + 1
+  receipts[#receipts + 1] = 8 * (due - now_ms) + codes[receipt]
 end
+done.scheduled, done.accepted = nil, serial - before_all
 write_all()
 count(K, done)
 fade(K, now_ms, #ARGV)
-hint(K, tonumber(before[2]), shifted and head(K) or earliest)
-return tell(K, ARGV[2], now_ms, { "ok", now_ms, cmsgpack.pack(receipts) })
+hint(K, tonumber(before[2]), shifted and head(K) or earliest < math.huge and earliest)
+return tell(K, ARGV[2], now_ms, { "ok", now_ms, pack(receipts) })
