@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import randrange
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys, parts
 from idemgate.core.calls import Arg, Batch, Call, call, text
@@ -36,7 +36,6 @@ from idemgate.core.messages import (
 from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
-from idemgate.core.stored import unpacked
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
 
@@ -229,7 +228,7 @@ class TopicCalls:
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, asked in enumerate(triggers):
             by_slot[self.at(asked[3])].append(place)
-        placed = [(slot, part) for slot, found in by_slot.items() for part in _parts(found)]
+        placed = [(slot, list(part)) for slot, found in by_slot.items() for part in _parts(found)]
         calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 
@@ -606,11 +605,8 @@ _REFUSED: dict[int, Receipt] = {3: Receipt("dropped", None), 4: Receipt("duplica
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:
-    _, now_ms, packed = reply
-    return [
-        _REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3))
-        for one in unpacked(packed, "receipts")
-    ]
+    now_ms = reply[1]
+    return [_REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3)) for one in reply[2:]]
 
 
 def _stats(answers: list[list[list[Any]]]) -> Stats:

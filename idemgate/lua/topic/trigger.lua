@@ -5,8 +5,8 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4..] three a trigger: key; what it asks for (lib/asked); accumulator
---- Returns {"ok", now ms, receipts}: packed, a number a trigger, 8 * (due, ms from now) + 0 to 4, which stand for these, then
----         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", the last two without a due time
+--- Returns {"ok", now ms, a number a trigger...}: 8 * (when it is due, ms from now) + 0 to 4, which stand for these, then
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -245,7 +245,7 @@ end
 -- The first write is one that the server refuses when out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")
 local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
-local done, receipts = {}, {}
+local done, reply = {}, { "ok", now_ms }
 local before_all = tonumber(facts[2]) or 0
 local serial = before_all
 for i = 4, #ARGV, 3 do
@@ -265,11 +265,11 @@ for i = 4, #ARGV, 3 do
     end
   end
   done[receipt] = (done[receipt] or 0) + 1
-  receipts[#receipts + 1] = 8 * (due - now_ms) + codes[receipt]
+  reply[#reply + 1] = 8 * (due - now_ms) + codes[receipt]
 end
 done.scheduled, done.accepted = nil, serial - before_all
 write_all()
 count(K, done)
 fade(K, now_ms, #ARGV)
 hint(K, tonumber(before[2]), shifted and head(K) or earliest < math.huge and earliest)
-return tell(K, ARGV[2], now_ms, { "ok", now_ms, pack(receipts) })
+return tell(K, ARGV[2], now_ms, reply)
