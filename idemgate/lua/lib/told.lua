@@ -1,4 +1,3 @@
---- @include "lib/wrong"
 -- The reply that was given to this request, or nil. Replies are remembered for 30 to 60 s, longer than any retry.
 -- A request that is part of a larger one, which was asked of a slot that has moved, says so: behind its own id (16 bytes) come theirs,
 -- and then this is the reply to the larger one.
@@ -9,10 +8,7 @@ local function told(K, request, now_ms)
   for at = 1, math.max(#request, 1), 16 do
     for back = 0, 1 do
       local target = K.told[(half - back) % 2]
-      local found = redis.pcall("HMGET", target, "", string.sub(request, at + 2, at + 15))
-      if found.err then
-        return { "foreign", now_ms, other_than(target, "hash") }
-      end
+      local found = redis.call("HMGET", target, "", string.sub(request, at + 2, at + 15))
       if found[2] and tonumber(found[1]) == half - back then
         local whole, reply = pcall(cmsgpack.unpack, found[2])
         if whole and type(reply) == "table" and type(reply[2]) == "number" then

@@ -39,12 +39,7 @@ for i = 4, #ARGV, 3 do
   end
   names[n], asks[n] = ARGV[i], ask
 end
--- What has to be read of these says as well whether they are of our types.
-local facts, stored = redis.pcall("HMGET", K.facts, "v", "accepted"), redis.pcall("HMGET", K.pending, unpack(names))
-local flying, before = redis.pcall("HLEN", K.flight), redis.pcall("ZRANGE", K.due, 0, 0, "WITHSCORES")
-local problem = facts.err and other_than(K.facts, "hash") or stored.err and other_than(K.pending, "hash")
-  or type(flying) == "table" and other_than(K.flight, "hash") or before.err and other_than(K.due, "zset")
-  or wrong_zset(K.lease) or wrong_seldom(K) or wrong_layout(K, facts[1])
+local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
@@ -52,6 +47,7 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
+local stored, before, flying = redis.call("HMGET", K.pending, unpack(names)), head(K), redis.call("HLEN", K.flight)
 
 -- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
 local function admit(key, version, event, group)
@@ -246,7 +242,7 @@ end
 redis.call("HSETNX", K.facts, "v", "1")
 local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 local done, reply = {}, { "ok", now_ms }
-local before_all = tonumber(facts[2]) or 0
+local before_all = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 local serial = before_all
 for i = 4, #ARGV, 3 do
   local key, ask, acc = ARGV[i], asks[(i - 1) / 3], ARGV[i + 2]
@@ -271,5 +267,5 @@ done.scheduled, done.accepted = nil, serial - before_all
 write_all()
 count(K, done)
 fade(K, now_ms, #ARGV)
-hint(K, tonumber(before[2]), shifted and head(K) or earliest < math.huge and earliest)
+hint(K, before, shifted and head(K) or earliest < math.huge and earliest)
 return tell(K, ARGV[2], now_ms, reply)
