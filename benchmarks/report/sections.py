@@ -130,6 +130,7 @@ def scheduler_alone() -> str:
     lines = [
         ("`trigger_many`, 500 a call", "idemgate_scheduler", "many"),
         ("bare `ZADD NX` + `HSET` of 500", "bare", "many"),
+        ("the same in a script that knows copies and what is pending", "bare", "many_floor"),
         ("worker, sync handler", "idemgate_scheduler", "many_sync"),
         ("worker, async handler", "idemgate_scheduler", "many_async"),
         ("`take(100)`, `ack`, own loop", "idemgate_scheduler", "many_take"),

@@ -50,7 +50,7 @@ class Trigger:
     event_id: Key | None = field(default=None, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as a trigger is not
 class Receipt:
     """What became of a trigger.
 
@@ -58,16 +58,21 @@ class Receipt:
     - "replaced": it joined, and moved the message to the time it named.
     - "dropped": not accepted: an older `version`, or inside the window of a leading edge. - "duplicate": its
       `event_id` was seen for this key.
-    `due_at` is when the message is due; None where nothing was accepted.
+    `due_ms` is when the message is due, in ms since the epoch, and `due_at` the same moment; None where nothing was
+    accepted.
     """
 
     status: ReceiptStatus
-    due_at: datetime | None
+    due_ms: int | None
+
+    @property
+    def due_at(self) -> datetime | None:
+        return None if self.due_ms is None else moment(self.due_ms)
 
     @property
     def accepted(self) -> bool:
         """Whether a delivery will follow."""
-        return self.due_at is not None
+        return self.due_ms is not None
 
 
 class Message:

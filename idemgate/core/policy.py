@@ -71,9 +71,17 @@ class Policy:
 
     def for_scripts(self) -> bytes:
         """ARGV[3] of the scripts that change a slot: `lua/lib/policy.lua`."""
+        return _packed(self._rules() | {
+            "attempts": self.max_attempts, "retention": self.retention, "max_dead": self.max_dead,
+        })  # fmt: skip
+
+    def for_triggers(self) -> bytes:
+        """As `for_scripts`, without what is only needed once messages are taken."""
+        return _packed(self._rules())
+
+    def _rules(self) -> dict[str, object]:
         facts: dict[str, object] = {
-            "merge": self.merge.spec, "remember": self.remember, "attempts": self.max_attempts,
-            "retention": self.retention, "max_dead": self.max_dead, "group_limit": self.group_concurrency,
+            "merge": self.merge.spec, "remember": self.remember, "group_limit": self.group_concurrency,
         }  # fmt: skip
         for name in ("window", "quiet", "max_delay", "max_size"):
             if getattr(self, name) is not None:
@@ -85,7 +93,7 @@ class Policy:
         facts |= {name: True for name, given in flags.items() if given}
         if self.priority_boost is not None:
             facts["boost"] = self.priority_boost
-        return _packed(facts)
+        return facts
 
     def described(self) -> dict[str, object]:
         """What is stored of it and was said, as people wrote it: durations in seconds."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import randrange
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys, parts
 from idemgate.core.calls import Arg, Batch, Call, call, text
@@ -43,6 +43,8 @@ from idemgate.errors import BadInput, NotDecodable
 __all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
+Asked = tuple[bytes, bytes, bytes, bytes]
+"""A trigger that was checked: its key, what it asks for (`lua/lib/asked.lua`), its accumulator; and its route."""
 BATCH = 200
 """Most triggers, or deliveries, of one script call: the server is blocked for the whole of it."""
 FEW = 50
@@ -131,7 +133,7 @@ class TopicCalls:
     """Builds the calls of one topic. What concerns one key or one slot is a Call; what spreads over slots is a Batch
     of them. A call whose slot has moved to another layout, meanwhile, is answered there, with the same request id."""
 
-    __slots__ = ("_policy", "adopt", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = ("_policy", "_rules", "adopt", "clock", "codec", "name", "namespace", "policy")
 
     def __init__(
         self,
@@ -150,6 +152,7 @@ class TopicCalls:
         self.clock = clock
         self.adopt = adopt
         self._policy = policy.for_scripts()
+        self._rules = policy.for_triggers()
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
         return keys.slot(self.namespace, self.name, slot, self.policy.slots)
@@ -215,66 +218,62 @@ class TopicCalls:
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
         return self._trigger(token(), self.checked(trigger))
 
-    def _trigger(self, request: bytes, fields: tuple[bytes, ...]) -> Call[Receipt]:
+    def _trigger(self, request: bytes, asked: Asked) -> Call[Receipt]:
         return self._call(
             "trigger",
-            self.at(fields[3] or fields[0]),
-            (request, self._policy, *fields),
+            self.at(asked[3]),
+            (request, self._rules, *asked[:3]),
             lambda reply: _receipts(reply)[0],
-            lambda calls, _: _only(calls._trigger(request, fields)),
+            lambda calls, _: _only(calls._trigger(request, asked)),
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
         """One script call per slot and 200 triggers. All are checked before the first call is made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
-    def put_many(self, triggers: Sequence[tuple[bytes, ...]]) -> Batch[list[Receipt]]:
+    def put_many(self, triggers: Sequence[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
-        by_slot: dict[int, list[tuple[int, tuple[bytes, ...]]]] = defaultdict(list)
-        for place, fields in enumerate(triggers):
-            by_slot[self.at(fields[3] or fields[0])].append((place, fields))
-        calls: list[Call[list[Receipt]]] = []
-        places: list[list[int]] = []
-        for slot, entries in by_slot.items():
-            for start in range(0, len(entries), BATCH):
-                part = entries[start : start + BATCH]
-                calls.append(self._triggers(slot, parts.Part(token(), [fields for _, fields in part])))
-                places.append([place for place, _ in part])
+        if self.policy.slots == 1:
+            return Batch([self._triggers(0, part) for part in _parts(triggers)], _flat)
+        by_slot: defaultdict[int, list[int]] = defaultdict(list)
+        for place, asked in enumerate(triggers):
+            by_slot[self.at(asked[3])].append(place)
+        placed = [(slot, list(part)) for slot, found in by_slot.items() for part in _parts(found)]
+        calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
+        return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 
-        def join(answers: list[list[Receipt]]) -> list[Receipt]:
-            receipts: list[Any] = [None] * len(triggers)
-            for where, answer in zip(places, answers, strict=True):
-                for place, receipt in zip(where, answer, strict=True):
-                    receipts[place] = receipt
-            return receipts
+    def _triggers(self, slot: int, triggers: Sequence[Asked]) -> Call[list[Receipt]]:
+        return self._put(slot, parts.Part(token(), triggers))
 
-        return Batch(calls, join)
-
-    def _triggers(self, slot: int, part: parts.Part[tuple[bytes, ...]]) -> Call[list[Receipt]]:
+    def _put(self, slot: int, part: parts.Part[Asked]) -> Call[list[Receipt]]:
+        args: list[Arg] = [part.request, self._rules]
+        for key, wish, acc, _ in part.entries:
+            args += (key, wish, acc)
         return self._call(
             "trigger",
             slot,
-            (part.request, self._policy, *(value for fields in part.entries for value in fields)),
+            args,
             lambda reply: part.own(_receipts(reply)),
-            lambda calls, _: part.again(lambda fields: calls.at(fields[3] or fields[0]), calls._triggers, in_order),
+            lambda calls, _: part.again(lambda asked: calls.at(asked[3]), calls._put, in_order),
         )
 
-    def checked(self, trigger: Trigger) -> tuple[bytes, ...]:
+    def checked(self, trigger: Trigger) -> Asked:
         """A trigger as scripts get it, or BadInput."""
-        version = b"" if trigger.version is None else _version(trigger.version)
-        key, group = keys.raw(trigger.key), b"" if trigger.group is None else _group(trigger.group)
-        event = b"" if trigger.event_id is None else keys.event(trigger.event_id, key, group or key)
-        return (
-            key,
-            _when(trigger),
-            self._priority(trigger.priority),
-            group,
-            version,
-            event,
-            self.policy.merge.lift(trigger.payload, self.codec),
-        )
+        key, group, wish = keys.raw(trigger.key), trigger.group, _when(trigger)
+        if not (trigger.priority is group is trigger.version is trigger.event_id is None):
+            wish = self._wish(trigger, wish)
+        acc = self.policy.merge.lift(trigger.payload, self.codec)
+        return key, wish, acc, key if group is None else keys.raw(group)
 
-    def _priority(self, priority: int | None) -> bytes:
+    def _wish(self, trigger: Trigger, when: bytes) -> bytes:
+        """All that a trigger asks for, as `lua/lib/asked.lua` reads it."""
+        version = b"" if trigger.version is None else _version(trigger.version)
+        group = b"" if trigger.group is None else _group(trigger.group)
+        key = keys.raw(trigger.key)
+        event = b"" if trigger.event_id is None else keys.event(trigger.event_id, key, group or key)
+        return wrapped([when, self._priority(trigger.priority), group, version, event])
+
+    def _priority(self, priority: int | None) -> int | bytes:
         if priority is None:
             return b""
         boost = self.policy.priority_boost or 1
@@ -282,7 +281,7 @@ class TopicCalls:
             raise BadInput("priority", priority, "not an integer that ranks exactly", f"Use at most 2**52 / {boost} ms")
         if not self.policy.priority:
             raise BadInput("priority", priority, f"topic {self.name!r} has none", "Make it with priority=True")
-        return b"%d" % priority
+        return priority
 
     # -- taking out ---------------------------------------------------------------------------------------------------
 
@@ -659,9 +658,13 @@ def _outcomes(words: list[bytes]) -> list[str]:
     return [_OUTCOMES[word] for word in words]
 
 
+_ACCEPTED: tuple[ReceiptStatus, ...] = ("scheduled", "merged", "replaced")
+_REFUSED: dict[int, Receipt] = {3: Receipt("dropped", None), 4: Receipt("duplicate", None)}
+
+
 def _receipts(reply: list[Any]) -> list[Receipt]:
-    pairs = zip(reply[2::2], reply[3::2], strict=True)
-    return [Receipt(cast(ReceiptStatus, text(status)), moment(due) if due else None) for status, due in pairs]
+    now_ms = reply[1]
+    return [_REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3)) for one in reply[2:]]
 
 
 def _stats(answers: list[list[list[Any]]]) -> Stats:
@@ -681,6 +684,11 @@ def _stats(answers: list[list[list[Any]]]) -> Stats:
 
 _FACTS = (b"v", b"fence", b"paused", b"rate", b"opened", b"batch", b"gone")
 """What a slot's facts hold beside counters."""
+
+
+def _parts(entries: Sequence[T]) -> list[Sequence[T]]:
+    """As many at once as one script call takes."""
+    return [entries[start : start + BATCH] for start in range(0, len(entries), BATCH)]
 
 
 def _group(group: Key) -> bytes:

@@ -37,7 +37,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ending needs no token": (
         "one key", "topic/settle", "if not d or d[delivery.fence] ~= given[2 * i] then", "if not d then"),
     "a key in flight is scheduled": (
-        "one key", "topic/trigger", 'if not flying or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
+        "one key", "topic/trigger", 'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
     "a take is not remembered": ("one key", "topic/take", "if given then", "if false then"),
     "a trigger is not remembered": ("one key", "topic/trigger", "if given then", "if false then"),
     "what is behind is forgotten": ("one key", "topic/settle", "if behind[key] then", "if false then"),

@@ -54,7 +54,7 @@ local function fresh(held, now_ms)
 end
 
 -- Puts the last bucket back to the one that it was split from.
-local function join(e, now_ms)
+local function unsplit(e, now_ms)
   local last = e.buckets - 1
   local base = last < e.base and e.base / 2 or e.base
   if readable(e, last) and readable(e, last - base) then
@@ -81,7 +81,7 @@ local function witness(e, id, expires, now_ms)
   if e.count > MANY * e.buckets and readable(e, e.buckets - e.base) then
     split(e)
   elseif e.count < FEW * e.buckets and e.buckets > 1 then
-    join(e, now_ms)
+    unsplit(e, now_ms)
   end
 end
 
