@@ -127,6 +127,8 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "mark": lambda on: on.claims.mark(on.key("free"), token(), 60_000),
     "marks": lambda on: on.claims.mark_many([on.key("free"), on.key("done")], 60_000).calls[0],
     "see": lambda on: on.gate.seen.first("s", "free", "60s"),
+    "keep": lambda on: on.gate.seen.keep("s", "free", 7, "60s"),
+    "kept": lambda on: on.gate.seen.kept("s", "free"),
     "complete": lambda on: on.claims.complete(on.key("mine"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
     "complete, lost": lambda on: on.claims.complete(on.key("theirs"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
     "renew": lambda on: on.claims.renew(on.key("mine"), on.owner, 40_000, 60_000),

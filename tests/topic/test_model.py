@@ -36,8 +36,8 @@ from idemgate.testing import Clock
 from tests.topic.model import NEVER, Model, Rules
 
 WEIGHTS = {
-    "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 7, "turn": 4, "extend": 1, "cancel": 1, "reschedule": 1,
-    "flush": 1, "flush_all": 1, "exhume": 2, "time": 5, "again": 4, "pause": 1,
+    "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "turn": 3, "extend": 1, "cancel": 1, "reschedule": 1,
+    "flush": 1, "flush_all": 1, "exhume": 3, "time": 5, "again": 4, "pause": 1,
 }  # fmt: skip
 HAPPENED = (
     "acked", "nacked", "buried", "returned", "deferred", "lapsed", "lost", "cancelled", "redriven", "deleted", "folded",

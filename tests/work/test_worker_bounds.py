@@ -227,3 +227,18 @@ async def test_a_worker_on_a_clock_that_stands_still_sleeps(
         assert handled == []
         clock.advance("1ms")
         await eventually(lambda: handled == ["a"])
+
+
+async def test_the_next_is_taken_with_the_end_of_the_last(gate: Gate, calls: Counter[str], eventually: Any) -> None:
+    topic = gate.topic("t")
+
+    @topic.handler
+    async def handle(delivery: Any) -> None: ...
+
+    await topic.aio.trigger_many([(n, n) for n in range(20)])
+    # When a worker runs one after the other
+    async with Worker(gate, concurrency=1, prefetch=0):
+        await eventually(lambda: gate.counters["worker.acked"] == 20)
+    # Then one call ends each and takes the next
+    assert calls["topic/turn"] > 10 > calls["topic/take"]
+    assert calls["topic/turn"] + calls["topic/settle"] == 20
