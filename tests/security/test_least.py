@@ -28,8 +28,8 @@ SPARE: dict[str, set[str]] = {"viewer": {"+zrangebylex"}}
 """Of a library that its scripts share with others; it reads what may be read by other commands, too."""
 UNSEEN = {"+ping"}
 """Asked of connections that were idle for a while."""
-ASKED_IN_VAIN = {("command", "client|setinfo")}
-"""Clients ask, and do without."""
+ASKED_IN_VAIN = {("command", "client|setinfo"), ("command", "config|get")}
+"""Clients and the doctor ask, and do without."""
 
 
 @pytest.fixture(scope="module")
