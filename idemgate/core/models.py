@@ -138,7 +138,21 @@ def _model(value: Any, model: Any) -> Any:
     except NotDecodable:
         raise
     except Exception as error:
-        raise NotDecodable(f"it does not fit {model.__qualname__}: {error}") from error
+        told = _without_value(error, model)
+        if told is None:
+            raise NotDecodable(f"it does not fit {model.__qualname__}: {error}") from error
+    # Out here, since an error keeps the one during which it was raised.
+    raise NotDecodable(f"it does not fit {model.__qualname__}: {told}")
+
+
+def _without_value(error: Exception, model: Any) -> str | None:
+    """What is wrong, where the error itself would show what was stored; None where its text is the model's own."""
+    if issubclass(model, Enum):
+        return "it is none of its members"
+    if not hasattr(error, "error_count"):  # that of pydantic's ValidationError
+        return None
+    problems = cast(Any, error).errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
 
 
 def _made(value: Any, model: Any) -> Any:

@@ -104,6 +104,8 @@ def _contents(reply: list[Any]) -> Contents | Large:
     parts: list[list[Any]] = []
     at = 2
     while at < len(reply):
+        if reply[at] < 0:
+            raise ValueError(f"a part of {reply[at]} entries")
         parts.append(reply[at + 1 : at + 1 + reply[at]])
         at += 1 + reply[at]
     lives, *rest = parts

@@ -354,6 +354,8 @@ def administers(on: Stage) -> None:
     assert topic.resume()
     assert topic.dead.redrive() == 1
     on.mine.topic("t").forget(discard=True)
+    said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
+    on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
     assert not audit(on.mine).errors
 
 

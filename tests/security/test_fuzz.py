@@ -20,7 +20,7 @@ from idemgate import Gate
 from idemgate.errors import StoreError
 from idemgate.link.resp import PlainReader
 from idemgate.testing import Clock
-from tests.security.decoders import DECODERS, check_memory, refused_or_read
+from tests.security.decoders import CALLS, DECODERS, check_memory, refused_or_read
 from tests.security.test_acl import Scene, dumped, restored, stored
 
 N = int(os.environ.get("IDEMGATE_FUZZ", "60"))
@@ -79,6 +79,7 @@ def test_a_few_bytes_cannot_ask_for_much_memory(name: str) -> None:
 
 FOUND = [
     ("answer", b"\0:1\r\n"), ("answer", b"\0*0\r\n"),
+    *[("answer", b"%c*3\r\n$2\r\nok\r\n:1700000000000\r\n:-1\r\n" % number) for number in range(len(CALLS))],
     ("cluster", b"MOVED x y"), ("cluster", b"MOVED 99999 h:1"), ("cluster", b"*1\r\n:1\r\n"),
     ("url", b"redis\n1?\n=1\nh"), ("url", b"redis+cluster\n1?\n=1\nh"), ("url", b"redis+sentinel\n\n\nh/s/\xc2\xb2"),
     ("url", b"redis\n12:\n\n["),

@@ -7,12 +7,17 @@ import logging
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
+import msgpack
+import pydantic
 import pytest
 
 import idemgate
-from idemgate import Bury, Gate, Retry, Trigger
+from idemgate import Adaptive, Bury, Delivery, Failed, Gate, NotDecodable, Overloaded, Retry, Trigger
+from idemgate.core.models import rebuild
 from idemgate.errors import IdemgateError
 from idemgate.testing import Clock
 from tests.cluster import unused_ports
@@ -152,6 +157,77 @@ async def test_a_worker_logs_no_payload(faces: Callable[..., Face], logged: Call
     assert "'fail'" in logged() or "fail" in logged()
     assert PAYLOAD not in logged()
     assert PASSWORD not in logged()
+
+
+async def test_what_a_worker_does_besides_logs_no_payload(
+    faces: Callable[..., Face], logged: Callable[[], str], clock: Clock
+) -> None:
+    # Given handlers, in threads and not, that say which items failed, that they are overloaded, or what is not so
+    gate, ledger = faces("admin", "subscriber", channels=["c4n4ry.*"]).gate, Ledger()
+    gate.on("c4n4ry.*", pattern=True)(lambda heard: heard.json())
+    many = gate.topic("many", window="1s", merge="append", slots=2, adaptive=Adaptive(most=4), max_attempts=2)
+    one, heard = gate.topic("one", window="1s", max_attempts=1), list[Delivery[Any]]()
+
+    @many.handler
+    async def some(delivery: Delivery[Any]) -> object:
+        heard.append(delivery)
+        if delivery.key == "overloaded":
+            raise Overloaded("later")
+        return Failed([f"{PAYLOAD} 1"] if delivery.key == "partial" else ["is not of it"], "some failed")
+
+    @one.handler
+    def alone(delivery: Delivery[Shape]) -> None:
+        heard.append(delivery)
+        ledger.seen.extend(shown(delivery))
+        _ = delivery.payload
+
+    # When members of a group work, triggers of a tick travel together, and slots change
+    for topic, keys in ((many, ("partial", "overloaded", "wrong")), (one, ("model",))):
+        await asyncio.gather(*(topic.aio.trigger(key, f"{PAYLOAD} {n}") for key in keys for n in range(2)))
+        await ledger.ask(lambda topic=topic: topic.aio.trigger("bad", object()))
+    ledger.seen.append(repr(await many.aio.reslot(4)))
+    clock.advance("2s")
+    async with gate.aio.worker(members=True), gate.aio.subscribers():
+        gate.link.command("PUBLISH", "c4n4ry.a", PAYLOAD)
+        end = asyncio.get_running_loop().time() + 60
+        while gate.counters["worker.dead"] < 3 or len(heard) < 6 or not gate.counters["channel.failed"]:
+            assert asyncio.get_running_loop().time() < end, (heard, gate.counters)
+            clock.advance("20s")
+            await asyncio.sleep(0.01)
+    for topic in (many, one):
+        ledger.seen += [text for letter in await topic.aio.dead.list() for text in shown(letter)]
+        await ledger.ask(lambda topic=topic: topic.received(PAYLOAD.encode()))
+        await ledger.ask(lambda topic=topic: topic.received(msgpack.packb([1, PAYLOAD, PAYLOAD, PAYLOAD])))
+    # Then its logs name keys and items by nothing that they hold
+    assert [text for text in ledger.seen if PAYLOAD in text] == []
+    assert PAYLOAD not in logged()
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Shape(pydantic.BaseModel):
+    colour: Colour
+    corners: int
+
+
+@dataclass
+class Drawing:
+    shapes: list[Shape | Colour]
+
+
+@pytest.mark.parametrize(
+    "value", [{"shapes": [{"colour": PAYLOAD, "corners": 3}]}, {"shapes": [{"colour": "red", "corners": PAYLOAD}]}]
+)
+def test_what_does_not_fit_a_model_is_not_shown(value: Any) -> None:
+    ledger = Ledger()
+    for fits, model in ((value, Drawing), (value["shapes"][0], Shape), (PAYLOAD, Colour), ({"no": PAYLOAD}, Drawing)):
+        with pytest.raises(NotDecodable) as refused:
+            rebuild(fits, model)
+        ledger.error(refused.value)
+    assert PAYLOAD not in "\n".join(ledger.seen)
+    assert "corners" in ledger.seen[0] or "colour" in ledger.seen[0]
 
 
 def test_every_public_error_is_one_of_ours() -> None:

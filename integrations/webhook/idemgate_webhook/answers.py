@@ -64,7 +64,7 @@ def retry_after(value: str, now: float) -> float | None:
     """Seconds from `now` (since 1970) that a Retry-After asks to wait, 0.0 for a time in the past; None for no such
     header or one that says nothing."""
     if _SECONDS.fullmatch(value.strip()):
-        return float(value)
+        return float(value.strip())
     try:
         moment = parsedate_to_datetime(value)
         aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
