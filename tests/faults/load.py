@@ -26,7 +26,7 @@ from idemgate.core.calls import Call
 from idemgate.topic.faces import Topic
 from idemgate.work.worker import Worker
 
-__all__ = ["LEASE", "LOADS", "KEPT", "TOPICS", "topics_of"]
+__all__ = ["KEPT", "LEASE", "LOADS", "TOPICS", "topics_of"]
 
 LEASE = 1.5
 KEPT = "20s"

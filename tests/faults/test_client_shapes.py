@@ -136,7 +136,7 @@ def test_one_gate_serves_loop_after_loop_and_loops_in_threads(url: str, namespac
 
     def live() -> None:
         for _ in range(5):
-            answers.append(asyncio.run(work()))  # noqa: PERF401 - as it happens
+            answers.append(asyncio.run(work()))
 
     # When loops follow each other, in four threads
     threads = [threading.Thread(target=live, daemon=True) for _ in range(4)]
@@ -159,9 +159,7 @@ async def test_a_connection_that_never_comes_to_be_is_given_up_and_nothing_was_a
     async with asyncio.timeout(60):
         for ask in (
             lambda: gate.aio.first("k", "1h") if awaiting else asyncio.to_thread(gate.first, "k", "1h"),
-            lambda: (
-                gate.aio.topic("t").trigger("k") if awaiting else asyncio.to_thread(gate.topic("t").trigger, "k")
-            ),
+            lambda: gate.aio.topic("t").trigger("k") if awaiting else asyncio.to_thread(gate.topic("t").trigger, "k"),
         ):
             with pytest.raises(StoreUnavailable) as told:
                 await ask()

@@ -32,7 +32,20 @@ from tests.proxy import Proxy
 
 CLIENTS, STEPS, LEASE, KEEP = 4, 8, 1_000, 1_000_000
 SCRIPT = b"EVALSHA"
-VERBS = ("claim", "claim", "claim", "complete", "renew", "release", "checkpoint", "inspect", "inspect", "forget", "resolve", "resolve")
+VERBS = (
+    "claim",
+    "claim",
+    "claim",
+    "complete",
+    "renew",
+    "release",
+    "checkpoint",
+    "inspect",
+    "inspect",
+    "forget",
+    "resolve",
+    "resolve",
+)
 
 
 class History:

@@ -263,9 +263,7 @@ BASE = ("--appendonly", "yes")
 
 
 @pytest.fixture
-def soak(
-    tmp_path: Path, clock_library: Path, zygote: Any, url: str, raw: Any, namespace: str
-) -> Iterator[Soak]:
+def soak(tmp_path: Path, clock_library: Path, zygote: Any, url: str, raw: Any, namespace: str) -> Iterator[Soak]:
     with Jumpy(tmp_path / "data", clock_library, *BASE, "--appendfsync", "always") as server:
         made = Soak(server, zygote, url, raw, namespace)
         yield made

@@ -192,7 +192,9 @@ class Search(exhaustive.Search[State, Step]):
             number, after = step.told.number, replace(after, copies=before.copies + 1)
         else:
             number = len(before.sent)
-            after = replace(after, sent=(*before.sent, Request(step.name, step.script, step.args, reply, number, changed)))
+            after = replace(
+                after, sent=(*before.sent, Request(step.name, step.script, step.args, reply, number, changed))
+            )
         self._judge(before, after, step, word, reply)
         world = self._now(before, step, word, reply, changed)
         if changed:
@@ -307,7 +309,9 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, owner == world.owner, "P1: it is stored for another owner")
             self.check(after, found[5] - BEGIN == world.until, "P1: the lease does not end as it was granted")
         if world.done_until > after.now:
-            self.check(after, state == b"d" and found[5] - BEGIN == world.done_until, "P2: what is done is not kept as long")
+            self.check(
+                after, state == b"d" and found[5] - BEGIN == world.done_until, "P2: what is done is not kept as long"
+            )
             self.check(after, found[8] == b"print", "what is done lost its fingerprint")
 
 
