@@ -58,6 +58,7 @@ class AsyncLink:
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
         if here is None:
+            self._leave_ended()
             here = self._loops[loop] = _Loop(self.endpoint, self.seconds)
         return here
 
@@ -192,6 +193,14 @@ class AsyncLink:
         if copies is not None and any(map(copies.concern, calls)):
             return await self._line.ask_durably(copies, requests)
         return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)
+
+    def _leave_ended(self) -> None:
+        """Lets go of what belongs to loops that ended without `close`: it holds its loop, so that neither would ever go
+        by itself, nor the connections of either."""
+        for known in self._loops.keyrefs():
+            loop = known()
+            if loop is not None and loop.is_closed():
+                self._loops.pop(loop, None)
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""

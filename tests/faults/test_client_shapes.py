@@ -4,6 +4,8 @@ come to be or fall silent; and programs of many event loops."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -120,9 +122,11 @@ def test_64_threads_share_a_pool_of_one_connection(url: str, proxy: Proxy, names
     sound(gate)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_one_gate_serves_loop_after_loop_and_loops_in_threads(url: str, namespace: str, sound: Any) -> None:
     # Given one gate, whose function is guarded once for all loops
     gate, ran, answers = Gate(url, namespace=namespace), list[str](), list[list[str]]()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     @gate.once(key="{key}", scope="s", on_in_progress="wait")
     async def charge(key: str) -> str:
@@ -147,6 +151,15 @@ def test_one_gate_serves_loop_after_loop_and_loops_in_threads(url: str, namespac
     # Then each was answered, and each key ran once in all of them
     assert answers == [[f"k{n}" for n in range(20)]] * 20
     assert sorted(ran) == sorted(f"k{n}" for n in range(20))
+    # And what belonged to the loops that ended goes when the next one comes
+
+    async def last() -> None:
+        await gate.aio.first("last", "1h")
+        await gate.aio.close()
+
+    asyncio.run(last())
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before + 10  # noqa: PTH208
     gate.close()
     sound(gate)
 

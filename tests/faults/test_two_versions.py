@@ -55,9 +55,10 @@ def test_calls_of_two_versions_share_what_is_stored(
                     clock.advance("10s")
                 elif getattr(topic, end)(delivery) == "ok" and end == "ack":
                     handled += delivery.payload
-        clock.advance("10s")
-        while taken := topic.take(100):
-            assert set(topic.ack(taken)) == {"ok"}
+        while (stats := topic.stats()).pending + stats.in_flight:
+            clock.advance("10s")  # what lapsed more than once is tried again within a lease
+            taken = topic.take(100)
+            assert set(topic.ack(taken)) <= {"ok"}
             handled += [one for delivery in taken for one in delivery.payload]
         # Then nothing is lost, and nothing had two effects
         assert ran == [f"k{n}" for n in range(50)]
