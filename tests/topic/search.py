@@ -16,6 +16,7 @@ import redis
 from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
+from idemgate.core.merging import wrapped
 from idemgate.core.messages import Trigger
 from idemgate.testing import Clock
 from tests import exhaustive
@@ -120,7 +121,8 @@ class Search(exhaustive.Search[State, Step]):
                 yield self._step(f"take {worker}.{self._nth(state, f'take {worker}')}", self.calls.take(0, 1), worker)
                 continue
             for verb in ("ack", "nack"):
-                args = (b"", self.calls.take(0, 1).args[2], verb, held.key, held.fence, 0, "why")
+                ending = wrapped([held.key, held.fence])
+                args = (b"", self.calls.take(0, 1).args[2], ending, *(() if verb == "ack" else (1, verb, 0, "why")))
                 yield Step(
                     f"{verb} {worker} {held.fence}", "topic/settle", self._named(args, f"{verb} {held.fence}"), worker
                 )
