@@ -284,7 +284,7 @@ class Gate:
         """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is
         stored but the mark.
 
-        `compact`: for many millions of keys, a mark of 20 to 24 bytes instead of a record of some 180. These marks are
+        `compact`: for many millions of keys, a mark of 20 to 25 bytes instead of a record of some 180. These marks are
         a set of their own: `claim`, `first` without `compact`, `inspect` and `forget` neither see nor change them. A
         new key is taken for a duplicate with a probability of n / 2^69, n = keys marked within `retention`.
         """

@@ -1,4 +1,4 @@
-"""Seen-sets: which ids came within a window, in 20 to 24 bytes an id (`lua/lib/page.lua` says how), or in 40 to 48 with
+"""Seen-sets: which ids came within a window, in 20 to 25 bytes an id (`lua/lib/page.lua` says how), or in 40 to 48 with
 a small value that was kept for it.
 
 An id is a digest of 69 bits: five of them name one of 32 shards, 64 are stored. So with n ids in the window, an id that

@@ -133,6 +133,7 @@ class AsyncLink:
         if here is None or here.loop is not loop:
             here = self._loops.get(loop)
             if here is None:
+                self._leave_ended()
                 here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds)
             self._last = here
         return here
@@ -252,6 +253,14 @@ class AsyncLink:
         if copies is not None and any(map(copies.concern, calls)):
             return await self._line.ask_durably(copies, requests)
         return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)
+
+    def _leave_ended(self) -> None:
+        """Lets go of what belongs to loops that ended without `close`: it holds its loop, so that neither would ever go
+        by itself, nor the connections of either."""
+        for known in self._loops.keyrefs():
+            loop = known()
+            if loop is not None and loop.is_closed():
+                self._loops.pop(loop, None)
 
     async def command(self, *args: Any) -> Any:
         """As `SyncLink.command`."""

@@ -1,5 +1,5 @@
-"""One process that asks everything once: each call of the guard and of topics, a worker that is a member, and a change of
-the number of slots. Killed anywhere, the next one does the same from the beginning."""
+"""One process that asks everything once: each call of the guard and of topics, a worker that is a member, and a change
+of the number of slots. Killed anywhere, the next one does the same from the beginning."""
 
 from __future__ import annotations
 

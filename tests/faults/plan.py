@@ -10,7 +10,8 @@ __all__ = ["Fault", "plan"]
 
 
 class Fault(NamedTuple):
-    """`at`: seconds from the beginning; `amount`: at least 0 and below 1, how long or which, as the fault understands it."""
+    """`at`: seconds from the beginning; `amount`: at least 0 and below 1, how long or which, as the fault understands
+    it."""
 
     at: float
     name: str

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate
+from idemgate import Gate, StoreRefused
 from idemgate.testing import Clock
 from tests.faults.cancelling import cancelled_at
 
@@ -212,6 +212,111 @@ def worker(case: Case) -> tuple[Work, Check]:
     return work, check
 
 
+# -- subscribers ------------------------------------------------------------------------------------------------------
+
+
+def channel(case: Case) -> tuple[Work, Check]:
+    heard: list[bytes] = []
+    name = f"{case.gate.namespace}:{case.key}"
+
+    @case.gate.on(name)
+    async def handle(one: Any) -> None:
+        await asyncio.sleep(0)
+        heard.append(one.data)
+
+    listener = case.gate.subscribers.pop()
+
+    async def work() -> None:
+        """What it hears ends it."""
+        stop, ready = asyncio.Event(), asyncio.Event()
+
+        async def publish() -> None:
+            await ready.wait()
+            while not heard:
+                await case.aio.link.command("PUBLISH", name, "news")
+                await asyncio.sleep(0.01)
+            stop.set()
+
+        publishing = asyncio.create_task(publish())
+        try:
+            await listener.run(stop, grace=5.0, ready=ready.set)
+        finally:
+            publishing.cancel()
+
+    async def check(outcome: Any) -> None:
+        heard.clear()
+        await work()  # and it can be begun anew
+        assert heard
+
+    return work, check
+
+
+def subscribers(case: Case) -> tuple[Work, Check]:
+    heard: list[bytes] = []
+    name = f"{case.gate.namespace}:{case.key}"
+    case.gate.subscribers.clear()
+
+    @case.gate.on(name)
+    async def handle(one: Any) -> None:
+        heard.append(one.data)
+
+    async def work() -> None:
+        async with case.aio.subscribers(grace="5s"):
+            await case.aio.link.command("PUBLISH", name, "news")
+            while not heard:
+                await asyncio.sleep(0.001)
+
+    async def check(outcome: Any) -> None:
+        heard.clear()
+        await work()
+        assert heard == [b"news"]
+
+    return work, check
+
+
+def stream(case: Case) -> tuple[Work, Check]:
+    handled: list[str] = []
+    name = f"{case.gate.namespace}:{case.key}:stream"
+
+    @case.gate.stream(name, group="g", consumer="c", reclaim="1s")
+    async def handle(entry: Any) -> None:
+        await asyncio.sleep(0)
+        handled.append(entry.id)
+
+    reader = case.gate.subscribers.pop()
+
+    async def work() -> None:
+        """Reads until nothing is left that was not acknowledged."""
+        stop = asyncio.Event()
+        await case.aio.link.command("XADD", name, "*", "a", "1")
+
+        async def acknowledged() -> None:
+            while True:
+                with suppress(StoreRefused):  # the group is not made yet
+                    (pending, *_) = await case.aio.link.command("XPENDING", name, "g")
+                    (facts,) = await case.aio.link.command("XINFO", "GROUPS", name)
+                    lag = dict(zip(facts[::2], facts[1::2], strict=True))[b"last-delivered-id"]
+                    last = (await case.aio.link.command("XREVRANGE", name, "+", "-", "COUNT", "1"))[0][0]
+                    if pending == 0 and lag == last:
+                        stop.set()
+                        return
+                await asyncio.sleep(0.01)
+
+        waiting = asyncio.create_task(acknowledged())
+        try:
+            await reader.run(stop, grace=5.0)
+        finally:
+            waiting.cancel()
+
+    async def check(outcome: Any) -> None:
+        await work()  # the next one gets what the one that was cancelled had
+        entries = [entry for entry, _ in await case.aio.link.command("XRANGE", name, "-", "+")]
+        assert {entry.decode() for entry in entries} == set(handled)
+        assert await case.aio.link.command("DEL", name)
+
+    return work, check
+
+
 CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "once": once,
     "once, waiting": once_that_waits,
@@ -223,6 +328,9 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "take": take,
     **{verb: ended(verb) for verb in ("ack", "nack", "bury", "give_back", "extend")},
     "worker": worker,
+    "channel": channel,
+    "subscribers": subscribers,
+    "stream": stream,
 }
 
 

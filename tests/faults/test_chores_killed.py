@@ -1,5 +1,5 @@
-"""kill -9 before and after each script call of a process that asks everything once: whatever the place, the next process
-does it all, and what is then in the store is sound."""
+"""kill -9 before and after each script call of a process that asks everything once: whatever the place, the next
+process does it all, and what is then in the store is sound."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.faults.chores import ITEMS, LEASE, topic_of
 LUA = Path(idemgate.lua.__file__).parent
 START = 1_700_000_000.0
 ELSEWHERE = {"audit", "registry", "policy", "roll", "reopen"}
-"""Scripts that read, or that another test is about: `registry` and `policy` list topics, `audit` audits, `roll` says who
-the members are; `reopen` undoes a change of slots that was given up."""
+"""Scripts that read, or that another test is about: `registry` and `policy` list topics, `audit` audits, `roll` says
+who the members are; `reopen` undoes a change of slots that was given up."""
 
 
 class Case:

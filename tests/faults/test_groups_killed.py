@@ -204,7 +204,7 @@ def _taken_between(attempts: list[Attempt], ms: int, token: int) -> list[Attempt
 
 @pytest.mark.timeout(0)
 def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(
-    shop: Shop, zygote: Any, kills: int, record_fault: Any
+    shop: Shop, zygote: Any, kills: int, sound: Any, record_fault: Any
 ) -> None:
     groups, chance, wanted = [f"g{number:02}" for number in range(GROUPS)], random.Random(), kills or 6
     # Given eight worker processes
@@ -235,6 +235,8 @@ def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(
     assert (stats["accepted"], stats["acked"], stats["acked_triggers"], stats.dead) == (*[messages] * 3, 0)
     assert stats["taken"] == stats["acked"] + stats["lapsed"] + stats["returned"]
     assert len(record.attempts) - messages <= stats["lapsed"] <= wanted * (CONCURRENCY + 1)
+    # And the store is sound
+    sound(shop.gate)
     record_fault(
         f"SIGKILL of one of {WORKERS} workers on {GROUPS} groups",
         len(record.dead),

@@ -119,7 +119,7 @@ async def _change(url: str, namespace: str, slots: int, drawn: random.Random) ->
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("killed", [False, True], ids=["the command is killed", "workers are killed, too"])
 async def test_nothing_is_lost_or_done_twice(
-    url: str, raw: redis.Redis, namespace: str, tmp_path: Path, killed: bool, record_fault: Any
+    url: str, raw: redis.Redis, namespace: str, tmp_path: Path, killed: bool, sound: Any, record_fault: Any
 ) -> None:
     log, drawn = f"{namespace}:log", random.Random(7)
     lease = "2s" if killed else "30s"
@@ -153,6 +153,7 @@ async def test_nothing_is_lost_or_done_twice(
             topic = gate.topic("work")
             await asyncio.to_thread(wait_for, lambda: not (topic.stats().pending + topic.stats().in_flight), 60)
             stats = topic.stats()
+            await asyncio.to_thread(sound, gate)
     # Then every accepted trigger was handled
     accepted = [one for producer in producers for one in producer.accepted]
     handled = [json.loads(one) for one in raw.lrange(log, 0, -1)]  # type: ignore[union-attr]

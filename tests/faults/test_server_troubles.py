@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import redis
 
 from idemgate import Gate, StoreRefused, StoreUnavailable
+from idemgate.testing import Clock, audit
 from tests.cluster import wait_for
 from tests.faults.servers import Server, everything
 
@@ -258,3 +260,74 @@ async def test_while_the_server_is_away_each_policy_does_what_it_says(
     await gate.aio.close()
     gate.close()
     record_fault(f"server away, on_store_error={policy}", 1, promises="P15", runs=runs["away"])
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize("policy", ["raise", "run", "local"])
+async def test_a_server_that_is_away_for_minutes(
+    tmp_path: Path,
+    namespace: str,
+    policy: Any,
+    awaiting: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    record_fault: Callable[..., None],
+) -> None:
+    local, runs, clock = import_module("idemgate.once.local"), Counter[str](), Clock()
+    with Server(tmp_path / "kept", "--appendonly", "yes", "--appendfsync", "always") as server:
+        gate = Gate(server.url, namespace=namespace, timeout="150ms", clock=clock)
+        topic = gate.topic("t", lease="60s", backoff=0)
+
+        @gate.once(key="{key}", scope="s", lease="60s", on_store_error=policy, on_done="skip", retention="1h")
+        def charge(key: str) -> str:
+            runs[key] += 1
+            return key
+
+        @gate.once(key="{key}", scope="s", lease="60s", on_store_error=policy, on_done="skip", retention="1h")
+        async def acharge(key: str) -> str:
+            runs[key] += 1
+            return key
+
+        async def call(key: str) -> str | None:
+            return await (acharge(key) if awaiting else asyncio.to_thread(charge, key))
+
+        # Given what is done, held, in flight and scheduled, when the server goes away
+        await call("done")
+        held = gate.claim("held", scope="s", lease="60s")
+        topic.trigger("flight", 1)
+        (flight,) = topic.take(1)
+        topic.trigger("later", 1, delay="5m")
+        server.kill()
+        began = local.monotonic()
+        for minutes in (0, 5, 10):
+            # And calls go on for minutes
+            clock.advance("5m")
+            monkeypatch.setattr(local, "monotonic", lambda minutes=minutes: began + 60 * minutes)
+            if policy == "raise":
+                with pytest.raises(StoreUnavailable):
+                    await call("away")
+            else:
+                await call("away")
+        assert runs["away"] == {"raise": 0, "run": 3, "local": 1}[policy]
+        # When it is back
+        server.start()
+        # Then what was done stays so, and what was not is taken over, under higher tokens
+        await call("done")
+        assert runs["done"] == 1
+        again = gate.claim("held", scope="s", lease="60s")
+        assert (again.started, again.taken_over) == (True, 1)
+        assert again.token > held.token
+        assert not held.complete("stale")
+        taken = {one.key: one for one in topic.take(10)}
+        assert {key: one.attempt for key, one in taken.items()} == {"flight": 2, "later": 1}
+        assert topic.ack(flight) == "lost"
+        assert topic.ack(list(taken.values())) == ["ok", "ok"]
+        # And a key that ran meanwhile runs once more, since the store never heard of it, and then no more
+        before = runs["away"]
+        await call("away")
+        await call("away")
+        assert runs["away"] == before + 1
+        report = audit(gate)
+        assert report.sound, str(report)
+        await gate.aio.close()
+        gate.close()
+    record_fault(f"server away for minutes, on_store_error={policy}", 1, promises="P2 P5 P7 P15", runs=runs["away"])

@@ -1,5 +1,5 @@
-"""No interleaving of a small scope breaks a promise of a guarded key, and the search finds each fault that is put into the
-scripts.
+"""No interleaving of a small scope breaks a promise of a guarded key, and the search finds each fault that is put into
+the scripts.
 
 `IDEMGATE_DEPTH=8 poe pytest tests/guard/test_search.py -s` looks further.
 """
@@ -68,7 +68,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "what is live is forgotten": (OVER, "once/forget", 'state == "p" and ARGV[4] ~= "1"', "false"),
     "forgetting does not know its copies": (OVER, "once/forget", "if r[record.owner] == request then", "if false then"),
     "forgetting lets tokens fall": (OVER, "once/forget", '"r", request, r[record.fence]', '"r", request, 0'),
-    "what came since is decided": (OVER, "once/resolve", "if r[record.fence] ~= tonumber(ARGV[3]) then", "if false then"),
+    "what came since is decided": (OVER, "once/resolve", "r[record.fence] ~= tonumber(ARGV[3])", "false"),
     "what is live is decided": (OVER, "once/resolve", "if left > 0 then", "if false then"),
     "deciding does not know its copies": (OVER, "once/resolve", "if r[record.owner] == request then", "if false then"),
     "the owner that vanished keeps a say": (OVER, "once/resolve", "decided[record.owner] = request", ""),

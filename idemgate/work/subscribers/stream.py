@@ -115,9 +115,11 @@ class _Reader:
             await self._read()
         finally:
             acking.cancel()
-            await self._end(grace if self._stop.is_set() else 0)
-            beating.cancel()
-            self._callback.close()
+            try:
+                await self._end(grace if self._stop.is_set() else 0)
+            finally:  # also where the end is cut short
+                beating.cancel()
+                self._callback.close()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
