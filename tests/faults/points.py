@@ -2,7 +2,8 @@
 
 They are put around the links of a process that is to die, and nowhere else: the package knows nothing of them. A
 place is "before topic/take 2": instead of sending the second call of that script; "after topic/take 2": its reply was
-read, and nothing was done with it yet; a "topic/turn" is a "topic/settle", too; or "after effect": a place that the scene itself names with `reach`.
+read, and nothing was done with it yet; or "after effect": a place that the scene itself names with `reach`. A
+"topic/turn" is a "topic/settle", too.
 """
 
 from __future__ import annotations

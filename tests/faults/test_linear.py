@@ -175,7 +175,8 @@ SPOILT = {
     "a forgetting of who is live": ("once/forget", 'state == "p" and ARGV[4] ~= "1"', "false"),
     "a decision about what came since": ("once/resolve", "r.fence ~= tonumber(ARGV[3])", "false"),
     "a decision about who is live": ("once/resolve", "if left > 0 then", "if false then"),
-    "a vanished owner that keeps a say": ("once/resolve", "ended(r, state, kind, request,", 'ended(r, state, kind, "",'),
+    "a vanished owner that keeps a say": (
+        "once/resolve", "ended(r, state, kind, request,", 'ended(r, state, kind, "",'),
     "a note of a former owner": ("once/checkpoint", "r.owner ~= token", "false"),
     "a lost lease that nobody counts": ("once/claim", "taken = taken + 1", ""),
     "a completion that does not know its copies": (
