@@ -62,7 +62,7 @@ def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
         if options.verbose or verdict.outcome != "killed":
             print(f"{time.monotonic() - began:.0f} s: {verdict.outcome} {one} {verdict.by}", flush=True)
 
-    verdicts = judging.judged(found, options.jobs, say)
+    verdicts = judging.judged(found, options.jobs, options.budget, say)
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
 
 
@@ -126,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--core", action="store_true", help="of idemgate/core instead of the scripts")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
+        help="of tests for a mutant of a script, as they took without one; 0 = all that come by (default)")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
     parser.add_argument("--verbose", action="store_true", help="say what noticed each mutant")
     return parser

@@ -12,13 +12,12 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,15 +71,21 @@ TESTS = [
 """Those that are about scripts; where nothing is known yet, in this order."""
 SKIPPED = (
     "valkey-server",
+    "[awaiting",
     "24_bytes",
     "killed_anywhere",
     "a_fault_in_a_script_is_found",
     "planted",
     "taken_for_a_known_one",
 )
-"""Parts of names: tests that take long and notice nothing that others do not, or that change scripts themselves."""
+"""Parts of names: tests of the other flavour, which sends the same, or of another server; tests that take long and
+notice nothing that others do not, or that change scripts themselves."""
 LOGS = "IDEMGATE_MUTATION_LOGS"
 SLOW = "Timeout (>"
+
+
+_NONE = Mutant("lib/now", 1, "none", "", "")
+"""No mutant: judged as all others are, it must survive."""
 
 
 class Verdict(NamedTuple):
@@ -90,9 +95,11 @@ class Verdict(NamedTuple):
     """The first test that failed."""
 
 
-def judged(found: Iterable[Mutant], jobs: int, say: Callable[[Mutant, Verdict], None]) -> dict[Mutant, Verdict]:
+def judged(
+    found: Iterable[Mutant], jobs: int, budget: float, say: Callable[[Mutant, Verdict], None]
+) -> dict[Mutant, Verdict]:
     """Raises RuntimeError where the tests are not green without any mutant."""
-    judge = Judge(list(found), jobs, say)
+    judge = Judge(list(found), jobs, budget, say)
     words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *TESTS]
     with tempfile.TemporaryDirectory() as directory:
         _logging_server(Path(directory))
@@ -149,9 +156,8 @@ def _compiling(found: Iterable[Mutant]) -> list[Mutant]:
 def _server() -> str:
     """A server that ends with the process group."""
     socket = f"{tempfile.gettempdir()}/idemgate-mutation-{os.getpid()}.sock"
-    subprocess.Popen(
-        [find_server().path, "--port", "0", "--unixsocket", socket, "--save", ""], stdout=subprocess.DEVNULL
-    )
+    program = find_server().path
+    os.posix_spawn(program, [program, "--port", "0", "--unixsocket", socket, "--save", ""], os.environ)
     with redis.Redis(unix_socket_path=socket) as client:
         for _ in range(6000):
             with contextlib.suppress(redis.ConnectionError):
@@ -268,9 +274,10 @@ def _end(child: _Child) -> None:
 class Judge:
     """A pytest plugin: instead of running what was collected, it judges mutants by it."""
 
-    def __init__(self, found: list[Mutant], jobs: int, say: Callable[[Mutant, Verdict], None]) -> None:
+    def __init__(self, found: list[Mutant], jobs: int, budget: float, say: Callable[[Mutant, Verdict], None]) -> None:
         self.found = found
         self.jobs = jobs
+        self.budget = budget
         self.say = say
         self.red = ""
         self.verdicts: dict[Mutant, Verdict] = {}
@@ -279,6 +286,7 @@ class Judge:
         self.comes_by: defaultdict[str, set[str]] = defaultdict(set)
         self.whole: dict[str, set[str]] = {}
         self.killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.best: Counter[str] = Counter()
 
     def pytest_collection(self) -> None:
         from hypothesis import Phase, settings
@@ -299,7 +307,7 @@ class Judge:
         if not self.red:
             compiling = _compiling(self.found)
             self.verdicts |= {one: Verdict("discarded", "") for one in self.found if one not in compiling}
-            self._judge(compiling, self.jobs)
+            self._judge([_NONE, *compiling], self.jobs)
             late = [one for one, verdict in self.verdicts.items() if verdict.outcome == "timeout"]
             self._judge(late, 1)
         return True
@@ -392,15 +400,33 @@ class Judge:
                 name, text = next(iter(answer["failed"].items()))
                 verdict = Verdict("timeout" if SLOW in text else "killed", name)
                 self.killers[one.file][name] += 1
-            self.verdicts[one] = verdict
-            self.say(one, verdict)
+                self.best[name] += 1
+            if one is not _NONE:
+                self.verdicts[one] = verdict
+                self.say(one, verdict)
+            elif verdict.outcome != "survived":
+                self.red = f"{verdict} {answer}"
+                return
 
     def _tests(self, one: Mutant) -> list[str]:
+        names = [*self._mixed(list(self.items))] if one is _NONE else self._ordered(one)
+        spent = accumulate((self.took[name] for name in names), initial=0.0)
+        return [name for name, before in zip(names, spent, strict=False) if not self.budget or before < self.budget]
+
+    def _ordered(self, one: Mutant) -> list[str]:
         known = self.killers[one.file]
-        first = [name for name, _ in known.most_common(12)]
+        first = [name for name, _ in known.most_common(12)] + [name for name, _ in self.best.most_common(40)]
         reached = self.comes_by[place(one.file, one.line, lua.source(one.file))] | self.whole[one.file]
         rest = [name for name in self.items if name in reached and name not in first]
-        return [name for name in first if name in reached] + rest
+        return [*dict.fromkeys(name for name in first if name in reached), *self._mixed(rest)]
+
+    def _mixed(self, names: list[str]) -> Iterator[str]:
+        """Of each file one after the other, the quick ones first: what differs most from test to test notices most."""
+        by_file: defaultdict[str, list[str]] = defaultdict(list)
+        for name in sorted(names, key=lambda name: self.took[name]):
+            by_file[name.partition("::")[0]].append(name)
+        turns = chain.from_iterable(zip_longest(*by_file.values()))
+        return filter(None, turns)
 
     def _seconds(self, one: Mutant) -> float:
         return 240 + 6 * sum(self.took[name] for name in self._tests(one))
@@ -410,9 +436,11 @@ class Judge:
 
         def work() -> Any:
             os.environ["IDEMGATE_TEST_URL"] = _server()
-            for module, name, text in _texts(lua.source(one.file)):
-                setattr(module, name, text.replace(lua.source(one.file), one.source))
-            _replace({one.file: one.source})
+            source = lua.source(one.file)
+            changed = source if one is _NONE else one.source
+            for module, name, text in _texts(source):
+                setattr(module, name, text.replace(source, changed))
+            _replace({one.file: changed})
             reports = _Reports(lambda: None)
             if names:
                 _run([self.items[name] for name in names], reports, stop=True)
@@ -425,7 +453,7 @@ def _fingerprint(names: list[str]) -> str:
     """Of all that a trace depends on."""
     tests = {ROOT / name.partition("::")[0] for name in names}
     texts = [path.read_text() for path in sorted(tests)] + [lua.source(name) for name in files()]
-    return hashlib.sha256("\0".join([*names, *texts]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join([*sorted(names), *texts]).encode()).hexdigest()[:16]
 
 
 def _scene(name: str) -> tuple[str, str]:
