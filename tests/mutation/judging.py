@@ -41,7 +41,6 @@ TESTS = [
         "guard/test_once",
         "guard/test_blocks",
         "guard/test_passage",
-        "guard/test_waiting",
         "topic/test_triggers",
         "topic/test_deliveries",
         "topic/test_dead",
