@@ -1,35 +1,53 @@
-"""Bytes of the server's memory per remembered key: 21-byte keys, as many of each kind."""
+"""Bytes of the server's memory per remembered key: 21-byte keys, as many of each kind; and what the server takes for
+any string of that size under a key of that size, with an expiry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import redis
+
 from benchmarks.contestants import begin, contestants, end
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started, used_memory
-from idemgate import Gate
+from idemgate import Gate, Trigger
+from idemgate.link.embedded import start
 
 __all__ = ["run"]
 
 RESULT = "a result of just thirty bytes."
+SMALL = "sixteen bytes..."
 PEERS = {"by_hand": "first", "idemkit": "first", "powertools": "first", "idempotency_kit": "first_async"}
 
 
 def run(plan: Plan) -> list[Row]:
     """The rows; `bytes` has one figure: memory does not vary."""
     n = 16_000 if plan.share >= 1 else 4_000  # just below a power of two, where the server's tables are full
+    many = 200_000 if plan.share >= 1 else 50_000  # of what is for many, and shares keys
     with started() as server:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
         with Gate(url, namespace="bench") as gate:
             rows = [_grown(server, who, keep, n) for who, keep in _kinds(gate, server).items()]
-            rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), 20 * n))
+            rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), many))
+            rows.append(_grown(server, "idemgate, compact, 16-byte result", lambda n: _kept(gate, n), many))
+            rows.append(_grown(server, "idemgate, event id of a topic", lambda n: _events(gate, server, n), many))
         with contestants(list(PEERS), url) as sides:
             for who, side in sides.items():
                 rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
+    rows += _embedded(n)
     print()
     return rows
+
+
+def _embedded(n: int) -> list[Row]:
+    """The same of the embedded server, which says what it is."""
+    with start() as embedded, redis.Redis.from_url(embedded.url, decode_responses=True) as server:
+        about = server.info("server")
+        name = f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
+        with Gate(embedded.url, namespace="bench") as gate:
+            return [_grown(server, f"{who}; {name}", keep, n) for who, keep in _kinds(gate, server).items()]
 
 
 def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
@@ -38,21 +56,51 @@ def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
             gate.claim(f"order:{number:015}", scope="o").complete(RESULT)
 
     def first(n: int) -> None:
-        for start in range(0, n, 200):  # in parts: what waits in buffers would count
-            gate.first_many([f"order:{number:015}" for number in range(start, start + 200)], "24h", scope="o")
+        for at in range(0, n, 200):  # in parts: what waits in buffers would count
+            gate.first_many([f"order:{number:015}" for number in range(at, at + 200)], "24h", scope="o")
 
     def plain(n: int) -> None:
         for number in range(n):
             server.set(f"order:{number:015}", "1", px=86_400_000)
 
-    return {"idemgate, with a 30-byte result": done, "idemgate, no result": first, "a bare SET PX": plain}
+    return {
+        "idemgate, with a 30-byte result": done,
+        "its floor: a bare SET PX of such a key and value": lambda n: _bare(gate, server, done, n),
+        "idemgate, no result": first,
+        "its floor, too": lambda n: _bare(gate, server, first, n),
+        "a bare SET PX of the 21 bytes alone": plain,
+    }
+
+
+def _bare(gate: Gate, server: Any, keep: Callable[[int], object], n: int) -> None:
+    """Keys and values as long as those of that kind, and nothing else of it."""
+    keep(1)
+    name = gate.claims.key("o", f"order:{0:015}")[0].decode()
+    value = "x" * server.strlen(name)
+    for number in range(n):
+        server.set(f"{name[:-16]}{number:015}}}", value, px=86_400_000)
 
 
 def _compact(gate: Gate, n: int) -> None:
     """Many more than of the others: these are for many, and share pages."""
-    for start in range(0, n, 1_000):
-        ids = (f"order:{number:015}" for number in range(start, start + 1_000))
+    for at in range(0, n, 1_000):
+        ids = (f"order:{number:015}" for number in range(at, at + 1_000))
         gate.first_many(ids, "24h", scope="o", compact=True)
+
+
+def _kept(gate: Gate, n: int) -> None:
+    for at in range(0, n, 1_000):
+        pairs = ((f"order:{number:015}", SMALL) for number in range(at, at + 1_000))
+        gate.keep_many(pairs, "24h", scope="o")
+
+
+def _events(gate: Gate, server: Any, n: int) -> None:
+    """What is remembered of triggers whose messages are done."""
+    topic = gate.topic("memory", merge="count")
+    for at in range(0, n, 500):
+        topic.trigger_many([Trigger("k", event_id=f"order:{number:015}") for number in range(at, at + 500)])
+    topic.ack(topic.take(1))
+    server.delete(*server.scan_iter("*:told[01]"))  # replies, which go by themselves after a minute
 
 
 def _ask(side: Any, step: str, n: int) -> None:

@@ -39,7 +39,8 @@ def _own(plan: Plan) -> list[list[Step]]:
     fill, due = Step("enqueue_many", {"n": many, "delay": DELAY}, label=None), {"n": many, "wait": DELAY}
     drains = [[fill, Step("drain", {**due, "kind": kind}, label=f"many_{kind}")] for kind in ("sync", "async")]
     named = [[one._replace(of=f"d{number}") for one in group] for number, group in enumerate(drains)]
-    return [[fill._replace(label="many"), Step("take", due, label="many_take")], *named]
+    floor = Step("floor", {"n": many, "delay": DELAY}, label="many_floor", of="floor")
+    return [[fill._replace(label="many"), Step("take", due, label="many_take")], [floor], *named]
 
 
 def _against(plan: Plan) -> list[list[Step]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.claims import Record
+from idemgate.core.compact import Kept
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.holdings import Announcement, Roll
 from idemgate.core.merging import Merge, append, union
@@ -70,6 +71,7 @@ __all__ = [
     "Forgotten",
     "Gate",
     "IdemgateError",
+    "Kept",
     "KeyReused",
     "LeaseLost",
     "Member",

@@ -10,15 +10,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
-import tenacity
-
 from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.calls import Batch, Call
 from idemgate.core.claims import Claims, Record
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec, digest
-from idemgate.core.compact import SeenSets
+from idemgate.core.compact import Kept, SeenSets
 from idemgate.core.counters import Counters
 from idemgate.core.durability import Asked, durability_of
 from idemgate.core.durations import Duration, milliseconds
@@ -30,19 +28,21 @@ from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss
 from idemgate.core.policy import Edge, Policy, policy_of
 from idemgate.core.registry import Entry as RegistryEntry
 from idemgate.core.registry import StoredTopic, depths, entries
+from idemgate.core.small import Small
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
-from idemgate.link.aio import AsyncLink
-from idemgate.link.endpoint import Endpoint, of_client
 from idemgate.link.pulse import Pulse
-from idemgate.link.sync import SyncLink
-from idemgate.link.url import of_url
 from idemgate.once.claim import AioClaim, Claim
 from idemgate.once.options import decorate, guard_of
 from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
 
 if TYPE_CHECKING:
+    from tenacity import BaseRetrying
+
+    from idemgate.link.aio import AsyncLink
+    from idemgate.link.endpoint import Endpoint
+    from idemgate.link.sync import SyncLink
     from idemgate.work.members import Membership
     from idemgate.work.subscribers import Entry as StreamEntry
     from idemgate.work.subscribers import Expiry, Heard, Subscriber, Subscribers
@@ -52,6 +52,7 @@ __all__ = ["AioGate", "Gate", "default_gate"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V", bound=Small)
 OnHeard = TypeVar("OnHeard", bound="Callable[[Heard], object]")
 OnEntry = TypeVar("OnEntry", bound="Callable[[StreamEntry], object]")
 
@@ -101,13 +102,11 @@ class Gate:
         self.topics: dict[str, Topic] = {}
         self.remembered: WeakSet[Seen] = WeakSet()
         self.subscribers: list[Subscriber] = []
-        self._given = of_client(client) if client is not None else url
-        if isinstance(self._given, str) and not self._given.startswith("embedded:"):
-            self._given = of_url(self._given)
+        self._given = _given(client, url)
         self._lock = freed_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._alink: AsyncLink | None = None
-        self.pulse = Pulse(lambda: SyncLink(self.endpoint, seconds=1.0))
+        self.pulse = Pulse(self._heartbeat_link)
 
     def __repr__(self) -> str:
         return f"<Gate {self.namespace!r} {self._given if self._given is not None else 'IDEMGATE_URL'}>"
@@ -123,21 +122,30 @@ class Gate:
                 "no store was named. Pass a URL, Gate('redis://localhost:6379/0'); or set IDEMGATE_URL; "
                 "or pass client=; or Gate('embedded://') for a server of this process"
             )
-        if isinstance(given, Endpoint):
+        if not isinstance(given, str):
             return given
         if given.startswith("embedded:"):
             from idemgate.link.embedded import shared
 
-            return of_url(shared(given).url)
+            given = shared(given).url
+        from idemgate.link.url import of_url
+
         return of_url(given)
 
     @property
     def link(self) -> SyncLink:
         """The blocking link: `gate.link.run(call)`."""
         if self._link is None:
+            from idemgate.link.sync import SyncLink
+
             with self._lock:
                 self._link = self._link or SyncLink(self.endpoint, self.seconds, self.durability)
         return self._link
+
+    def _heartbeat_link(self) -> SyncLink:
+        from idemgate.link.sync import SyncLink
+
+        return SyncLink(self.endpoint, seconds=1.0)
 
     @cached_property
     def aio(self) -> AioGate:
@@ -146,6 +154,8 @@ class Gate:
 
     def _async_link(self) -> AsyncLink:
         if self._alink is None:
+            from idemgate.link.aio import AsyncLink
+
             self._alink = AsyncLink(self.endpoint, self.seconds, self.durability)
         return self._alink
 
@@ -183,7 +193,7 @@ class Gate:
         on_lease_loss: OnLeaseLoss = "retry",
         on_store_error: OnStoreError = "raise",
         max_attempts: int | None = None,
-        retry: tenacity.BaseRetrying | None = None,
+        retry: BaseRetrying | None = None,
         at_most_once: bool = False,
         max_result_bytes: int | None = None,
         remember: int = 0,
@@ -274,7 +284,7 @@ class Gate:
         """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is
         stored but the mark.
 
-        `compact`: for many millions of keys, a mark of 20 to 24 bytes instead of a record of some 200. These marks are
+        `compact`: for many millions of keys, a mark of 20 to 24 bytes instead of a record of some 180. These marks are
         a set of their own: `claim`, `first` without `compact`, `inspect` and `forget` neither see nor change them. A
         new key is taken for a duplicate with a probability of n / 2^69, n = keys marked within `retention`.
         """
@@ -307,6 +317,26 @@ class Gate:
         if self.link.endpoint.kind == "cluster":  # where each record lives by itself
             return Batch([self.claims.first(record, kept) for record in records], list)
         return self.claims.mark_many(records, kept)
+
+    def keep(self, key: Key, value: V, retention: Duration, *, scope: str = "keep") -> Kept[V]:
+        """Keeps a small value for `key`, unless one is kept: the first stays for its `retention`, and every caller is
+        told it, and whether it is the `first`, its own. Atomic, one round trip; 40 to 48 bytes a key.
+
+        `value`: text or bytes of at most 16 bytes, a whole number of 128 bits or a UUID; anything else is BadInput.
+        What is answered has the type of what was kept: keep one type in a scope. These values are a set of their own:
+        `claim`, `first`, `inspect` and `forget` neither see nor change them. A new key is taken for another one, and
+        gets its value, with a probability of n / 2^69, n = keys kept within `retention`.
+        """
+        return self.link.run(self.seen.keep(scope, key, value, retention))
+
+    def keep_many(self, pairs: Iterable[tuple[Key, V]], retention: Duration, *, scope: str = "keep") -> list[Kept[V]]:
+        """`keep` for many (key, value), answers in their order; they travel together. Of equal keys in one call the
+        first is first. Not atomic as a whole: each key is."""
+        return self.link.run_all(self.seen.keep_many(scope, pairs, retention))
+
+    def kept(self, key: Key, *, scope: str = "keep") -> Small | None:
+        """What is kept for `key`; None for nothing. Changes nothing; one round trip."""
+        return self.link.run(self.seen.kept(scope, key))
 
     def inspect(self, key: Key, *, scope: str = "claim") -> Record:
         """What is remembered of a key. Changes nothing."""
@@ -616,7 +646,7 @@ class AioGate:
     @property
     def link(self) -> AsyncLink:
         """The awaiting link: `await gate.aio.link.run(call)`."""
-        return self._gate._async_link()
+        return self._gate._alink or self._gate._async_link()
 
     def claim(
         self,
@@ -642,6 +672,20 @@ class AioGate:
     ) -> list[bool]:
         """As `Gate.first_many`."""
         return await self.link.run_all(self._gate.marks(keys, retention, scope, compact))
+
+    async def keep(self, key: Key, value: V, retention: Duration, *, scope: str = "keep") -> Kept[V]:
+        """As `Gate.keep`."""
+        return await self.link.run(self._gate.seen.keep(scope, key, value, retention))
+
+    async def keep_many(
+        self, pairs: Iterable[tuple[Key, V]], retention: Duration, *, scope: str = "keep"
+    ) -> list[Kept[V]]:
+        """As `Gate.keep_many`."""
+        return await self.link.run_all(self._gate.seen.keep_many(scope, pairs, retention))
+
+    async def kept(self, key: Key, *, scope: str = "keep") -> Small | None:
+        """As `Gate.kept`."""
+        return await self.link.run(self._gate.seen.kept(scope, key))
 
     async def inspect(self, key: Key, *, scope: str = "claim") -> Record:
         """As `Gate.inspect`."""
@@ -712,6 +756,20 @@ class AioGate:
         """Waits for the calls under way, then closes the connections of this event loop."""
         if self._gate._alink is not None:
             await self._gate._alink.close()
+
+
+def _given(client: object | None, url: str | None) -> Endpoint | str | None:
+    """What a gate was given, checked; a server that has to be started stays a URL until the first use. Only now comes
+    redis-py, which takes longer than all of ours."""
+    if client is not None:
+        from idemgate.link.endpoint import of_client
+
+        return of_client(client)
+    if url is None or url.startswith("embedded:"):
+        return url
+    from idemgate.link.url import of_url
+
+    return of_url(url)
 
 
 def changed(key: Key, wanted: str, answer: tuple[str, int]) -> bool:

@@ -19,9 +19,10 @@ __all__ = ["Proxy"]
 
 class Proxy:
     """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, `mute` all
-    replies, silently."""
+    replies, silently, and a connection that lost some stays silent. `remember`: keep what reached the server in
+    `passed`."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, remember: bool = True) -> None:
         self._upstream = upstream
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port: int = self._listener.getsockname()[1]
@@ -32,6 +33,7 @@ class Proxy:
         self.black_hole = False
         self.mute = False
         self.passed: list[bytes] = []
+        self._remember = remember
         self.replied = 0
         self._toxics: Counter[tuple[str, bytes]] = Counter()
         self._held: list[bytes] = []
@@ -113,7 +115,11 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = self._connect()
+                try:
+                    server = self._connect()
+                except OSError:  # nobody there: nobody here
+                    _close(client)
+                    continue
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 with self._lock:
                     self._sockets |= {client, server}
@@ -132,16 +138,23 @@ class Proxy:
     def _run(self, data: bytes) -> None:
         """Over a connection of its own; its reply is read by nobody else."""
         with self._connect() as server:
+            self._note(data)
             server.sendall(data)
             server.recv(1 << 20)
+
+    def _note(self, data: bytes) -> None:
+        if self._remember:
+            with self._lock:
+                self.passed.append(data)
 
     def _requests(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
         silent = False
         with suppress(OSError):
             while data := client.recv(1 << 20):
                 time.sleep(self.delay)
-                silent = silent or self._hit("swallow", data)
-                if self.black_hole or silent:
+                # A stream does not lose bytes in its middle: what was silent once stays so.
+                silent = silent or self.black_hole or self._hit("swallow", data)
+                if silent:
                     continue
                 if self._hit("drop", data):
                     break
@@ -156,12 +169,12 @@ class Proxy:
                     cut.part = self._let_through
                 if self._hit("reset", data):
                     cut.reset = True
-                with self._lock:
-                    self.passed.append(data)
+                self._note(data)
                 server.sendall(data)
         self._part(client, server)
 
     def _replies(self, client: socket.socket, server: socket.socket, cut: _Cut) -> None:
+        silent = False
         with suppress(OSError):
             while data := server.recv(1 << 20):
                 time.sleep(self.delay)
@@ -171,7 +184,8 @@ class Proxy:
                 if cut.is_set() or cut.reset:
                     break
                 self.replied = len(data)
-                if self.mute:
+                silent = silent or self.mute
+                if silent:
                     continue
                 client.sendall(data[: cut.part])
                 if cut.part is not None:

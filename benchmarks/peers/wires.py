@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import hiredis
 import redis
 
-from benchmarks.peers.speak import RESULT, Answer, fields, main, timed, url
+from benchmarks.peers.speak import RESULT, Answer, fields, in_tasks, main, timed, url
 
 SCRIPT = "if redis.call('get', KEYS[1]) then return 0 end redis.call('set', KEYS[1], ARGV[1], 'px', 60000) return 1"
 TOGETHER = 100
@@ -43,6 +46,46 @@ def over_socket(key: str) -> object:
     return reply
 
 
+class Together(asyncio.Protocol):
+    """As little as asyncio lets one do for calls that travel together: a future each, one write a tick."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.reader = hiredis.Reader()
+        self.waiting: deque[asyncio.Future[object]] = deque()
+        self.out: list[bytes] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def ask(self, key: str) -> asyncio.Future[object]:
+        if not self.out:
+            self.loop.call_soon(self.flush)
+        self.out.append(hiredis.pack_command(("EVALSHA", sha, 1, key, RESULT)))
+        self.waiting.append(future := self.loop.create_future())
+        return future
+
+    def flush(self) -> None:
+        self.transport.write(b"".join(self.out))
+        self.out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self.reader.feed(data)
+        while (reply := self.reader.gets()) is not False:
+            self.waiting.popleft().set_result(reply)
+
+
+def over_loop(tag: str, n: int, tasks: int) -> Answer:
+    async def run() -> Answer:
+        _, together = await asyncio.get_running_loop().create_connection(Together, where["host"], where["port"])
+        return await in_tasks(n, tasks, lambda number: one(together, f"{tag}-{number}"))
+
+    async def one(together: Together, key: str) -> object:
+        return await together.ask(key)
+
+    return asyncio.run(run())
+
+
 def pipeline(tag: str, n: int) -> Answer:
     with timed(n) as answer:
         for start in range(0, n, TOGETHER):
@@ -70,6 +113,7 @@ if __name__ == "__main__":
         evalsha=one_by_one(lambda key: client.evalsha(sha, 1, key, RESULT)),
         connection=one_by_one(over_connection),
         socket=one_by_one(over_socket),
+        socket_async=over_loop,
         pipeline=pipeline,
         packed=packed,
     )

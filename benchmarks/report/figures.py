@@ -26,10 +26,10 @@ def middle(rows: Rows, who: str, step: str, figure: str = "rate") -> float | Non
     return median(figures) if figures else None
 
 
-def ratios(rows: Rows, step: str, ours: str, theirs: str, their_step: str = "") -> list[float]:
+def ratios(rows: Rows, step: str, ours: str, theirs: str, our_step: str = "") -> list[float]:
     """How many times faster, repetition by repetition: both were measured in turns."""
-    mine = rows.get((ours, step), {}).get("rate", [])
-    other = rows.get((theirs, their_step or step), {}).get("rate", [])
+    mine = rows.get((ours, our_step or step), {}).get("rate", [])
+    other = rows.get((theirs, step), {}).get("rate", [])
     return [a / b for a, b in zip(mine, other, strict=False)]
 
 

@@ -8,11 +8,11 @@ from statistics import median
 from benchmarks import results
 from benchmarks.environments import CACHE, NODE, PYTHON
 from benchmarks.measuring import Row
-from benchmarks.report.figures import Rows, count, middle, ranged, ratio, ratios, rows_of, table
+from benchmarks.report.figures import Rows, count, cpu, cpu_ratio, middle, ranged, ratio, ratios, rows_of, table
 
 __all__ = [
     "backlog",
-    "blocks", "cluster", "embedded", "guard_async", "guard_sync", "imports", "lateness", "machine",
+    "blocks", "ceilings", "cluster", "embedded", "guard_async", "guard_sync", "imports", "lateness", "machine",
     "memory", "merging", "microseconds", "peers",
     "pieces", "scheduler", "scheduler_alone", "wire",
 ]  # fmt: skip
@@ -130,6 +130,7 @@ def scheduler_alone() -> str:
     lines = [
         ("`trigger_many`, 500 a call", "idemgate_scheduler", "many"),
         ("bare `ZADD NX` + `HSET` of 500", "bare", "many"),
+        ("the same in a script that knows copies and what is pending", "bare", "many_floor"),
         ("worker, sync handler", "idemgate_scheduler", "many_sync"),
         ("worker, async handler", "idemgate_scheduler", "many_async"),
         ("`take(100)`, `ack`, own loop", "idemgate_scheduler", "many_take"),
@@ -237,6 +238,11 @@ def microseconds() -> str:
         ("guard, replay", "idemgate_guard", "replay"), ("`SET NX` + `GET` by hand", "by_hand", "replay"),
         ("limit: one small EVALSHA, redis-py's `Connection`", "bare", "first"),
         ("limit: the same, bare socket and hiredis", "wires", "socket"),
+        ("guard, first call, 200 tasks", "idemgate_guard", "first_async"),
+        ("`SET NX` + `SET` by hand, 200 tasks", "by_hand", "first_async"),
+        ("guard, replay, 200 tasks", "idemgate_guard", "replay_async"),
+        ("`SET NX` + `GET` by hand, 200 tasks", "by_hand", "replay_async"),
+        ("limit: one small EVALSHA, bare asyncio and hiredis, 200 tasks", "wires", "socket_async"),
         ("`trigger_many`, 500 a call", "idemgate_scheduler", "enqueue_many"),
         ("limit: bare `ZADD NX` + `HSET`", "bare", "enqueue_many"),
         ("`take(100)` + `ack`", "idemgate_scheduler", "take"),
@@ -254,6 +260,28 @@ def _parts(rows: Rows, who: str, step: str) -> list[str]:
     inside, trips = (middle(rows, who, step, figure) for figure in ("script_us", "trips"))
     rest = max(0.0, 1e6 / rate - client - server)
     return [*(count(one) for one in (1e6 / rate, client, server, inside, rest)), count(trips, 2)]
+
+
+_CEILINGS = [
+    ("first call", "first", "socket", 2, 1.8), ("replay", "replay", "socket", 1, 3.5),
+    ("first call, 200 tasks", "first_async", "socket_async", 2, 6),
+    ("replay, 200 tasks", "replay_async", "socket_async", 1, 8),
+]  # fmt: skip
+
+
+def ceilings() -> str:
+    """How many times faster than by hand anybody can be with as many script calls, in the same run."""
+    rows = rows_of("microseconds")
+    lines = []
+    for said, step, limit, calls, aim in _CEILINGS:
+        most = [one / calls for one in ratios(rows, step, "wires", "by_hand", limit)]
+        spent, least = cpu(rows, "by_hand", step), cpu(rows, "wires", limit)
+        by_cpu = None if spent is None or least is None else spent / (calls * least)
+        ours = ratios(rows, step, "idemgate_guard", "by_hand")
+        mine = cpu_ratio(rows, step, "idemgate_guard", "by_hand")
+        lines.append([said, f"{aim}x", ratio(ours), ratio(most), *(f"{count(one, 1)}x" for one in (mine, by_cpu))])
+    head = ["against redis-py by hand", "aim", "idemgate is", "the limit is", "idemgate by CPU", "the limit by CPU"]
+    return table(head, lines)
 
 
 def pieces() -> str:

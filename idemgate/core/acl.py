@@ -19,7 +19,7 @@ __all__ = ["ROLES", "Role", "rule", "user_name"]
 
 class Role(NamedTuple):
     """`scripts` it runs, what the client sends `beside` them, and the names of the `patterns` of its keys; whether it
-    is `heard`: channels of the same names, to wake others and to be woken."""
+    is `heard`: channels of the same names, to wake others and to be woken (of seen-sets there are none)."""
 
     about: str
     scripts: Sequence[str]
@@ -34,7 +34,7 @@ _OPENS = ("topic/open", "topic/policy", "topic/reopen")
 _SEES = ("topic/peek", "topic/registry", "topic/stats")
 _PUTS = (*_OPENS, *_SEES, "topic/cancel", "topic/flush", "topic/reschedule", "topic/trigger")
 _LOOKS = (*_SEES, "topic/audit", "topic/dead", "topic/policy")
-_WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/take")
+_WORKS = ("topic/extend", "topic/forward", "topic/settle", "topic/take", "topic/turn")
 
 ROLES = {
     "guard": Role(
@@ -47,14 +47,14 @@ ROLES = {
     "worker": Role(
         "takes from topics, handles, forwards; a member of a group of workers",
         [*_PUTS, *_WORKS, "members/announce", "members/leave", "members/roll"],
-        _LISTENS,
+        "SUBSCRIBE",
         ["topics", "members"],
     ),
     "subscriber": Role(
         "hears Pub/Sub, streams and keys that expire; name their --keys and --channels",
         ["expiry/look"],
-        f"{_LISTENS} PSUBSCRIBE PUNSUBSCRIBE ROLE SCAN "
-        "XACK XADD XCLAIM XGROUP|CREATE XGROUP|DELCONSUMER XPENDING XREADGROUP XTRIM",
+        "SUBSCRIBE PSUBSCRIBE ROLE SCAN "
+        "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XGROUP|DELCONSUMER XPENDING XREADGROUP XTRIM",
         [],
     ),
     "viewer": Role(
@@ -107,7 +107,7 @@ def rule(
     chosen = [_role(name) for name in roles]
     known = patterns(namespace)
     ours = list(dict.fromkeys(known[name] for role in chosen for name in role.keys))
-    heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys))
+    heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys if name != "seen"))
     if durable:
         ours.append(known["touched"])
     asked = {command for role in chosen for command in _needed(role)}

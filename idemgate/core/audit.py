@@ -3,57 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import msgpack
 
 from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.findings import Finding, quoted
+from idemgate.core.records import stored
 from idemgate.core.slotaudit import Declared, shown
 
-__all__ = ["check_crew", "check_lasting", "check_record", "check_registered", "check_stranger", "record_state"]
-
-_STATES = {b"p": "in progress", b"d": "done", b"f": "failed", b"r": "released"}
-_LENGTH = {b"p": 14, b"d": 11, b"f": 11, b"r": 11}
-
-
-def record_state(packed: bytes) -> str:
-    """The state of a guarded key's record as people say it. ValueError, TypeError where it is none."""
-    return _STATES[_record(packed)[1]]
-
-
-def _record(packed: bytes) -> list[Any]:
-    found: Any = msgpack.unpackb(packed, raw=True)
-    if not isinstance(found, list) or not found:
-        raise ValueError("not an array")
-    fields: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
-    if fields[0] != 1:
-        raise ValueError(f"layout {fields[0]!r}, this program knows layout 1")
-    if len(fields) < 2 or not isinstance(fields[1], bytes) or len(fields) != _LENGTH.get(fields[1]):
-        raise ValueError("no state of ours, or not its fields")
-    for place in (3, 4, 5, 6, 7, *((11, 12, 13) if fields[1] == b"p" else ())):
-        if not isinstance(fields[place], int) or isinstance(fields[place], bool):
-            raise TypeError(f"{fields[place]!r} where a whole number belongs")
-    for place in (2, 8, 9, 10):
-        if not isinstance(fields[place], bytes):
-            raise TypeError(f"{fields[place]!r} where a text belongs")
-    return fields
+__all__ = ["check_crew", "check_lasting", "check_record", "check_registered", "check_stranger"]
 
 
 def check_record(key: bytes, left_ms: int, packed: bytes) -> Iterator[Finding]:
     """One guarded key: it can be read, and goes by itself."""
     name = text(key)
     try:
-        fields = _record(packed)
-    except (ValueError, TypeError, IndexError) as error:
+        state = stored(packed).state
+    except ValueError as error:
         yield Finding("undecodable", name, f"it is no record: {error}", f"DEL {quoted(key)}")
         return
     if left_ms < 0:
-        lasting = "it has no expiry: its key is never free again" if fields[1] != b"r" else "it has no expiry"
+        lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
-    if fields[1] in (b"d", b"f") and fields[10] not in (b"v", b"n", b"e"):
-        yield Finding("disagrees", name, f"it is done, and its result is of kind {fields[10]!r}")
 
 
 def check_stranger(owner: keys.Owner, key: bytes) -> Iterator[Finding]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, cast
-
-from tenacity import RetryCallState, Retrying
-from tenacity.wait import wait_base
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, cast
 
 from idemgate.core.durations import LONGEST_MS, Duration, milliseconds
 from idemgate.errors import BadInput, IdemgateError
 
+if TYPE_CHECKING:
+    from tenacity.wait import wait_base
+
 __all__ = ["Backoff", "BackoffPolicy", "delays", "retry_pause"]
 
-BackoffPolicy: TypeAlias = Duration | Sequence[Duration] | wait_base | None
+BackoffPolicy: TypeAlias = "Duration | Sequence[Duration] | wait_base | None"
 """A constant, a list whose last delay repeats, a tenacity wait strategy, None: full jitter, 1 s to 10 min."""
 
 
@@ -35,13 +37,19 @@ def delays(policy: BackoffPolicy) -> Backoff:
     """The compiled `backoff=`. Zero is a delay: at once. Raises BadInput for what is no policy."""
     if policy is None:
         return _FullJitter(1_000, 600_000)
-    if isinstance(policy, wait_base):
-        return _Tenacity(policy)
     if isinstance(policy, (list, tuple)):
         if not policy:
             raise BadInput("backoff", policy, "has no delays", 'Pass at least one, as in ["1s", "10s", "1m"]')
         return _Listed([milliseconds(delay, f"backoff[{at}]", zero=True) for at, delay in enumerate(policy)])
+    if _is_strategy(policy):
+        return _Tenacity(policy)
     return _Listed([milliseconds(cast(Duration, policy), "backoff", zero=True)])  # it refuses the rest
+
+
+def _is_strategy(policy: object) -> TypeGuard[wait_base]:
+    """Whether it is tenacity's, which is imported by whoever has one."""
+    theirs = sys.modules.get("tenacity.wait")
+    return theirs is not None and isinstance(policy, theirs.wait_base)
 
 
 class _Listed:
@@ -70,14 +78,16 @@ class _FullJitter:
 class _Tenacity:
     """Asks the strategy, never the loop. It sees attempt and error, as in a retry of tenacity's own."""
 
-    __slots__ = ("_retrying", "_wait")
+    __slots__ = ("_state", "_wait")
 
     def __init__(self, wait: wait_base) -> None:
+        from tenacity import RetryCallState, Retrying
+
         self._wait = wait
-        self._retrying = Retrying(wait=wait)
+        self._state = partial(RetryCallState, Retrying(wait=wait), None, (), {})
 
     def ms(self, attempt: int, error: BaseException | None = None) -> int:
-        state = RetryCallState(self._retrying, None, (), {})
+        state = self._state()
         state.attempt_number = _checked(attempt)
         failure = error if error is not None else IdemgateError("the attempt failed")
         state.set_exception((type(failure), failure, failure.__traceback__))

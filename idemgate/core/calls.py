@@ -55,12 +55,13 @@ class Call(Generic[T]):
 
     def answer(self, reply: Reply) -> T:
         """What the caller gets for this reply. Raises ForeignData, Moved, or NotDecodable for what we never wrote."""
-        if reply[0] == b"foreign":
-            if self.elsewhere is not None and reply[2].startswith(_CLOSED):
-                raise Moved(reply[2][len(_CLOSED) :])
-            raise self._foreign(reply[2])
         try:
-            return self.read(reply)
+            if reply[0] != b"foreign":
+                return self.read(reply)
+            problem: bytes = reply[2]
+            if self.elsewhere is not None and problem.startswith(_CLOSED):
+                raise Moved(problem[len(_CLOSED) :])
+            raise self._foreign(problem)
         except BROKEN as error:
             raise not_ours(f"what {self.script.name} answers", error) from error
 

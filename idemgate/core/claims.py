@@ -12,7 +12,7 @@ from idemgate.core.calls import Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.tokens import token
 
-__all__ = ["Claims", "Entry", "Record"]
+__all__ = ["Claims", "Entry", "Record", "State"]
 
 MANY = 100
 """Records of one script call: the server is blocked for the whole of it."""
@@ -41,7 +41,8 @@ class Record:
     """What is remembered of a key. Seconds; None where a field has no meaning in that state.
 
     `state` is "absent", "in_progress", "lapsed" (its owner fell silent), "held" (lapsed, and waiting for `resolve`),
-    "done", "failed" (done with a stored failure) or "released". `token` is the last fencing token granted.
+    "done", "failed" (done with a stored failure) or "released". `token` is the last fencing token granted. `owner`: who
+    acts, marked or decided, as hex; "" of a key that was completed.
     """
 
     state: str
@@ -147,16 +148,8 @@ class Claims:
         hold: bool = False,
         wait: bool = False,
     ) -> Call[Entry]:
-        args = (
-            stamp(self.clock),
-            owner,
-            lease,
-            keep,
-            fingerprint,
-            max_attempts,
-            b"1" if hold else b"0",
-            b"1" if wait else b"0",
-        )
+        now = b"" if self.clock is None else stamp(self.clock)
+        args = (now, owner, lease, keep, fingerprint, max_attempts, b"1" if hold else b"0", b"1" if wait else b"0")
         return call("once/claim", record, args, _entry)
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
@@ -186,9 +179,10 @@ class Claims:
         return Batch(calls, join)
 
     def complete(
-        self, record: tuple[bytes, ...], owner: bytes, retention: int, kind: bytes, result: bytes
+        self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
     ) -> Call[bool]:
-        return call("once/complete", record, (stamp(self.clock), owner, retention, kind, result), _held)
+        now = b"" if self.clock is None else stamp(self.clock)
+        return call("once/complete", record, (now, owner, fence, retention, kind, result), _held)
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
         return call("once/renew", record, (stamp(self.clock), owner, lease, keep), _held)

@@ -20,6 +20,8 @@ __all__ = ["Codec", "canonical", "digest"]
 _VERSION = b"\x01"
 _SMALL = 4096  # a plain body up to here cannot make the unpacker ask for more than 64 lists of 4096: 2 MB
 _MAX_DEPTH = 64
+_SINGLE = frozenset({str, bool, type(None)})
+"""Types that msgpack keeps by itself, in one value each: nothing in the bytes is worth a look."""
 
 
 class Codec:
@@ -29,7 +31,7 @@ class Codec:
     tuple or set counts twice. `max_items` counts every value inside: keys, values and containers.
     """
 
-    __slots__ = ("max_bytes", "max_depth", "max_items")
+    __slots__ = ("_depth", "_small", "max_bytes", "max_depth", "max_items")
 
     def __init__(self, max_bytes: int = 262_144, max_depth: int = _MAX_DEPTH, max_items: int = 100_000) -> None:
         if not 1 <= max_depth <= 128:
@@ -37,6 +39,8 @@ class Codec:
         self.max_bytes = max_bytes
         self.max_depth = max_depth
         self.max_items = max_items
+        self._small = min(_SMALL, max_items)
+        self._depth = min(max_depth, _MAX_DEPTH)
 
     def encode(self, value: object, name: str = "payload") -> bytes:
         """`value` as bytes. Raises BadInput naming the member at fault, as in `payload['lines'][3]`."""
@@ -57,8 +61,7 @@ class Codec:
             raise NotDecodable(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}")
         body = data[1:]
         try:
-            small = len(body) <= min(_SMALL, self.max_items)
-            if not small or not looks_plain(body, min(self.max_depth, _MAX_DEPTH)):
+            if len(body) > self._small or not looks_plain(body, self._depth):
                 measure(body, self.max_depth, self.max_items)
             return unpack(body)
         except (ValueError, TypeError, ArithmeticError) as error:
@@ -71,6 +74,8 @@ class Codec:
         """
         try:
             body = pack(value)
+            if type(value) in _SINGLE:
+                return body
             if len(body) <= self.max_items and looks_plain(body, self.max_depth):
                 return body
             return body if measure(body, self.max_depth, self.max_items) else None

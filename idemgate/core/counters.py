@@ -23,6 +23,13 @@ class Counters:
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + n
 
+    def add_each(self, *names: str) -> None:
+        """One to each of them."""
+        counts = self._counts
+        with self._lock:
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
+
     def __getitem__(self, name: str) -> int:
         return self._counts.get(name, 0)
 

@@ -21,7 +21,7 @@ Asked = Literal["fsync", "replicas"] | int | None
 _EXEMPT = frozenset(
     f"{room}/{name}"
     for room, names in {
-        "once": ("inspect", "renew"),
+        "once": ("inspect", "kept", "renew"),
         "topic": ("take", "extend", "peek", "stats", "dead", "registry", "resized"),
         "members": ("announce", "leave", "roll"),
         "expiry": ("look",),

@@ -10,19 +10,30 @@ __all__ = ["matcher"]
 
 def matcher(pattern: bytes) -> Callable[[bytes], bool]:
     """Whether a key matches: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and a backslash before what is meant as it stands."""
-    found, at = b"", 0
+    between, at = [b""], 0
     while at < len(pattern):
-        part, at = _part(pattern, at)
-        found += part
-    compiled = re.compile(found, re.DOTALL)
+        if pattern[at : at + 1] == b"*":
+            between.append(b"")
+            at += 1
+        else:
+            part, at = _part(pattern, at)
+            between[-1] += part
+    compiled = re.compile(_starred(between), re.DOTALL)
     return lambda key: compiled.fullmatch(key) is not None
+
+
+def _starred(between: list[bytes]) -> bytes:
+    """What stands between stars, with these. Each but the last matches where it can first and is not tried elsewhere,
+    or somebody's key could take as long as it likes."""
+    if len(between) == 1:
+        return between[0]
+    first, *others, last = between
+    return first + b"".join(b"(?>.*?%b)" % one for one in others if one) + b".*" + last
 
 
 def _part(pattern: bytes, at: int) -> tuple[bytes, int]:
     """The expression of what stands there, and where the next part begins."""
     one = pattern[at : at + 1]
-    if one == b"*":
-        return b".*", at + 1
     if one == b"?":
         return b".", at + 1
     if one == b"[":

@@ -5,6 +5,7 @@
 | `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
 also its wake-up channel |
 | `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of one shard of a seen-set (`lua/lib/page.lua`) |
+| `ig1:{<ns>:seen:<scope>:<shard>}:kept0`, `:kept1` | hash | the same of one that keeps values |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
 (`lua/topic/resize.lua`) |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
@@ -35,8 +36,10 @@ __all__ = [
     "check_name",
     "check_scope",
     "digest",
+    "event",
     "heirs",
     "is_ours",
+    "kept",
     "members",
     "outbox",
     "owner_of",
@@ -47,6 +50,7 @@ __all__ = [
     "seen",
     "slot",
     "slot_of",
+    "slot_of_event",
     "text_of",
     "topics",
     "touched",
@@ -74,6 +78,7 @@ LONGEST = 128
 """Longer escaped texts are replaced by a hash: a key is stored once a record, and memory is dear."""
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_.@:/+=,-]{1,128}")
+_PLAIN_TEXT = re.compile(_PLAIN.pattern.decode())
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SAFE = "_.@:/+=,-"
 
@@ -135,6 +140,12 @@ def digest(key: Key, what: str) -> bytes:
         raise BadInput(what, error.value, error.problem, error.fix) from None
 
 
+def event(event_id: Key, key: bytes, route: bytes) -> bytes:
+    """18 bytes: what tells this event of this key from all others (a digest of 128 bits), and what decides its slot."""
+    name = digest(event_id, "event_id")
+    return blake2b(name + key, digest_size=16).digest() + (crc32(route) & 0xFFFF).to_bytes(2)
+
+
 def _escape(text: bytes) -> bytes:
     """Injective: plain text stays, other bytes become %XX, and what is long becomes `#` and a hash (no text escapes to
     a `#`)."""
@@ -159,14 +170,26 @@ def _record_prefix(namespace: str, scope: str) -> bytes:
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
     """The record of one idempotency key."""
-    return _record_prefix(namespace, scope) + _escape(raw(key)) + b"}"
+    plain = type(key) is str and _PLAIN_TEXT.fullmatch(key)
+    return _record_prefix(namespace, scope) + (key.encode() if plain else _escape(raw(key))) + b"}"  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @lru_cache(4096)
 def seen(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
     """The two pages of one shard of a seen-set."""
-    tag = b"ig1:{%s:seen:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
+    tag = _shard(namespace, scope, shard)
     return tag + b":0", tag + b":1"
+
+
+@lru_cache(4096)
+def kept(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
+    """The two pages of one shard of a seen-set that keeps values."""
+    tag = _shard(namespace, scope, shard)
+    return tag + b":kept0", tag + b":kept1"
+
+
+def _shard(namespace: str, scope: str, shard: int) -> bytes:
+    return b"ig1:{%s:seen:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
 
 
 def topics(namespace: str) -> bytes:
@@ -224,7 +247,7 @@ _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<topics>topics)\}|(?P<touched>touched)\}"
-    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d*)\}}:(?P<page>[01])"
+    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d*)\}}:(?P<page>(?:kept)?[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
     re.ASCII,
@@ -267,6 +290,11 @@ def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:
 def slot_of(key: bytes, slots: int) -> int:
     """Which slot a key belongs to: CRC32 of its bytes, modulo the number of slots (a power of two)."""
     return crc32(key) & (slots - 1)
+
+
+def slot_of_event(name: bytes, slots: int) -> int:
+    """Which slot an event belongs to, as `event` says it: that of its group or key."""
+    return int.from_bytes(name[16:18]) & (slots - 1)
 
 
 def heirs(number: int, before: int, after: int) -> range:

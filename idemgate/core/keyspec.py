@@ -116,7 +116,11 @@ class _OneField:
         self._after = after
 
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
-        return check_encodes(self._before + self._field.text(instance, args, kwargs) + self._after, self._field.name)
+        value = self._field.value(instance, args, kwargs)
+        if type(value) is not str or not value:
+            value = text_of(value, self._field.name)
+        key = self._before + value + self._after
+        return key if key.isascii() else check_encodes(key, self._field.name)
 
 
 class _ManyFields:
@@ -227,7 +231,7 @@ def _sync(spec: Callable[..., object], name: str) -> Callable[..., object]:
 def _template(template: str, arguments: Arguments) -> KeySpec:
     parts: list[tuple[str, _Field]] = []
     before = ""
-    for literal, written, options, conversion in _parsed(template):
+    for literal, written, options, conversion in _parsed(check_encodes(template, "key")):
         before += literal
         if written is None:
             continue

@@ -85,6 +85,11 @@ class Merge:
         return 0
 
     @property
+    def drops(self) -> bool:
+        """Whether it may have no room for an item."""
+        return self.spec["op"] in ("append", "union", "fields")
+
+    @property
     def itemized(self) -> bool:
         """Whether its payload is a list of items."""
         return self.spec["op"] in ("append", "union")

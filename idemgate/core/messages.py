@@ -50,7 +50,7 @@ class Trigger:
     event_id: Key | None = field(default=None, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as a trigger is not
 class Receipt:
     """What became of a trigger.
 
@@ -58,16 +58,21 @@ class Receipt:
     - "replaced": it joined, and moved the message to the time it named.
     - "dropped": not accepted: an older `version`, or inside the window of a leading edge. - "duplicate": its
       `event_id` was seen for this key.
-    `due_at` is when the message is due; None where nothing was accepted.
+    `due_ms` is when the message is due, in ms since the epoch, and `due_at` the same moment; None where nothing was
+    accepted.
     """
 
     status: ReceiptStatus
-    due_at: datetime | None
+    due_ms: int | None
+
+    @property
+    def due_at(self) -> datetime | None:
+        return None if self.due_ms is None else moment(self.due_ms)
 
     @property
     def accepted(self) -> bool:
         """Whether a delivery will follow."""
-        return self.due_at is not None
+        return self.due_ms is not None
 
 
 class Message:
@@ -155,6 +160,10 @@ class Message:
         return part_of(self._merge, self._fields[8], items, self._codec)
 
 
+Unread = tuple[bytes, Merge, Codec] | None
+"""What a message is made of."""
+
+
 class Delivery(Generic[P]):
     """One attempt to hand a merged message to a handler.
 
@@ -165,9 +174,20 @@ class Delivery(Generic[P]):
     be gone: stop, somebody else runs this key.
     """
 
-    __slots__ = ("_message", "_payload", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
+    __slots__ = ("_payload", "_read", "_unread", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
 
-    def __init__(self, topic: str, slot: int, raw_key: bytes, token: int, due_ms: int, message: Message) -> None:
+    def __init__(
+        self,
+        topic: str,
+        slot: int,
+        raw_key: bytes,
+        token: int,
+        due_ms: int,
+        message: Message | None,
+        unread: Unread = None,
+    ) -> None:
+        """`unread`, where there is no `message` yet: it is unpacked when something of it is asked for; then raises
+        NotDecodable."""
         self.topic = topic
         self.slot = slot
         self.raw_key = raw_key
@@ -175,11 +195,19 @@ class Delivery(Generic[P]):
         self.due_ms = due_ms
         self.lost = False
         self.cancelled = False
-        self._message = message
+        self._read = message
+        self._unread = unread
         self._payload: P | None = None
 
     def __repr__(self) -> str:
         return f"<Delivery {self.topic}/{self.key} count={self.count} attempt={self.attempt} token={self.token}>"
+
+    @property
+    def _message(self) -> Message:
+        if self._read is None:
+            assert self._unread is not None
+            self._read = Message(*self._unread)
+        return self._read
 
     @property
     def key(self) -> str:
@@ -286,6 +314,22 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Turned:
+    """What became of deliveries that ended, and what was taken in the same step."""
+
+    settled: Settled
+    taken: Taken
+
+    @property
+    def next_due_ms(self) -> int:
+        return self.taken.next_due_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self.taken.now_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """Where due messages are sent on to. `target` None: the slot's own outbox; `keep`: about how many entries stay, 0
     = all."""
@@ -379,7 +423,9 @@ def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery
     """A message that was sent on, or NotDecodable. It has no lease: nothing needs to be acknowledged to the topic."""
     with as_ours("a forwarded message"):
         number, raw_key, due_ms, message = unpacked(packed, "a forwarded message")
-        return Delivery(topic, -1, bytes(raw_key), index(number), _moment_ms(due_ms), Message(message, merge, codec))
+        if type(raw_key) is not bytes:  # bytes of a number would be as many
+            raise TypeError(f"{raw_key!r:.100} is no key")
+        return Delivery(topic, -1, raw_key, index(number), _moment_ms(due_ms), Message(message, merge, codec))
 
 
 def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
@@ -400,7 +446,8 @@ def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Code
         )
 
 
-_MESSAGE = (int, int, int, int, int, bytes, int, bytes, None, bytes, None, bytes, int, int)
+_FIRST, _LAST = (int, int, int, int, int, bytes, int, bytes), (bytes, int, int)
+"""The kinds of its places, but for the accumulator, the failure, the priority and the rank."""
 
 
 def _is_message(fields: Any) -> bool:
@@ -408,12 +455,15 @@ def _is_message(fields: Any) -> bool:
     if not isinstance(fields, list):
         return False
     places: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
+    kinds = tuple(map(type, places))
     return (
-        14 <= len(places) <= 15
-        and all(wanted is None or type(one) is wanted for one, wanted in zip(places, _MESSAGE, strict=False))
+        14 <= len(kinds) <= 15
+        and kinds[:8] == _FIRST
+        and kinds[9] is bytes
+        and kinds[11:14] == _LAST
         and 0 <= places[1] <= LATEST_MS
         and 0 <= places[2] <= LATEST_MS
-        and (type(places[10]) is int or places[10] == b"")
+        and (kinds[10] is int or places[10] == b"")
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from idemgate.core.calls import Call
 from idemgate.core.claims import Claims, Entry
 from idemgate.core.codec import Codec
-from idemgate.core.keys import Key, text_of
+from idemgate.core.keys import Key, record, text_of
 from idemgate.core.models import rebuild
 from idemgate.core.tokens import token
 from idemgate.errors import (
@@ -80,6 +80,20 @@ class Wait(NamedTuple):
     seconds: float
 
 
+class Known:
+    """What is remembered of a key: `entry`, and the `answer` that duplicates get, where all may get the same."""
+
+    __slots__ = ("answer", "entry")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.answer: Answer | None = None
+
+
+_SHARED = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of results that nobody can change: they need not be made anew for each duplicate."""
+
+
 class Seen:
     """Keys that this process knows to be done, the `size` last learnt, each until its retention ends. Only done keys:
     they cannot become anything else, unless somebody forgets them elsewhere, which this process then learns when the
@@ -90,22 +104,22 @@ class Seen:
     def __init__(self, size: int, now: Callable[[], float] = monotonic) -> None:
         self._size = size
         self._now = now
-        self._entries: OrderedDict[bytes, tuple[float, bytes, Entry]] = OrderedDict()
+        self._entries: OrderedDict[bytes, tuple[float, bytes, Known]] = OrderedDict()
 
-    def recall(self, record: bytes, fingerprint: bytes) -> Entry | None:
+    def recall(self, record: bytes, fingerprint: bytes) -> Known | None:
         """What is known of the key; "reused" where the fingerprint differs, None where nothing is known."""
         found = self._entries.get(record)
         if found is None:
             return None
-        until, known, entry = found
+        until, print_, known = found
         if until <= self._now():
             self._entries.pop(record, None)
             return None
-        return entry if known == fingerprint else Entry("reused")
+        return known if print_ == fingerprint else Known(Entry("reused"))
 
     def keep(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
         self._entries.pop(record, None)
-        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, entry)
+        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, Known(entry))
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
@@ -127,18 +141,19 @@ def refusal(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
 
 class Passage:
     """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim
-    was answered."""
+    was answered, `result` kind and bytes of what it was completed with."""
 
-    __slots__ = ("_owner", "claims", "entry", "fingerprint", "guard", "key", "record", "since")
+    __slots__ = ("_owner", "claims", "entry", "fingerprint", "guard", "key", "record", "result", "since")
 
     def __init__(self, guard: Guard, claims: Claims, key: Key, fingerprint: bytes) -> None:
         self.guard = guard
         self.claims = claims
         self.key = key
-        self.record = claims.key(guard.scope, key)
+        self.record = (record(claims.namespace, guard.scope, key),)
         self.fingerprint = fingerprint
         self._owner = b""
         self.entry: Entry | None = None
+        self.result = b"", b""
         self.since = 0.0
 
     @property
@@ -149,12 +164,14 @@ class Passage:
         return self._owner
 
     def enter(self) -> Call[Entry]:
-        guard = self.guard
+        guard, owner = self.guard, self._owner
+        if not owner:
+            owner = self._owner = token()
         if guard.at_most_once:
-            return self.claims.mark(self.record, self.owner, guard.retention, self.fingerprint)
+            return self.claims.mark(self.record, owner, guard.retention, self.fingerprint)
         return self.claims.claim(
             self.record,
-            self.owner,
+            owner,
             guard.lease,
             guard.retention,
             self.fingerprint,
@@ -164,7 +181,7 @@ class Passage:
         )
 
     def judge(self, entry: Entry) -> Answer | Wait | None:
-        """None: run. Wait: until woken, and enter again. An Answer: give it."""
+        """What is to be done about the answer. None: run. Wait: until woken, and enter again. An Answer: give it."""
         self.entry = entry
         if entry.state == "started":
             return None
@@ -174,6 +191,15 @@ class Passage:
             return self._in_progress(entry)
         return Answer(error=refusal(entry, self.key, self.guard.scope))
 
+    def recognise(self, known: Known) -> Answer:
+        """As `judge`, of what is remembered."""
+        if known.answer is not None:
+            return known.answer
+        answer = cast(Answer, self.judge(known.entry))
+        if answer.error is None and type(answer.value) in _SHARED:
+            known.answer = answer
+        return answer
+
     def _done(self, entry: Entry) -> Answer:
         guard = self.guard
         if guard.on_done == "skip":
@@ -182,7 +208,7 @@ class Passage:
             return self._done_without_value(entry)
         try:
             value = guard.codec.decode(entry.result)
-            if guard.returns is not None:
+            if guard.returns is not None and guard.returns is not type(value):
                 value = rebuild(value, guard.returns)
         except (NotDecodable, BadInput, TypeError, ValueError) as error:
             return Answer(error=ResultUnavailable(text_of(self.key), f"it cannot be read back: {error}"))
@@ -213,17 +239,21 @@ class Passage:
     def complete(self, result: object) -> Call[bool]:
         """Done, with its result; or without, when it cannot be stored: the effect happened, so it must not run
         again."""
-        guard = self.guard
         try:
-            kind, data = b"v", guard.codec.encode(result, "result")
+            kind, data = b"v", self.guard.codec.encode(result, "result")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
             kind, data = b"n", f"{type(error).__name__}: {error}".encode(errors="replace")[:500]
-        self.entry = self._finished(kind, data)
-        return self.claims.complete(self.record, self.owner, guard.retention, kind, data)
+        self.result = kind, data
+        return self._completing(kind, data)
 
-    def _finished(self, kind: bytes, data: bytes) -> Entry:
+    def _completing(self, kind: bytes, data: bytes) -> Call[bool]:
+        fence = 0 if self.entry is None else self.entry.token
+        return self.claims.complete(self.record, self._owner, fence, self.guard.retention, kind, data)
+
+    def finished(self) -> Entry:
+        """What the next caller is answered, now that it is completed."""
         entry = Entry("done", token=self.entry.token if self.entry else 0, left_ms=self.guard.retention)
-        entry.kind, entry.result = kind, data
+        entry.kind, entry.result = self.result
         return entry
 
     def fail(self, error: BaseException) -> Call[bool] | None:
@@ -238,7 +268,7 @@ class Passage:
         if policy == "keep":
             return None
         if policy == "store":
-            return self.claims.complete(self.record, self.owner, self.guard.retention, b"e", _failure(error))
+            return self._completing(b"e", _failure(error))
         return self.release()
 
     def release(self, undo: bool = False) -> Call[bool]:

@@ -71,9 +71,17 @@ class Policy:
 
     def for_scripts(self) -> bytes:
         """ARGV[3] of the scripts that change a slot: `lua/lib/policy.lua`."""
+        return _packed(self._rules() | {
+            "attempts": self.max_attempts, "retention": self.retention, "max_dead": self.max_dead,
+        })  # fmt: skip
+
+    def for_triggers(self) -> bytes:
+        """As `for_scripts`, without what is only needed once messages are taken."""
+        return _packed(self._rules())
+
+    def _rules(self) -> dict[str, object]:
         facts: dict[str, object] = {
-            "merge": self.merge.spec, "remember": self.remember, "attempts": self.max_attempts,
-            "retention": self.retention, "max_dead": self.max_dead, "group_limit": self.group_concurrency,
+            "merge": self.merge.spec, "remember": self.remember, "group_limit": self.group_concurrency,
         }  # fmt: skip
         for name in ("window", "quiet", "max_delay", "max_size"):
             if getattr(self, name) is not None:
@@ -85,7 +93,7 @@ class Policy:
         facts |= {name: True for name, given in flags.items() if given}
         if self.priority_boost is not None:
             facts["boost"] = self.priority_boost
-        return _packed(facts)
+        return facts
 
     def described(self) -> dict[str, object]:
         """What is stored of it and was said, as people wrote it: durations in seconds."""
@@ -230,10 +238,10 @@ _LOCAL = {"lease": 30_000, "max_attempts": 17, "retention": 2_592_000_000, "max_
 def differing(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:
     """The facts in which two policies differ, as people wrote them: durations in seconds, None = not set."""
     before, after = _unpacked(stored), _unpacked(asked)
-    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    return {name: _shown(name, before.get(name)) for name in names}, {
-        name: _shown(name, after.get(name)) for name in names
-    }
+    with as_ours("a policy"):
+        names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+        was, to = ({name: _shown(name, facts.get(name)) for name in names} for facts in (before, after))
+        return was, to
 
 
 def _shown(name: str, value: Any) -> object:

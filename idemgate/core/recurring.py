@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from idemgate.core.messages import Trigger
 from idemgate.errors import BadInput, NotConfigured
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     from cronsim import CronSim
 
 __all__ = ["Recurring", "recurring"]
@@ -42,11 +43,13 @@ class Recurring:
 
 def recurring(name: str, expression: str, zone: str | ZoneInfo, payload: object) -> Recurring:
     """Checks it: BadInput for an expression or a zone that is none, NotConfigured without the extra `cron`."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     if not isinstance(name, str) or not name:  # the keys of its messages begin with it
         raise BadInput("name", name, "not a name", "Use a text that is not empty")
     try:
         found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # OSError: "Europe" is a folder of zones
         raise BadInput(
             "tz", zone, f"no such time zone ({error})", 'Use a name such as "Europe/Berlin", or "UTC"'
         ) from None

@@ -237,7 +237,9 @@ class _Moving:
         """What has a route goes there. Of the slot's own facts counters go to one slot, the others to all."""
         shares: defaultdict[int, list[_Entry]] = defaultdict(list)
         for entry in entries:
-            if entry.route:
+            if entry.kind == b"e":
+                shares[keys.slot_of_event(entry.name, self.new.policy.slots)].append(entry)
+            elif entry.route:
                 shares[self.new.at(entry.route)].append(entry)
             elif entry.kind == b"c" and entry.name not in _EVERYWHERE:
                 shares[targets[0]].append(entry)

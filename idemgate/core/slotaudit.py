@@ -23,7 +23,7 @@ from idemgate.errors import IdemgateError
 __all__ = ["Contents", "Declared", "Large", "Slot", "balance", "check_balance", "check_slot", "declared", "read_slot"]
 
 _ZSETS = ("due", "lease", "dead", "fade", "ready", "line")
-_HASHES = ("pending", "flight", "grave", "facts", "busy")
+_HASHES = ("pending", "flight", "grave", "facts", "busy", "memo")
 _NOT_COUNTED = (b"", b"v", b"opened", b"gone")
 """What the facts hold beside numbers."""
 _GONE = ("acked", "cancelled", "deleted", "expired", "forwarded")
@@ -66,7 +66,7 @@ class Contents(NamedTuple):
     grave: dict[bytes, bytes]
     facts: dict[bytes, bytes]
     busy: dict[bytes, bytes]
-    memo: frozenset[bytes]
+    memo: dict[bytes, bytes]
 
     @property
     def closed(self) -> bool:
@@ -107,10 +107,10 @@ def _contents(reply: list[Any]) -> Contents | Large:
         parts.append(reply[at + 1 : at + 1 + reply[at]])
         at += 1 + reply[at]
     lives, *rest = parts
-    found: dict[str, Any] = {name: dict(_pairs(part)) for name, part in zip(_ZSETS + _HASHES, rest[:-1], strict=True)}
+    found: dict[str, Any] = {name: dict(_pairs(part)) for name, part in zip(_ZSETS + _HASHES, rest, strict=True)}
     for name in _ZSETS:
         found[name] = {member: float(score) for member, score in found[name].items()}
-    return Contents(now_ms=reply[1], lives=dict(zip(keys.PARTS, lives, strict=True)), memo=frozenset(rest[-1]), **found)
+    return Contents(now_ms=reply[1], lives=dict(zip(keys.PARTS, lives, strict=True)), **found)
 
 
 def _pairs(flat: list[Any]) -> Iterator[tuple[bytes, Any]]:
@@ -254,7 +254,8 @@ def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec
         return [] if (topic and topic.changing) or not _holds(found) else [_left_behind(slot, found)]
     seen = _Seen(slot, found, topic, codec)
     checks = (
-        _standing, _unplaced, _leases, _letters, _memories, _groups, _lines, _fences, _agreement, _places, _lifetimes,
+        _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement, _places,
+        _lifetimes,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
 
@@ -320,10 +321,56 @@ def _letters(seen: _Seen) -> Iterator[Finding]:
 
 
 def _memories(seen: _Seen) -> Iterator[Finding]:
-    for name in seen.found.memo - seen.found.fade.keys():
+    for name in seen.found.memo.keys() - seen.found.fade.keys() - _tabled(seen.found.memo):
         yield seen.finding("forgotten-never", "memo", f"{shown(name)} has no time to be forgotten", "HDEL", name)
-    for name in seen.found.fade.keys() - seen.found.memo:
+    for name in seen.found.fade.keys() - seen.found.memo.keys():
         yield seen.finding("forgotten-never", "fade", f"{shown(name)} names nothing remembered", "ZREM", name)
+
+
+def _tabled(memo: dict[bytes, bytes]) -> set[bytes]:
+    """What of a memo is the table of event ids (`lua/lib/events.lua`)."""
+    return {name for name in memo if name == b"e" or (name[:1] == b"e" and name[1:].isdigit())}
+
+
+_EVENT = 24
+"""Bytes of a mark: digest, what decides its slot, when to forget it."""
+
+
+def _events(seen: _Seen) -> Iterator[Finding]:
+    """Each event id stands in its bucket, once, and is counted; and it belongs to this slot."""
+    tabled = {name: value for name, value in seen.found.memo.items() if name in _tabled(seen.found.memo)}
+    if not tabled:
+        return
+    try:
+        layout, many, count = _unpacked(tabled.pop(b"e", b""), 3)
+        if layout != 1:
+            raise ValueError(f"layout {layout!r}, this program knows layout 1")  # noqa: TRY301 - as what cannot be read
+        many, count = _whole(many, 1), _whole(count)
+    except (ValueError, TypeError) as error:
+        yield seen.finding("undecodable", "memo", f"the table of event ids cannot be read: {error}")
+        return
+    short = sorted(name for name, bucket in tabled.items() if len(bucket) % _EVENT)
+    if short:
+        what = f"bucket {text(short[0])} of event ids is cut short"
+        yield seen.finding("undecodable", "memo", what, "HDEL", short[0])
+        return
+    marks: list[bytes] = []
+    for name, bucket in sorted(tabled.items()):
+        held = [bucket[at : at + _EVENT] for at in range(0, len(bucket), _EVENT)]
+        marks += held
+        if any(_bucket_of(mark, many) != int(name[1:]) for mark in held):
+            yield seen.finding("disagrees", "memo", f"bucket {text(name)} holds event ids of another one")
+    if len(marks) != count or len({mark[:16] for mark in marks}) != count:
+        yield seen.finding("disagrees", "memo", f"{len(marks)} event ids are remembered, and {count} are counted")
+    if seen.topic and any(keys.slot_of_event(mark, seen.topic.slots) != seen.slot.number for mark in marks):
+        yield seen.finding("wrong-slot", "memo", "event ids of another slot are remembered: nobody will find them here")
+
+
+def _bucket_of(mark: bytes, many: int) -> int:
+    """As `lua/lib/buckets.lua` has it."""
+    hashed, base = int.from_bytes(mark[:4]), 1 << (many.bit_length() - 1)
+    at = hashed % base
+    return hashed % (2 * base) if at < many - base else at
 
 
 def _groups(seen: _Seen) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import randrange
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys, parts
 from idemgate.core.calls import Arg, Batch, Call, call, text
@@ -15,6 +15,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.letters import PAGE, Place
+from idemgate.core.merging import wrapped
 from idemgate.core.messages import (
     DeadLetter,
     Delivery,
@@ -28,6 +29,7 @@ from idemgate.core.messages import (
     Stats,
     Taken,
     Trigger,
+    Turned,
     forwarded,
     letter_of,
     moment,
@@ -36,13 +38,17 @@ from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, NotDecodable
 
-__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "open_topic", "stored_policy"]
+__all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
+Asked = tuple[bytes, bytes, bytes, bytes]
+"""A trigger that was checked: its key, what it asks for (`lua/lib/asked.lua`), its accumulator; and its route."""
 BATCH = 200
-"""Most triggers of one script call: the server is blocked for the whole of it."""
+"""Most triggers, or deliveries, of one script call: the server is blocked for the whole of it."""
+FEW = 50
+"""Most deliveries that end at once, if some are not just done: that takes several times as long."""
 
 
 class Settlement(NamedTuple):
@@ -55,10 +61,10 @@ class Settlement(NamedTuple):
     failure: str = ""
     part: Part | None = None
 
-    def words(self) -> tuple[Arg, ...]:
-        """As the script takes it."""
+    def words(self, place: int) -> tuple[Arg, ...]:
+        """As scripts take one that is not just done; `place` from 1."""
         verb, said = (self.verb, self.failure) if self.part is None else ("part", self.part.packed(self.failure))
-        return (verb, self.delivery.raw_key, self.delivery.token, self.delay, said)
+        return (place, verb, self.delay, said)
 
 
 def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
@@ -127,7 +133,7 @@ class TopicCalls:
     """Builds the calls of one topic. What concerns one key or one slot is a Call; what spreads over slots is a Batch
     of them. A call whose slot has moved to another layout, meanwhile, is answered there, with the same request id."""
 
-    __slots__ = ("_policy", "adopt", "clock", "codec", "name", "namespace", "policy")
+    __slots__ = ("_policy", "_rules", "adopt", "clock", "codec", "name", "namespace", "policy")
 
     def __init__(
         self,
@@ -146,6 +152,7 @@ class TopicCalls:
         self.clock = clock
         self.adopt = adopt
         self._policy = policy.for_scripts()
+        self._rules = policy.for_triggers()
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
         return keys.slot(self.namespace, self.name, slot, self.policy.slots)
@@ -156,6 +163,13 @@ class TopicCalls:
     def at(self, route: bytes) -> int:
         """The slot of what has this route: a group, or a key without one."""
         return keys.slot_of(route, self.policy.slots)
+
+    def home(self, delivery: Delivery[Any]) -> int:
+        """The slot of a delivery, which may have been taken when there were more or fewer."""
+        try:
+            return self.at(delivery.route)
+        except NotDecodable:
+            return delivery.slot % self.policy.slots
 
     def _call(
         self,
@@ -204,65 +218,62 @@ class TopicCalls:
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
         return self._trigger(token(), self.checked(trigger))
 
-    def _trigger(self, request: bytes, fields: tuple[bytes, ...]) -> Call[Receipt]:
+    def _trigger(self, request: bytes, asked: Asked) -> Call[Receipt]:
         return self._call(
             "trigger",
-            self.at(fields[3] or fields[0]),
-            (request, self._policy, *fields),
+            self.at(asked[3]),
+            (request, self._rules, *asked[:3]),
             lambda reply: _receipts(reply)[0],
-            lambda calls, _: _only(calls._trigger(request, fields)),
+            lambda calls, _: _only(calls._trigger(request, asked)),
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
         """One script call per slot and 200 triggers. All are checked before the first call is made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
-    def put_many(self, triggers: Sequence[tuple[bytes, ...]]) -> Batch[list[Receipt]]:
+    def put_many(self, triggers: Sequence[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
-        by_slot: dict[int, list[tuple[int, tuple[bytes, ...]]]] = defaultdict(list)
-        for place, fields in enumerate(triggers):
-            by_slot[self.at(fields[3] or fields[0])].append((place, fields))
-        calls: list[Call[list[Receipt]]] = []
-        places: list[list[int]] = []
-        for slot, entries in by_slot.items():
-            for start in range(0, len(entries), BATCH):
-                part = entries[start : start + BATCH]
-                calls.append(self._triggers(slot, parts.Part(token(), [fields for _, fields in part])))
-                places.append([place for place, _ in part])
+        if self.policy.slots == 1:
+            return Batch([self._triggers(0, part) for part in _parts(triggers)], _flat)
+        by_slot: defaultdict[int, list[int]] = defaultdict(list)
+        for place, asked in enumerate(triggers):
+            by_slot[self.at(asked[3])].append(place)
+        placed = [(slot, list(part)) for slot, found in by_slot.items() for part in _parts(found)]
+        calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
+        return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 
-        def join(answers: list[list[Receipt]]) -> list[Receipt]:
-            receipts: list[Any] = [None] * len(triggers)
-            for where, answer in zip(places, answers, strict=True):
-                for place, receipt in zip(where, answer, strict=True):
-                    receipts[place] = receipt
-            return receipts
+    def _triggers(self, slot: int, triggers: Sequence[Asked]) -> Call[list[Receipt]]:
+        return self._put(slot, parts.Part(token(), triggers))
 
-        return Batch(calls, join)
-
-    def _triggers(self, slot: int, part: parts.Part[tuple[bytes, ...]]) -> Call[list[Receipt]]:
+    def _put(self, slot: int, part: parts.Part[Asked]) -> Call[list[Receipt]]:
+        args: list[Arg] = [part.request, self._rules]
+        for key, wish, acc, _ in part.entries:
+            args += (key, wish, acc)
         return self._call(
             "trigger",
             slot,
-            (part.request, self._policy, *(value for fields in part.entries for value in fields)),
+            args,
             lambda reply: part.own(_receipts(reply)),
-            lambda calls, _: part.again(lambda fields: calls.at(fields[3] or fields[0]), calls._triggers, in_order),
+            lambda calls, _: part.again(lambda asked: calls.at(asked[3]), calls._put, in_order),
         )
 
-    def checked(self, trigger: Trigger) -> tuple[bytes, ...]:
+    def checked(self, trigger: Trigger) -> Asked:
         """A trigger as scripts get it, or BadInput."""
-        version = b"" if trigger.version is None else _version(trigger.version)
-        event = b"" if trigger.event_id is None else keys.digest(trigger.event_id, "event_id")
-        return (
-            keys.raw(trigger.key),
-            _when(trigger),
-            self._priority(trigger.priority),
-            b"" if trigger.group is None else _group(trigger.group),
-            version,
-            event,
-            self.policy.merge.lift(trigger.payload, self.codec),
-        )
+        key, group, wish = keys.raw(trigger.key), trigger.group, _when(trigger)
+        if not (trigger.priority is group is trigger.version is trigger.event_id is None):
+            wish = self._wish(trigger, wish)
+        acc = self.policy.merge.lift(trigger.payload, self.codec)
+        return key, wish, acc, key if group is None else keys.raw(group)
 
-    def _priority(self, priority: int | None) -> bytes:
+    def _wish(self, trigger: Trigger, when: bytes) -> bytes:
+        """All that a trigger asks for, as `lua/lib/asked.lua` reads it."""
+        version = b"" if trigger.version is None else _version(trigger.version)
+        group = b"" if trigger.group is None else _group(trigger.group)
+        key = keys.raw(trigger.key)
+        event = b"" if trigger.event_id is None else keys.event(trigger.event_id, key, group or key)
+        return wrapped([when, self._priority(trigger.priority), group, version, event])
+
+    def _priority(self, priority: int | None) -> int | bytes:
         if priority is None:
             return b""
         boost = self.policy.priority_boost or 1
@@ -270,7 +281,7 @@ class TopicCalls:
             raise BadInput("priority", priority, "not an integer that ranks exactly", f"Use at most 2**52 / {boost} ms")
         if not self.policy.priority:
             raise BadInput("priority", priority, f"topic {self.name!r} has none", "Make it with priority=True")
-        return b"%d" % priority
+        return priority
 
     # -- taking out ---------------------------------------------------------------------------------------------------
 
@@ -282,20 +293,11 @@ class TopicCalls:
         policy = self.policy
         args = (request, self._policy, n, policy.lease, *policy.limits(slot))
 
-        def read(reply: list[Any]) -> Taken:
-            found: list[Delivery[Any]] = [
-                Delivery(  # not Delivery[Any](...): that alone would cost as much as all the rest
-                    self.name,
-                    slot,
-                    reply[i],
-                    reply[i + 1],
-                    reply[i + 2],
-                    Message(reply[i + 3], policy.merge, self.codec),
-                )
-                for i in range(4, len(reply), 4)
-            ]
-            return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
+        return self._call(
+            "take", slot, args, lambda reply: self._found(slot, reply, len(reply)), self._retaken(request, n)
+        )
 
+    def _retaken(self, request: bytes, n: int) -> Again:
         def again(calls: TopicCalls, slot: int) -> Batch[Taken]:
             # Where several slots became one, each of them asks it: whoever takes needs to know its next due time.
             slots = calls.heirs(slot, self) or (slot % calls.policy.slots,)
@@ -303,36 +305,63 @@ class TopicCalls:
             shares = zip(own, slots, _shares(n, len(slots)), strict=True)
             return Batch([calls._take(*share) for share in shares], _taken)
 
-        return self._call("take", slot, args, read, again)
+        return again
+
+    def _found(self, slot: int, reply: list[Any], end: int) -> Taken:
+        """What a reply says was taken, its deliveries in front of place `end`."""
+        name, merge, codec = self.name, self.policy.merge, self.codec
+        found: list[Delivery[Any]] = [
+            # Not Delivery[Any](...): that alone would cost as much as all the rest.
+            Delivery(name, slot, key, fence, due_ms, None, (packed, merge, codec))
+            for key, fence, due_ms, packed in zip(*(reply[at:end:4] for at in range(4, 8)), strict=True)
+        ]
+        return Taken(found, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
 
     def settle(self, slot: int, settlements: Sequence[Settlement]) -> Call[Settled]:
         return self._settle(slot, parts.Part(token(), settlements))
 
     def _settle(self, slot: int, part: parts.Part[Settlement]) -> Call[Settled]:
-        args: list[Arg] = [part.request, self._policy]
-        for settlement in part.entries:
-            args += settlement.words()
         return self._call(
             "settle",
             slot,
-            args,
+            (part.request, self._policy, _ended(part.entries), *_others(part.entries)),
             lambda reply: Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]),
-            lambda calls, _: part.again(lambda one: calls.at(one.delivery.route), calls._settle, _settled),
+            _resettled(part),
         )
 
-    def settle_many(
-        self,
-        settlements: Iterable[Settlement],
-        told: Callable[[int, Settled], None] = lambda _slot, _settled: None,
-    ) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries; the outcomes in the order of the settlements. `told` hears each
-        answer."""
+    def turn(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[Turned]:
+        """`settle`, then `take`, in one step."""
+        part, request, policy = parts.Part(token(), settlements), token(), self.policy
+        limits = (n, policy.lease, *policy.limits(slot))
+        args = (part.request, self._policy, _ended(settlements), request, *limits, *_others(settlements))
 
-        def read(slot: int, answer: Settled) -> list[str]:
-            told(slot, answer)
-            return answer.outcomes
+        def read(reply: list[Any]) -> Turned:
+            end = len(reply) - len(settlements)
+            taken = self._found(slot, reply, end)
+            return Turned(Settled(_outcomes(reply[end:]), taken.next_due_ms, taken.now_ms), taken)
 
-        return self._spread(settlements, lambda entry: self.at(entry.delivery.route), self.settle, read)
+        def again(calls: TopicCalls, slot: int) -> Batch[Turned]:
+            # Each half by itself, as a copy of it that had been asked for alone.
+            ending, taking = _resettled(part)(calls, slot), self._retaken(request, n)(calls, slot)
+            ends = len(ending.calls)
+            return Batch(
+                [*ending.calls, *taking.calls],
+                lambda answers: Turned(ending.join(answers[:ends]), taking.join(answers[ends:])),
+            )
+
+        return self._call("turn", slot, args, read, again)
+
+    def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
+        """One script call per slot and 200 deliveries, or 50 if not all are just done; the outcomes in the order of the
+        settlements."""
+        found = list(settlements)
+        return self._spread(
+            found,
+            lambda entry: self.home(entry.delivery),
+            self.settle,
+            lambda answer: answer.outcomes,
+            most_of(found),
+        )
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
         return self._extend(slot, parts.Part(b"", deliveries), self.policy.lease if lease is None else lease)
@@ -346,17 +375,15 @@ class TopicCalls:
             slot,
             args,
             lambda reply: _outcomes(reply[2:]),
-            lambda calls, _: part.again(
-                lambda one: calls.at(one.route), lambda at, some: calls._extend(at, some, lease), in_order
-            ),
+            lambda calls, _: part.again(calls.home, lambda at, some: calls._extend(at, some, lease), in_order),
         )
 
     def extend_many(self, deliveries: Iterable[Delivery[Any]], lease: int | None = None) -> Batch[list[str]]:
         return self._spread(
             deliveries,
-            lambda entry: self.at(entry.route),
+            self.home,
             lambda slot, part: self.extend(slot, part, lease),
-            lambda _, answer: answer,
+            lambda answer: answer,
         )
 
     def _spread(
@@ -364,31 +391,34 @@ class TopicCalls:
         entries: Iterable[Any],
         slot_of: Callable[[Any], int],
         build: Callable[[int, list[Any]], Call[Any]],
-        read: Callable[[int, Any], list[str]],
+        read: Callable[[Any], list[str]],
+        most: int = BATCH,
     ) -> Batch[list[str]]:
         if self.policy.slots == 1:
-            return self._chunks(list(entries), build, read)
+            return self._chunks(list(entries), build, read, most)
         by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for place, entry in enumerate(entries):
             by_slot[slot_of(entry)].append((place, entry))
-        parts = [(slot, found[i : i + BATCH]) for slot, found in by_slot.items() for i in range(0, len(found), BATCH)]
+        parts = [(slot, found[i : i + most]) for slot, found in by_slot.items() for i in range(0, len(found), most)]
         order = [place for _, part in parts for place, _ in part]
 
         def join(answers: list[Any]) -> list[str]:
-            outcomes = [
-                outcome for (slot, _), answer in zip(parts, answers, strict=True) for outcome in read(slot, answer)
-            ]
+            outcomes = [outcome for answer in answers for outcome in read(answer)]
             return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
 
         return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
 
     def _chunks(
-        self, entries: list[Any], build: Callable[[int, list[Any]], Call[Any]], read: Callable[[int, Any], list[str]]
+        self,
+        entries: list[Any],
+        build: Callable[[int, list[Any]], Call[Any]],
+        read: Callable[[Any], list[str]],
+        most: int,
     ) -> Batch[list[str]]:
         def join(answers: list[Any]) -> list[str]:
-            return [outcome for answer in answers for outcome in read(0, answer)]
+            return [outcome for answer in answers for outcome in read(answer)]
 
-        return Batch([build(0, entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)], join)
+        return Batch([build(0, entries[i : i + most]) for i in range(0, len(entries), most)], join)
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         return self._forward(token(), slot, to, n)
@@ -593,6 +623,34 @@ def _settled(places: list[list[int]], answers: list[Settled]) -> Settled:
     return Settled(outcomes, _soonest(one.next_due_ms for one in answers), max(one.now_ms for one in answers))
 
 
+def most_of(settlements: Sequence[Settlement]) -> int:
+    """How many of these may end in one script call."""
+    verbs = [one.verb for one in settlements]
+    return BATCH if verbs.count("ack") == len(verbs) else FEW
+
+
+def _resettled(part: parts.Part[Settlement]) -> Again:
+    return lambda calls, _: part.again(lambda one: calls.home(one.delivery), calls._settle, _settled)
+
+
+def _ended(settlements: Sequence[Settlement]) -> bytes:
+    """Which deliveries end, as scripts take it: in one word, since every word costs both sides."""
+    flat: list[object] = []
+    for settlement in settlements:
+        delivery = settlement.delivery
+        flat += (delivery.raw_key, delivery.token)
+    return wrapped(flat)
+
+
+def _others(settlements: Sequence[Settlement]) -> list[Arg]:
+    """What is said of those that are not just done."""
+    words: list[Arg] = []
+    for place, settlement in enumerate(settlements, 1):
+        if settlement.verb != "ack":
+            words += settlement.words(place)
+    return words
+
+
 _OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost")}
 
 
@@ -600,9 +658,13 @@ def _outcomes(words: list[bytes]) -> list[str]:
     return [_OUTCOMES[word] for word in words]
 
 
+_ACCEPTED: tuple[ReceiptStatus, ...] = ("scheduled", "merged", "replaced")
+_REFUSED: dict[int, Receipt] = {3: Receipt("dropped", None), 4: Receipt("duplicate", None)}
+
+
 def _receipts(reply: list[Any]) -> list[Receipt]:
-    pairs = zip(reply[2::2], reply[3::2], strict=True)
-    return [Receipt(cast(ReceiptStatus, text(status)), moment(due) if due else None) for status, due in pairs]
+    now_ms = reply[1]
+    return [_REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3)) for one in reply[2:]]
 
 
 def _stats(answers: list[list[list[Any]]]) -> Stats:
@@ -622,6 +684,11 @@ def _stats(answers: list[list[list[Any]]]) -> Stats:
 
 _FACTS = (b"v", b"fence", b"paused", b"rate", b"opened", b"batch", b"gone")
 """What a slot's facts hold beside counters."""
+
+
+def _parts(entries: Sequence[T]) -> list[Sequence[T]]:
+    """As many at once as one script call takes."""
+    return [entries[start : start + BATCH] for start in range(0, len(entries), BATCH)]
 
 
 def _group(group: Key) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
@@ -24,7 +24,7 @@ from idemgate.link.resp import pack
 from idemgate.link.topology import key_of
 from idemgate.link.wire import Wire
 
-__all__ = ["AsyncLink"]
+__all__ = ["Asking", "AsyncLink"]
 
 T = TypeVar("T")
 
@@ -32,12 +32,85 @@ T = TypeVar("T")
 class _Loop:
     """What belongs to one event loop: its way to the store, its ear, and the calls under way."""
 
-    __slots__ = ("ear", "lines", "tasks")
+    __slots__ = ("ear", "lines", "loop", "tasks")
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
+        self.loop = loop
         self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
+
+
+class Asking(Generic[T]):
+    """A call under way. Who awaits its `answer` may be cancelled: the call goes on, and `outcome` is what comes of it.
+
+    A future of its own would be shielded for the same, at the price of two more turns of the event loop.
+    """
+
+    __slots__ = ("_call", "_here", "_late", "_link", "_started", "_wire", "answer", "within")
+
+    def __init__(self, link: AsyncLink, here: _Loop, call: Call[T], within: float, wire: Wire | None) -> None:
+        self.answer: asyncio.Future[T] = here.loop.create_future()
+        self.within = within
+        self._link = link
+        self._here = here
+        self._call = call
+        self._wire = wire
+        self._started = monotonic()
+        self._late: tuple[T | None, BaseException | None] | None = None
+
+    def outcome(self) -> asyncio.Future[T]:
+        """What comes of the call, for who goes on after the `answer` was cancelled."""
+        if self.answer.cancelled():
+            self.answer = self._here.loop.create_future()
+            if self._late is not None:
+                self._tell(*self._late)
+        return self.answer
+
+    def heard(self, reply: Any) -> None:
+        """The common case costs no task; whatever is out of the ordinary goes on in one."""
+        if isinstance(reply, Exception):
+            assert self._wire is not None, "or nothing was asked on it"
+            self._here.lines.suspect(self._wire, reply)
+            self.go_on(self._link._again(self._call, self._patience(), reply))
+            return
+        try:
+            result = self._call.answer(reply)
+        except Moved:
+            self.go_on(self._link._answered(self._call, reply, self._patience()))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
+            self._tell(None, error)
+        else:
+            if self.answer.cancelled():
+                self._late = result, None
+            else:
+                self.answer.set_result(result)
+
+    def _patience(self) -> Patience:
+        return Patience(self.within, self._started)
+
+    def go_on(self, work: Coroutine[Any, Any, T]) -> None:
+        """The answer is what comes of this."""
+        self._link.spawn(self._worked(work))
+
+    async def _worked(self, work: Coroutine[Any, Any, T]) -> None:
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            self.answer.cancel()
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is for who asked
+            self._tell(None, error)
+        else:
+            self._tell(result, None)
+
+    def _tell(self, result: T | None, error: BaseException | None) -> None:
+        if self.answer.cancelled():
+            self._late = result, error
+        elif error is not None:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(cast(T, result))
 
 
 class AsyncLink:
@@ -51,42 +124,29 @@ class AsyncLink:
         self.endpoint = endpoint
         self.seconds = seconds
         self._copies = copies_of(durability, endpoint, seconds)
+        self._last: _Loop | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     @property
     def _here(self) -> _Loop:
-        loop = asyncio.get_running_loop()
-        here = self._loops.get(loop)
-        if here is None:
-            here = self._loops[loop] = _Loop(self.endpoint, self.seconds)
+        loop, here = asyncio.get_running_loop(), self._last
+        if here is None or here.loop is not loop:
+            here = self._loops.get(loop)
+            if here is None:
+                here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds)
+            self._last = here
         return here
 
-    def start(self, call: Call[T], within: float | None = None) -> asyncio.Future[T]:
-        """Sends a call whose future goes on when the caller is cancelled, if it is shielded: cancelling then neither
-        tears a reply nor hides the outcome."""
-        wire = self._here.lines.at_hand(call.keys[0])
+    def start(self, call: Call[T], within: float | None = None) -> Asking[T]:
+        """Sends a call, which goes on whatever becomes of who asked: `await link.start(call).answer`."""
+        here = self._here
+        wire = here.lines.at_hand(call.keys[0])
+        asking = Asking(self, here, call, self.seconds if within is None else within, wire)
         if wire is None or (self._copies is not None and self._copies.concern(call)):
-            return self.spawn(self._insist(call, self._patience(within)))
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        request = pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
-        patience = Patience(self.seconds if within is None else within)
-        wire.ask(request, partial(self._heard, call, answer, patience, wire))
-        return answer
-
-    def _heard(self, call: Call[T], answer: asyncio.Future[T], patience: Patience, wire: Wire, reply: Any) -> None:
-        """The common case costs no task; whatever is out of the ordinary goes on in one."""
-        if answer.done():
-            return  # nobody waits for it
-        if not isinstance(reply, Exception):
-            try:
-                answer.set_result(call.answer(reply))
-            except Moved:
-                self.spawn(_into(answer, self._answered(call, reply, patience)))
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
-                answer.set_exception(error)
-            return
-        self._here.lines.suspect(wire, reply)
-        self.spawn(_into(answer, self._again(call, patience, reply)))
+            asking.go_on(self._insist(call, Patience(asking.within)))
+        else:
+            wire.ask(pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)), asking.heard)
+        return asking
 
     async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
         if isinstance(error, rx.NoScriptError):
@@ -100,7 +160,7 @@ class AsyncLink:
 
     async def run(self, call: Call[T], within: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
-        return await asyncio.shield(self.start(call, within))
+        return await self.start(call, within).answer
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """As `SyncLink.run_all`."""
@@ -219,8 +279,8 @@ class AsyncLink:
         def heard(_channel: bytes, _data: bytes | None) -> None:
             event.set()
 
-        await ear.add(channel, heard)
         try:
+            await ear.add(channel, heard)
             yield event
         finally:
             ear.remove(channel, heard)
@@ -239,23 +299,9 @@ class AsyncLink:
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
         self._loops.pop(loop, None)
+        self._last = None
         await here.ear.close()
         await here.lines.close()
-
-
-async def _into(answer: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
-    """Answers a future with what comes of the work."""
-    try:
-        result = await work
-    except asyncio.CancelledError:
-        answer.cancel()
-        raise
-    except BaseException as error:  # noqa: BLE001 - it is for who asked
-        if not answer.done():
-            answer.set_exception(error)
-    else:
-        if not answer.done():
-            answer.set_result(result)
 
 
 async def _translated(work: Coroutine[Any, Any, T]) -> T:

@@ -26,6 +26,8 @@ __all__ = ["BlockingWire", "Wires"]
 
 REST = 1.0
 """Seconds after which a resting connection is looked at before it is used: the server may have closed it."""
+MOST_REPLIES = 4096
+"""Bytes of most replies; making room for more than there is costs time."""
 
 
 class BlockingWire:
@@ -48,11 +50,20 @@ class BlockingWire:
 
     def ask(self, request: bytes) -> Any:
         """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
-        self._send(request)
-        reply = self._next()
-        while reply is False:
-            self._hear()
-            reply = self._next()
+        reader = self._reader
+        try:  # as `_send` and `_hear`, without calling them: this is what a call waits for
+            self._socket.sendall(request)
+            data = self._socket.recv(MOST_REPLIES)
+        except OSError as error:
+            raise _failed(error) from error
+        if not data:
+            raise _closed()
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is False:
+                self._hear()
+        except rx.InvalidResponse as error:
+            raise _nonsense(error) from error
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -64,44 +75,51 @@ class BlockingWire:
     def hear_all(self, number: int) -> list[Any]:
         """That many replies, the errors of the server among them."""
         replies: list[Any] = []
-        while len(replies) < number:
-            while (reply := self._next()) is not False:
-                replies.append(reply)
-            if len(replies) < number:
-                self._hear()
-        return replies
-
-    def _next(self) -> Any:
         try:
-            return self._reader.gets()
+            while len(replies) < number:
+                while (reply := self._reader.gets()) is not False:
+                    replies.append(reply)
+                if len(replies) < number:
+                    self._hear()
         except rx.InvalidResponse as error:
-            raise rx.ConnectionError(f"the server's replies make no sense: {error}") from error
+            raise _nonsense(error) from error
+        return replies
 
     def _send(self, request: bytes) -> None:
         try:
             self._socket.sendall(request)
-        except (BlockingIOError, TimeoutError):
-            raise rx.TimeoutError("Timeout writing to the server") from None
         except OSError as error:
-            raise rx.ConnectionError(f"the connection was lost: {error}") from error
+            raise _failed(error) from error
 
     def _hear(self) -> None:
         try:
-            data = self._socket.recv(65536)
-        except (BlockingIOError, TimeoutError):
-            raise rx.TimeoutError("Timeout reading from the server") from None
+            data = self._socket.recv(65_536)
         except OSError as error:
-            raise rx.ConnectionError(f"the connection was lost: {error}") from error
+            raise _failed(error) from error
         if not data:
-            raise rx.ConnectionError("the connection was lost: closed by the server")
+            raise _closed()
         self._reader.feed(data)
 
     def stale(self) -> bool:
-        """Whether it rested and something came meanwhile, which can only be its end."""
-        return monotonic() - self.rested > REST and bool(_readable(self._socket))
+        """Whether something came while it rested, which can only be its end."""
+        return bool(_readable(self._socket))
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _failed(error: OSError) -> rx.RedisError:
+    if isinstance(error, BlockingIOError | TimeoutError):
+        return rx.TimeoutError("Timeout writing to the server, or reading from it")
+    return rx.ConnectionError(f"the connection was lost: {error}")
+
+
+def _closed() -> rx.ConnectionError:
+    return rx.ConnectionError("the connection was lost: closed by the server")
+
+
+def _nonsense(error: rx.InvalidResponse) -> rx.ConnectionError:
+    return rx.ConnectionError(f"the server's replies make no sense: {error}")
 
 
 def _readable(one: socket.socket) -> object:
@@ -144,7 +162,10 @@ class Wires:
         except BaseException:
             self.drop(wire)
             raise
-        self._give_back(wire)
+        wire.rested = monotonic()
+        self._resting.append(wire)
+        if self._closed or self._waiting:
+            self._given_back()
         return reply
 
     def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
@@ -181,7 +202,7 @@ class Wires:
                 if self._may_make():
                     return self._new()
                 continue
-            if not wire.stale():
+            if monotonic() - wire.rested <= REST or not wire.stale():
                 return wire
             self.drop(wire)
 
@@ -214,9 +235,14 @@ class Wires:
     def _give_back(self, wire: BlockingWire) -> None:
         wire.rested = monotonic()
         self._resting.append(wire)
+        if self._closed or self._waiting:
+            self._given_back()
+
+    def _given_back(self) -> None:
+        """`_waiting` is looked at after the wire was put there: whoever waits counted itself before it looked."""
         if self._closed:
             self.abandon()
-        elif self._waiting:
+        else:
             with self._freed:
                 self._freed.notify()
 

@@ -36,7 +36,7 @@ class Line:
     def at_hand(self) -> Wire | None:
         """The wire, if it can be written to at once."""
         wire = self._wire
-        return None if wire is None or wire.closed or wire.crowded else wire
+        return wire if wire is not None and wire.ready else None
 
     def made(self, wire: Wire) -> bool:
         """Whether this is the present wire, or the last one."""
@@ -114,7 +114,8 @@ class OneLine:
         self._sentinel = endpoint.kind == "sentinel"
 
     def at_hand(self, _key: bytes) -> Wire | None:
-        return self._line.at_hand()
+        wire = self._line._wire  # as `Line.at_hand`, for every call
+        return wire if wire is not None and wire.ready else None
 
     def suspect(self, wire: Wire, error: Exception) -> None:
         """Makes of an error heard on a wire what it says of the way: it was the master; the next connection asks the

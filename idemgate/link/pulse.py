@@ -8,36 +8,61 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Batch
 from idemgate.errors import StoreUnavailable
 from idemgate.link.forks import forks
-from idemgate.link.sync import SyncLink
 
-__all__ = ["Beat", "Pulse"]
+if TYPE_CHECKING:
+    from idemgate.link.sync import SyncLink
+
+__all__ = ["Beat", "Kept", "Pulse"]
 
 log = logging.getLogger("idemgate.lease")
 NEVER = float("inf")
 
 
-class Beat:
-    """Something to keep alive: `renew` builds the calls, whose `join` is told the answers; `lease` is in seconds.
+class Kept(ABC):
+    """Something to keep alive; `lease` is in seconds. Its methods, and the `join` of what `renew` builds, are called
+    from the heartbeat's thread."""
 
-    `overdue` is called when no renewal succeeded for so long that the lease may end before the next one, and again
-    with every further failure until the beat is removed. All three are called from the heartbeat's thread.
-    """
+    __slots__ = ("due", "interval", "last", "lease")
 
-    __slots__ = ("due", "interval", "last", "lease", "overdue", "renew")
-
-    def __init__(self, lease: float, renew: Callable[[], Batch[None]], overdue: Callable[[], None]) -> None:
+    def __init__(self, lease: float) -> None:
         self.lease = lease
         self.interval = lease / 6
-        self.renew = renew
-        self.overdue = overdue
         self.last = monotonic()
         self.due = self.last + self.interval
+
+    @abstractmethod
+    def renew(self) -> Batch[None]:
+        """The calls that renew it, whose `join` is told the answers."""
+
+    @abstractmethod
+    def overdue(self) -> None:
+        """Called when no renewal succeeded for so long that the lease may end before the next one, and again with every
+        further failure until this is removed."""
+
+
+class Beat(Kept):
+    """One that is made of functions."""
+
+    __slots__ = ("_overdue", "_renew")
+
+    def __init__(self, lease: float, renew: Callable[[], Batch[None]], overdue: Callable[[], None]) -> None:
+        super().__init__(lease)
+        self._renew = renew
+        self._overdue = overdue
+
+    def renew(self) -> Batch[None]:
+        return self._renew()
+
+    def overdue(self) -> None:
+        self._overdue()
 
 
 class Pulse:
@@ -48,20 +73,17 @@ class Pulse:
         self._reset()
 
     def _reset(self) -> None:
+        # A forked child keeps nothing alive for its parent, and must not wait for a lock that was held at the fork.
         self._forks = forks.count
-        self._beats: set[Beat] = set()
+        self._beats: set[Kept] = set()
         self._wake = threading.Condition()
         self._sleeps_until = NEVER
         self._shortest = 60.0
         self._thread: threading.Thread | None = None
 
-    def _here(self) -> None:
-        # A forked child keeps nothing alive for its parent, and must not wait for a lock that was held at the fork.
+    def add(self, beat: Kept) -> None:
         if self._forks != forks.count:
             self._reset()
-
-    def add(self, beat: Beat) -> None:
-        self._here()
         self._beats.add(beat)
         # Without the lock, which costs more than the rest: while the thread looks at the beats, it sleeps until never.
         if beat.due < self._sleeps_until:
@@ -72,13 +94,15 @@ class Pulse:
                     self._thread.start()
                 self._wake.notify()
 
-    def remove(self, beat: Beat) -> None:
-        self._here()
+    def remove(self, beat: Kept) -> None:
+        if self._forks != forks.count:
+            self._reset()
         self._beats.discard(beat)
 
     def close(self) -> None:
         """Ends the thread; one that waits for the store ends when it has its answer."""
-        self._here()
+        if self._forks != forks.count:
+            self._reset()
         with self._wake:
             thread, self._thread = self._thread, None
             self._sleeps_until = NEVER
@@ -95,7 +119,7 @@ class Pulse:
         finally:
             link.close()
 
-    def _next(self) -> list[Beat]:
+    def _next(self) -> list[Kept]:
         """The beats that are due, after having slept until one is; none when closed."""
         with self._wake:
             while self._thread is threading.current_thread():
@@ -110,7 +134,7 @@ class Pulse:
                 self._wake.wait(soonest - now)
         return []
 
-    def _beat(self, link: SyncLink, beats: Sequence[Beat]) -> None:
+    def _beat(self, link: SyncLink, beats: Sequence[Kept]) -> None:
         """Renews all that are due in one round trip: while the store is away, the last to fail must not fail late."""
         started = monotonic()
         for beat in beats:
@@ -128,7 +152,7 @@ class Pulse:
                 for beat in beats:
                     self._beat(link, [beat])
 
-    def _failed(self, beats: Sequence[Beat], error: Exception) -> None:
+    def _failed(self, beats: Sequence[Kept], error: Exception) -> None:
         log.warning("lease.renewal_failed", extra={"leases": len(beats), "error": str(error)})
         for beat in beats:
             if monotonic() - beat.last > beat.lease - beat.interval:

@@ -136,10 +136,17 @@ class SyncLink:
         script, copies = call.script, self._copies
         if copies is not None and copies.concern(call):
             return self._send_durably(copies, call)
+        wires = self._wires
         try:
-            return self._ask("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            if wires is None:
+                return self._ask("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return wires.ask(pack(("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)))  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return self._ask("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+        except rx.ResponseError as error:
+            if wires is not None:
+                self._refused(wires, error)
+            raise
 
     def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
         script, words = call.script, (len(call.keys), *call.keys, *call.args)

@@ -6,6 +6,7 @@ makes it stale: the drivers (`cluster`, `cluster_aio`) then read it again, at mo
 
 from __future__ import annotations
 
+import re
 from binascii import crc_hqx
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import redis.exceptions as rx
 
+from idemgate.core.stored import BROKEN
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import is_passing
 from idemgate.link.resp import pack
@@ -128,11 +130,10 @@ class Topology:
 
     def read(self, asked: Address, reply: Sequence[Any]) -> bool:
         """Takes over what a node answered to CLUSTER SLOTS; False if that is nothing."""
-        table: list[Address | None] = [None] * SLOTS
-        others: list[Address] = []
-        for first, last, primary, *replicas in reply:
-            table[first : last + 1] = [_address(primary, asked)] * (last + 1 - first)
-            others += [_address(one, asked) for one in replicas]
+        try:
+            table, others = _table_of(asked, reply)
+        except BROKEN:
+            return False
         found = frozenset(one for one in table if one is not None)
         if found:
             self._table, self.primaries, self._others = table, found, others
@@ -161,15 +162,14 @@ class Topology:
             if isinstance(error, rx.RedisError):
                 self.doubt(way.node)
             return None
-        word, *rest = str(error).split(" ", 2)
-        if word not in ("MOVED", "ASK") or len(rest) < 2:
-            self.stale = self.stale or word in _ILL
+        found = _ELSEWHERE.fullmatch(str(error))
+        if found is None or int(found["slot"]) >= SLOTS:
+            self.stale = self.stale or str(error).partition(" ")[0] in _ILL
             return None
-        host, _, port = rest[1].rpartition(":")
-        node = (way.node[0] if host in _UNNAMED else host, int(port))
-        if word == "ASK":
+        node = (way.node[0] if found["host"] in _UNNAMED else found["host"], int(found["port"]))
+        if found["word"] == "ASK":
             return Way(node, asking=True)
-        self._table[int(rest[0])] = self._hint = node
+        self._table[int(found["slot"])] = self._hint = node
         self.stale = True
         return Way(node)
 
@@ -177,11 +177,24 @@ class Topology:
 _ILL = frozenset({"CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING"})
 """With these a node says that another may serve its slots by now."""
 _UNNAMED = frozenset({"", "?"})
+_ELSEWHERE = re.compile(r"(?P<word>MOVED|ASK) (?P<slot>[0-9]{1,5}) (?P<host>\S*):(?P<port>[0-9]{1,5})(?: .*)?")
 
 
 def _shuffled(nodes: Iterable[Address]) -> list[Address]:
     known = list(nodes)
     return sample(known, len(known))
+
+
+def _table_of(asked: Address, reply: Sequence[Any]) -> tuple[list[Address | None], list[Address]]:
+    """Who serves each slot, and all replicas."""
+    table: list[Address | None] = [None] * SLOTS
+    others: list[Address] = []
+    for first, last, primary, *replicas in reply:
+        if not 0 <= first <= last < SLOTS:
+            raise ValueError(f"no slots: {first} to {last}")
+        table[first : last + 1] = [_address(primary, asked)] * (last + 1 - first)
+        others += [_address(one, asked) for one in replicas]
+    return table, others
 
 
 def _address(node: Sequence[Any], asked: Address) -> Address:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from redis import connection
 
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, NotConfigured
 from idemgate.link.endpoint import Endpoint, kept
 
 __all__ = ["of_url"]
@@ -16,19 +17,32 @@ __all__ = ["of_url"]
 _SCHEMES = "redis://, rediss://, unix://, redis+cluster://, rediss+cluster://, redis+sentinel://, rediss+sentinel://, embedded://"
 
 
+_ESCAPE = "Write / # ? @ : in a password as %2F %23 %3F %40 %3A"
+
+
 def of_url(url: str) -> Endpoint:
     """redis, rediss and unix URLs as redis-py reads them; redis+cluster://h1:p1,h2:p2; redis+sentinel://h1:p1,h2:p2/service/db."""
+    try:
+        return _of_url(url)
+    except NotConfigured as error:  # it names a setting, which may be a part of a password with a ? in it
+        refused = error
+    if "@" in url.partition("?")[2]:  # raised out here, since an error keeps the one during which it was raised
+        raise _bad(url, "has an @ behind a ?", _ESCAPE)
+    raise refused
+
+
+def _of_url(url: str) -> Endpoint:
     base, _, topology = url.partition("://")[0].lower().partition("+")
     known = base in ("redis", "rediss", "unix") and topology in ("", "cluster", "sentinel")
     if not known or (base == "unix" and topology):
         raise _bad(url, "not a URL of a store", f"Use one of {_SCHEMES}")
     if topology:
         return _of_many(url, base, topology)
-    try:
+    settings: dict[str, Any] | None = None
+    with suppress(ValueError):  # its text may quote a part of the password
         settings = cast("dict[str, Any]", cast(Any, connection).parse_url(url))
-    except ValueError:  # its text may quote a part of the password
-        fix = "Write / # ? @ : in a password as %2F %23 %3F %40 %3A"
-        raise _bad(url, "not a URL that redis-py can read", fix) from None
+    if settings is None:
+        raise _bad(url, "not a URL that redis-py can read", _ESCAPE)
     return Endpoint("single", kept(settings, "url"))
 
 
@@ -49,7 +63,7 @@ def _of_many(url: str, base: str, topology: str) -> Endpoint:
     if not service:
         raise _bad(url, "no service named", "Use redis+sentinel://host:port/service")
     number = number or settings.get("db", "0")
-    if not number.isdigit():
+    if not (number.isascii() and number.isdigit()):
         raise _bad(url, f"{number!r} is not a database number", "Use redis+sentinel://host:port/service/0")
     return Endpoint("sentinel", kept(settings, "url", nodes=True) | {"db": int(number)}, nodes, unquote(service))
 

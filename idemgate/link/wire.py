@@ -26,7 +26,8 @@ Heard = Callable[[Any], None]
 
 
 class Wire(asyncio.Protocol):
-    """One connection. `send` gives a future, `ask` calls back; `closed` says that it cannot be used any more."""
+    """One connection. `send` gives a future, `ask` calls back; `closed` says that it cannot be used any more, `ready`
+    that it can be written to at once."""
 
     def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,6 +44,7 @@ class Wire(asyncio.Protocol):
         self._room = asyncio.Event()
         self._room.set()
         self.closed = False
+        self.ready = True
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -113,9 +115,11 @@ class Wire(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._room.clear()
+        self.ready = False
 
     def resume_writing(self) -> None:
         self._room.set()
+        self.ready = not self.closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(rx.ConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
@@ -136,6 +140,7 @@ class Wire(asyncio.Protocol):
 
     def _end(self, error: rx.RedisError) -> None:
         self.closed = True
+        self.ready = False
         self._room.set()
         if self._watch is not None:
             self._watch.cancel()

@@ -36,14 +36,14 @@ async def claimed(gate: Gate, passage: Passage) -> Entry:
     cancellation goes on."""
     asking = gate.aio.link.start(passage.enter())
     try:
-        return await asyncio.shield(asking)
+        return await asking.answer
     except NotDurable:
         if not passage.guard.at_most_once:
             with suppress(StoreError):
                 await gate.aio.link.run(passage.release(undo=True), within=0)
         raise
     except asyncio.CancelledError:
-        gate.aio.link.spawn(_give_back(gate, passage, asking))
+        gate.aio.link.spawn(_give_back(gate, passage, asking.outcome()))
         raise
 
 

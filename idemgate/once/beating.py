@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Batch, Call
-from idemgate.link.pulse import Beat
+from idemgate.link.pulse import Kept
 from idemgate.once.current import Execution, enter, leave
 
 if TYPE_CHECKING:
@@ -17,44 +17,44 @@ if TYPE_CHECKING:
 __all__ = ["beating", "woken"]
 
 
-class beating:  # noqa: N801 - used as a function, like the context managers of contextlib
+class beating(Kept):  # noqa: N801 - used as a function, like the context managers of contextlib
     """`with beating(...)`: heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on
     `execution` when the lease is lost. `inside`: `current()` answers with it, too."""
 
-    __slots__ = ("_beat", "_ended", "_execution", "_gate", "_inside", "_renew", "_reset")
+    __slots__ = ("_ended", "_execution", "_gate", "_inside", "_renew", "_reset")
 
     def __init__(
         self, gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution, inside: bool = True
     ) -> None:
+        Kept.__init__(self, lease / 1000)  # `super()` costs as much again
         self._gate = gate
         self._inside = inside
         self._renew = renew
         self._execution = execution
         self._ended = False
-        self._beat = Beat(lease / 1000, self._renewing, self._lost)
 
     def __enter__(self) -> Execution:
         if self._inside:
             self._reset = enter(self._execution)
-        self._gate.pulse.add(self._beat)
+        self._gate.pulse.add(self)
         return self._execution
 
     def __exit__(self, *_: object) -> None:
         self._ended = True
-        self._gate.pulse.remove(self._beat)
+        self._gate.pulse.remove(self)
         if self._inside:
             leave(self._reset)
 
-    def _renewing(self) -> Batch[None]:
+    def renew(self) -> Batch[None]:
         return Batch([self._renew()], self._heard)
 
     def _heard(self, answers: list[bool]) -> None:
         # A heartbeat that crosses the completion is told that nothing is held any more, and that is no loss.
         if not answers[0] and not self._ended:
-            self._lost()
+            self.overdue()
 
-    def _lost(self) -> None:
-        self._gate.pulse.remove(self._beat)
+    def overdue(self) -> None:
+        self._gate.pulse.remove(self)
         self._execution.lose()
         self._gate.counters.add("once.lease_lost_while_running")
 

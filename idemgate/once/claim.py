@@ -127,7 +127,7 @@ class _Claimed:
         passage = self._passage
         kept = passage.guard.retention if retention is None else milliseconds(retention, "retention")
         data = passage.guard.codec.encode(result, "result")
-        return self._ending(passage.claims.complete(passage.record, passage.owner, kept, b"v", data))
+        return self._ending(passage.claims.complete(passage.record, passage.owner, self.token, kept, b"v", data))
 
     def _extending(self, lease: Duration | None) -> Call[bool]:
         passage = self._passage

@@ -100,14 +100,10 @@ def current() -> Execution:
         raise NotInside("current() was called outside of a guarded function and outside of a topic's handler") from None
 
 
-def enter(execution: Execution) -> Token[Execution]:
-    """From here on `current()` answers with this execution, until `leave` gets what this returned."""
-    return _current.set(execution)
-
-
-def leave(token: Token[Execution]) -> None:
-    """`current()` answers as before."""
-    _current.reset(token)
+enter: Callable[[Execution], Token[Execution]] = _current.set
+"""From here on `current()` answers with this execution, until `leave` gets what this returned."""
+leave: Callable[[Token[Execution]], None] = _current.reset
+"""`current()` answers as before."""
 
 
 @contextmanager

@@ -7,15 +7,13 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-import tenacity
-import wrapt
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.calls import Call
-from idemgate.core.claims import Entry
+from idemgate.core.claims import Entry, State
 from idemgate.core.functions import awaited
-from idemgate.core.keys import text_of
+from idemgate.core.keys import Key, record, text_of
 from idemgate.core.keyspec import FingerprintSpec, KeySpec
 from idemgate.core.passage import Answer, Guard, Passage, Seen, Wait
 from idemgate.errors import (
@@ -33,6 +31,8 @@ from idemgate.once.current import Execution, executing
 from idemgate.once.local import Local
 
 if TYPE_CHECKING:
+    import tenacity
+
     from idemgate.gate import Gate
 
 __all__ = ["Guarded"]
@@ -59,27 +59,29 @@ class Guarded:
         self.key = key
         self.fingerprint = fingerprint
         self.retry = retry
-        self.seen = Seen(remember, gate.seconds_now) if remember else None
+        self.seen = Seen(remember, monotonic if gate.clock is None else gate.seconds_now) if remember else None
         if self.seen is not None:
             gate.remembered.add(self.seen)
         self.local = Local()
+        self.patience = max(gate.seconds, guard.lease / 1000)
 
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
+        import wrapt  # it looks for entry points, which takes longer than the rest of this package
+
         inner = getattr(func, "__func__", func)
         return wrapt.FunctionWrapper(func, self.await_call if awaited(inner) else self.call)
-
-    def _passage(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passage:
-        key = self.key.of(instance, args, kwargs)
-        return Passage(self.guard, self.gate.claims, key, self.fingerprint.of(instance, args, kwargs))
 
     # The blocking driver.
 
     def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        passage = self._passage(instance, args, kwargs)
+        key, fingerprint = self.key.of(instance, args, kwargs), self.fingerprint.of(instance, args, kwargs)
+        if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
+            return cast(R, shared.value)
+        passage = Passage(self.guard, self.gate.claims, key, fingerprint)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
-        if answer is not None and not self._shadowed(passage):
+        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
             return cast(R, answer.give())
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
@@ -97,7 +99,7 @@ class Guarded:
 
     def _enter(self, passage: Passage) -> tuple[Answer | None, bool]:
         """(what the duplicate gets or None to run, whether the store guards the run)."""
-        if (known := self._known(passage)) is not None:
+        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
             verdict = passage.judge(asked(self.gate, passage))
@@ -118,7 +120,7 @@ class Guarded:
         """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
         counted, not raised."""
         try:
-            self._settled(passage, self.gate.link.run(call, within=self._patience()), done)
+            self._settled(passage, self.gate.link.run(call, self.patience), done)
         except StoreError as error:
             self._unsaved(passage, error)
 
@@ -131,12 +133,15 @@ class Guarded:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> R:
-        passage = self._passage(instance, args, kwargs)
+        key, fingerprint = self.key.of(instance, args, kwargs), self.fingerprint.of(instance, args, kwargs)
+        if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
+            return cast(R, shared.value)
+        passage = Passage(self.guard, self.gate.claims, key, fingerprint)
         work: Callable[..., Awaitable[R]] = wrapped
         if self.retry:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
         answer, guarded = await self._await_enter(passage)
-        if answer is not None and not self._shadowed(passage):
+        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
             return cast(R, answer.give())
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
@@ -153,7 +158,7 @@ class Guarded:
         return result
 
     async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
-        if (known := self._known(passage)) is not None:
+        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
             verdict = passage.judge(await claimed(self.gate, passage))
@@ -172,13 +177,13 @@ class Guarded:
     async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Finishes even when the caller is cancelled meanwhile."""
         link = self.gate.aio.link
-        ending = link.start(call, within=self._patience())
+        ending = link.start(call, self.patience)
         try:
-            held = await asyncio.shield(ending)
+            held = await ending.answer
         except StoreError as error:
             self._unsaved(passage, error)
         except asyncio.CancelledError:
-            link.spawn(self._await_settled(passage, ending, done))
+            link.spawn(self._await_settled(passage, ending.outcome(), done))
             raise
         else:
             self._settled(passage, held, done)
@@ -191,15 +196,20 @@ class Guarded:
 
     # What both share.
 
-    def _known(self, passage: Passage) -> Answer | None:
-        if self.seen is None:
+    def _shared(self, seen: Seen, key: Key, fingerprint: bytes) -> Answer | None:
+        """What all duplicates get, where that is known, sooner than anything else is made for the call."""
+        known = seen.recall(record(self.gate.namespace, self.guard.scope, key), fingerprint)
+        if known is None or known.answer is None or self.guard.shadow:
             return None
-        entry = self.seen.recall(passage.record[0], passage.fingerprint)
-        if entry is None:
+        self.gate.counters.add_each("once.remembered", _COUNTED[known.entry.state])
+        return known.answer
+
+    def _known(self, seen: Seen, passage: Passage) -> Answer | None:
+        known = seen.recall(passage.record[0], passage.fingerprint)
+        if known is None:
             return None
-        self.gate.counters.add("once.remembered")
-        self.gate.counters.add(f"once.{entry.state}")
-        return cast(Answer, passage.judge(entry))
+        self.gate.counters.add_each("once.remembered", _COUNTED[known.entry.state])
+        return passage.recognise(known)
 
     def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
         entry = cast(Entry, passage.entry)
@@ -212,17 +222,16 @@ class Guarded:
                     extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt},
                 )
         else:
-            self.gate.counters.add(f"once.{entry.state}")
+            self.gate.counters.add(_COUNTED[entry.state])
             if entry.state == "done" and self.seen is not None and entry.left_ms > 0:
                 self.seen.keep(passage.record[0], passage.fingerprint, entry, entry.left_ms)
         return verdict
 
     def _shadowed(self, passage: Passage) -> bool:
-        """Whether what would be dropped runs all the same; then it is counted."""
-        if self.guard.shadow:
-            self.gate.counters.add("once.shadowed")
-            log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
-        return self.guard.shadow
+        """What would be dropped runs all the same; it is counted."""
+        self.gate.counters.add("once.shadowed")
+        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
+        return True
 
     def _running(self, passage: Passage) -> beating:
         """Heartbeats, and `current()`, while the work runs."""
@@ -281,9 +290,6 @@ class Guarded:
         why = "it ran here while the store was away"
         return Answer(error=AlreadyDone(key) if self.guard.on_done == "raise" else ResultUnavailable(key, why))
 
-    def _patience(self) -> float:
-        return max(self.gate.seconds, self.guard.lease / 1000)
-
     def _settled(self, passage: Passage, held: bool, done: bool) -> None:
         if not held:
             self.gate.counters.add("once.lease_lost")
@@ -291,7 +297,7 @@ class Guarded:
         elif done:
             self.gate.counters.add("once.completed")
             if self.seen is not None and passage.entry is not None:
-                self.seen.keep(passage.record[0], passage.fingerprint, passage.entry, self.guard.retention)
+                self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
 
     def _unsaved(self, passage: Passage, error: StoreError) -> None:
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"
@@ -299,8 +305,14 @@ class Guarded:
         log.error(name, extra={"key": text_of(passage.key), "error": str(error)})
 
 
+_COUNTED = {state: f"once.{state}" for state in get_args(State)}
+"""Under which name each answer of a claim is counted."""
+
+
 def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
     """The same policy for a coroutine function; strategies are shared, the loop is tenacity's own."""
+    import tenacity
+
     if isinstance(retry, tenacity.AsyncRetrying):
         return retry.copy()
     facts = {name: getattr(retry, name) for name in _STRATEGIES}

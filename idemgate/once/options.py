@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
 
-import tenacity
-
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
@@ -19,6 +17,8 @@ from idemgate.errors import BadInput
 from idemgate.once.guarded import Guarded
 
 if TYPE_CHECKING:
+    import tenacity
+
     from idemgate.gate import Gate
 
 __all__ = ["decorate", "guard_of"]
@@ -55,13 +55,8 @@ def guard_of(
         _one_of("on_error", on_error, OnError)
     if scope is not None:
         check_scope(scope)
-    if retry is not None and not isinstance(retry, tenacity.BaseRetrying):
-        raise BadInput(
-            "retry",
-            retry,
-            "not a tenacity policy",
-            "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)",
-        )
+    if retry is not None:
+        _check_retry(retry)
     if at_most_once:
         _check_at_most_once(on_done, on_error, on_lease_loss, max_attempts, retry)
     return Guard(
@@ -96,8 +91,8 @@ def decorate(
     if not callable(inner):
         raise BadInput("function", func, "not callable", "Decorate a function, as in @once(...): with parentheses")
     refuse_generator(inner)
-    if isinstance(retry, tenacity.AsyncRetrying) and not awaited(inner):
-        raise BadInput("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")
+    if retry is not None:
+        _check_flavour(retry, inner)
     guard = dataclasses.replace(
         guard, scope=guard.scope or qualified_name(inner), returns=hints_of(inner).get("return")
     )
@@ -110,6 +105,22 @@ def decorate(
         whole("remember", remember, 0),
     )
     return cast("Callable[P, R]", guarded.wrap(func))
+
+
+def _check_retry(retry: object) -> None:
+    import tenacity  # of those who decorate, few have one
+
+    if not isinstance(retry, tenacity.BaseRetrying):
+        raise BadInput(
+            "retry", retry, "not a tenacity policy", "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)"
+        )
+
+
+def _check_flavour(retry: tenacity.BaseRetrying, func: Callable[..., object]) -> None:
+    import tenacity
+
+    if isinstance(retry, tenacity.AsyncRetrying) and not awaited(func):
+        raise BadInput("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")
 
 
 def _check_at_most_once(

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core import keys
-from idemgate.core.audit import check_crew, check_lasting, check_record, check_registered, check_stranger, record_state
+from idemgate.core.audit import check_crew, check_lasting, check_record, check_registered, check_stranger
 from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.findings import Finding, Report
 from idemgate.core.keys import Owner, check_name
 from idemgate.core.members import attendance
+from idemgate.core.records import stored
 from idemgate.core.slotaudit import (
     Contents,
     Declared,
@@ -53,7 +54,7 @@ def audit(
 
     - `store`: a gate, or the URL of a store. `namespace`: None means the gate's, or "default".
     - `most`, `most_bytes`: a slot with more entries, or more bytes of messages, is not read, and the report says so
-      ("unread"). What is remembered of event ids counts, too.
+      ("unread"). What is remembered of event ids counts as bytes.
     - `history`: findings of a `History`, to be told with the others.
 
     May run while others work. Each slot is read by one script, and so is each group of members and each record: what
@@ -164,7 +165,7 @@ class _Audit:
         self.counted["records"] += 1
         found = list(check_record(key, left, packed))
         if not any(one.kind == "undecodable" for one in found):
-            self.counted[f"records {record_state(packed)}"] += 1
+            self.counted[f"records {stored(packed).state}"] += 1
         yield from found
 
     def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
-from zoneinfo import ZoneInfo
 
 from idemgate.core.calls import Batch, Call
 from idemgate.core.durations import Duration, milliseconds
@@ -23,6 +22,8 @@ from idemgate.topic.opening import Opening
 from idemgate.topic.plans import awaited, performed
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     from idemgate.gate import Gate
 
 __all__ = ["AioTopic", "Topic"]

@@ -4,14 +4,17 @@ and nobody waits for it."""
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from idemgate.core.messages import Receipt
-from idemgate.core.topics import TopicCalls
-from idemgate.link.aio import AsyncLink
+from idemgate.core.topics import Asked, TopicCalls
+
+if TYPE_CHECKING:
+    from idemgate.link.aio import AsyncLink
 
 __all__ = ["Gathering"]
 
-_Entry = tuple[tuple[bytes, ...], "asyncio.Future[Receipt]"]
+_Entry = tuple[Asked, "asyncio.Future[Receipt]"]
 
 
 class Gathering:
@@ -23,13 +26,13 @@ class Gathering:
         self._link = link
         self._waiting: list[_Entry] = []
 
-    def add(self, calls: TopicCalls, fields: tuple[bytes, ...]) -> asyncio.Future[Receipt]:
+    def add(self, calls: TopicCalls, asked: Asked) -> asyncio.Future[Receipt]:
         """The receipt of one trigger, as `calls` checked it. Cancelling it does not take the trigger out."""
         loop = asyncio.get_running_loop()
         receipt: asyncio.Future[Receipt] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._send, calls)
-        self._waiting.append((fields, receipt))
+        self._waiting.append((asked, receipt))
         return receipt
 
     def _send(self, calls: TopicCalls) -> None:
@@ -38,7 +41,7 @@ class Gathering:
 
     async def _sent(self, calls: TopicCalls, entries: list[_Entry]) -> None:
         try:
-            receipts = await self._link.run_all(calls.put_many([fields for fields, _ in entries]))
+            receipts = await self._link.run_all(calls.put_many([asked for asked, _ in entries]))
         except asyncio.CancelledError:
             for _, future in entries:
                 future.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -35,7 +36,7 @@ A = TypeVar("A", bound=Answer)
 class Due:
     """The slots of one topic, and when each has work. `wake` is set when one may have it sooner than was known.
 
-    `mine` tells which of them are to be asked now; None: all. `asking`: those that are being asked.
+    `mine` tells which of them are to be asked now; None: all.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -43,7 +44,7 @@ class Due:
         self.gate = topic.opening.gate
         self.wake = asyncio.Event()
         self.mine: Callable[[], Collection[int]] | None = None
-        self.asking: set[int] = set()
+        self._asking: Counter[int] = Counter()
         self._at: dict[int, float] = {}
         self._offset = 0.0
         self._turn = 0
@@ -137,18 +138,29 @@ class Due:
         shared = self.mine is not None and len(self._at) == self._announced
         return self.mine() if self.mine is not None and shared else self._at
 
-    async def ask(self, slot: int, call: Call[A]) -> A:
-        """Runs a call that does a slot's work, and learns from its answer."""
+    @property
+    def asking(self) -> set[int]:
+        """Those that are being asked."""
+        return set(self._asking)
+
+    def has_work(self, slot: int) -> bool:
+        """Whether a slot that is asked for something else should be taken from, too: it has work as far as is known,
+        or had when it was asked, and did not answer yet. It is one of ours."""
+        return self.is_mine(slot) and (slot in self._asking or self._at.get(slot, NEVER) <= self.now())
+
+    async def ask(self, slot: int, call: Call[A], within: float | None = None) -> A:
+        """Runs a call that does a slot's work, and learns from its answer. `within`: seconds to try, None: the
+        gate's."""
         if self._deaf:
             await self.listen()
         before, self._at[slot] = self._at[slot], NEVER  # what is heard from here on counts
-        self.asking.add(slot)
+        self._asking[slot] += 1
         try:
-            answer = await self.gate.aio.link.run(call)
+            answer = await self.gate.aio.link.run(call, within)
         except BaseException:
-            self._at[slot] = before
+            self._at[slot] = min(before, self._at.get(slot, NEVER))
             raise
         finally:
-            self.asking.discard(slot)
+            self._asking -= Counter((slot,))  # which leaves no zeros
         self.learn(slot, answer)
         return answer

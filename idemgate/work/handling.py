@@ -9,11 +9,12 @@ from idemgate.core.messages import Delivery
 from idemgate.errors import Failed
 from idemgate.once.current import Execution, enter, executing
 
-__all__ = ["Handler", "Ran", "handled", "ran", "said"]
+__all__ = ["DONE", "Handler", "Ran", "handled", "ran", "said"]
 
 Handler = Callable[[Delivery[Any]], Any]
 Ran = tuple[object, BaseException | None]
 """What a blocking handler returned, and what it raised: values, because exceptions do not all survive the way back."""
+DONE: Ran = (None, None)
 
 
 async def handled(begin: Callable[[], Any], delivery: Delivery[Any]) -> BaseException | None:
@@ -33,9 +34,10 @@ def ran(handler: Handler, delivery: Delivery[Any]) -> Ran:
     """A blocking handler, in its thread. Nobody's Ctrl-C arrives there."""
     enter(DeliveryExecution(delivery))  # in a context of its own, which ends with it
     try:
-        return handler(delivery), None
+        result = handler(delivery)
     except BaseException as error:  # noqa: BLE001 - the same
         return None, error
+    return DONE if result is None else (result, None)
 
 
 def said(result: object) -> Failed | None:
@@ -49,8 +51,18 @@ class DeliveryExecution(Execution):
     __slots__ = ("_delivery",)
 
     def __init__(self, delivery: Delivery[Any]) -> None:
-        super().__init__(delivery.key, delivery.token, delivery.attempt, None, None)
+        # Without the one above, which would ask for all that is only known once the message is unpacked.
+        self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
+        self._save = self.recovered = None
         self._delivery = delivery
+
+    @property
+    def attempt(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._delivery.attempt
+
+    @attempt.setter
+    def attempt(self, _: int) -> None:
+        """It is the delivery's."""
 
     @property
     def lease_lost(self) -> bool:

@@ -23,11 +23,14 @@ R = TypeVar("R")
 SOON = 0.001
 """Seconds of work that one thread may have before it. Waking a thread, and two that struggle for the interpreter's
 lock, cost a good part of that."""
+HANDFUL = 8
+"""Jobs that are done without a look around where each takes less than a hundredth of that."""
 
 
 class Hands(Generic[J, R]):
     """Threads that `run` jobs, each in a copy of the context in which this was made. In the event loop `ended` hears of
-    each, and `rested` afterwards: a thread may have become free. `stopped` is asked before each job.
+    those that have, many at a time, and `rested` afterwards: a thread may have become free. `stopped` is asked before
+    each job, and of the quickest before a handful.
 
     Daemons: a handler that nothing can end must not keep the process from ending. `run` must not raise.
     """
@@ -36,7 +39,7 @@ class Hands(Generic[J, R]):
         self,
         name: str,
         run: Callable[[J], R],
-        ended: Callable[[J, R], None],
+        ended: Callable[[list[tuple[J, R]]], None],
         rested: Callable[[], None],
         stopped: Callable[[], bool],
     ) -> None:
@@ -117,17 +120,32 @@ class Hands(Generic[J, R]):
         while self._wakings.acquire() and not self._closed:
             began, done = perf_counter(), 0
             while (job := self._next()) is not None:
-                self.running.add(job)
-                result = self._context.copy().run(self._run, job)
-                self.running.discard(job)
-                self._ended.append((job, result))
+                done += self._do(job, HANDFUL if self.pace < SOON / 100 else 1)
+                if done >= 32:
+                    began, done = self._paced(began, done), 0
+            if done:
+                self._paced(began, done)
+            self._tell()
+
+    def _do(self, job: J, most: int) -> int:
+        """Runs a job, and those that are ready behind it, `most` in all, and fewer when that takes long after all.
+        Returns how many it ran."""
+        until = perf_counter() + SOON
+        running, ready, ended, copy, run = self.running, self.ready, self._ended, self._context.copy, self._run
+        for done in range(1, most + 1):
+            running.add(job)
+            result = copy().run(run, job)
+            running.discard(job)
+            ended.append((job, result))
+            if not self._telling:
                 self._tell()
-                done += 1
-                if done % 32 == 0:
-                    began = self._paced(began, 32)
-            if rest := done % 32:
-                self._paced(began, rest)
-            self._tell(always=True)
+            if done == most or perf_counter() > until:
+                return done
+            try:
+                job = ready.popleft()
+            except IndexError:
+                return done
+        return most
 
     def _next(self) -> J | None:
         """The next job; None and a thread less when there is none."""
@@ -152,20 +170,19 @@ class Hands(Generic[J, R]):
         self.pace += ((now - began) / jobs - self.pace) / 4
         return now
 
-    def _tell(self, always: bool = False) -> None:
-        if not self._telling or always:
-            self._telling = True
-            try:
-                self._loop.call_soon_threadsafe(self._collect)
-            except RuntimeError:  # the loop is closed: nobody waits for this any more
-                self._closed = True
+    def _tell(self) -> None:
+        self._telling = True
+        try:
+            self._loop.call_soon_threadsafe(self._collect)
+        except RuntimeError:  # the loop is closed: nobody waits for this any more
+            self._closed = True
 
     # -- in the event loop --------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         self._telling = False  # before looking: what ends from here on is told anew
-        while self._ended:
-            self._heard(*self._ended.popleft())
-            self._heard_of += 1
+        if ended := [self._ended.popleft() for _ in range(len(self._ended))]:
+            self._heard(ended)
+            self._heard_of += len(ended)
         self._changed.set()
         self._rested()

@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable
+from asyncio import gather
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Iterable
 from time import monotonic
 from typing import Any
 
 from idemgate.core.calls import Batch
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery, Taken
-from idemgate.core.topics import Settlement, TopicCalls
+from idemgate.core.topics import Settlement, TopicCalls, most_of
 from idemgate.errors import NotDurable, StoreError
 from idemgate.link.pulse import Beat
 from idemgate.work.due import Due
 from idemgate.work.handling import Handler
 from idemgate.work.limiter import Limiter
+from idemgate.work.outcome import attempt_of
 
-__all__ = ["Line"]
+__all__ = ["BATCH", "Ending", "Held", "Line"]
 
 log = logging.getLogger("idemgate.worker")
 BATCH = 100
 
 
-class _Held:
-    """A delivery between take and settle. `until` is how long its lease certainly holds (monotonic seconds); `ending`
-    is set while it is being settled, when the store may rightly say that it is ours no more."""
+class Held:
+    """A delivery of a line between take and settle. `until` is how long its lease certainly holds (monotonic seconds);
+    `ending` is set while it is being settled, when the store may rightly say that it is ours no more."""
 
-    __slots__ = ("delivery", "ending", "until")
+    __slots__ = ("delivery", "ending", "line", "until")
 
-    def __init__(self, delivery: Delivery[Any], until: float) -> None:
+    def __init__(self, line: Line, delivery: Delivery[Any], until: float) -> None:
+        self.line = line
         self.delivery = delivery
         self.until = until
         self.ending = False
 
+    def mine(self) -> bool:
+        """Whether it is of a slot that this worker serves."""
+        return self.line.due.is_mine(self.delivery.slot)
+
+
+Ending = tuple[Held, Settlement]
+
 
 class Line:
-    """Takes from one topic and settles to it. `held` are the deliveries between take and settle, by fencing token."""
+    """Takes from one topic and settles to it. `held` are the deliveries between take and settle."""
 
     def __init__(self, due: Due) -> None:
         self.due = due
         self.topic, self.gate, self.wake = due.topic, due.gate, due.wake
-        self.held: dict[tuple[int, int], _Held] = {}
+        self.held: set[Held] = set()
         self._beat: Beat | None = None
         handler = self.topic.opening.handler
         assert handler is not None, "chosen for having one"
@@ -50,6 +60,8 @@ class Line:
         self.awaits = awaited(handler)
         adaptive = self.calls.policy.adaptive
         self.limiter = None if adaptive is None else Limiter(self.gate, self.topic.name, adaptive)
+        # Where ending a delivery waits for copies of it, taking the next must not, nor fail with it.
+        self._turns = self.gate.durability is None
 
     @property
     def calls(self) -> TopicCalls:
@@ -82,9 +94,9 @@ class Line:
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    async def take(self, room: int) -> list[Delivery[Any]]:
+    async def take(self, room: int) -> list[Held]:
         """At most `room` deliveries from the slots that are due, each time beginning with another slot."""
-        found: list[Delivery[Any]] = []
+        found: list[Held] = []
         calls = self.calls
         for slot in self.due.slots(calls):
             if room > len(found) and self.due.is_mine(slot):
@@ -96,28 +108,30 @@ class Line:
                     break  # what was taken before has to run; the error will be met again
         return found
 
-    async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[Delivery[Any]]:
+    async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[Held]:
         until = monotonic() + self.lease
-        return self._kept(slot, await self.due.ask(slot, calls.take(slot, n)), until)
+        return self._kept(await self.due.ask(slot, calls.take(slot, n)), until)
 
-    def _kept(self, slot: int, taken: Taken, until: float) -> list[Delivery[Any]]:
+    def _kept(self, taken: Taken, until: float) -> list[Held]:
         if taken.lapsed:
             self.gate.counters.add("worker.lapsed", taken.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": taken.lapsed})
+        if not taken.deliveries:
+            return []
         self.gate.counters.add("worker.taken", len(taken.deliveries))
-        for delivery in taken.deliveries:
-            self.held[slot, delivery.token] = _Held(delivery, until)
-            if delivery.dropped:
-                self.gate.counters.add("worker.items_dropped", delivery.dropped)
-        if taken.deliveries and self._beat is None:
+        if self.calls.policy.merge.drops and (dropped := sum(one.dropped for one in taken.deliveries)):
+            self.gate.counters.add("worker.items_dropped", dropped)
+        found = [Held(self, delivery, until) for delivery in taken.deliveries]
+        self.held.update(found)
+        if self._beat is None:
             self._beat = Beat(self.lease, self._extend, self._overdue)
             self.gate.pulse.add(self._beat)
-        return taken.deliveries
+        return found
 
     # -- keeping: called from the heartbeat's thread, so it looks at copies ------------------------------------------
 
     def _extend(self) -> Batch[None]:
-        held = [one for one in tuple(self.held.values()) if not one.delivery.lost]
+        held = [one for one in tuple(self.held) if not one.delivery.lost]
         until = monotonic() + self.lease
         extending = self.calls.extend_many([one.delivery for one in held])
 
@@ -134,11 +148,11 @@ class Line:
     def _overdue(self) -> None:
         """No heartbeat came through for long: those whose lease may end before the next try are lost."""
         soon = monotonic() + self.lease / 6
-        for one in tuple(self.held.values()):
+        for one in tuple(self.held):
             if one.until <= soon:
                 self._lose(one)
 
-    def _lose(self, one: _Held) -> None:
+    def _lose(self, one: Held) -> None:
         delivery = one.delivery
         if not one.ending and not delivery.lost:
             delivery.lost = True
@@ -147,32 +161,44 @@ class Line:
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
-    async def settle(self, settlements: list[Settlement]) -> None:
-        """Ends deliveries; while the store is away, tries for as long as their leases may hold, then leaves them to
-        lapse."""
-        for settlement in settlements:
-            if (one := self.held.get((settlement.delivery.slot, settlement.delivery.token))) is not None:
-                one.ending = True
+    async def settle(self, endings: list[Ending], room: int) -> list[Held]:
+        """Ends deliveries, and takes at most `room` in the same step, from those of their slots that have work.
+
+        While the store is away, tries for as long as their leases may hold, then leaves them to lapse.
+        """
+        for held, _ in endings:
+            held.ending = True
+        calls, turns = self.calls, list[Coroutine[Any, Any, list[Held]]]()
+        for slot, some in _parts(calls, endings):
+            n = min(room, BATCH) if self._turns and self.due.has_work(slot) else 0
+            room -= n
+            turns.append(self._turn(calls, slot, some, n))
+        return await turns[0] if len(turns) == 1 else [held for found in await gather(*turns) for held in found]
+
+    async def _turn(self, calls: TopicCalls, slot: int, endings: list[Ending], n: int) -> list[Held]:
+        settlements = [settlement for _, settlement in endings]
+        found, until = list[Held](), monotonic() + self.lease
         try:
-            outcomes = await self.gate.aio.link.run_all(
-                self.calls.settle_many(settlements, self.due.learn), within=self.lease
-            )
-            self._count(settlements, outcomes)
+            if n > 0:
+                turned = await self.due.ask(slot, calls.turn(slot, settlements, n), self.lease)
+                settled, found = turned.settled, self._kept(turned.taken, until)
+            else:
+                settled = await self.gate.aio.link.run(calls.settle(slot, settlements), self.lease)
+                self.due.learn(slot, settled)
+            self._count(settlements, settled.outcomes)
         except StoreError as error:
             name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"
             self.gate.counters.add(name, len(settlements))
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
             log.error(name, extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
-            self.drop(settlement.delivery for settlement in settlements)
+            self.drop([held for held, _ in endings])
+        return found
 
     def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
-        counted = Counter(
-            "lost" if outcome == "lost" else _COUNTED[settlement.verb]
-            for settlement, outcome in zip(settlements, outcomes, strict=True)
-        )
-        for name, n in counted.items():
-            self.gate.counters.add(f"worker.{name}", n)
+        verbs = [settlement.verb for settlement in settlements]
+        for (verb, outcome), n in Counter(zip(verbs, outcomes, strict=True)).items():
+            self.gate.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTED[verb]}", n)
         if "dead" in outcomes:
             for settlement, outcome in zip(settlements, outcomes, strict=True):
                 if outcome == "dead":
@@ -180,13 +206,12 @@ class Line:
 
     def _tell_dead(self, settlement: Settlement) -> None:
         self.gate.counters.add("worker.dead")
-        attempt, failure = settlement.delivery.attempt, settlement.failure
+        attempt, failure = attempt_of(settlement.delivery), settlement.failure
         log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
 
-    def drop(self, deliveries: Iterable[Delivery[Any]]) -> None:
+    def drop(self, held: Iterable[Held]) -> None:
         """Holds these no more: their leases run out, unless they were settled."""
-        for delivery in deliveries:
-            self.held.pop((delivery.slot, delivery.token), None)
+        self.held.difference_update(held)
         self.wake.set()
 
     def close(self) -> None:
@@ -194,6 +219,19 @@ class Line:
         self.held.clear()
         if self._beat is not None:
             self.gate.pulse.remove(self._beat)
+
+
+def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list[Ending]]]:
+    """One script call each: by slot, at most a batch."""
+    by_slot: dict[int, list[Ending]] = {0: endings}
+    if calls.policy.slots > 1:
+        by_slot = defaultdict(list)
+        for ending in endings:
+            by_slot[calls.home(ending[1].delivery)].append(ending)
+    most = min(BATCH, most_of([settlement for _, settlement in endings]))
+    for slot, some in by_slot.items():
+        for start in range(0, len(some), most):
+            yield slot, some[start : start + most]
 
 
 _COUNTED = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}

@@ -121,6 +121,7 @@ class Member(ABC):
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.interval = self.ttl / 3
         self._clock = clock
+        self._passed = self._read = 0.0
         self._listeners: list[Callable[[], None]] = []
         self._running = False
         self._begin({})
@@ -296,7 +297,11 @@ class Member(ABC):
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
-        return monotonic() * 1000 if self._clock is None else self._clock.microseconds() / 1000
+        """ms of a time of its own, which a clock that is set back only holds up for that moment."""
+        read = monotonic() * 1000 if self._clock is None else self._clock.microseconds() / 1000
+        self._passed += max(0.0, read - self._read)
+        self._read = read
+        return self._passed
 
     def _watch_clock(self) -> None:
         watch = getattr(self._clock, "on_move", None)
@@ -326,8 +331,8 @@ class RedisMembership(Member):
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
         ear = self.gate.aio.link.ear()
-        await ear.add(keys.members(self.gate.namespace, self.group)[0], lambda _channel, _data: self.poke())
         try:
+            await ear.add(keys.members(self.gate.namespace, self.group)[0], lambda _channel, _data: self.poke())
             yield
         finally:
             await ear.close()

@@ -25,7 +25,7 @@ from idemgate.errors import (
     Retry,
 )
 
-__all__ = ["last_line", "settlement_of"]
+__all__ = ["attempt_of", "last_line", "settlement_of"]
 
 _HOPELESS = (
     Bury, BadInput, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable, ReplayedFailure,
@@ -43,7 +43,7 @@ def settlement_of(
     else: all of it."""
     if error is None:
         return Settlement("ack", delivery)
-    if isinstance(error, _HOPELESS):
+    if isinstance(error, _HOPELESS) or attempt_of(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
     if isinstance(error, AlreadyInProgress):
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))
@@ -64,6 +64,14 @@ def _in_part(delivery: Delivery[Any], error: Failed, delay: int) -> Settlement:
         return failed(delivery, error.items, delay, last_line(error))
     except IdemgateError as wrong:
         return Settlement("nack", delivery, delay, last_line(wrong))
+
+
+def attempt_of(delivery: Delivery[Any]) -> int | None:
+    """The number of the attempt; None if the message cannot be read."""
+    try:
+        return delivery.attempt
+    except NotDecodable:
+        return None
 
 
 def last_line(error: BaseException) -> str:

@@ -78,7 +78,7 @@ class Serving:
     def _busy(self, due: Due) -> set[int]:
         """Slots of which something runs, is unsettled, or may be on its way."""
         line = self._lines.get(due.topic.name)
-        return due.asking | ({slot for slot, _ in line.held} if line is not None else set())
+        return due.asking | ({one.delivery.slot for one in line.held} if line is not None else set())
 
     def _on_change(self) -> None:
         if self._over:

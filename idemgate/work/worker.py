@@ -14,18 +14,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.messages import Delivery
 from idemgate.core.numbers import whole
 from idemgate.core.topics import Settlement
 from idemgate.errors import BadInput
 from idemgate.work.due import Due
 from idemgate.work.forwarding import Forwarding
-from idemgate.work.handling import Ran, handled, ran, said
+from idemgate.work.handling import DONE, Ran, handled, ran, said
 from idemgate.work.hands import Hands
-from idemgate.work.line import Line
+from idemgate.work.line import BATCH, Ending, Held, Line
 from idemgate.work.loop import keep_up
 from idemgate.work.members import Membership
-from idemgate.work.outcome import settlement_of
+from idemgate.work.outcome import attempt_of, settlement_of
 from idemgate.work.planner import Planner
 from idemgate.work.serving import Serving, membership_of
 
@@ -41,20 +40,6 @@ MOST_AHEAD = 500
 LAST_WORDS = 1.0
 """Seconds that are left, when the grace time is over, to handlers that were cancelled and to what they leave to
 settle."""
-
-
-class _Ready:
-    """A delivery that was taken and has not ended."""
-
-    __slots__ = ("delivery", "line")
-
-    def __init__(self, line: Line, delivery: Delivery[Any]) -> None:
-        self.line = line
-        self.delivery = delivery
-
-    def mine(self) -> bool:
-        """Whether it is of a slot that this worker serves."""
-        return self.line.due.is_mine(self.delivery.slot)
 
 
 class Worker:
@@ -165,15 +150,16 @@ class Worker:
         self._lines = []
         self._others: list[Forwarding | Planner] = []
         self._serving: Serving | None = None
-        self._ready: deque[_Ready] = deque()  # for handlers that await; `_hands.ready` is for those that block
-        self._running: dict[asyncio.Task[BaseException | None], _Ready] = {}
-        self._hands: Hands[_Ready, Ran | None] = Hands(
+        self._ready: deque[Held] = deque()  # for handlers that await; `_hands.ready` is for those that block
+        self._running: dict[asyncio.Task[BaseException | None], Held] = {}
+        self._hands: Hands[Held, Ran | None] = Hands(
             "idemgate-handler", self._run_blocking, self._ran, self._start, self._hands_off
         )
-        self._abandoned: set[_Ready] = set()
+        self._abandoned: set[Held] = set()
         self._held = self._asked = self._handled = 0
         self._since = monotonic()
-        self._settled: list[tuple[Line, Settlement]] = []
+        self._settled: list[Ending] = []
+        self._settling: set[asyncio.Task[None]] = set()
         self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
 
     async def _work(self, started: asyncio.Future[None] | None) -> None:
@@ -234,28 +220,38 @@ class Worker:
     # -- taking -------------------------------------------------------------------------------------------------------
 
     async def _bring(self, line: Line) -> None:
-        """Takes what there is room for and starts it; waits for room if there is none."""
-        room = self.concurrency + self._ahead() - self._held - self._asked
+        """Takes what there is room for and starts it; waits for room if there is none, or if what is being settled will
+        bring more before anything has to wait for it."""
         if self._halt.is_set():
             return
         if line.room(1) <= 0:
             line.wake.clear()
             await line.wake.wait()  # for one of its own to be settled
             return
-        if (room := line.room(room)) <= 0:
+        room = line.room(self._room())
+        if room <= 0 or (self._settling and len(self._waiting(line)) > self._free()):
             self._freed.clear()
             await self._freed.wait()
             return
         self._asked += room  # the other topics share this bound
         try:
-            found = await line.take(room)
-            self._held += len(found)
-            (self._ready if line.awaits else self._hands.ready).extend([_Ready(line, delivery) for delivery in found])
+            self._brought(line, await line.take(room))
         finally:
             self._asked -= room
             self._freed.set()
             self._look()
         self._start()
+
+    def _room(self) -> int:
+        return self.concurrency + self._ahead() - self._held - self._asked
+
+    def _waiting(self, line: Line) -> deque[Held]:
+        """Where deliveries of a line wait to be run."""
+        return self._ready if line.awaits else self._hands.ready
+
+    def _brought(self, line: Line, found: list[Held]) -> None:
+        self._held += len(found)
+        self._waiting(line).extend(found)
 
     def _ahead(self) -> int:
         """How many deliveries to hold beyond those that run: slow handlers few, quick ones many."""
@@ -282,17 +278,17 @@ class Worker:
         return [await self._serving.join(self._halt)]
 
     def _reassigned(self) -> None:
-        self._give_back(_Ready.mine)
+        self._give_back(Held.mine)
         self._wake()
 
     def _look(self) -> None:
         """After each take and settlement: a take under way may have brought what is not to be served here any more,
         and a slot may be drained now."""
         if self._serving is not None:
-            self._give_back(_Ready.mine)
+            self._give_back(Held.mine)
             self._serving.look()
 
-    def _give_back(self, kept: Callable[[_Ready], bool]) -> None:
+    def _give_back(self, kept: Callable[[Held], bool]) -> None:
         """All that was not started, but for what is kept."""
         for queue in (self._ready, self._hands.ready):
             for _ in range(len(queue)):
@@ -329,7 +325,7 @@ class Worker:
     def _free(self) -> int:
         return self.concurrency - len(self._running) - self._hands.active
 
-    def _await(self, ready: _Ready, begin: Callable[[], Any]) -> None:
+    def _await(self, ready: Held, begin: Callable[[], Any]) -> None:
         task = asyncio.create_task(handled(begin, ready.delivery))
         self._running[task] = ready
         task.add_done_callback(self._ended)
@@ -342,11 +338,12 @@ class Worker:
 
     # In the threads:
 
-    def _run_blocking(self, ready: _Ready) -> Ran | None:
+    def _run_blocking(self, ready: Held) -> Ran | None:
         """None: not run, since it was lost while it waited."""
         if ready.delivery.lost:
             return None
-        ready.line.began(ready.delivery)
+        if ready.line.limiter is not None:
+            ready.line.began(ready.delivery)
         return ran(ready.line.handler, ready.delivery)
 
     def _hands_off(self) -> bool:
@@ -355,31 +352,40 @@ class Worker:
 
     # In the event loop again:
 
-    def _ran(self, ready: _Ready, outcome: Ran | None) -> None:
-        if ready in self._abandoned:
-            return
-        if outcome is None:
-            self._drop(ready)
-            return
-        result, error = outcome
+    def _ran(self, ended: list[tuple[Held, Ran | None]]) -> None:
+        for ready, outcome in ended:
+            if self._abandoned and ready in self._abandoned:
+                continue
+            if outcome is DONE and ready.line.limiter is None:  # that is most of them
+                self._settled.append((ready, Settlement("ack", ready.delivery)))
+                self._handled += 1
+                self._held -= 1
+            elif outcome is None:
+                self._drop(ready)
+            else:
+                self._told(ready, *outcome)
+        self._to_settle.set()
+        self._freed.set()
+
+    def _told(self, ready: Held, result: object, error: BaseException | None) -> None:
         if result is not None and inspect.isawaitable(result):  # a plain function that hands on a coroutine
             self._await(ready, lambda: result)
         else:
             self._end(ready, self._settlement(ready, error or said(result)))
 
-    def _end(self, ready: _Ready, settlement: Settlement) -> None:
-        self._settled.append((ready.line, settlement))
+    def _end(self, ready: Held, settlement: Settlement) -> None:
+        self._settled.append((ready, settlement))
         self._handled += 1
         self._held -= 1
         self._to_settle.set()
         self._freed.set()
 
-    def _drop(self, ready: _Ready) -> None:
-        ready.line.drop([ready.delivery])
+    def _drop(self, ready: Held) -> None:
+        ready.line.drop([ready])
         self._held -= 1
         self._freed.set()
 
-    def _settlement(self, ready: _Ready, error: BaseException | None) -> Settlement:
+    def _settlement(self, ready: Held, error: BaseException | None) -> Settlement:
         delivery, topic = ready.delivery, ready.line.topic.name
         ready.line.ended(delivery, error)
         try:
@@ -388,7 +394,7 @@ class Worker:
             log.exception("worker.bad_delay", extra={"topic": topic})
             settlement = Settlement("nack", delivery, 1000, repr(wrong)[:500])
         if error is not None and settlement.verb not in ("ack", "defer"):
-            facts = {"topic": topic, "attempt": delivery.attempt, "token": delivery.token}
+            facts = {"topic": topic, "attempt": attempt_of(delivery), "token": delivery.token}
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
             self.gate.counters.add("worker.failed")
         return settlement
@@ -396,16 +402,39 @@ class Worker:
     # -- settling -----------------------------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
-        """Settles what has gathered, one batch a topic; what ends meanwhile makes the next batch."""
-        while not self._over or self._settled:
+        """Settles what has gathered: at once if nothing is being settled, else when it is a whole batch."""
+        while not self._over or self._settled or self._settling:
             await self._to_settle.wait()
             self._to_settle.clear()
-            by_line: defaultdict[Line, list[Settlement]] = defaultdict(list)
-            for line, settlement in self._settled:
-                by_line[line].append(settlement)
-            self._settled = []
-            await asyncio.gather(*(line.settle(batch) for line, batch in by_line.items()))
-            self._look()
+            for task in [task for task in self._settling if task.done()]:
+                self._settling.discard(task)
+                self._freed.set()
+                task.result()
+            if not self._settling or len(self._settled) >= BATCH:
+                self._send_settled()
+
+    def _send_settled(self) -> None:
+        by_line: defaultdict[Line, list[Ending]] = defaultdict(list)
+        for ending in self._settled:
+            by_line[ending[0].line].append(ending)
+        self._settled = []
+        for line, endings in by_line.items():
+            room = 0 if self._halt.is_set() else max(0, line.room(self._room()))
+            self._asked += room
+            task = asyncio.create_task(self._turn_over(line, endings, room))
+            self._settling.add(task)
+            task.add_done_callback(lambda _: self._to_settle.set())
+
+    async def _turn_over(self, line: Line, endings: list[Ending], room: int) -> None:
+        """Settles, and takes as many in the same step as there is room for."""
+        try:
+            self._brought(line, await line.settle(endings, room))
+        finally:
+            self._asked -= room
+        if self._halt.is_set():
+            self._give_back(lambda _: False)
+        self._look()
+        self._start()
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
@@ -446,7 +475,7 @@ class Worker:
             self._cut(ready)
             task.cancel()
 
-    def _cut(self, ready: _Ready) -> None:
+    def _cut(self, ready: Held) -> None:
         log.error("worker.cut_short", extra={"topic": ready.line.topic.name, "token": ready.delivery.token})
         self.gate.counters.add("worker.cut_short")
 

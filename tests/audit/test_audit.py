@@ -213,7 +213,15 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "out",
         lambda h: h.raw.rpush(h.name("topic:t:0/1}:out"), "x") and h.raw.expire(h.name("topic:t:0/1}:out"), 99),
     ),
-    "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "e0123456789abcdefk", "")),
+    "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "vk", "")),
+    "a table of event ids that is none": ("undecodable", "memo", lambda h: h.raw.hset(h.key("memo"), "e", "x")),
+    "a bucket of event ids cut short": ("undecodable", "memo", lambda h: h.raw.hset(h.key("memo"), "e0", "x" * 23)),
+    "an event id that is not counted": ("disagrees", "memo", lambda h: h.raw.hset(h.key("memo"), "e0", b"x" * 48)),
+    "an event id in another bucket": (
+        "disagrees",
+        "memo",
+        lambda h: h.raw.hset(h.key("memo"), mapping={"e": b"\x93\x01\x02\x01", "e0": b"\1" * 24}),
+    ),
     "nothing to forget": ("forgotten-never", "fade", lambda h: h.raw.zadd(h.key("fade"), {"vk": 1})),
     "a key nobody makes": ("foreign", "mine", lambda h: h.raw.set(h.name("topic:t:0/1}:mine"), "x")),
     "a record that is not escaped": ("foreign", "", lambda h: h.raw.set(h.name("once:s:a b}"), "x")),
@@ -242,9 +250,18 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a record of another layout": (
         "undecodable",
         "done}",
-        lambda h: h.raw.setrange(h.name("once:claim:done}"), 1, b"\x02"),
+        lambda h: h.raw.setrange(h.name("once:claim:done}"), 0, b"\xc2"),
     ),
-    "a record of no state": ("undecodable", "done}", lambda h: h.raw.setrange(h.name("once:claim:done}"), 3, b"z")),
+    "a record of no state": (
+        "undecodable",
+        "done}",
+        lambda h: h.raw.setrange(h.name("once:claim:done}"), 0, b"\xc1z" + bytes(40)),
+    ),
+    "a record that ends too early": (
+        "undecodable",
+        "done}",
+        lambda h: h.raw.set(h.name("once:claim:done}"), b"\xf8" + bytes(10), keepttl=True),
+    ),
     "another layout": ("layout", "topics}", lambda h: h.raw.hset(f"ig2:{{{h.namespace}:topics}}", "t", "x")),
     "a slot nobody holds": ("owner", "held", lambda h: h.raw.zrem(h.name("members:crew}:alive"), "m1")),
 }

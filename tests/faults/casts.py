@@ -57,7 +57,7 @@ class Guard:
         for key, lease, hold in [("silent", 1_000, False), ("unknown", 1_000, True)]:
             gate.link.run(self.claims.claim(self.key(key), token(), lease, 60_000, hold=hold))
         clock.advance("2s")
-        gate.link.run(self.claims.claim(self.key("mine"), self.owner, 30_000, 60_000))
+        self.fence = gate.link.run(self.claims.claim(self.key("mine"), self.owner, 30_000, 60_000)).token
         gate.claim("theirs", scope="s")
         gate.claim("done", scope="s").complete("result")
         self.call = build(self)
@@ -127,8 +127,8 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "mark": lambda on: on.claims.mark(on.key("free"), token(), 60_000),
     "marks": lambda on: on.claims.mark_many([on.key("free"), on.key("done")], 60_000).calls[0],
     "see": lambda on: on.gate.seen.first("s", "free", "60s"),
-    "complete": lambda on: on.claims.complete(on.key("mine"), on.owner, 60_000, b"v", b"\xa1x"),
-    "complete, lost": lambda on: on.claims.complete(on.key("theirs"), on.owner, 60_000, b"v", b"\xa1x"),
+    "complete": lambda on: on.claims.complete(on.key("mine"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
+    "complete, lost": lambda on: on.claims.complete(on.key("theirs"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
     "renew": lambda on: on.claims.renew(on.key("mine"), on.owner, 40_000, 60_000),
     "renew, lost": lambda on: on.claims.renew(on.key("theirs"), on.owner, 40_000, 60_000),
     "release": lambda on: on.claims.release(on.key("mine"), on.owner, 60_000),

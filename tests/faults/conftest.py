@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,3 +76,15 @@ def zygote() -> Iterator[Zygote]:
 def kills() -> int:
     """How many processes to kill beyond the few of the suite: the environment variable IDEMGATE_KILLS."""
     return KILLS
+
+
+@pytest.fixture(scope="session")
+def clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be preloaded into a server: its clock is what a file says (`clock.c`)."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("a C compiler makes the library")
+    made = tmp_path_factory.mktemp("clock") / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
+    return made

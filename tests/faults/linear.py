@@ -1,6 +1,9 @@
 """Whether a recorded history of one key is linearizable: each operation took effect at one moment between its call and
 its return, in some order that the sequential model answers the same.
 
+A request that reached the server more than once is one operation that was answered, and as many copies beside it whose
+answers nobody heard. A copy may come at any time; that it has no second effect is the model's affair.
+
 The search of Wing and Gong, with Lowe's memory of configurations that were seen: at each step one of the operations
 that were called before the first return among those left is tried as the next.
 """
@@ -8,7 +11,8 @@ that were called before the first return among those left is tried as the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from math import inf
 from typing import Any
 
 from tests.guard.test_model import Model, Stored
@@ -21,7 +25,8 @@ UNKNOWN = object()
 
 @dataclass(frozen=True)
 class Operation:
-    """`called`, `returned`: of one clock. `us` is the time that the script was told."""
+    """`called`, `returned`: of one clock. `us` is the time that the script was told. `copies`: how often it reached the
+    server beyond the first time."""
 
     called: float
     returned: float
@@ -29,10 +34,16 @@ class Operation:
     verb: str
     arguments: tuple[Any, ...]
     answer: Any
+    copies: int = 0
+
+    @property
+    def unheard(self) -> Operation:
+        return replace(self, returned=inf, answer=UNKNOWN, copies=0)
 
 
 def linearizable(history: Sequence[Operation]) -> bool:
-    left = [one for one in history if one.verb != "inspect" or one.answer is not UNKNOWN]
+    spread = [one for op in history for one in (op, *[op.unheard] * op.copies)]
+    left = [one for one in spread if one.verb != "inspect" or one.answer is not UNKNOWN]
     seen: set[tuple[int, Any]] = set()
     # (what is done, as bits; the state then)
     stack: list[tuple[int, Stored]] = [(0, Stored())]
@@ -45,6 +56,8 @@ def linearizable(history: Sequence[Operation]) -> bool:
         for place in waiting:
             one = left[place]
             if one.called <= horizon and (then := _after(state, one)) is not None:
+                if one.answer is UNKNOWN and then == state:
+                    continue  # as if it never came
                 config = (done | 1 << place, astuple(then))
                 if config not in seen:
                     seen.add(config)

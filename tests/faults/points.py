@@ -2,7 +2,7 @@
 
 They are put around the links of a process that is to die, and nowhere else: the package knows nothing of them. A
 place is "before topic/take 2": instead of sending the second call of that script; "after topic/take 2": its reply was
-read, and nothing was done with it yet; or "after effect": a place that the scene itself names with `reach`.
+read, and nothing was done with it yet; a "topic/turn" is a "topic/settle", too; or "after effect": a place that the scene itself names with `reach`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.link.aio import AsyncLink
 from idemgate.link.sync import SyncLink
 
-__all__ = ["install", "reach", "times"]
+__all__ = ["install", "reach", "reached", "times"]
 
 _place = ""
 _reached: Counter[str] = Counter()
@@ -37,6 +37,11 @@ def times(place: str) -> int:
     return _reached[place]
 
 
+def reached() -> dict[str, int]:
+    """All places, and how often."""
+    return dict(_reached)
+
+
 def install(place: str) -> None:
     """Makes this process die at that place; "" never."""
     global _place  # noqa: PLW0603 - one process, one death
@@ -48,7 +53,8 @@ def install(place: str) -> None:
     answer = Call.answer
 
     def answered(self: Call[Any], reply: Any) -> Any:
-        reach(f"after {self.script.name}")
+        for name in _names(self):
+            reach(f"after {name}")
         return answer(self, reply)
 
     Call.answer = answered  # type: ignore[method-assign]
@@ -57,10 +63,16 @@ def install(place: str) -> None:
 def _before(send: Any) -> Any:
     def sending(self: Any, what: Call[Any] | Batch[Any], *args: Any, **kwargs: Any) -> Any:
         for call in _new(what.calls if isinstance(what, Batch) else [what]):
-            reach(f"before {call.script.name}")
+            for name in _names(call):
+                reach(f"before {name}")
         return send(self, what, *args, **kwargs)
 
     return sending
+
+
+def _names(call: Call[Any]) -> tuple[str, ...]:
+    name = call.script.name
+    return (name, "topic/settle") if name == "topic/turn" else (name,)
 
 
 def _new(calls: Iterable[Call[Any]]) -> list[Call[Any]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import msgpack
 import redis
 
 from idemgate import Gate, current
@@ -210,8 +211,8 @@ def serve(order: Order) -> Callable[[], object]:
     answer = Call.answer
 
     def answered(self: Call[Any], reply: Any) -> Any:
-        if self.script.name == "topic/settle":
-            say("settled", life, reply[1], [int(token) for token in self.args[5::5]])
+        if self.script.name in ("topic/settle", "topic/turn"):
+            say("settled", life, reply[1], msgpack.unpackb(self.args[3], raw=True)[1::2])
         return answer(self, reply)
 
     Call.answer = answered  # type: ignore[method-assign]

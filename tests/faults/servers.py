@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from time import time
 from typing import Any, Self
 
 import redis
@@ -12,7 +16,7 @@ import redis
 from idemgate.link.embedded import find_server
 from tests.cluster import unused_ports, wait_for
 
-__all__ = ["Server", "everything"]
+__all__ = ["Jumpy", "Server", "everything"]
 
 
 class Server:
@@ -58,6 +62,22 @@ class Server:
         with suppress(AssertionError):
             self.kill()
         self.client.close()
+
+
+class Jumpy(Server):
+    """`jump(ms)`: from now on its clock is off by so much in all."""
+
+    def __init__(self, home: Path, library: Path, *options: str) -> None:
+        offset = home.parent / "offset"
+        offset.write_bytes(bytes(8))
+        surroundings = os.environ | {"LD_PRELOAD": str(library), "CLOCK_FILE": str(offset)}
+        super().__init__(home, *options, environment=surroundings)
+        with offset.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+
+    def jump(self, milliseconds: int) -> None:
+        self._map[:] = struct.pack("l", milliseconds)
+        wait_for(lambda: abs(self.client.time()[0] - (time() + milliseconds / 1000)) < 5)
 
 
 def everything(client: Any) -> dict[bytes, Any]:

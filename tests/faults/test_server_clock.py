@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import shutil
-import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import time
@@ -14,41 +9,14 @@ from time import time
 import pytest
 
 from idemgate import Gate
-from tests.cluster import wait_for
-from tests.faults.servers import Server
+from tests.faults.servers import Jumpy
 
-COMPILER = shutil.which("cc")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="a C compiler makes the library")
 HOUR = 3_600_000
 
 
-class Jumpy(Server):
-    """`jump(ms)`: from now on its clock is off by so much in all."""
-
-    def __init__(self, home: Path, library: Path) -> None:
-        offset = home.parent / "offset"
-        offset.write_bytes(bytes(8))
-        super().__init__(home, environment=os.environ | {"LD_PRELOAD": str(library), "CLOCK_FILE": str(offset)})
-        with offset.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
-
-    def jump(self, milliseconds: int) -> None:
-        self._map[:] = struct.pack("l", milliseconds)
-        wait_for(lambda: abs(self.client.time()[0] - (time() + milliseconds / 1000)) < 5)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("clock") / "clock.so"
-    assert COMPILER is not None
-    source = Path(__file__).with_name("clock.c")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
-    return made
-
-
 @pytest.fixture
-def server(tmp_path: Path, library: Path) -> Iterator[Jumpy]:
-    with Jumpy(tmp_path / "data", library) as made:
+def server(tmp_path: Path, clock_library: Path) -> Iterator[Jumpy]:
+    with Jumpy(tmp_path / "data", clock_library) as made:
         made.jump(10_000)
         if abs(made.client.time()[0] - time() - 10) > 5:
             pytest.skip("this server does not take its time from the C library")

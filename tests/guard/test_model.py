@@ -85,6 +85,8 @@ class Model:
         if seen == "released" and key.owner == owner:
             return ("stale",)
         if (refused := self._refused(now, fingerprint)) is not None:
+            if refused[0] == "in_progress":  # where the clock was set back, the lease is a whole one from now on
+                self.key = replace(key, lease_end=now + key.left(now))
             return refused
         fresh = seen == "none"
         attempts = 0 if fresh else key.attempts
@@ -127,13 +129,15 @@ class Model:
             return ("held", key.attempts)
         return None
 
-    def complete(self, us: int, owner: bytes, retention: int, kind: bytes, result: bytes) -> Answer:
+    def complete(self, us: int, owner: bytes, fence: int, retention: int, kind: bytes, result: bytes) -> Answer:
         key, now = self.key, us // 1000
-        if key.owner != owner or key.state in ("none", "released"):
+        if key.state != "running":
+            # Of what was completed only the fencing token tells by whom.
+            return (key.kind != b"" and key.owner == b"" and key.fence == fence,)
+        if key.owner != owner:
             return (False,)
-        if key.state == "running":
-            state = "failed" if kind == b"e" else "done"
-            self._rest(state=state, ends=now + retention, kind=kind, result=result, note=b"", since=now)
+        state = "failed" if kind == b"e" else "done"
+        self._rest(state=state, owner=b"", ends=now + retention, kind=kind, result=result, note=b"", since=now)
         return (True,)
 
     def release(self, us: int, owner: bytes, keep: int, undo: bool) -> Answer:
@@ -280,10 +284,10 @@ class Promises:
 
 keys = st.sampled_from([0, 0, 1])
 # None: who holds the key, and the fingerprint it has, so that most calls find something to change.
-owners = st.sampled_from([None, None, b"owner-a", b"owner-b", b"owner-c"])
-prints = st.sampled_from([None, None, b"", b"print-1"])
+owners = st.sampled_from([None, None, b"owner-a-16-bytes", b"owner-b-16-bytes", b"owner-c-16-bytes"])
+prints = st.sampled_from([None, None, b"", b"print-1", b"print-of-16-byte"])
 leases = st.sampled_from([1_000, 1_000, 30_000])
-spans = st.sampled_from([100_000, 1_000_000])
+spans = st.sampled_from([100_000, 1_200_000])  # short and long forms of what is done
 kinds = st.sampled_from([(b"v", b"value"), (b"n", b"why"), (b"e", b"failure")])
 
 
@@ -314,13 +318,13 @@ class GuardMachine(RuleBasedStateMachine):
 
     def prelude(self, key: int, end: str) -> None:
         """A claim that came to some end: chance alone seldom leads there."""
-        self.make(key, "claim", 30_000, 1_000_000, b"", 0, True, owner=b"owner-a")
+        self.make(key, "claim", 30_000, 1_000_000, b"", 0, True, owner=b"owner-a-16-bytes")
         if end == "vanish":
             self.vanish(key)
         elif end == "release":
-            self.make(key, "release", 1_000_000, False, owner=b"owner-a")
+            self.make(key, "release", 1_000_000, False, owner=b"owner-a-16-bytes")
         else:
-            self.make(key, "complete", 100_000, b"v", b"value", owner=b"owner-a")
+            self.complete_by(key, b"owner-a-16-bytes", 0, 100_000, b"v", b"value")
 
     def do(self, made: Made) -> Answer:
         """Makes the call at the time it says; the answers are equal, and the promises are kept."""
@@ -353,9 +357,9 @@ class GuardMachine(RuleBasedStateMachine):
 
     def make(self, key: int, verb: str, *arguments: Any, owner: bytes | None = b"") -> Answer:
         if owner != b"":
-            held = self.models[key].key.owner or b"owner-a"
+            held = self.models[key].key.owner or b"owner-a-16-bytes"
             # Who decided or forgot left its request id there, under which nobody claims.
-            arguments = (owner or (b"owner-a" if held.startswith(b"request") else held), *arguments)
+            arguments = (owner or (b"owner-a-16-bytes" if held.startswith(b"request") else held), *arguments)
         made = Made(key, verb, arguments, self.clock.microseconds())
         self.past.append(made)
         return self.do(made)
@@ -382,9 +386,13 @@ class GuardMachine(RuleBasedStateMachine):
         self.make(key, "mark", retention, self.print(key, fingerprint), owner=owner)
 
     @owned
-    @rule(key=keys, owner=owners, retention=spans, kind=kinds)
-    def complete(self, key: int, owner: bytes | None, retention: int, kind: tuple[bytes, bytes]) -> None:
-        self.make(key, "complete", retention, *kind, owner=owner)
+    @rule(key=keys, owner=owners, before=st.sampled_from([0, 0, 1]), retention=spans, kind=kinds)
+    def complete(self, key: int, owner: bytes | None, before: int, retention: int, kind: tuple[bytes, bytes]) -> None:
+        self.complete_by(key, owner, before, retention, *kind)
+
+    def complete_by(self, key: int, owner: bytes | None, before: int, *rest: Any) -> None:
+        """`before`: by how much the fencing token is below the present one."""
+        self.make(key, "complete", self.models[key].key.fence - before, *rest, owner=owner)
 
     @owned
     @rule(key=keys, owner=owners, lease=leases, keep=spans)

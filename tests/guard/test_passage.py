@@ -85,12 +85,14 @@ def test_seen_keeps_what_was_learnt_last() -> None:
     seen, entry = Seen(2, lambda: now[0]), Entry("done")
     seen.keep(b"a", b"", entry, 5_000)
     seen.keep(b"b", b"print", entry, 1_000)
-    assert seen.recall(b"a", b"") is entry
-    assert seen.recall(b"b", b"print") is entry
+    for name, fingerprint in ((b"a", b""), (b"b", b"print")):
+        known = seen.recall(name, fingerprint)
+        assert known is not None
+        assert known.entry is entry
     # Another fingerprint is told apart, and learning again makes a key the newest
     other = seen.recall(b"b", b"another")
     assert other is not None
-    assert other.state == "reused"
+    assert other.entry.state == "reused"
     seen.keep(b"a", b"", entry, 5_000)
     seen.keep(b"c", b"", entry, 5_000)
     assert seen.recall(b"b", b"print") is None

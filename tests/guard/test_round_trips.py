@@ -25,6 +25,8 @@ async def counted(wired: Any, wire: Any) -> Counted:
     await wired.first("warm", "1h")
     await wired.first_many(["warm", "warm too"], "1h")
     await wired.first("warm", "1h", compact=True)
+    await wired.keep("warm", 1, "1h")
+    await wired.kept("warm")
     await wired.inspect("warm")
     await wired.forget("warm")
     await wired.resolve("warm", done=True)
@@ -92,6 +94,12 @@ async def test_one_for_a_compact_mark_and_one_a_shard_for_many(wired: Any, wire:
     wire.flowing.set()
     assert await task == [True] * 1000
     assert wire.scripts == 32
+
+
+async def test_one_to_keep_a_value_and_one_to_ask_for_it(wired: Any, counted: Counted) -> None:
+    assert await counted(wired.keep("x", 1, "1h")) == (1, 1)
+    assert await counted(wired.keep("x", 2, "1h")) == (1, 1)
+    assert await counted(wired.kept("x")) == (1, 1)
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:

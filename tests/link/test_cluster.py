@@ -110,6 +110,8 @@ async def test_compact_marks_are_spread_over_all_nodes(face: Face, on_nodes: Any
     assert await face.first_many([*range(500), 7], "20s", compact=True) == [True] * 500 + [False]
     assert await face.first_many(range(400, 600), "20s", compact=True) == [False] * 100 + [True] * 100
     assert not await face.first(7, "20s", compact=True)
+    assert all(one.first for one in await face.keep_many([(number, number) for number in range(500)], "20s"))
+    assert [await face.kept(number) for number in (7, 499, 500)] == [7, 499, None]
     assert all(on_nodes())
 
 
@@ -461,6 +463,15 @@ async def test_every_node_gets_the_credentials(
             node.execute_command("ACL", "DELUSER", "ann")
 
 
+def blocked(ports: list[int]) -> int:
+    """Clients that wait in a blocking command, on all nodes."""
+    found = 0
+    for port in ports:
+        with redis.Redis(port=port) as node:
+            found += node.info("clients")["blocked_clients"]
+    return found
+
+
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_plain_commands_find_their_node(gate: Gate, ports: list[int], namespace: str) -> None:
     link = gate.aio.link
@@ -484,11 +495,12 @@ async def test_plain_commands_find_their_node(gate: Gate, ports: list[int], name
     await asyncio.sleep(0.05)
     await link.command("XADD", stream, "*", "a", "late")
     assert (await waiting)[0][1][0][1] == [b"a", b"late"]
-    # And a cancelled one takes nothing
+    # And a cancelled one takes nothing, once the server knows that it is gone
     waiting = asyncio.create_task(link.blocking(*read, within=30))
-    await asyncio.sleep(0.05)
+    await asyncio.to_thread(servers.wait_for, lambda: blocked(ports) == 1)
     waiting.cancel()
     await asyncio.wait([waiting])
+    await asyncio.to_thread(servers.wait_for, lambda: blocked(ports) == 0)
     await link.command("XADD", stream, "*", "a", "next")
     assert (await link.blocking(*read, within=30))[0][1][0][1] == [b"a", b"next"]
 

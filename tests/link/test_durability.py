@@ -38,8 +38,9 @@ async def test_what_the_replica_has_is_answered_as_ever(two: Pair, asker: Any) -
     face = topic.aio if ask.awaiting else topic
     # When a key is claimed and completed, and a message triggered, taken and settled
     claim = ask.claims.claim(ask.claims.key("s", "k"), b"o" * 16, 30_000, 60_000)
-    assert (await ask.run(claim)).state == "started"
-    assert await ask.run(ask.claims.complete(claim.keys, b"o" * 16, 60_000, b"v", b"\xc0"))
+    entry = await ask.run(claim)
+    assert entry.state == "started"
+    assert await ask.run(ask.claims.complete(claim.keys, b"o" * 16, entry.token, 60_000, b"v", b"\xc0"))
     assert (await done(face.trigger, "k", 1)).status == "scheduled"
     # Then the replica has all of it
     keys = set(two.replica.keys(f"*{ask.gate.namespace}:*"))

@@ -178,7 +178,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
     # Given a claim, and a server that has run out of memory since
     ask = asker(own_url)
     owner, record = token(), ask.claims.key("s", "held")
-    await ask.run(claim(ask.gate, "held", owner))
+    fence = (await ask.run(claim(ask.gate, "held", owner))).token
     own.config_set("maxmemory", 1)
     # When somebody claims another key
     with pytest.raises(StoreRefused, match="maxmemory"):
@@ -186,7 +186,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
     # Then nothing was written, and the claim that stands can be kept and completed
     assert (await ask.run(inspect(ask.gate, "new"))).state == "absent"
     assert await ask.run(ask.claims.renew(record, owner, 30_000, 60_000))
-    assert await ask.run(ask.claims.complete(record, owner, 60_000, b"v", b"x"))
+    assert await ask.run(ask.claims.complete(record, owner, fence, 60_000, b"v", b"x"))
     assert (await ask.run(inspect(ask.gate, "held"))).state == "done"
 
 
@@ -657,3 +657,21 @@ def _busy(client: redis.Redis) -> bool:
 
 async def _either(work: Any) -> Any:
     return await work
+
+
+async def test_who_is_cancelled_while_it_subscribes_is_not_listened_for(gate: Gate, raw: Any, namespace: str) -> None:
+    name = f"{namespace}:given up".encode()
+
+    async def wait() -> None:
+        async with gate.aio.link.waiting(name):
+            pytest.fail("it was cancelled before")
+
+    # Given one that begins to subscribe, and is cancelled
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    # Then the connection that others listen on is not subscribed to its channel
+    async with gate.aio.link.waiting(f"{namespace}:other".encode()):
+        assert raw.pubsub_numsub(name) == [(name, 0)]

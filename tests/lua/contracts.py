@@ -29,15 +29,23 @@ READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL 
 WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
     ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY""")
 """What Redis 6.2 knows too, and a script of ours may use."""
-GLOBALS = _set("""KEYS ARGV redis cmsgpack math string table tonumber tostring type ipairs pairs unpack select error
-    next assert pcall""")
+GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tostring type ipairs pairs unpack select
+    error next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {"merge", "crew", "page", "wrong", "sound"}
+FAMILIES = {"merge", "crew", "buckets", "events", "page", "wrong", "sound"}
 """Libraries that hold more than the one function they are named after."""
+ANSWERING = {"lib/settling", "lib/taking"}
+"""Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
-KEY_NAMES = {"once": {"key"}, "topic": {"told", "target"}, "members": {"key"}, "expiry": set(), "lib": {"key", "told"}}
-"""Local names under which a script, by room, hands a key of its own to a command."""
+KEY_NAMES = {
+    "once": {"key", "t.key"},
+    "topic": {"told", "target", "t.key"},
+    "members": {"key"},
+    "expiry": set(),
+    "lib": {"key", "told", "t.key"},
+}
+"""Names under which a script, by room, hands a key of its own to a command; `t.key` is a table's (lib/buckets)."""
 
 
 @dataclass(frozen=True)
@@ -241,13 +249,14 @@ def _tails_used(code: str) -> set[tuple[int, int]]:
     return found
 
 
-def _words_agree(name: str, text: str, _: Sources) -> Iterator[str]:
-    code, header = _code(text), header_of(text)
+def _words_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
+    header, answering = header_of(text), [one for one in _includes(text) if one in ANSWERING]
+    code = "\n".join(map(_code, [text, *(sources[one] for one in answering)]))
     replies = re.findall(r"\{\s+([^{},]+), now_ms\b", code)
     words = {word for reply in replies for word in re.findall(r'"(\w+)"', reply)}
     if words != header.words:
         yield f"answers {sorted(words)}, its header says {sorted(header.words)}"
-    written = re.findall(r'(?:return|receipt =|reply\[#reply \+ 1\] =) ([^\n{]*"\w+"[^\n]*)', code)
+    written = re.findall(r'(?:return|receipt =|reply\[[^\n\]]+\] =) ([^\n{]*"\w+"[^\n]*)', code)
     each = {word for one in written for word in re.findall(r'(?<!== )"(\w+)"', one) if "redis." not in one}
     if each != header.each:
         yield f"answers {sorted(each)} for each, its header says {sorted(header.each)}"

@@ -127,6 +127,7 @@ class Slot:
                 (b"f", b"n", far, wrapped([9, b"r" * 16, 0, MESSAGE, 5, 1, b""])),
                 (b"d", b"9", 5, wrapped([b"buried", MESSAGE, b"no", 5, 9])),
                 (b"m", b"vk", far, b"3"),
+                (b"e", keys.event("e", b"k", b"k"), far, b""),
                 (b"c", b"accepted", 0, b"3"),
                 (b"t", b"r" * 16, far // 30_000, wrapped([b"ok", 1])),
             )
@@ -144,6 +145,9 @@ class Slot:
                 f"settle {verb}": calls.settle(0, [Settlement(verb, one, 5, "why")])
                 for verb in ("ack", "nack", "bury", "return", "defer")
             },
+            "turn": calls.turn(0, settled, 5),
+            "turn nack": calls.turn(0, [Settlement("nack", one, 5, "why")], 1),
+            "turn return": calls.turn(0, [Settlement("return", one)], 5),
             "settle part": calls.settle(0, [Settlement("nack", one, 5, "why", part)]),
             "settle many": calls.settle(0, settled),
             "extend": calls.extend(0, [one]),
@@ -312,7 +316,8 @@ class Record:
 
     def complete(self, kind: bytes = b"v") -> None:
         self.claim()
-        self.rig.ask(self.calls.complete(self.key, b"me", 60_000, kind, b"result"))
+        fence = self.clock.microseconds()
+        self.rig.ask(self.calls.complete(self.key, b"me", fence, 60_000, kind, b"result"))
 
     def asks(self) -> dict[str, Call[Any]]:
         calls, key = self.calls, self.key
@@ -327,8 +332,8 @@ class Record:
                 f"claim, {who}": calls.claim(key, owner, 30_000, 60_000),
                 f"claim all, {who}": calls.claim(key, owner, 30_000, 60_000, b"print", 1, hold=True, wait=True),
                 f"mark, {who}": calls.mark(key, owner, 60_000, b""),
-                f"complete, {who}": calls.complete(key, owner, 60_000, b"v", b"result"),
-                f"fail, {who}": calls.complete(key, owner, 60_000, b"e", b"failure"),
+                f"complete, {who}": calls.complete(key, owner, seen.token, 60_000, b"v", b"result"),
+                f"fail, {who}": calls.complete(key, owner, seen.token, 60_000, b"e", b"failure"),
                 f"renew, {who}": calls.renew(key, owner, 30_000, 60_000),
                 f"release, {who}": calls.release(key, owner, 60_000, undo=False),
                 f"undo, {who}": calls.release(key, owner, 60_000, undo=True),

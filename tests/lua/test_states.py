@@ -16,6 +16,7 @@ import redis
 
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
+from idemgate.core.topics import _receipts
 from idemgate.link.embedded import ENVIRONMENT, start
 from idemgate.lua import source
 from tests.lua.contracts import header_of
@@ -112,10 +113,11 @@ def _words(call: Call[Any], reply: list[Any]) -> None:
     assert reply[0].decode() in header.words, reply
     assert type(reply[1]) is int
     assert all(type(value) in (bytes, int) for value in reply)
-    if (header.each and reply[0] == b"ok") or call.script.name == "topic/trigger":
-        from_ = {"topic/trigger": (2, 2), "topic/settle": (3, 1), "topic/extend": (2, 1)}.get(call.script.name)
-        if from_ and reply[0] == b"ok":
-            assert {word.decode() for word in reply[from_[0] :: from_[1]]} <= header.each
+    if call.script.name == "topic/trigger" and reply[0] == b"ok":
+        assert {receipt.status for receipt in _receipts(reply)} <= header.each
+    elif header.each and reply[0] == b"ok":
+        from_ = {"topic/settle": 3, "topic/extend": 2}.get(call.script.name)
+        assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each
 
 
 @EVERYWHERE
@@ -146,7 +148,7 @@ def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str) -> None:
     for name, call in asks.items():
         rig.again()
         reply = rig.ask(call)
-        took = call.script.name in ("topic/take", "topic/forward") and rig.dump() != rig.scene
+        took = call.script.name in ("topic/take", "topic/turn", "topic/forward") and rig.dump() != rig.scene
         stage.others_act()
         before = _content(rig)
         again = rig.ask(call)
@@ -283,6 +285,7 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) 
 
 ENDS = {
     "topic/settle",
+    "topic/turn",
     "topic/cancel",
     "topic/extend",
     "topic/reschedule",

@@ -1,27 +1,67 @@
-"""Everything that reads stored bytes, each as a function of bytes that gives a value or raises NotDecodable."""
+"""Everything that reads what others wrote, each as a function of bytes: it gives a value, or refuses with the
+documented error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import argparse
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple
 
-from idemgate.core.codec import Codec
+import msgpack
+import redis.exceptions as rx
+
+from idemgate.cli import arguments
+from idemgate.core import acl, audit, durations, expiry, keys, members, registry, resizing, slotaudit
+from idemgate.core.calls import Call, Moved
+from idemgate.core.claims import Claims
+from idemgate.core.codec import Codec, canonical
+from idemgate.core.compact import SeenSets
+from idemgate.core.glob import matcher
+from idemgate.core.holdings import Announcement
+from idemgate.core.keyspec import compile_key
 from idemgate.core.merging import Merge, merge_of
-from idemgate.core.messages import Delivery, Message, forwarded, letter_of
+from idemgate.core.messages import Delivery, Forward, Message, Trigger, forwarded, letter_of
+from idemgate.core.models import rebuild
 from idemgate.core.policy import differing, from_stored
+from idemgate.core.recurring import recurring
+from idemgate.core.topics import Settlement, TopicCalls, open_topic
+from idemgate.errors import BadInput, ForeignData, NotConfigured, NotDecodable, StoreRefused
 from idemgate.gate import Gate
+from idemgate.link.resp import PlainReader
+from idemgate.link.topology import Topology, Way
+from idemgate.work.subscribers.channel import Heard
+from idemgate.work.subscribers.group import Taken
 
-__all__ = ["DECODERS"]
-
-_CODEC = Codec(max_bytes=65_536)
-_LOCAL = Gate("redis://nowhere").topic("t").policy
-_MERGES = {name: merge_of(name) for name in ("last", "append", "union", "sum", "max")}  # type: ignore[arg-type]
-_MERGES["fields"] = merge_of({"a": "append", "b": "sum", "*": "last"})
+__all__ = ["DECODERS", "SECRET", "Decoder", "check_memory", "refused_or_read"]
 
 
-def _message(data: bytes, merge: Merge) -> None:
-    message = Message(data, merge, _CODEC)
-    made = Delivery[object]("t", 0, b"k", 1, 1, message)
-    _all_of(made, message)
+class Decoder(NamedTuple):
+    """`read` may raise what it `refuses` with, and nothing else."""
+
+    read: Callable[[bytes], object]
+    refuses: tuple[type[Exception], ...]
+
+
+def refused_or_read(name: str, data: bytes) -> None:
+    """Reads it; AssertionError, or whatever else was raised, where it is neither read nor refused."""
+    decoder = DECODERS[name]
+    with suppress(*decoder.refuses):
+        decoder.read(data)
+
+
+def check_memory(name: str, data: bytes) -> None:
+    """A few bytes may not ask for much memory: 200 bytes each, or 4 MiB in all. AssertionError."""
+    tracemalloc.start()
+    try:
+        refused_or_read(name, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < max(4_194_304, 200 * len(data)), f"{peak:,} bytes of memory for {len(data):,}: {data[:12]!r}"
 
 
 def _all_of(*things: object) -> None:
@@ -31,6 +71,33 @@ def _all_of(*things: object) -> None:
             if isinstance(found, property):
                 getattr(thing, name)
         repr(thing)
+
+
+# -- what is stored ---------------------------------------------------------------------------------------------------
+
+_CODEC = Codec(max_bytes=65_536)
+_ROOMY = Codec(max_bytes=1 << 20)
+"""The same value may be packed a little longer than it came."""
+_LOCAL = Gate("redis://nowhere").topic("t").policy
+_MERGES = {name: merge_of(name) for name in ("last", "append", "union", "sum", "max")}  # type: ignore[arg-type]
+_MERGES["fields"] = merge_of({"a": "append", "b": "sum", "*": "last"})
+
+
+def _value(data: bytes) -> None:
+    value = _CODEC.decode(data)
+    with suppress(BadInput):  # a value may be read whose packed form has more levels, or more bytes
+        packed = _ROOMY.encode(value)
+        assert canonical(_ROOMY.decode(packed)) == canonical(value)
+
+
+_WHOLE: bytes = msgpack.packb([1, 1, 1, 1, 1, "now", 0, "", b"\x01\x01", "", 0, "", 1, 0], use_bin_type=False)
+"""A message."""
+
+
+def _message(data: bytes, merge: Merge) -> None:
+    message = Message(data, merge, _CODEC)
+    made = Delivery[object]("t", 0, b"k", 1, 1, message)
+    _all_of(made, message)
 
 
 def _letter(data: bytes) -> None:
@@ -45,14 +112,244 @@ def _policy(data: bytes) -> None:
     differing(data, _LOCAL.stored())
 
 
-def _forwarded(data: bytes) -> None:
-    _all_of(forwarded("t", data, _MERGES["last"], _CODEC))
+@dataclass
+class Line:
+    item: str
+    price: Decimal
+    notes: list[str] | None = None
 
 
-DECODERS: Mapping[str, Callable[[bytes], object]] = {
-    "codec": _CODEC.decode,
-    **{f"message, {name}": (lambda data, merge=merge: _message(data, merge)) for name, merge in _MERGES.items()},
-    "letter": _letter,
-    "forwarded": _forwarded,
-    "policy": _policy,
+@dataclass
+class Order:
+    lines: list[Line]
+    by: dict[str, Line | int]
+
+
+def _model(data: bytes) -> None:
+    repr(rebuild(_CODEC.decode(data), Order))
+
+
+_PARTS = ("pending", "flight", "grave", "facts", "busy")
+
+
+def _audited(data: bytes) -> None:
+    """The auditor tells what it cannot read as a finding, and raises nothing at all."""
+    slotaudit.declared(data, False)
+    list(audit.check_record(b"ig1:{n:once:s:k}", -1, data))
+    empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1, "memo": frozenset()}
+    slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.Declared(1, 1, _MERGES["last"], False)
+    name, _, value = data.partition(b"\0")
+    for part in _PARTS:
+        found = slotaudit.Contents(**empty | {part: {name: value, b"k": data}})
+        list(slotaudit.check_slot(slot, found, topic, _CODEC))
+        slotaudit.balance(slot, found, topic, _CODEC)
+    for part in ("due", "lease", "dead", "fade", "ready", "line"):
+        found = slotaudit.Contents(**empty | {part: {data: 1.0}})
+        list(slotaudit.check_slot(slot, found, topic, _CODEC))
+
+
+def _key_name(data: bytes) -> None:
+    for key in (data, b"ig1:{n:" + data, b"ig1:{n:once:" + data, b"ig1:{n:topic:" + data):
+        owner = keys.owner_of("n", key)
+        list(audit.check_stranger(owner, key))
+        list(audit.check_registered(owner, key, {"t": None}))
+
+
+# -- what a server answers --------------------------------------------------------------------------------------------
+
+
+def _calls() -> Iterator[Call[Any]]:
+    claims, record = Claims("n", None), (b"ig1:{n:once:s:k}",)
+    given = claims.inspect(record).answer([b"ok", 1, b"p", b"o" * 16, 7, 1, 1, 1, b"", b"", b"", b"", 0, b"0", 1])
+    yield claims.claim(record, b"o", 1, 1)
+    yield from claims.mark_many([record, (b"ig1:{n:once:s:l}",)], 1).calls
+    yield claims.renew(record, b"o", 1, 1)
+    yield claims.inspect(record)
+    yield claims.forget(record, b"o", given, force=True)
+    yield SeenSets("n", None).first("s", "k", "1h")
+    topic = TopicCalls("n", "t", _LOCAL, _CODEC, None)
+    delivery = Delivery[Any]("t", 0, b"k", 1, 1, Message(_WHOLE, _MERGES["last"], _CODEC))
+    yield open_topic("n", None, "t", _LOCAL, redefine=False)
+    yield topic.trigger(Trigger("k", 1))
+    yield from topic.trigger_many([Trigger("k", 1), Trigger("l", 1)]).calls
+    yield topic.take(0, 5)
+    yield topic.settle(0, [Settlement("ack", delivery)])
+    yield topic.extend(0, [delivery])
+    yield topic.forward(0, Forward("list", None, 0), 5)
+    yield topic.flush("k")
+    yield topic.flush_slot(0)
+    yield topic.peek("k")
+    yield topic.dead(0, 0, 10)
+    yield topic.exhume(0, "redrive", [])
+    yield from topic.pause(True).calls
+    yield registry.entries("n", None)
+    yield slotaudit.read_slot(slotaudit.Slot("n", "t", 0, 1), None, 100, 1000)
+    yield expiry.look(b"k", None)
+    yield resizing._begin(topic, 2)
+    yield resizing._end(topic, b"c", "done", b"", b"")
+    yield resizing._unload(topic, 0, b"c", 0)
+    yield resizing._retell(topic, 0, 0, b"0")
+    yield resizing._purge(topic, 0, b"c", True)
+    yield members.announce("n", "g", None, Announcement("m", 1, ("t",), 0, (), (), (("t", 0),)), 1)
+    yield members.attendance("n", "g", None)
+
+
+CALLS = tuple(_calls())
+
+
+def _answer(data: bytes) -> None:
+    """The first byte says what was asked, the others are what the server said."""
+    reader = PlainReader()
+    reader.feed(data[1:])
+    while (reply := reader.gets()) is not False:
+        found = CALLS[data[0] % len(CALLS)].answer(reply)
+        _all_of(*getattr(found, "deliveries", ()), *filter(None, [getattr(found, "pending", None)]))
+
+
+def _cluster(data: bytes) -> None:
+    """What nodes say of who serves what, and of a request that went to the wrong one."""
+    topology, way = Topology([("h", 1)]), Way(("h", 1))
+    topology.follow(rx.ResponseError(data.decode(errors="replace")), way)
+    reader = PlainReader()
+    reader.feed(data)
+    while (reply := reader.gets()) is not False:
+        topology.read(("h", 1), reply)
+        topology.serving(b"k")
+
+
+def _entry(data: bytes) -> None:
+    number, *raw = data.split(b"\0")
+    Taken("s", number, raw, 1)
+
+
+# -- what people say --------------------------------------------------------------------------------------------------
+
+SECRET = "s3cr3t"
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
+
+
+def _duration(data: bytes) -> None:
+    assert 0 <= durations.milliseconds(_text(data), "x", zero=True) <= durations.LONGEST_MS
+
+
+def _argument(data: bytes) -> None:
+    for meaning in (arguments.duration, arguments.span, arguments.factor, arguments.count):
+        with suppress(argparse.ArgumentTypeError):
+            meaning(_text(data))
+
+
+def _template(data: bytes) -> None:
+    template, _, value = _text(data).partition("\0")
+
+    def func(a: object, b: object) -> None: ...
+
+    key = compile_key(template, func).of(None, (value, {"id": value}), {})
+    keys.record("n", value or "s", key)
+
+
+def _pattern(data: bytes) -> None:
+    pattern, _, key = data.partition(b"\0")
+    matcher(pattern)(key)
+
+
+def _cron(data: bytes) -> None:
+    expression, _, zone = _text(data).partition("\0")
+    recurring("r", expression, zone or "UTC", None)
+
+
+def _url(data: bytes) -> None:
+    """A password is in no error and no repr, however wrong the URL is."""
+    scheme, before, after, rest = (_text(data).replace(SECRET, "").split("\n") + [""] * 4)[:4]
+    url, refusal = f"{scheme or 'redis'}://u:{before}{SECRET}{after}@{rest}", None
+    try:
+        shown = repr(Gate(url).endpoint)
+    except (BadInput, NotConfigured) as error:
+        shown, refusal = _told(error), error
+    assert SECRET not in shown
+    if refusal is not None:
+        raise refusal
+
+
+def _told(error: BaseException | None) -> str:
+    return (
+        "" if error is None else f"{error!r} {error} {vars(error)}" + _told(error.__cause__) + _told(error.__context__)
+    )
+
+
+def _rule(data: bytes) -> None:
+    pattern, _, name = _text(data).partition("\0")
+    words = acl.rule(["worker"], name or "n", "u", keys=[pattern], channels=[pattern])
+    assert not any(set(word) & set(" \"'\r\n") for word in words)
+
+
+_STORED = (NotDecodable,)
+_SAID = (BadInput,)
+DECODERS: dict[str, Decoder] = {
+    "value": Decoder(_value, _STORED),
+    **{
+        f"message-{name}": Decoder(lambda data, merge=merge: _message(data, merge), _STORED)  # type: ignore[misc]
+        for name, merge in _MERGES.items()
+    },
+    "letter": Decoder(_letter, _STORED),
+    "forwarded": Decoder(lambda data: _all_of(forwarded("t", data, _MERGES["last"], _CODEC)), _STORED),
+    "policy": Decoder(_policy, _STORED),
+    "model": Decoder(_model, _STORED),
+    "audited": Decoder(_audited, ()),
+    "key-name": Decoder(_key_name, ()),
+    "answer": Decoder(_answer, (NotDecodable, ForeignData, Moved, StoreRefused, rx.InvalidResponse)),
+    "cluster": Decoder(_cluster, (rx.InvalidResponse,)),
+    "entry": Decoder(_entry, (ValueError,)),
+    "heard": Decoder(lambda data: Heard("c", data).json(), (ValueError,)),
+    "duration": Decoder(_duration, _SAID),
+    "argument": Decoder(_argument, (ValueError,)),
+    "template": Decoder(_template, _SAID),
+    "pattern": Decoder(_pattern, ()),
+    "cron": Decoder(_cron, _SAID),
+    "url": Decoder(_url, (BadInput, NotConfigured)),
+    "rule": Decoder(_rule, _SAID),
 }
+
+
+# -- what comes with webhooks, where that package is installed --------------------------------------------------------
+
+
+def _signed(data: bytes) -> None:
+    """Nobody without the secret makes a signature."""
+    from idemgate_webhook import verify
+
+    number, at, signature, body = (data.split(b"\n", 3) + [b""] * 4)[:4]
+    headers = {"Webhook-Id": _text(number), "webhook-timestamp": _text(at), "WEBHOOK-SIGNATURE": _text(signature)}
+    verify("whsec_" + "x" * 32, headers, body, clock=lambda: 1_700_000_000.0)
+    raise AssertionError("signed by nobody")
+
+
+def _retry_after(data: bytes) -> None:
+    from idemgate_webhook.answers import retry_after
+
+    found = retry_after(_text(data), 1_700_000_000.0)
+    assert found is None or found >= 0
+
+
+def _target(data: bytes) -> None:
+    """A URL with the address of this machine in it is refused, in whatever form."""
+    from idemgate_webhook.guarded import Guarded
+    from idemgate_webhook.outgoing import checked_url
+    from idemgate_webhook.reach import literal
+
+    checked_url(_text(data), https_only=False, transport=Guarded())
+    with suppress(UnicodeEncodeError):
+        address = literal(_text(data))
+        assert address is None or not address.startswith("127.") or Guarded().reach.refuses(address)
+
+
+with suppress(ImportError):
+    from idemgate_webhook import BadSignature
+
+    DECODERS |= {
+        "signature": Decoder(_signed, (BadSignature,)),
+        "retry-after": Decoder(_retry_after, ()),
+        "target": Decoder(_target, _SAID),
+    }

@@ -41,6 +41,8 @@ async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
     assert [await face.first("f", "1h", compact=True) for _ in range(2)] == [True, False]
     for compact in (False, True):
         assert await face.first_many(["x", "y", "x"], "1h", compact=compact) == [True, True, False]
+    assert [(await face.keep("f", value, "1h")).value for value in (1, 2)] == [1, 1]
+    assert await face.kept("f") == 1
 
 
 async def test_a_waiting_guard_is_woken(faces: Callable[..., Any]) -> None:
@@ -168,6 +170,7 @@ async def test_an_admin_may_read_all_of_it(users: Callable[..., str], gate: Gate
     gate.topic("t", window="60s").trigger("k", 1)
     gate.first("f", "1h")
     gate.first("f", "1h", compact=True)
+    gate.keep("f", 1, "1h")
     with Gate(users("admin"), namespace=gate.namespace, clock=clock) as theirs:
         assert [one.name for one in theirs.stored_topics()] == ["t"]
         report = audit(theirs)
@@ -239,11 +242,13 @@ class Scene:
             claims.mark(claims.key("s", "other"), token(), 1000),
             *claims.mark_many([claims.key("s", "many")], 1000).calls,
             seen.first("s", "other", "1h"),
+            seen.keep("s", "new", 7, 1000),
+            seen.kept("s", "new"),
             seen.first("s", "seen", "1h"),
             claims.checkpoint(held, self.owner, b"x"),
             claims.renew(held, self.owner, 40_000, 40_000),
             claims.inspect(held),
-            claims.complete(held, self.owner, 1000, b"v", b"x"),
+            claims.complete(held, self.owner, given.token, 1000, b"v", b"x"),
             claims.release(held, self.owner, 1000, undo=False),
             claims.forget(held, token(), given, force=True),
             claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),

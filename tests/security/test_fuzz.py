@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from idemgate import Gate
-from idemgate.errors import NotDecodable, StoreError
+from idemgate.errors import StoreError
 from idemgate.link.resp import PlainReader
 from idemgate.testing import Clock
-from tests.security.decoders import DECODERS
+from tests.security.decoders import DECODERS, check_memory, refused_or_read
 from tests.security.test_acl import Scene, dumped, restored, stored
 
 N = int(os.environ.get("IDEMGATE_FUZZ", "60"))
@@ -54,8 +53,8 @@ packed = trees.map(lambda tree: msgpack.packb(tree, use_bin_type=False, unicode_
 @st.composite
 def nearly(draw: st.DrawFn) -> list[Any]:
     """An array that is almost a message, with some of its places spoilt."""
-    fields: list[Any] = [1, 1, 1, 1, 1, "now", 0, "", b"\x01\x01", "", 0, ""]
-    for place in draw(st.lists(st.integers(0, 11), max_size=3)):
+    fields: list[Any] = [1, 1, 1, 1, 1, "now", 0, "", b"\x01\x01", "", 0, "", 1, 0]
+    for place in draw(st.lists(st.integers(0, 13), max_size=3)):
         fields[place] = draw(trees)
     return fields
 
@@ -69,19 +68,32 @@ hostile = st.binary(max_size=200) | packed | messages | st.sampled_from(BOMBS)
 @FUZZED
 @given(data=hostile | hostile.map(lambda data: b"\x01" + data))
 def test_any_bytes_decode_or_are_refused(name: str, data: bytes) -> None:
-    with suppress(NotDecodable):
-        DECODERS[name](data)
+    refused_or_read(name, data)
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_few_bytes_cannot_ask_for_much_memory(name: str) -> None:
     for bomb in [*BOMBS, *(b"\x01" + bomb for bomb in BOMBS)]:
-        tracemalloc.start()
-        with suppress(NotDecodable):
-            DECODERS[name](bomb)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < max(4_194_304, 200 * len(bomb)), (bomb[:12], peak)
+        check_memory(name, bomb)
+
+
+FOUND = [
+    ("answer", b"\0:1\r\n"), ("answer", b"\0*0\r\n"),
+    ("cluster", b"MOVED x y"), ("cluster", b"MOVED 99999 h:1"), ("cluster", b"*1\r\n:1\r\n"),
+    ("url", b"redis\n1?\n=1\nh"), ("url", b"redis+cluster\n1?\n=1\nh"), ("url", b"redis+sentinel\n\n\nh/s/\xc2\xb2"),
+    ("url", b"redis\n12:\n\n["),
+    ("forwarded", msgpack.packb([2, 2**40, 1, b""])),
+    ("policy", msgpack.packb({"edge": "trailing", "merge": {"op": "last"}, "slots": 1, "remember": 1, 10: 1})),
+    ("policy", msgpack.packb({"edge": "trailing", "merge": {"op": "last"}, "slots": 1, "window": "x"})),
+    ("template", b"{a}\xaf{b}\0x"),
+    ("cron", b"* * * * *\0Europe"), ("cron", b"* * * * *\0" + b"x" * 300),
+    ("pattern", b"*a" * 12 + b"*b\0" + b"a" * 4000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND)
+def test_what_was_found_once_is_refused(name: str, data: bytes) -> None:
+    refused_or_read(name, data)
 
 
 REPLIES = st.binary(max_size=60) | st.lists(

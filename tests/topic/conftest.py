@@ -19,12 +19,12 @@ def at(clock: Clock) -> Callable[[float], datetime]:
 
 
 @pytest.fixture
-def everything(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
-    """Every key of this test's namespace, with its DUMP."""
+def everything(raw: Any, namespace: str) -> Callable[[], dict[bytes, Any]]:
+    """Every key of this test's namespace, with its DUMP; a hash as its fields, whose order changes while it grows."""
 
-    def dumped() -> dict[bytes, bytes]:
+    def dumped() -> dict[bytes, Any]:
         found = sorted(raw.scan_iter(match=f"ig1:{{{namespace}:*", count=1000))
-        return {key: raw.dump(key) for key in found}
+        return {key: raw.hgetall(key) if raw.type(key) == b"hash" else raw.dump(key) for key in found}
 
     return dumped
 

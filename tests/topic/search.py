@@ -1,8 +1,7 @@
 """Every interleaving of the protocol of one slot, up to a depth, run by the scripts themselves.
 
 Two workers, two triggers, and what may happen to them: take, acknowledge, give up on, cancel, a lease that lapses,
-redrive, a worker that forgets, and a late copy of each request that was made. A state is brought back from its DUMPs,
-each step is asked of it, and what comes out is judged; states that are the same are looked at once.
+redrive, a worker that forgets, and a late copy of each request that was made.
 """
 
 from __future__ import annotations
@@ -17,9 +16,11 @@ import redis
 from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
+from idemgate.core.merging import wrapped
 from idemgate.core.messages import Trigger
-from idemgate.lua import script
 from idemgate.testing import Clock
+from tests import exhaustive
+from tests.exhaustive import Violation
 
 __all__ = ["Search", "Violation"]
 
@@ -38,10 +39,6 @@ end"""
 """Only the last two, which remember replies, go by themselves."""
 TELL = ("trigger", "ack", "nack", "cancel", "redrive")
 """Requests whose late copy gets the same answer; that of a take gets what is still its own."""
-
-
-class Violation(Exception):
-    """An invariant that a path of steps breaks."""
 
 
 @dataclass(frozen=True)
@@ -90,71 +87,32 @@ class State:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is asked next: `told` is the request that this is a late copy of; `worker` whose step it is."""
+class Step(exhaustive.Step):
+    """`told` is the request that this is a late copy of; `worker` whose step it is."""
 
-    name: str
-    script: str = ""
-    args: tuple[Any, ...] = ()
     worker: int = 0
     told: Request | None = None
 
 
-class Search:
-    """`keys` says which keys the first and the second trigger have; two keys are of one group. `scripts` replaces the
-    text of some."""
+class Search(exhaustive.Search[State, Step]):
+    """`keys` says which keys the first and the second trigger have; two keys are of one group."""
 
     def __init__(self, raw: redis.Redis, gate: Gate, keys: tuple[str, str], scripts: Mapping[str, str]) -> None:
-        self.raw = raw
         self.names = keys
         self.group = None if keys[0] == keys[1] else "g"
         topic = gate.topic("search", merge="append", backoff=0, lease="10s", max_attempts=2)
         self.calls = topic.open()
-        self.keys = self.calls.keys(0)
-        self.reset, self.snapshot = raw.script_load(RESET), raw.script_load(SNAPSHOT)
-        self.scripts = dict(scripts)
-        self.shas: dict[str, str] = {}
+        super().__init__(raw, self.calls.keys(0), RESET, SNAPSHOT, scripts)
 
-    def run(self, depth: int) -> int:
-        """How many states there are up to that many steps. Raises Violation, whose text is the path to it."""
-        frontier, seen = [State()], {State().same()}
-        for _ in range(depth):
-            found: list[State] = []
-            for at in range(0, len(frontier), 50):
-                found += self._next(frontier[at : at + 50], seen)
-            frontier = found
-        return len(seen)
+    def start(self) -> State:
+        return State()
 
-    def _next(self, states: list[State], seen: set[Any]) -> Iterator[State]:
-        steps = [(state, step) for state in states for step in self._steps(state)]
-        with self.raw.pipeline(transaction=False) as pipe:
-            for state, step in steps:
-                if step.script:
-                    pipe.evalsha(self.reset, 14, *self.keys, *state.dumps)
-                    pipe.evalsha(self._sha(step.script), 14, *self.keys, *self._args(state, step))
-                    pipe.evalsha(self.snapshot, 14, *self.keys)
-            replies = iter(pipe.execute())
-        for state, step in steps:
-            if step.script:
-                next(replies)
-                after = self._after(state, step, _frozen(next(replies)), _frozen(next(replies)))
-            else:
-                after = self._alone(state, step)
-            if (same := after.same()) not in seen:
-                seen.add(same)
-                yield after
-
-    def _sha(self, name: str) -> str:
-        if name not in self.shas:
-            self.shas[name] = self.raw.script_load(self.scripts.get(name) or script(name).text.decode())
-        return self.shas[name]
-
-    def _args(self, state: State, step: Step) -> tuple[Any, ...]:
+    def asked(self, state: State, step: Step) -> tuple[Any, ...]:
         return (stamp(Clock(START + state.now / 1000)), *step.args)
 
     # -- what may happen ----------------------------------------------------------------------------------------------
 
-    def _steps(self, state: State) -> Iterator[Step]:
+    def steps(self, state: State) -> Iterator[Step]:
         n = state.accepted
         if n < 2:
             yield self._step(f"trigger {n + 1}", self.calls.trigger(Trigger(self.names[n], n + 1, group=self.group)))
@@ -163,7 +121,8 @@ class Search:
                 yield self._step(f"take {worker}.{self._nth(state, f'take {worker}')}", self.calls.take(0, 1), worker)
                 continue
             for verb in ("ack", "nack"):
-                args = (b"", self.calls.take(0, 1).args[2], verb, held.key, held.fence, 0, "why")
+                ending = wrapped([held.key, held.fence])
+                args = (b"", self.calls.take(0, 1).args[2], ending, *(() if verb == "ack" else (1, verb, 0, "why")))
                 yield Step(
                     f"{verb} {worker} {held.fence}", "topic/settle", self._named(args, f"{verb} {held.fence}"), worker
                 )
@@ -189,7 +148,7 @@ class Search:
         """Request ids by what they ask, so that two ways to one state are seen to meet."""
         return (name.encode().ljust(16)[:16] if len(name) <= 16 else name[:4].encode() + name[-12:].encode(), *args[1:])
 
-    def _alone(self, state: State, step: Step) -> State:
+    def alone(self, state: State, step: Step) -> State:
         path = (*state.path, step.name)
         if step.name == "lapse":
             return replace(state, now=state.now + LEASE, lapses=state.lapses + 1, path=path)
@@ -197,7 +156,7 @@ class Search:
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
-    def _after(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
+    def answered(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
         after = replace(before, dumps=found[0], content=found[1:], path=(*before.path, step.name))
         if step.told is not None:
             after = replace(after, copies=before.copies + 1)
@@ -215,10 +174,10 @@ class Search:
         if verb == "trigger":
             return replace(after, accepted=before.accepted + 1)
         if verb == "take" and len(reply) > 4:
-            self._check(after, reply[5] > before.fence, "P4: a fencing token does not rise")
-            self._check(after, reply[6] <= _ms(before), "P9: a delivery is early")
+            self.check(after, reply[5] > before.fence, "P4: a fencing token does not rise")
+            self.check(after, reply[6] <= _ms(before), "P9: a delivery is early")
             expected = _attempts(before, reply[4]) + 1
-            self._check(
+            self.check(
                 after, _attempts_of(reply[7]) == expected <= 2, "P11: an attempt is not counted, or is one too many"
             )
             held = Held(reply[4], reply[5], reply[7], _items(reply[7]))
@@ -227,12 +186,12 @@ class Search:
             held = before.workers[step.worker]
             assert held is not None
             mine = flights.get(held.key, (0,))[0] == held.fence
-            self._check(after, (reply[3] == b"lost") is not mine, "P5: an ending is not answered by who holds the key")
+            self.check(after, (reply[3] == b"lost") is not mine, "P5: an ending is not answered by who holds the key")
             after = replace(after, workers=_put(before.workers, step.worker, None))
             if verb == "ack" and mine:
                 return replace(after, acked=before.acked | set(held.items))
             if mine and flights[held.key][1]:
-                self._check(after, reply[3] == b"cancelled", "P13: a cancelled delivery is tried again")
+                self.check(after, reply[3] == b"cancelled", "P13: a cancelled delivery is tried again")
                 return replace(after, cancelled=before.cancelled | set(held.items))
         if verb == "cancel":
             pending = _pending(before.content).get(self.names[0].encode())
@@ -242,11 +201,11 @@ class Search:
         return after
 
     def _judge_copy(self, before: State, after: State, first: Request, reply: tuple[Any, ...]) -> None:
-        self._check(after, after.content == before.content, "P6: a late copy has a second effect")
+        self.check(after, after.content == before.content, "P6: a late copy has a second effect")
         if first.name.startswith(TELL):
-            self._check(after, reply == first.reply, "P6: a late copy is answered otherwise")
+            self.check(after, reply == first.reply, "P6: a late copy is answered otherwise")
         elif len(reply) > 4:
-            self._check(after, reply[4:] == first.reply[4:], "P6: a late copy of a take gets another delivery")
+            self.check(after, reply[4:] == first.reply[4:], "P6: a late copy of a take gets another delivery")
 
     def _judge(self, before: State, after: State, step: Step) -> None:
         due, pending, lease, _, dead, grave, facts, busy, line = (_pairs(part) for part in after.content)
@@ -258,31 +217,31 @@ class Search:
         silent = after.cancelled | self._gone(before, after)
         places += [*after.acked, *silent]
         wanted = list(range(1, after.accepted + 1))
-        self._check(after, sorted(places) == wanted, f"P7: triggers are at {sorted(places)}")
+        self.check(after, sorted(places) == wanted, f"P7: triggers are at {sorted(places)}")
         object.__setattr__(after, "cancelled", silent)
         # Nothing stands without what it stands for
         lined = {member.rpartition(b"\0")[2][15:] for member in line}
         standing = set(pending) - set(flights)
-        self._check(after, set(due) | lined == standing, "P7: what is pending stands nowhere, or twice")
-        self._check(after, not (set(due) & lined), "what waits in line is scheduled too")
-        self._check(after, set(lease) == set(flights), "a delivery without a lease, or a lease without")
-        self._check(after, set(dead) == set(grave), "a dead letter without its index")
+        self.check(after, set(due) | lined == standing, "P7: what is pending stands nowhere, or twice")
+        self.check(after, not (set(due) & lined), "what waits in line is scheduled too")
+        self.check(after, set(lease) == set(flights), "a delivery without a lease, or a lease without")
+        self.check(after, set(dead) == set(grave), "a dead letter without its index")
         # One at a time
         if self.group:
-            self._check(after, len(flights) <= 1, "P10: two of a group at a time")
+            self.check(after, len(flights) <= 1, "P10: two of a group at a time")
             inside = {one for keys in busy.values() for one in msgpack.unpackb(keys, raw=True)}
-            self._check(after, set(flights) <= inside <= set(flights) | set(pending), "a group is held by nobody")
+            self.check(after, set(flights) <= inside <= set(flights) | set(pending), "a group is held by nobody")
         for key, (fence, _, packed) in was.items():
             now = flights.get(key)
             live = int(float(_pairs(before.content[2])[key])) > _ms(before)
             own = step.name.startswith(("ack", "nack")) and step.name.endswith(str(fence))
             stays = now is not None and now[0] == fence
-            self._check(after, not live or own or stays, "P10: a live delivery is ended")
-            self._check(after, now is None or now[0] != fence or now[2] == packed, "P7: merged into what is running")
+            self.check(after, not live or own or stays, "P10: a live delivery is ended")
+            self.check(after, now is None or now[0] != fence or now[2] == packed, "P7: merged into what is running")
         counted = {name: int(value) for name, value in facts.items() if name != b"paused"}
         gone = counted.get(b"acked_triggers", 0) + counted.get(b"cancelled_triggers", 0)
         ended = len(after.acked) + len(after.cancelled)
-        self._check(after, gone == ended, "P15: the counters do not say what was done")
+        self.check(after, gone == ended, "P15: the counters do not say what was done")
 
     def _gone(self, before: State, after: State) -> frozenset[int]:
         """Of deliveries that were cancelled and then lapsed: nobody says so to a worker."""
@@ -290,17 +249,9 @@ class Search:
         lapsed = [one for key, one in _flights(before.content).items() if one[1] and now.get(key, (0,))[0] != one[0]]
         return frozenset(n for _, _, packed in lapsed for n in _items(packed)) - after.acked
 
-    def _check(self, state: State, holds: bool, what: str) -> None:
-        if not holds:
-            raise Violation(f"{what}: {' > '.join(state.path)}")
-
 
 def _ms(state: State) -> int:
     return int(START * 1000) + state.now
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
 def _put(workers: tuple[Held | None, ...], at: int, held: Held | None) -> tuple[Held | None, ...]:

@@ -82,6 +82,7 @@ async def test_what_needs_memory_is_refused_whole(face: Face, everything: Dumps,
     await _refused(face.first("new", "1h"), everything)
     await _refused(face.first("new", "1h", compact=True), everything)
     await _refused(face.first_many(range(2000), "1h", compact=True), everything)
+    await _refused(face.keep("new", 1, "1h"), everything)
     await _refused(face.topic("another", window="5s").trigger("k"), everything)
     # And looking at it works
     assert (await topic.stats()).pending == 2

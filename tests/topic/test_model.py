@@ -36,8 +36,8 @@ from idemgate.testing import Clock
 from tests.topic.model import NEVER, Model, Rules
 
 WEIGHTS = {
-    "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 9, "extend": 1, "cancel": 1, "reschedule": 1, "flush": 1,
-    "flush_all": 1, "exhume": 2, "time": 5, "again": 4, "pause": 1,
+    "trigger": 10, "take": 3, "wait_and_take": 6, "settle": 7, "turn": 4, "extend": 1, "cancel": 1, "reschedule": 1,
+    "flush": 1, "flush_all": 1, "exhume": 2, "time": 5, "again": 4, "pause": 1,
 }  # fmt: skip
 HAPPENED = (
     "acked", "nacked", "buried", "returned", "deferred", "lapsed", "lost", "cancelled", "redriven", "deleted", "folded",
@@ -123,6 +123,7 @@ SPANS = (0, 1, 500, 5_000, 10_000, 25_000)
 MOVES = (1, 1, 999, 1_000, 3_000, 3_000, 5_000, 5_000, 9_999, 10_000, 20_000, 61_000)
 NAMED = [("delay", ms) for ms in (0, 1, 5_000, 25_000)] + [("at", ms) for ms in (-9_000, 7_000, 40_000)]
 WHENS = [None] * 9 + NAMED
+VERBS = ("ack", "ack", "nack", "nack", "bury", "bury", "return", "defer")
 PRIORITIES = (None, None, 0, 1, 2, 9, -3)
 VERSIONS = [None] * 9 + [1, 2, 3, 4, 5, 6]
 EVENTS = [None] * 9 + ["e1", "e2", "e3"]
@@ -135,6 +136,10 @@ def _ms(time: Any) -> int | None:
 
 def _taken(taken: Taken) -> Any:
     return [(one.key, one.token) for one in taken.deliveries], taken.lapsed
+
+
+def _settled(model: Model, settlements: list[Settlement]) -> list[str]:
+    return [model.settle(verb, one.key, one.token, delay, failure) for verb, one, delay, failure, _ in settlements]
 
 
 def _receipts(receipts: Any) -> Any:
@@ -262,6 +267,9 @@ class Machine(RuleBasedStateMachine):
             lambda reply: model.take(n, [key for key, _ in reply[0]]),
             _taken,
         )
+        self._compare_taken(model, n, taken)
+
+    def _compare_taken(self, model: Model, n: int, taken: Taken) -> None:
         # Who found nothing is told when there will be something; with what was found, one looks again.
         if n > 0 and not taken.deliveries:
             assert not 0 < taken.next_due_ms <= self.now
@@ -288,22 +296,39 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self, any_of: Random) -> None:
         """Mostly what is in flight, also stale ones; perhaps the same one twice."""
-        if not self.deliveries or not (any(model.flights for model in self.models) or any_of.random() < 0.3):
+        if not (ending := self._ending(any_of)):
             return
-        verb = any_of.choice(["ack", "ack", "nack", "nack", "bury", "bury", "return", "defer"])
-        delay = any_of.choice(SPANS)
-        first = self._delivery(any_of)
-        second = self._delivery(any_of)
-        found = [first, second] if second.slot == first.slot and any_of.random() < 0.5 else [first]
-        model = self.models[first.slot]
+        slot = ending[0].delivery.slot
+        model = self.models[slot]
         settled = self._run(
-            first.slot,
-            self.calls.settle(first.slot, [Settlement(verb, one, delay, "because") for one in found]),
-            lambda _: [model.settle(verb, one.key, one.token, delay, "because") for one in found],
-            lambda answer: answer.outcomes,
+            slot, self.calls.settle(slot, ending), lambda _: _settled(model, ending), lambda answer: answer.outcomes
         )
         plain = not model.paused and self.case.groups == ("",) and model.rules.most is model.rules.interval is None
         self._compare_next(model, settled.next_due_ms, exact=plain)
+
+    def _turn(self, any_of: Random) -> None:
+        """Settles, then takes, in one step."""
+        if not (ending := self._ending(any_of)):
+            return
+        slot, n = ending[0].delivery.slot, any_of.choice([0, 1, 1, 2, 10])
+        model = self.models[slot]
+        turned = self._run(
+            slot,
+            self.calls.turn(slot, ending, n),
+            lambda reply: (_settled(model, ending), model.take(n, [key for key, _ in reply[1][0]])),
+            lambda answer: (answer.settled.outcomes, _taken(answer.taken)),
+        )
+        self._compare_taken(model, n, turned.taken)
+
+    def _ending(self, any_of: Random) -> list[Settlement]:
+        if not self.deliveries or not (any(model.flights for model in self.models) or any_of.random() < 0.3):
+            return []
+        first = self._delivery(any_of)
+        second = self._delivery(any_of)
+        found = [first, second] if second.slot == first.slot and any_of.random() < 0.5 else [first]
+        verb, delay = any_of.choice(VERBS), any_of.choice(SPANS)
+        verbs = [verb, any_of.choice([verb, "ack"])]
+        return [Settlement(verb, one, delay, "because") for verb, one in zip(verbs, found, strict=False)]
 
     def _extend(self, any_of: Random) -> None:
         if self.deliveries:
@@ -380,8 +405,14 @@ class Machine(RuleBasedStateMachine):
         if verb == "take" and sent.reply == ([], 0):
             return  # it had no effect, and its answer was not kept: a copy is another take
         answer = self.gate.link.run(copy)
-        if verb == "take":
-            own = {(key, flight.token) for key, flight in self.models[sent.slot].flights.items()}
+        if verb == "turn":
+            (outcomes, (taken, lapsed)), own = sent.reply, self._own(sent)
+            assert (answer.settled.outcomes, _taken(answer.taken)) == (
+                outcomes,
+                ([one for one in taken if one in own], lapsed),
+            )
+        elif verb == "take":
+            own = self._own(sent)
             assert _taken(answer) == ([one for one in sent.reply[0] if one in own], sent.reply[1])
         elif verb == "trigger":
             assert _receipts(answer) == sent.reply
@@ -389,6 +420,9 @@ class Machine(RuleBasedStateMachine):
             assert answer.outcomes == sent.reply
         else:
             assert answer == sent.reply
+
+    def _own(self, sent: Sent) -> set[tuple[str, int]]:
+        return {(key, flight.token) for key, flight in self.models[sent.slot].flights.items()}
 
     def teardown(self) -> None:
         for model in getattr(self, "models", []):

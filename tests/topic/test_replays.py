@@ -12,6 +12,7 @@ from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
 from idemgate.core.topics import Settlement, TopicCalls, failed
+from idemgate.errors import ForeignData
 from idemgate.testing import Clock
 
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -65,6 +66,8 @@ def facts(answer: Any) -> Any:
         return [facts(one) for one in answer]
     if isinstance(answer, Delivery):
         return (answer.key, answer.token, answer.due_ms, answer.count, answer.payload, answer.attempt, answer.reason)
+    if hasattr(answer, "taken"):
+        return (answer.settled.outcomes, facts(answer.taken))
     if hasattr(answer, "deliveries"):
         return (facts(answer.deliveries), answer.lapsed)
     if hasattr(answer, "outcomes"):
@@ -85,6 +88,8 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "trigger, behind": lambda stage: stage.calls.trigger(Trigger("flying", 3)),
     "trigger_many": lambda stage: stage.calls.trigger_many([Trigger("new", n) for n in range(5)]).calls[0],
     "take": lambda stage: stage.calls.take(0, 10),
+    "turn": lambda stage: stage.calls.turn(0, [Settlement("ack", stage.flying)], 10),
+    "turn, nothing to take": lambda stage: stage.calls.turn(0, [Settlement("nack", stage.other, 5, "why")], 0),
     "ack": _settle("ack"),
     "nack": _settle("nack"),
     "bury": _settle("bury"),
@@ -133,7 +138,7 @@ async def test_a_call_sent_again_at_once(stage: Stage, everything: Dumps, name: 
 
 
 # These read or renew what is theirs at the time of the copy: a former owner is told "lost", never the answer of before.
-_OF_THE_MOMENT = ("take", "extend")
+_OF_THE_MOMENT = ("take", "turn", "extend")
 
 
 @pytest.mark.parametrize("name", [name for name in MUTATING if name not in _OF_THE_MOMENT])
@@ -173,6 +178,47 @@ async def test_a_late_copy_of_a_take_brings_only_what_is_still_its_own(
     before = everything()
     assert await stage.run(call) == ([], 0)
     assert everything() == before
+
+
+async def test_a_late_copy_of_a_turn_takes_nothing_that_it_did_not_take(
+    stage: Stage, clock: Clock, everything: Dumps
+) -> None:
+    # Given a turn that ended one delivery, one "lost", and took the next two
+    stage.topic.trigger("second", 1)
+    stranger = Delivery("t", 0, b"other", 7, 1, stage.other._message)
+    call = stage.calls.turn(0, [Settlement("ack", stage.other), Settlement("nack", stranger, 5)], 2)
+    outcomes, (taken, lapsed) = await stage.run(call)
+    assert (outcomes, [one[0] for one in taken], lapsed) == (["ok", "lost"], ["ripe", "second"], 0)
+    # And one of them ended, and another message is due
+    stage.topic.ack(stage.gate.link.run(call).taken.deliveries[0])
+    stage.topic.trigger("third", 1)
+    before = everything()
+    # When a copy comes, then it gets the same outcomes, and what is still its own
+    assert await stage.run(call) == (["ok", "lost"], (taken[1:], 0))
+    assert everything() == before
+    # And where it had taken nothing, a copy takes nothing either
+    stage.topic.pause()
+    again = stage.calls.turn(0, [Settlement("nack", stage.flying, 5)], 2)
+    first = await stage.run(again)
+    assert first == (["ok"], ([], 0))
+    stage.topic.resume()
+    before = everything()
+    assert await stage.run(again) == first
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable")
+async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from_ending(
+    stage: Stage, raw: Any, everything: Dumps
+) -> None:
+    # Given a pending message that is none of ours
+    raw.hset(stage.calls.keys(0)[1], "ripe", b"no message")
+    # When a turn ends a delivery, and would take that next
+    outcomes, taken = await stage.run(stage.calls.turn(0, [Settlement("ack", stage.other)], 2))
+    # Then it has ended, and the next take says what is wrong
+    assert (outcomes, taken) == (["ok"], ([], 0))
+    with pytest.raises(ForeignData, match="ripe"):
+        await stage.run(stage.calls.take(0, 2))
 
 
 async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Clock, everything: Dumps) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, PolicyChanged, StoreUnavailable, Trigger
+from idemgate import BadInput, Gate, PolicyChanged, StoreRefused, StoreUnavailable, Trigger
 from idemgate.core.calls import Batch
 from idemgate.core.resizing import resizing
 from idemgate.errors import TopicInUse
@@ -402,3 +402,48 @@ async def test_while_a_part_is_moved_its_callers_wait(gate: Gate, other: Gate, c
     assert caught.value.executed == "no"
     await topic.reslot(2)
     assert stale.trigger("k").accepted
+
+
+async def test_letters_of_one_token_in_two_slots_stay_two(face: Face, clock: Clock, conserved: Any) -> None:
+    # Given deliveries that were taken from several slots in the same microsecond, and so have the same tokens
+    topic = face.topic("t", slots=8)
+    await topic.trigger_many([(f"k{i}", i) for i in range(12)])
+    taken = await topic.take(100)
+    assert len({one.token for one in taken}) < len(taken)
+    # When some are buried before their slots become one, some after, and some that are taken then, while no time passes
+    await topic.bury(taken[:6])
+    await topic.reslot(1)
+    assert await topic.bury(taken[6:]) == ["dead"] * 6
+    await topic.trigger_many([(f"late{i}", i) for i in range(6)])
+    assert await topic.bury(await topic.take(100)) == ["dead"] * 6
+    # Then each is a letter of its own
+    letters = await topic.dead.list(100)
+    assert sorted(one.key for one in letters) == sorted([f"k{i}" for i in range(12)] + [f"late{i}" for i in range(6)])
+    assert len({one.id for one in letters}) == 18
+    assert (await topic.stats()).dead == 18
+    assert await topic.dead.redrive() == 18
+    await topic.ack(await topic.take(100))
+    await conserved(topic, [])
+
+
+@pytest.mark.parametrize("missing", ["hgetall", "hkeys", "hdel"])
+async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
+    gate: Gate, clock: Clock, users: Any, raw: Any, missing: str
+) -> None:
+    # Given a topic with something everywhere, and an administrator who lacks a command
+    topic = gate.topic("t", **_policy(2)).aio
+    flying = await _filled(topic, clock)
+    seen = await _seen(topic)
+    url = users("admin")
+    name = url.partition("://")[2].partition(":")[0]
+    raw.execute_command("ACL", "SETUSER", name, f"-{missing}")
+    lacking = Gate(url, namespace=gate.namespace, clock=clock, timeout="1s")
+    # When it changes the slots again and again, and is refused somewhere
+    for _ in range(3):
+        with pytest.raises(StoreRefused):
+            await lacking.topic("t", **_policy(2)).aio.reslot(8)
+    await lacking.aio.close()
+    # Then one who may goes on, and nothing is missing or counted twice
+    assert (await topic.reslot(8)).after == 8
+    assert await _seen(topic) == seen
+    assert set(await topic.ack(list(flying.values()))) == {"ok"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, assert_type
+from uuid import UUID
 
 import tenacity
 
@@ -23,6 +24,7 @@ from idemgate import (
     Execution,
     Failed,
     Gate,
+    Kept,
     Message,
     Peek,
     Receipt,
@@ -188,6 +190,11 @@ async def awaiting_claims() -> None:
         assert_type(held, AioClaim)
     assert_type(await gate.aio.first("k", 20), bool)
     assert_type(await gate.aio.first_many([], 20), list[bool])
+    assert_type(await gate.aio.keep("k", 7, 20), Kept[int])
+    assert_type((await gate.aio.keep("k", "pay_1", 20)).value, str)
+    assert_type(await gate.aio.keep_many({"k": b"x"}.items(), 20), list[Kept[bytes]])
+    assert_type(gate.kept("k"), str | bytes | int | UUID | None)
+    gate.keep("k", 1.5, 20)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     assert_type(await gate.aio.inspect("k"), Record)
     assert_type(await gate.aio.forget("k"), bool)
     assert_type(await gate.aio.resolve("k", done=False), bool)

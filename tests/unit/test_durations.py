@@ -95,6 +95,11 @@ def test_every_spelling_of_a_span_means_the_same(ms: int) -> None:
     assert milliseconds(ms / 1000, "x") == ms  # exact: the shortest decimal of the quotient is the quotient
 
 
+@given(st.floats(0.001, 2e6) | st.integers(2, 10**9).map(lambda half: half / 2000))
+def test_a_float_is_rounded_as_it_is_written(seconds: float) -> None:
+    assert milliseconds(seconds, "delay") == round(Fraction(repr(seconds)) * 1000)
+
+
 @given(st.floats() | st.integers())
 def test_a_number_is_refused_or_within_half_a_millisecond(seconds: float) -> None:
     try:

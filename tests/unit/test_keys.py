@@ -168,3 +168,21 @@ def test_keys_that_are_not_text_can_be_read_in_errors() -> None:
 def test_a_digest_tells_texts_apart(first: keys.Key, second: keys.Key) -> None:
     assert len(keys.digest(first, "event_id")) == 16
     assert (keys.digest(first, "e") == keys.digest(second, "e")) is (keys.raw(first) == keys.raw(second))
+
+
+def test_an_event_says_which_slot_it_belongs_to() -> None:
+    # Given an event of a key, of a group
+    name = keys.event("e", b"key", b"group")
+    assert len(name) == 18
+    # Then that is where its group is, of however many slots
+    for slots in (1, 2, 64, 16_384):
+        assert keys.slot_of_event(name, slots) == keys.slot_of(b"group", slots)
+    # And it is another one of another key, id or both joined, and the same wherever it is
+    others = [keys.event("e", b"yek", b"group"), keys.event("ek", b"ey", b"group"), keys.event("f", b"key", b"group")]
+    assert len({name[:16], *(other[:16] for other in others)}) == 4
+    assert keys.event("e", b"key", b"key")[:16] == name[:16]
+
+
+def test_the_pages_of_kept_values_are_known_for_what_they_are() -> None:
+    for number, key in enumerate(keys.kept("ns", "s:1", 31)):
+        assert keys.owner_of("ns", key) == keys.Owner("seen", "s%3A1", 31, part=f"kept{number}")

@@ -74,6 +74,23 @@ async def test_slots_of_a_topic_go_to_those_that_serve_it(world: World) -> None:
     assert other.assigned
 
 
+async def test_a_clock_that_is_set_back_ends_and_prolongs_nothing(world: World) -> None:
+    # Given a member that announced itself, and a clock that is set back by an hour
+    first = await world.join(T)
+    world.clock.set(world.now - 3600)
+    # When another one joins, and time passes as ever
+    second = await world.join(T)
+    await world.pass_time(2 * INTERVAL)
+    # Then the first noticed in time, and they divide the slots
+    assert first.assigned
+    assert second.assigned
+    assert world.owners().keys() == ALL
+    # And who is cut off stops taking when its time has passed
+    first.membership.cut_off = True
+    await world.pass_time(TTL)
+    assert not first.assigned
+
+
 async def test_groups_do_not_know_each_other(world: World) -> None:
     one = await world.join(T)
     other = await world.join(T, group="others")

@@ -155,7 +155,8 @@ async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespac
         raw.publish(f"{namespace}", b"no")
         raw.publish(f"{namespace}.usd", b"2")
         await until(lambda: len(heard) == 2)
-    # Then it got the two, with their channels and bytes
+    # Then it got the two, at once, with their channels and bytes
+    heard.sort(key=lambda one: one.channel)
     assert heard == [Heard(f"{namespace}.eur", b"\xff1"), Heard(f"{namespace}.usd", b"2")]
 
 

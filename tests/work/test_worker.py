@@ -7,9 +7,11 @@ import functools
 import threading
 from typing import Any
 
+import msgpack
 import pytest
 
 from idemgate import BadInput, Bury, Gate, KeyReused, NotInside, PolicyChanged, Retry, current
+from idemgate.core.merging import wrapped
 from idemgate.errors import AttemptsExhausted, OutcomeUnknown
 from idemgate.testing import Clock
 from idemgate.work.worker import Worker
@@ -470,3 +472,26 @@ async def test_run_outside_of_the_main_thread_is_refused(gate: Gate) -> None:
     gate.topic("t").handler(lambda delivery: None)
     with pytest.raises(BadInput, match="signals reach the main thread only"):
         await asyncio.to_thread(gate.run)
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_message_that_cannot_be_read_is_buried_and_the_others_run(
+    gate: Gate, raw: Any, eventually: Any
+) -> None:
+    topic, seen = gate.topic("t"), []
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        seen.append(delivery.payload)
+
+    # Given a message that scripts can handle, and Python cannot read
+    topic.trigger_many([("bad", 1), ("good", 2)])
+    pending = topic.open().keys(0)[1]
+    fields = msgpack.unpackb(raw.hget(pending, "bad"), raw=True)
+    raw.hset(pending, "bad", wrapped([*fields[:5], 7, *fields[6:]]))
+    # When both are due
+    async with gate.aio.worker():
+        await eventually(lambda: (gate.counters["worker.acked"], gate.counters["worker.buried"]) == (1, 1))
+    # Then one was run, and the other is a dead letter
+    assert seen == [2]
+    assert (await topic.aio.stats()).dead == 1

@@ -1,5 +1,7 @@
---- @include "lib/record"
--- The record in a state in which nothing runs: what only matters in progress is left out.
-local function ended(r, state, ends, now_ms, data, kind)
-  return { 1, state, r[record.owner], r[record.fence], r[record.attempts], ends, now_ms, r[record.taken], r[record.print], data, kind }
+-- The record in a state in which nothing runs, acted on by `owner`: what only matters in progress is left out.
+local function ended(r, state, kind, owner, ends, now_ms, data)
+  return {
+    state = state, kind = kind, owner = owner, fence = r.fence, attempts = r.attempts, taken = r.taken, ends = ends, since = now_ms,
+    print = r.print, data = data,
+  }
 end

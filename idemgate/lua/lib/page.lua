@@ -1,22 +1,23 @@
+--- @include "lib/buckets"
 -- One page of a shard of a seen-set: a hash of the ids marked from `start` until `ends`, which expires as a whole. Data dictionary:
 --   ""       MessagePack of {layout 1, start ms, ends ms, longest window of its marks ms, number of buckets}
---   "0"...   bucket: marks of 17 bytes, oldest first: digest (8), units of time since `start` (4), check of its request (5)
+--   "0"...   bucket (lib/buckets): marks of digest (8 bytes), units of time since `start` (4), check of its request (5), and, of a set
+--            that keeps values, the value (17)
 -- A unit is 1 ms, or more in a page that is open for over 49 days.
--- The buckets are a linear hash table (Litwin, VLDB 1980): when a mark makes a bucket too full, the next one in turn is split in two. So
--- a page grows with its ids, and no call pays for all of it. 96 marks: fewer cost more memory, more cost more time.
-local WIDTH, FULL = 17, 96 * 17
+-- A bucket is full with 96 marks, or 48 that have values: fewer cost more memory, more cost more time.
+local FULL = 96 * 17
 
-local function opened(key, start, ends, window, buckets)
-  local _, exponent = math.frexp(buckets)
-  return { key = key, start = start, ends = ends, window = window, unit = math.floor((ends - start) / 4294967295) + 1,
-    buckets = buckets, base = 2 ^ (exponent - 1), held = {}, changed = {} }
+local function opened(key, width, start, ends, window, many)
+  local p = buckets(key, "", width, many)
+  p.start, p.ends, p.window, p.unit = start, ends, window, math.floor((ends - start) / 4294967295) + 1
+  return p
 end
 
 -- The page as it is stored; or nil and what is wrong with it. One that is not there has ended long ago.
-local function page(key)
+local function page(key, width)
   local packed = redis.pcall("HGET", key, "")
   if not packed then
-    return opened(key, -1, 0, 0, 1)
+    return opened(key, width, -1, 0, 0, 1)
   end
   if packed.err then
     return nil, key .. " holds another type than a hash"
@@ -25,7 +26,7 @@ local function page(key)
   if string.find(packed, "^\149\1") then
     local whole, head = pcall(cmsgpack.unpack, packed)
     if whole and type(head[5]) == "number" then
-      return opened(key, unpack(head, 2))
+      return opened(key, width, unpack(head, 2))
     end
   end
   return nil, key .. " holds a page of another layout"
@@ -42,33 +43,31 @@ end
 -- The page after `young`, in place of the one before it. It ends when all marks of `young` are out of date. It begins with half as many
 -- buckets: it need not grow anew, and shrinks where fewer ids come.
 local function turned(gone, young, window, now_ms)
-  local p = opened(gone.key, now_ms, now_ms + math.max(window, young.window), window, math.ceil(young.buckets / 2))
+  local p = opened(gone.key, gone.width, now_ms, now_ms + math.max(window, young.window), window, math.ceil(young.buckets / 2))
   p.begun, p.over = true, gone.start >= 0
   return p
 end
 
--- Which bucket a digest belongs to. Those that were split already use one bit more of it.
-local function bucket_of(p, digest)
-  local a, b, c, d = string.byte(digest, 1, 4)
-  local hash = ((a * 256 + b) * 256 + c) * 256 + d
-  local at = hash % p.base
-  return at < p.buckets - p.base and hash % (2 * p.base) or at
-end
-
-local function bucket(p, at)
-  local key, held = p.key, p.held[at]
-  if not held then
-    held = not p.begun and redis.call("HGET", key, at) or ""
-    p.held[at] = held
-    if #held % WIDTH ~= 0 then
-      p.problem = key .. " holds a bucket of another layout"
-    end
+-- The younger page and the older one; or nil, nil and what is wrong with one of them.
+local function pages(key, other, width)
+  local young, problem = page(key, width)
+  local old, second = page(other, width)
+  if problem or second then
+    return nil, nil, problem or second
   end
-  return held
+  if old.start > young.start then
+    return old, young
+  end
+  return young, old
 end
 
-local function change(p, at, held)
-  p.held[at], p.changed[at] = held, true
+-- The same for who is going to mark ids: the younger page is one that takes them.
+local function open_pages(key, other, width, window, now_ms)
+  local young, old, problem = pages(key, other, width)
+  if problem or young.ends > now_ms then
+    return young, old, problem
+  end
+  return turned(old, young, window, now_ms), young, stray(young) or stray(old)
 end
 
 -- When the mark at this place of a bucket was made, ms.
@@ -77,71 +76,64 @@ local function made(p, held, at)
   return p.start + (((a * 256 + b) * 256 + c) * 256 + d) * p.unit
 end
 
--- Whether an id has a mark within the window: 1 one of this request, 0 another's, -1 none. A mark counts for no longer than its page's
--- window, as trim drops it then.
-local function marked(p, digest, check, window, now_ms)
-  local known = -1
+-- Whether a page has a mark of an id within the window: 1 one of this request, 0 another's, -1 none; and what was kept with it. A mark
+-- counts for no longer than its page's window, as trim drops it then.
+local function marked_in(p, digest, check, window, now_ms)
+  local known, value = -1, ""
   if p.start < 0 then
-    return known
+    return known, value
   end
   local held, since = bucket(p, bucket_of(p, digest)), now_ms - math.min(window, p.window)
-  local at = string.find(held, digest, 1, true)
+  local at = next_mark(p, held, digest, 1)
   while at and known < 1 do
-    if at % WIDTH == 1 and made(p, held, at) > since then
+    if made(p, held, at) > since then
       known = string.sub(held, at + 12, at + 16) == check and 1 or 0
+      value = string.sub(held, at + 17, at + p.width - 1)
     end
-    at = string.find(held, digest, at + 1, true)
+    at = next_mark(p, held, digest, at + 1)
   end
-  return known
+  return known, value
 end
 
-local function split(p)
-  local from, to = p.buckets - p.base, p.buckets
-  local held, stay, go = bucket(p, from), {}, {}
-  p.buckets, p.head = p.buckets + 1, true
-  for at = 1, #held, WIDTH do
-    local one = string.sub(held, at, at + WIDTH - 1)
-    local side = bucket_of(p, one) == from and stay or go
-    side[#side + 1] = one
+-- The same of both pages: this request's own mark, else the latest.
+local function marked(young, old, digest, check, window, now_ms)
+  local known, value = marked_in(young, digest, check, window, now_ms)
+  if known < 1 then
+    local before, older = marked_in(old, digest, check, window, now_ms)
+    if before > known then
+      return before, older
+    end
   end
-  if p.buckets == 2 * p.base then
-    p.base = p.buckets
-  end
-  change(p, from, table.concat(stay))
-  change(p, to, table.concat(go))
-end
-
-local function mark(p, digest, check, now_ms)
-  local at, units = bucket_of(p, digest), math.ceil(math.max(0, now_ms - p.start) / p.unit)
-  local time = string.char(math.floor(units / 16777216), math.floor(units / 65536) % 256, math.floor(units / 256) % 256, units % 256)
-  local held = bucket(p, at) .. digest .. time .. check
-  change(p, at, held)
-  if #held > FULL then
-    split(p)
-  end
+  return known, value
 end
 
 -- Drops what is out of date from an id's bucket, once it is a quarter: else a page would hold all of its marks until the last is.
 local function trim(p, digest, now_ms)
   local at, since, first = bucket_of(p, digest), now_ms - p.window, 1
   local held = bucket(p, at)
-  if held == "" or made(p, held, math.floor(#held / WIDTH / 4) * WIDTH + 1) > since then
+  if held == "" or made(p, held, math.floor(#held / p.width / 4) * p.width + 1) > since then
     return
   end
   while first <= #held and made(p, held, first) <= since do
-    first = first + WIDTH
+    first = first + p.width
   end
   change(p, at, string.sub(held, first))
 end
 
--- A page stays until its last mark can be out of date.
-local function outlast(p, window)
-  if p.begun or window > p.window then
-    p.window, p.head = math.max(window, p.window), true
+-- Marks an id in the younger page; what is out of date beside it in the older one is dropped.
+local function mark(young, old, digest, check, now_ms, value)
+  local at, units = bucket_of(young, digest), math.ceil(math.max(0, now_ms - young.start) / young.unit)
+  local time = string.char(math.floor(units / 16777216), math.floor(units / 65536) % 256, math.floor(units / 256) % 256, units % 256)
+  local held = bucket(young, at) .. digest .. time .. check .. value
+  change(young, at, held)
+  if #held > FULL then
+    split(young)
+    young.head = true
   end
+  trim(old, digest, now_ms)
 end
 
--- Writes what changed. First a write that is refused when there is no memory.
+-- Writes what changed of a page. First a write that is refused when there is no memory.
 local function store(p, now_ms)
   local key, fields = p.key, {}
   local head = p.head and cmsgpack.pack({ 1, p.start, p.ends, p.window, p.buckets })
@@ -159,5 +151,16 @@ local function store(p, now_ms)
   if head then
     redis.call("HSET", key, "", head)
     redis.call("PEXPIRE", key, p.ends + p.window - now_ms)
+  end
+end
+
+-- Writes both. The younger page stays until its last mark can be out of date.
+local function store_pages(young, old, window, now_ms)
+  if next(young.changed) then
+    if young.begun or window > young.window then
+      young.window, young.head = math.max(window, young.window), true
+    end
+    store(young, now_ms)
+    store(old, now_ms)
   end
 end

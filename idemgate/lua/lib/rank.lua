@@ -2,25 +2,32 @@
 --- @include "lib/sound"
 --- @include "lib/score"
 --- @include "lib/sortable"
--- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 500 a call. Returns what is wrong with one
+-- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 250 a call. Returns what is wrong with one
 -- of them, and then nothing was written, or nil.
 local function rank(K, p, now_ms)
-  local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 500)
-  local messages = {}
+  local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 250)
+  local keys, moved, ranks = {}, {}, {}
   for i = 1, #found, 2 do
-    messages[i] = sound_message(redis.call("HGET", K.pending, found[i]))
-    if not messages[i] then
-      return unsound(K.pending, found[i])
-    end
+    keys[#keys + 1] = found[i]
   end
-  for i = 1, #found, 2 do
-    local key, due = found[i], tonumber(found[i + 1])
-    local m = messages[i]
+  for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.pending, unpack(keys)) or {}) do
+    local key, due, m = keys[i], tonumber(found[2 * i]), sound_message(packed)
+    if not m then
+      return unsound(K.pending, key)
+    end
     if due ~= m[message.due] then
       m[message.due], m[message.why] = due, "flush"
-      redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+      moved[#moved + 1] = key
+      moved[#moved + 1] = cmsgpack.pack(m)
     end
-    redis.call("ZADD", K.ready, score(p, m), sortable(due, key))
-    redis.call("ZREM", K.due, key)
+    ranks[#ranks + 1] = score(p, m)
+    ranks[#ranks + 1] = sortable(due, key)
+  end
+  if #keys > 0 then
+    redis.call("ZADD", K.ready, unpack(ranks))
+    redis.call("ZREMRANGEBYRANK", K.due, 0, #keys - 1)
+  end
+  if #moved > 0 then
+    redis.call("HSET", K.pending, unpack(moved))
   end
 end

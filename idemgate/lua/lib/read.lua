@@ -1,24 +1,36 @@
--- The record of one idempotency key, or nil and what is wrong with the key. A missing key is a record that says "absent".
+-- The record of one idempotency key (lib/record), or nil and what is wrong with the key. A missing key is a record that says "absent".
 local function read(key)
-  local packed = redis.pcall("GET", key)
-  if not packed then
-    return { 1, "absent", "", 0, 0, 0, 0, 0, "", "", "" }
+  local stored = redis.pcall("GET", key)
+  if not stored then
+    return { state = "absent", kind = "", owner = "", fence = 0, attempts = 0, taken = 0, ends = 0, since = 0, print = "", data = "" }
   end
-  if packed.err then
+  if stored.err then
     return nil, "holds another type than a string"
   end
-  -- An array of 11 or 14, layout 1, one of our states: what begins otherwise is somebody else's, and not for the unpacker.
-  if string.find(packed, "^[\155\158]\1\161[pdfr]") then
-    local whole, found = pcall(cmsgpack.unpack, packed)
-    local counted = whole
-    for place = 4, whole and #found or 0 do
-      -- Numbers are the places from 4 to 8, and from 12 on, where there are any.
-      local expected = (place < 9 or place > 11) and "number" or "string"
-      counted = counted and type(found[place]) == expected
+  local code, whole, letter, fence, ends, since, attempts, taken, lease, flags, owner, print, at = string.byte(stored), true
+  if code and code >= 248 and #stored >= 12 then
+    local after, minutes
+    fence, after, minutes, at = struct.unpack(">xI7I2I2", stored)
+    letter, owner, print, attempts, taken = string.sub("vvnneenn", code - 247, code - 247), "", "", 1, 0
+    since = math.floor(fence / 1000) + after
+    ends = since + minutes * 60000
+    if code >= 254 then
+      owner, at = string.sub(stored, at, at + 15), at + 16
     end
-    if counted and (#found == 14 or #found == 11 and found[2] ~= "p") then
-      return found
+    if code % 2 == 1 then
+      print, at = string.sub(stored, at, at + 15), at + 16
     end
+  elseif code == 193 then
+    whole, letter, fence, ends, since, attempts, taken, lease, flags, owner, print, at =
+      pcall(struct.unpack, ">xc1I7I6I6I4I4I6BBc0Bc0", stored)
+  end
+  if at and at <= #stored + 1 and string.find("prvne", letter, 1, true) then
+    local kind = letter ~= "p" and letter ~= "r" and letter or ""
+    return {
+      state = kind == "" and letter or kind == "e" and "f" or "d", kind = kind, owner = owner, fence = fence, attempts = attempts,
+      taken = taken, ends = ends, since = since, print = print, data = string.sub(stored, at), lease = lease,
+      held = flags and flags % 2, waited = flags and (flags - flags % 2) / 2,
+    }
   end
   return nil, "holds a record of another layout"
 end

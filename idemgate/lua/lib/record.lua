@@ -1,17 +1,24 @@
--- The record of one idempotency key: a string, the MessagePack of this array. Data dictionary, by place:
-local record = {
-  layout = 1, -- 1
-  state = 2, -- "p" in progress, "d" done, "f" done with a stored failure, "r" released
-  owner = 3, -- token of who acts; the request id of who decided or forgot
-  fence = 4, -- fencing token, the last granted
-  attempts = 5, -- started
-  ends = 6, -- ms: of the lease in progress, else of the retention
-  since = 7, -- ms: when the state was entered
-  taken = 8, -- times taken over
-  print = 9, -- fingerprint or ""
-  data = 10, -- the result when done, a failure, else the checkpoint or ""
-  kind = 11, -- of a result: "v" a value, "n" none was storable, "e" a failure; "" before
-  lease = 12, -- ms; this and what follows only in progress
-  held = 13, -- 1 = wait for a decision when the owner vanishes
-  waited = 14, -- 1 = somebody waits for the end
-}
+-- The record of one idempotency key as it is stored: a string that begins as no text in UTF-8 does. Numbers are big-endian.
+-- Its fields, as lib/read gives them:
+--   state     "p" in progress, "d" done, "f" done with a stored failure, "r" released
+--   kind      of a result: "v" a value, "n" none was storable, "e" a failure (state "f"); "" before
+--   owner     token of who acts; the request id of who decided or forgot; "" once a completion was stored: it is known by its fence
+--   fence     fencing token, the last granted; attempts  started; taken  times taken over
+--   ends      ms: of the lease in progress, else of the retention; since  ms: when the state was entered
+--   print     fingerprint or ""; data  the result when done, a failure, else the checkpoint or ""
+--   lease     ms; held  1 = wait for a decision when the owner vanishes; waited  1 = somebody waits for the end; in progress only
+-- Whatever it says, the long form can: byte 193, state or kind, numbers, owner and fingerprint with their lengths, data.
+-- What is done at the first attempt, most records, has a short form that leaves out what can be told: byte 248, 250, 252 (completed, of
+-- kind "v", "n", "e") or 254 (marked, its owner's token follows); 1 more where a fingerprint follows; then fence, ms from the microsecond
+-- that the fence says until it was done, minutes of retention.
+local function record(r)
+  local kind, owner, print, since = r.kind, r.owner, r.print, r.since
+  local after, minutes = since - math.floor(r.fence / 1000), (r.ends - since) / 60000
+  if kind ~= "" and r.attempts == 1 and r.taken == 0 and after >= 0 and after < 65536 and minutes % 1 == 0 and minutes < 65536
+    and (owner == "" or kind == "n" and #owner == 16) and (print == "" or #print == 16) then
+    local code = owner ~= "" and 254 or kind == "v" and 248 or kind == "n" and 250 or 252
+    return struct.pack(">BI7I2I2", print == "" and code or code + 1, r.fence, after, minutes) .. owner .. print .. r.data
+  end
+  return struct.pack(">Bc1I7I6I6I4I4I6BBc0Bc0", 193, kind == "" and r.state or kind, r.fence, r.ends, since, r.attempts, r.taken,
+    r.lease or 0, (r.held or 0) + 2 * (r.waited or 0), #owner, owner, #print, print) .. r.data
+end

@@ -6,8 +6,8 @@
 --   dead     zset  fence -> when it died, ms            dead letters, by age
 --   grave    hash  fence -> dead letter {key, message, reason, died at, fence}
 --   facts    hash  v layout, fence last token, and one counter a name
---   memo     hash  "e" event id (16 bytes) key, "k" key -> group; "v" key -> version, a space and the group if there is one
---   fade     zset  the same names -> when to forget, ms
+--   memo     hash  "k" key -> group; "v" key -> version, a space and the group if there is one; "e", "e0"... event ids (lib/events)
+--   fade     zset  the names of "k" and "v" -> when to forget, ms
 --   ready    zset  due time, key -> rank               due, of a topic with priorities, best rank first
 --   busy     hash  group -> keys in flight or between two attempts
 --   line     zset  group, NUL, rank, NUL, due time, key -> 0   due, and behind its group (lib/lined)

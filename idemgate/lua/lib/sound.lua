@@ -35,17 +35,28 @@ local function mergeable(spec, acc)
   end
   return numbers(acc, op ~= "min" and op ~= "max" and { 1, 2 } or { 1 })
 end
-local counted = { message.count, message.first, message.last, message.due, message.attempts, message.serial, message.splits }
+local function collected(whole, last, ...)
+  return whole and last == -1 and { ... } or nil
+end
+-- An array of at most 15 places; or nil. As `unpacked`, in half the time: a table that is made at once need not grow.
+local function places(packed)
+  local first = type(packed) == "string" and string.byte(packed)
+  return first and first > 0x90 and first < 0xa0 and collected(pcall(cmsgpack.unpack_limit, packed, first - 0x90, 1)) or nil
+end
+-- These two look at every message that passes: place by place, since a loop over the places would cost more than unpacking.
 local function sound_message(packed, spec)
-  local m = unpacked(packed)
-  if m and numbers(m, counted) and type(m[message.group]) == "string" and (not spec or mergeable(spec, m[message.acc])) then
+  local m = places(packed)
+  if m and type(m[message.count]) == "number" and type(m[message.first]) == "number" and type(m[message.last]) == "number"
+    and type(m[message.due]) == "number" and type(m[message.attempts]) == "number" and type(m[message.serial]) == "number"
+    and type(m[message.splits]) == "number" and type(m[message.group]) == "string"
+    and (not spec or mergeable(spec, m[message.acc])) then
     return m
   end
 end
-local flown = { delivery.fence, delivery.due, delivery.count }
 local function sound_delivery(packed)
-  local d = unpacked(packed)
-  if d and numbers(d, flown) and type(d[delivery.message]) == "string" and type(d[delivery.group]) == "string" then
+  local d = places(packed)
+  if d and type(d[delivery.fence]) == "number" and type(d[delivery.due]) == "number" and type(d[delivery.count]) == "number"
+    and type(d[delivery.message]) == "string" and type(d[delivery.group]) == "string" then
     return d
   end
 end

@@ -1,4 +1,5 @@
--- Writes a record that expires after so many ms; one that is about to be refused for want of memory, if it is the first write.
-local function write(key, found, ms)
-  redis.call("SET", key, cmsgpack.pack(found), "PX", ms)
+--- @include "lib/record"
+-- Writes a record that expires after so many ms (as digits they need not be made into digits); one that is about to be refused for want of memory, if it is the first write.
+local function write(key, r, ms)
+  redis.call("SET", key, record(r), "PX", ms)
 end

@@ -5,17 +5,17 @@
 --- ARGV[3] the note
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record"
 --- @include "lib/read"
+--- @include "lib/record"
 local key, token = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r[record.state] ~= "p" or r[record.owner] ~= token then
+if r.state ~= "p" or r.owner ~= token then
   return { "lost", now_ms }
 end
-r[record.data] = ARGV[3]
-redis.call("SET", key, cmsgpack.pack(r), "KEEPTTL")
+r.data = ARGV[3]
+redis.call("SET", key, record(r), "KEEPTTL")
 return { "ok", now_ms }

@@ -14,8 +14,8 @@
 ---         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/record"
 --- @include "lib/read"
+--- @include "lib/record"
 --- @include "lib/write"
 --- @include "lib/lease_left"
 --- @include "lib/outlives"
@@ -27,39 +27,39 @@ if not r then
   return { "foreign", now_ms, problem }
 end
 
-local state, attempts, taken, checkpoint = r[record.state], r[record.attempts], r[record.taken], ""
+local state, attempts, taken, checkpoint = r.state, r.attempts, r.taken, ""
 local finished = state == "d" or state == "f"
-if state ~= "p" and r[record.ends] <= now_ms then
+if state ~= "p" and r.ends <= now_ms then
   state, finished, attempts, taken = "absent", false, 0, 0
 end
 if state == "p" or state == "r" then
-  checkpoint = r[record.data]
+  checkpoint = r.data
 end
-if r[record.owner] == token then
+if r.owner == token then
   if state == "p" then
-    return { "started", now_ms, r[record.fence], attempts, taken, checkpoint }
+    return { "started", now_ms, r.fence, attempts, taken, checkpoint }
   elseif state == "r" then
     return { "stale", now_ms }
   end
 end
-if (finished or state == "p") and r[record.print] ~= print then
+if (finished or state == "p") and r.print ~= print then
   return { "reused", now_ms }
 end
 if finished then
-  return { "done", now_ms, r[record.kind], r[record.data], r[record.fence], attempts, r[record.since], r[record.ends] - now_ms }
+  return { "done", now_ms, r.kind, r.data, r.fence, attempts, r.since, r.ends - now_ms }
 end
 if state == "p" then
   local left = lease_left(r, now_ms)
   if left > 0 then
-    local ends, waited = now_ms + left, ARGV[8] == "1" and 1 or r[record.waited]
-    if waited ~= r[record.waited] or ends ~= r[record.ends] then
+    local ends, waited = now_ms + left, ARGV[8] == "1" and 1 or r.waited
+    if waited ~= r.waited or ends ~= r.ends then
       -- Where the clock was set back, the lease ends from now on as if it had begun now.
-      r[record.waited], r[record.ends] = waited, ends
-      redis.call("SET", key, cmsgpack.pack(r), "KEEPTTL")
+      r.waited, r.ends = waited, ends
+      redis.call("SET", key, record(r), "KEEPTTL")
     end
     return { "busy", now_ms, left, attempts }
   end
-  if r[record.held] == 1 then
+  if r.held == 1 then
     return { "held", now_ms, attempts }
   end
   taken = taken + 1
@@ -69,9 +69,11 @@ if allowed > 0 and attempts >= allowed then
   return { "exhausted", now_ms, attempts }
 end
 
-local token_number, held = fence(r[record.fence], now_us), tonumber(ARGV[7])
+local token_number, held = fence(r.fence, now_us), tonumber(ARGV[7])
 attempts = attempts + 1
 -- The one write is one the server refuses when out of memory: all or nothing.
-write(key, { 1, "p", token, token_number, attempts, now_ms + lease, now_ms, taken, print, checkpoint, "", lease, held, 0 },
-  outlives(held, lease + keep))
+write(key, {
+  state = "p", kind = "", owner = token, fence = token_number, attempts = attempts, taken = taken, ends = now_ms + lease,
+  since = now_ms, print = print, data = checkpoint, lease = lease, held = held, waited = 0,
+}, outlives(held, lease + keep))
 return { "started", now_ms, token_number, attempts, taken, checkpoint }

@@ -9,7 +9,6 @@
 --- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now, or has ended)
 ---         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/rewrite"
 --- @include "lib/lease_left"
@@ -20,23 +19,25 @@ local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-local state = r[record.state]
-if r[record.owner] == request then
+local state = r.state
+if r.owner == request then
   return { "forgotten", now_ms }
 end
-if state == "absent" or (state ~= "p" and r[record.ends] <= now_ms) then
+if state == "absent" or (state ~= "p" and r.ends <= now_ms) then
   return { "absent", now_ms }
 end
-if r[record.fence] ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
+if r.fence ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
   return { "changed", now_ms }
 end
 if state == "p" and ARGV[4] ~= "1" then
   local left = lease_left(r, now_ms)
   if left > 0 then
-    return { "busy", now_ms, left, r[record.attempts] }
+    return { "busy", now_ms, left, r.attempts }
   end
 end
 -- Ended before it began, whatever the clock says: what reads it finds nothing.
-rewrite(key, { 1, "r", request, r[record.fence], 0, 0, now_ms, 0, "", "", "" }, 60000)
+rewrite(key, {
+  state = "r", kind = "", owner = request, fence = r.fence, attempts = 0, taken = 0, ends = 0, since = now_ms, print = "", data = "",
+}, 60000)
 wake(key, r)
 return { "forgotten", now_ms }

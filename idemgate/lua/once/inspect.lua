@@ -5,7 +5,6 @@
 ---         times taken over, "1" if held, entered at ms}; a state of "absent" has no meaning in the rest
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/lease_left"
 local key = KEYS[1]
@@ -14,7 +13,7 @@ local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-local state, retained, data = r[record.state], r[record.ends] - now_ms, r[record.data]
+local state, retained, data = r.state, r.ends - now_ms, r.data
 local left, result, checkpoint = 0, "", data
 if state == "p" then
   left, retained = lease_left(r, now_ms), 0
@@ -23,5 +22,5 @@ elseif retained <= 0 then
 elseif state ~= "r" then
   result, checkpoint = data, ""
 end
-return { "ok", now_ms, state, r[record.owner], r[record.fence], r[record.attempts], left, retained, r[record.print], r[record.kind],
-  result, checkpoint, r[record.taken], r[record.held] == 1 and "1" or "", r[record.since] }
+return { "ok", now_ms, state, r.owner, r.fence, r.attempts, left, retained, r.print, r.kind,
+  result, checkpoint, r.taken, r.held == 1 and "1" or "", r.since }

@@ -9,7 +9,6 @@
 ---         {"held", now ms, attempt} (its owner vanished, and it waits for a decision) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/write"
 --- @include "lib/lease_left"
@@ -21,28 +20,31 @@ if not r then
   return { "foreign", now_ms, problem }
 end
 
-local state = r[record.state]
-local finished = (state == "d" or state == "f") and r[record.ends] > now_ms
-if finished and r[record.owner] == token then
-  return { "started", now_ms, r[record.fence], r[record.attempts] }
+local state = r.state
+local finished = (state == "d" or state == "f") and r.ends > now_ms
+if finished and r.owner == token then
+  return { "started", now_ms, r.fence, r.attempts }
 end
-if (finished or state == "p") and r[record.print] ~= print then
+if (finished or state == "p") and r.print ~= print then
   return { "reused", now_ms }
 end
 if finished then
-  return { "done", now_ms, r[record.kind], r[record.data], r[record.fence], r[record.attempts], r[record.since],
-    r[record.ends] - now_ms }
+  return { "done", now_ms, r.kind, r.data, r.fence, r.attempts, r.since,
+    r.ends - now_ms }
 end
 if state == "p" then
   local left = lease_left(r, now_ms)
   if left > 0 then
-    return { "busy", now_ms, left, r[record.attempts] }
+    return { "busy", now_ms, left, r.attempts }
   end
-  if r[record.held] == 1 then
-    return { "held", now_ms, r[record.attempts] }
+  if r.held == 1 then
+    return { "held", now_ms, r.attempts }
   end
 end
 
-local token_number = fence(r[record.fence], now_us)
-write(key, { 1, "d", token, token_number, 1, now_ms + retention, now_ms, 0, print, "", "n" }, retention)
+local token_number = fence(r.fence, now_us)
+write(key, {
+  state = "d", kind = "n", owner = token, fence = token_number, attempts = 1, taken = 0, ends = now_ms + retention, since = now_ms,
+  print = print, data = "",
+}, ARGV[3])
 return { "started", now_ms, token_number, 1 }

@@ -7,7 +7,6 @@
 --- Returns {"ok", now ms, then one a record: "first" | "known"} {"foreign", now ms, problem} (nothing was marked)
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/write"
 --- @include "lib/lease_left"
@@ -24,20 +23,23 @@ for i, key in ipairs(KEYS) do
 end
 
 local function known(r)
-  local state = r[record.state]
+  local state = r.state
   if state == "p" then
-    return r[record.print] ~= "" or r[record.held] == 1 or lease_left(r, now_ms) > 0
+    return r.print ~= "" or r.held == 1 or lease_left(r, now_ms) > 0
   end
-  return (state == "d" or state == "f") and r[record.ends] > now_ms
+  return (state == "d" or state == "f") and r.ends > now_ms
 end
 
 local reply = { "ok", now_ms }
 for i, key in ipairs(KEYS) do
   local r = found[i]
   if not known(r) then
-    write(key, { 1, "d", token, fence(r[record.fence], now_us), 1, now_ms + retention, now_ms, 0, "", "", "n" }, retention)
+    write(key, {
+      state = "d", kind = "n", owner = token, fence = fence(r.fence, now_us), attempts = 1, taken = 0, ends = now_ms + retention,
+      since = now_ms, print = "", data = "",
+    }, ARGV[3])
     reply[#reply + 1] = "first"
-  elseif r[record.state] ~= "p" and r[record.owner] == token then
+  elseif r.state ~= "p" and r.owner == token then
     reply[#reply + 1] = "first"
   else
     reply[#reply + 1] = "known"

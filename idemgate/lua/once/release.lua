@@ -7,7 +7,6 @@
 --- ARGV[4] "1" = the attempt was never started: undo its count
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/rewrite"
 --- @include "lib/ended"
@@ -18,10 +17,10 @@ local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r[record.owner] ~= token then
+if r.owner ~= token then
   return { "lost", now_ms }
 end
-local state = r[record.state]
+local state = r.state
 if state == "r" then
   return { "ok", now_ms }
 end
@@ -29,10 +28,10 @@ if state ~= "p" then
   return { "lost", now_ms }
 end
 
-local left = ended(r, "r", now_ms + keep, now_ms, r[record.data], "")
-left[record.print] = ""
+local left = ended(r, "r", "", token, now_ms + keep, now_ms, r.data)
+left.print = ""
 if ARGV[4] == "1" then
-  left[record.attempts] = left[record.attempts] - 1
+  left.attempts = left.attempts - 1
 end
 rewrite(key, left, keep)
 wake(key, r)

@@ -6,7 +6,6 @@
 --- ARGV[4] how long attempts and checkpoint outlive the lease, ms
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/rewrite"
 --- @include "lib/outlives"
@@ -16,9 +15,9 @@ local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r[record.state] ~= "p" or r[record.owner] ~= token then
+if r.state ~= "p" or r.owner ~= token then
   return { "lost", now_ms }
 end
-r[record.ends], r[record.lease] = now_ms + lease, lease
-rewrite(key, r, outlives(r[record.held], lease + keep))
+r.ends, r.lease = now_ms + lease, lease
+rewrite(key, r, outlives(r.held, lease + keep))
 return { "ok", now_ms }

@@ -11,7 +11,6 @@
 --- Returns {"ok", now ms} {"absent", now ms} (nothing to resolve) {"changed", now ms} (it has another token by now)
 ---         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record"
 --- @include "lib/read"
 --- @include "lib/rewrite"
 --- @include "lib/ended"
@@ -23,27 +22,24 @@ local r, problem = read(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r[record.owner] == request then
+if r.owner == request then
   return { "ok", now_ms }
 end
-if r[record.state] ~= "p" then
+if r.state ~= "p" then
   return { "absent", now_ms }
 end
-if r[record.fence] ~= tonumber(ARGV[3]) then
+if r.fence ~= tonumber(ARGV[3]) then
   return { "changed", now_ms }
 end
 local left = lease_left(r, now_ms)
 if left > 0 then
-  return { "busy", now_ms, left, r[record.attempts] }
+  return { "busy", now_ms, left, r.attempts }
 end
-local decided
+-- The vanished owner keeps no say: whatever it still sends is answered "lost", since the request stands in its place.
+local state, kind, data = "r", "", r.data
 if ARGV[4] == "1" then
-  decided = ended(r, "d", now_ms + retention, now_ms, ARGV[7], ARGV[6])
-else
-  decided = ended(r, "r", now_ms + retention, now_ms, r[record.data], "")
+  state, kind, data = "d", ARGV[6], ARGV[7]
 end
--- The vanished owner keeps no say: whatever it still sends is answered "lost".
-decided[record.owner] = request
-rewrite(key, decided, retention)
+rewrite(key, ended(r, state, kind, request, now_ms + retention, now_ms, data), retention)
 wake(key, r)
 return { "ok", now_ms }

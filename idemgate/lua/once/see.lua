@@ -10,29 +10,17 @@
 --- @include "lib/now"
 --- @include "lib/page"
 local now_ms, window, check = math.floor(now(ARGV[1]) / 1000), tonumber(ARGV[2]), ARGV[3]
-local young, problem = page(KEYS[1])
-local old, other = page(KEYS[2])
-if problem or other then
-  return { "foreign", now_ms, problem or other }
-end
-if old.start > young.start then
-  young, old = old, young
-end
-if young.ends <= now_ms then
-  problem = stray(young) or stray(old)
-  if problem then
-    return { "foreign", now_ms, problem }
-  end
-  young, old = turned(old, young, window, now_ms), young
+local young, old, problem = open_pages(KEYS[1], KEYS[2], 17, window, now_ms)
+if problem then
+  return { "foreign", now_ms, problem }
 end
 
 local reply = { "ok", now_ms }
 for i = 4, #ARGV do
   local digest = ARGV[i]
-  local known = math.max(marked(young, digest, check, window, now_ms), marked(old, digest, check, window, now_ms))
+  local known = marked(young, old, digest, check, window, now_ms)
   if known < 0 then
-    mark(young, digest, check, now_ms)
-    trim(old, digest, now_ms)
+    mark(young, old, digest, check, now_ms, "")
   end
   reply[#reply + 1] = known == 0 and 0 or 1
 end
@@ -40,9 +28,5 @@ problem = young.problem or old.problem
 if problem then
   return { "foreign", now_ms, problem }
 end
-if next(young.changed) then
-  outlast(young, window)
-  store(young, now_ms)
-  store(old, now_ms)
-end
+store_pages(young, old, window, now_ms)
 return reply

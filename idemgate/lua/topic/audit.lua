@@ -2,10 +2,10 @@
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] most entries to read
---- ARGV[3] most bytes of messages to read
+--- ARGV[3] most bytes of messages, and of what is remembered, to read
 --- Returns {"ok", now ms, then one list a part: its length, its values} (the parts: ms to live of the 14 keys, -1 = for ever,
----         -2 = no such key; due, lease, dead, fade, ready, line with scores; pending, flight, grave, facts, busy with values; the names of
----         memo) {"large", now ms, entries, bytes} {"foreign", now ms, problem}
+---         -2 = no such key; due, lease, dead, fade, ready, line with scores; pending, flight, grave, facts, busy, memo with values)
+---         {"large", now ms, entries, bytes} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
@@ -15,15 +15,15 @@ local problem, closed = wrong(K)
 if problem and not closed then
   return { "foreign", now_ms, problem }
 end
-local scored, packed = { "due", "lease", "dead", "fade", "ready", "line" }, { "pending", "flight", "grave", "facts", "busy" }
-local entries, bytes, most, room = redis.call("HLEN", K.memo), 0, tonumber(ARGV[2]), tonumber(ARGV[3])
+local scored, packed = { "due", "lease", "dead", "fade", "ready", "line" }, { "pending", "flight", "grave", "facts", "busy", "memo" }
+local entries, bytes, most, room = 0, 0, tonumber(ARGV[2]), tonumber(ARGV[3])
 for _, part in ipairs(scored) do
   entries = entries + redis.call("ZCARD", K[part])
 end
 for _, part in ipairs(packed) do
   entries = entries + redis.call("HLEN", K[part])
 end
-for _, part in ipairs(entries > most and {} or { "pending", "flight", "grave" }) do
+for _, part in ipairs(entries > most and {} or { "pending", "flight", "grave", "memo" }) do
   for _, name in ipairs(redis.call("HKEYS", K[part])) do
     bytes = bytes + redis.call("HSTRLEN", K[part], name)
   end
@@ -53,5 +53,4 @@ end
 for _, part in ipairs(packed) do
   tell_part(redis.call("HGETALL", K[part]))
 end
-tell_part(redis.call("HKEYS", K.memo))
 return reply

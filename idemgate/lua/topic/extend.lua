@@ -18,29 +18,33 @@ local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local reply, live, held = { "ok", now_ms }, {}, false
+local keys, fences, reply = {}, {}, { "ok", now_ms }
 for i = 3, #ARGV, 2 do
-  local packed = redis.call("HGET", K.flight, ARGV[i])
-  live[i] = packed and sound_delivery(packed)
-  if packed and not live[i] then
-    return { "foreign", now_ms, unsound(K.flight, ARGV[i]) }
-  end
+  keys[#keys + 1], fences[#fences + 1] = ARGV[i], tonumber(ARGV[i + 1])
 end
-for i = 3, #ARGV, 2 do
-  local key, d = ARGV[i], live[i]
-  if d and digits(d[delivery.fence]) == ARGV[i + 1] then
-    -- ZREM first: a server without memory refuses a script whose first write is ZADD, and a lease must outlive that.
-    redis.call("ZREM", K.lease, key)
-    redis.call("ZADD", K.lease, now_ms + lease, key)
-    held = true
+local lease_end, held, ends = digits(now_ms + lease), {}, {}
+for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)) or {}) do
+  local d = packed and sound_delivery(packed)
+  if packed and not d then
+    return { "foreign", now_ms, unsound(K.flight, keys[i]) }
+  end
+  if d and d[delivery.fence] == fences[i] then
+    held[#held + 1] = keys[i]
+    ends[#ends + 1] = lease_end
+    ends[#ends + 1] = keys[i]
     reply[#reply + 1] = d[delivery.cancelled] == 1 and "cancelled" or "ok"
   else
     reply[#reply + 1] = "lost"
   end
 end
+if #held > 0 then
+  -- ZREM first: a server without memory refuses a script whose first write is ZADD, and a lease must outlive that.
+  redis.call("ZREM", K.lease, unpack(held))
+  redis.call("ZADD", K.lease, unpack(ends))
+end
 -- The last token tells how late it was at least, by which take finds a clock set back.
 local last = tonumber(redis.call("HGET", K.facts, "fence")) or 0
-if held and last < now_us - 1 then
+if #held > 0 and last < now_us - 1 then
   redis.call("HSET", K.facts, "fence", digits(now_us - 1))
 end
 return reply

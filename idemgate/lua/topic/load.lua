@@ -6,8 +6,8 @@
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4] the slot it comes from
 --- ARGV[5] number of the batch; 0 = replies given lately, which may be taken in twice
---- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (of a reply its half minute); value; "1" if it is
----         inside of its group
+--- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (of a reply its half minute, of an event id when to forget
+---         it); value; "1" if it is inside of its group
 --- Returns {"ok", now ms} {"open", now ms} (another change closed or opened it) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -22,7 +22,9 @@
 --- @include "lib/lined"
 --- @include "lib/place"
 --- @include "lib/occupy"
+--- @include "lib/events"
 --- @include "lib/digits"
+--- @include "lib/letter_id"
 --- @include "lib/count"
 local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -82,13 +84,10 @@ local function fly(key, ends, packed, inside)
 end
 
 local function entomb(id, died, packed)
-  local letter, free = cmsgpack.unpack(packed), tonumber(id)
-  while redis.call("HEXISTS", K.grave, digits(free)) == 1 do
-    free = free + 1
-  end
-  letter[5] = free
-  redis.call("HSET", K.grave, digits(free), cmsgpack.pack(letter))
-  redis.call("ZADD", K.dead, died, digits(free))
+  local letter = cmsgpack.unpack(packed)
+  letter[5] = letter_id(K, tonumber(id))
+  redis.call("HSET", K.grave, digits(letter[5]), cmsgpack.pack(letter))
+  redis.call("ZADD", K.dead, died, digits(letter[5]))
 end
 
 local function recollect(name, expires, value)
@@ -126,14 +125,18 @@ local function retell(request, half, packed)
   end
 end
 
+local seen = events(K)
 for i = 6, #ARGV, 5 do
   local kind, m = ARGV[i], nil
   if kind == "f" then
     m = sound_message(cmsgpack.unpack(ARGV[i + 3])[delivery.message])
-  elseif kind ~= "d" and kind ~= "m" and kind ~= "c" and kind ~= "t" then
+  elseif not string.find(kind, "^[dmcte]$") then
     m = sound_message(ARGV[i + 3])
   end
   problem = m and (broken(K, p, { ARGV[i + 1] }) or sound(K, m[message.group], p.group_limit))
+  if kind == "e" and not readable(seen, bucket_of(seen, ARGV[i + 1])) then
+    problem = seen.problem
+  end
   if problem then
     return { "foreign", now_ms, problem }
   end
@@ -148,13 +151,16 @@ for i = 6, #ARGV, 5 do
     entomb(name, at, value)
   elseif kind == "m" then
     recollect(name, at, value)
+  elseif kind == "e" and tonumber(at) > now_ms then
+    witness(seen, name, tonumber(at), now_ms)
   elseif kind == "c" then
     learn(name, value)
   elseif kind == "t" then
     retell(name, at, value)
-  else
+  elseif kind ~= "e" then
     pend(kind, name, at, value, inside)
   end
 end
+store_events(seen)
 count(K, done)
 return { "ok", now_ms }

@@ -4,9 +4,9 @@
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
---- ARGV[4..] seven a trigger: key; when ("", "a" + ms since the epoch, "d" + ms from now); priority or "" (as it is, or 0); group or "";
----         version or ""; event id or ""; accumulator
---- Returns {"ok", now ms, then two a trigger: "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", due ms (0 = none)}
+--- ARGV[4..] three a trigger: key; what it asks for (lib/asked); accumulator
+--- Returns {"ok", now ms, a number a trigger...}: 8 * (when it is due, ms from now) + 0 to 4, which stand for these, then
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -21,15 +21,25 @@
 --- @include "lib/vacate"
 --- @include "lib/policy"
 --- @include "lib/window"
---- @include "lib/when"
+--- @include "lib/asked"
 --- @include "lib/remember"
 --- @include "lib/recall"
+--- @include "lib/events"
 --- @include "lib/fade"
 --- @include "lib/count"
 --- @include "lib/head"
 --- @include "lib/hint"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
+local names, asks, ask = {}, {}, nil
+for i = 4, #ARGV, 3 do
+  local text, n = ARGV[i + 1], #names + 1
+  if not ask or text ~= ask.text then -- one after the other they often ask for the same
+    ask = asked(text, now_ms)
+    ask.noted = p.leading or ask.version ~= "" or ask.event ~= ""
+  end
+  names[n], asks[n] = ARGV[i], ask
+end
 local problem = wrong(K)
 if problem then
   return { "foreign", now_ms, problem }
@@ -38,10 +48,12 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
+local stored, before, flying = redis.call("HMGET", K.pending, unpack(names)), head(K), redis.call("HLEN", K.flight)
 
 -- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
+local seen
 local function admit(key, version, event, group)
-  if event ~= "" and recall(K, "e" .. event .. key, now_ms) then
+  if event ~= "" and witnessed(seen, event, now_ms) then
     return "duplicate"
   end
   if version ~= "" then
@@ -60,7 +72,7 @@ end
 
 local function note(key, version, event, due, group)
   if event ~= "" then
-    remember(K, "e" .. event .. key, group, math.max(now_ms, due) + p.remember)
+    witness(seen, event, math.max(now_ms, due) + p.remember, now_ms)
   end
   if version ~= "" then
     remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
@@ -70,31 +82,65 @@ local function note(key, version, event, due, group)
   end
 end
 
--- Where a message stands is given by these; as long as they stay, it is not touched.
-local function moved(old, new)
-  return old[message.due] ~= new[message.due] or old[message.priority] ~= new[message.priority]
-    or old[message.group] ~= new[message.group]
+-- What is pending of the keys named here, as it was packed by this call or read and unpacked once; what is to be written of them,
+-- together at the end; and when they are scheduled, false for those that are not, as far as it is known.
+local pending, words, changed, scheduled, standing = {}, {}, {}, {}, {}
+local earliest, shifted, pack = math.huge, false, cmsgpack.pack
+local function schedule_all()
+  if #scheduled > 0 then
+    redis.call("ZADD", K.due, unpack(scheduled))
+    scheduled = {}
+  end
+end
+local function write_all()
+  for key, m in pairs(changed) do
+    words[#words + 1] = key
+    words[#words + 1] = pack(m)
+  end
+  if #words > 0 then
+    redis.call("HSET", K.pending, unpack(words))
+  end
+  schedule_all()
+  if seen then
+    store_events(seen)
+  end
 end
 
-local shifted = false
+-- Groups and lines are changed in the store: what was to be scheduled goes there first, and what is known of it may be so no more.
+local function unsettle()
+  schedule_all()
+  shifted, standing = true, {}
+end
+local function stands_at(key)
+  if standing[key] == nil then
+    schedule_all()
+    standing[key] = tonumber(redis.call("ZSCORE", K.due, key)) or false
+  end
+  return standing[key]
+end
+
 -- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
--- time by its caller, holds it no longer.
-local function shift(key, old, stands, m, asked)
+-- time by its caller, holds it no longer. `old` are the places that say where it stood.
+local function shift(key, old, stands, m, at)
+  local other = old[message.priority] ~= m[message.priority]
+  local elsewhere = old[message.group] ~= m[message.group]
   if stands then
     if m[message.due] ~= stands then
-      shifted = true
-      redis.call("ZADD", K.due, m[message.due], key)
+      shifted, standing[key] = true, m[message.due]
+      scheduled[#scheduled + 1] = m[message.due]
+      scheduled[#scheduled + 1] = key
     end
-  elseif moved(old, m) and unplace(K, key, old) then
-    shifted = true
-    place(K, key, m)
+  elseif old[message.due] ~= m[message.due] or other or elsewhere then
+    unsettle()
+    if unplace(K, key, old) then
+      place(K, key, m)
+    end
   end
-  local later = asked or m[message.due] > (stands or old[message.due]) or old[message.group] ~= m[message.group]
-  local other = old[message.priority] ~= m[message.priority]
+  local later = at or m[message.due] > (stands or old[message.due]) or elsewhere
   if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
     return
   end
-  shifted = true
+  unsettle()
   if later then
     vacate(K, old[message.group], key, p.group_limit)
   else
@@ -103,125 +149,134 @@ local function shift(key, old, stands, m, asked)
   end
 end
 
--- What is pending of the keys named here, read and unpacked once; and what is to be written of them, together at the end.
-local pending, changed, scheduled, standing = {}, {}, {}, {}
-local before, earliest, flying = head(K), nil, redis.call("EXISTS", K.flight) == 1
-local function schedule_all()
-  if #scheduled > 0 then
-    redis.call("ZADD", K.due, unpack(scheduled))
-    scheduled, standing = {}, {}
-  end
-end
-local function write_all()
-  local words = {}
-  for key in pairs(changed) do
-    words[#words + 1] = key
-    words[#words + 1] = cmsgpack.pack(pending[key])
-  end
-  if #words > 0 then
-    redis.call("HSET", K.pending, unpack(words))
-  end
-  schedule_all()
-end
-
--- A new message is scheduled, unless its key is in flight.
-local function schedule(key, due)
-  if not flying or redis.call("HEXISTS", K.flight, key) == 0 then
-    scheduled[#scheduled + 1] = due
-    scheduled[#scheduled + 1] = key
-    standing[key] = true
-    earliest = math.min(earliest or due, due)
-  end
-end
-
 -- One trigger into the pending message of its key. Returns its receipt.
-local function put(key, asked, priority, group, version, acc, serial)
-  if standing[key] then
-    schedule_all()
-  end
-  local old = pending[key]
-  -- Where and when it stands: scheduled; nil or false behind a delivery of its key or its group, when it is ready, and for a new one.
-  local stands = old and tonumber(redis.call("ZSCORE", K.due, key))
-  local stood = old and {
+local function join(key, old, ask, acc, serial)
+  -- Where and when it stands: scheduled; false behind a delivery of its key or its group, or when it is ready.
+  local stands = stands_at(key)
+  local stood = {
     [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
     [message.rank] = old[message.rank],
   }
-  local m = { 1, now_ms, now_ms, 0, 0, "", 0, version, acc, "", tonumber(priority) or "", group, serial, 0 }
-  local receipt = "scheduled"
-  if old then
-    m = fold(p.merge, old, m)
-    receipt = "merged"
-    if stands and stands ~= m[message.due] then
-      m[message.due], m[message.why] = stands, "flush"
-    end
+  local new = { 1, now_ms, now_ms, 0, 0, "", 0, ask.version, acc, "", ask.priority, ask.group, serial, 0 }
+  local receipt = "merged"
+  local m = fold(p.merge, old, new)
+  if stands and stands ~= m[message.due] then
+    m[message.due], m[message.why] = stands, "flush"
   end
-  if asked then
-    m[message.due], m[message.why], m[message.pinned] = asked, "time", 1
-    receipt = old and "replaced" or receipt
+  if ask.at then
+    receipt = "replaced"
+    m[message.due], m[message.why], m[message.pinned] = ask.at, "time", 1
   elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
     -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
-    m[message.due], m[message.why] = window(p, m, not old, now_ms)
+    m[message.due], m[message.why] = window(p, m, false, now_ms)
   end
-  pending[key], changed[key] = m, true
-  if old then
-    shift(key, stood, stands, m, asked)
-  else
-    schedule(key, m[message.due])
-  end
+  pending[key], changed[key] = m, m
+  shift(key, stood, stands, m, ask.at)
   return receipt, m[message.due]
 end
 
--- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version that is remembered.
-local function problem_of(key, packed, group, version)
-  if packed then
+-- What is common to new messages whose triggers ask for the same is packed once: the places of lib/message around the accumulator, which
+-- only lacks a header that says how long it is.
+local headers, born = {}, "\158" .. pack(1, now_ms, now_ms)
+local function header(acc)
+  headers[#acc] = string.sub(pack(acc), 1, -#acc - 1)
+  return headers[#acc]
+end
+local function begun(ask)
+  local due, why, pinned = ask.at, "time", 1
+  if not due then
+    due, why = window(p, { 1, now_ms, now_ms, now_ms, 0, "now" }, true, now_ms)
+    pinned = 0
+  end
+  ask.due, ask.score = due, string.format("%.0f", due)
+  ask.before = born .. pack(due, 0, why, pinned, ask.version)
+  ask.behind = ask.priority .. ask.group == "" and "\160\160\160" or pack("", ask.priority, ask.group)
+  return ask.before
+end
+-- A new message is scheduled, unless its key is in flight.
+local function begin(key, ask, acc, serial)
+  local before, n = ask.before or begun(ask), #words
+  local m = before .. (p.raw and (headers[#acc] or header(acc)) or "") .. acc .. ask.behind .. pack(serial) .. "\0"
+  pending[key], words[n + 1], words[n + 2] = m, key, m
+  if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then
+    n = #scheduled
+    scheduled[n + 1], scheduled[n + 2] = ask.score, key
+    if ask.due < earliest then
+      earliest = ask.due
+    end
+  end
+  return "scheduled", ask.due
+end
+
+-- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version and the events that are remembered.
+local function problem_of(key, packed, ask)
+  if ask.event ~= "" then
+    seen = seen or events(K)
+    if not readable(seen, bucket_of(seen, ask.event)) then
+      return seen.problem
+    end
+  end
+  if packed and not pending[key] then
     pending[key] = sound_message(packed, p.merge)
     if not pending[key] then
       return unsound(K.pending, key)
     end
   end
-  local name = "v" .. key
-  local held = version ~= "" and recall(K, name, now_ms)
-  if held and not tonumber(string.match(held, "^[^ ]+") or "") then
-    return unsound(K.memo, name)
+  if ask.version ~= "" then
+    local name = "v" .. key
+    local held = recall(K, name, now_ms)
+    if held and not tonumber(string.match(held, "^[^ ]+") or "") then
+      return unsound(K.memo, name)
+    end
   end
-  if packed and (group ~= "" or pending[key][message.group] ~= "") then
-    return broken(K, p, { key }) or sound(K, group, p.group_limit)
+  if packed and (ask.group ~= "" or pending[key][message.group] ~= "") then
+    return broken(K, p, { key }) or sound(K, ask.group, p.group_limit)
   end
 end
 
-local names = {}
-for i = 4, #ARGV, 7 do
-  names[#names + 1] = ARGV[i]
+local met = {}
+for n = 1, #names do
+  if stored[n] or asks[n].noted then
+    problem = problem_of(names[n], stored[n], asks[n])
+    if problem then
+      return { "foreign", now_ms, problem }
+    end
+    met[#met + 1] = stored[n] and names[n] or nil
+  end
 end
-for i, packed in ipairs(redis.call("HMGET", K.pending, unpack(names))) do
-  problem = problem_of(names[i], packed, ARGV[i * 7], ARGV[i * 7 + 1])
-  if problem then
-    return { "foreign", now_ms, problem }
+if #met > 0 then
+  for n, score in ipairs(redis.call("ZMSCORE", K.due, unpack(met))) do
+    standing[met[n]] = tonumber(score) or false
   end
 end
 -- The first write is one that the server refuses when out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")
+local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 local done, reply = {}, { "ok", now_ms }
-local serial = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
-for i = 4, #ARGV, 7 do
-  local key, group, version, event, due = ARGV[i], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], 0
-  local receipt = admit(key, version, event, group)
+local before_all = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
+local serial = before_all
+for i = 4, #ARGV, 3 do
+  local key, ask, acc = ARGV[i], asks[(i - 1) / 3], ARGV[i + 2]
+  local receipt, due = ask.noted and admit(key, ask.version, ask.event, ask.group), now_ms
   if not receipt then
-    local acc = ARGV[i + 6]
-    acc = p.raw and acc or cmsgpack.unpack(acc)
+    local old = pending[key]
     serial = serial + 1
-    receipt, due = put(key, when(ARGV[i + 1], now_ms), ARGV[i + 2], group, version, acc, serial)
-    note(key, version, event, due, group)
-    done.accepted = (done.accepted or 0) + 1
+    if old then
+      old = type(old) == "table" and old or cmsgpack.unpack(old)
+      receipt, due = join(key, old, ask, p.raw and acc or cmsgpack.unpack(acc), serial)
+    else
+      receipt, due = begin(key, ask, acc, serial)
+    end
+    if ask.noted then
+      note(key, ask.version, ask.event, due, ask.group)
+    end
   end
-  if receipt ~= "scheduled" then
-    done[receipt] = (done[receipt] or 0) + 1
-  end
-  reply[#reply + 1] = receipt
-  reply[#reply + 1] = due
+  done[receipt] = (done[receipt] or 0) + 1
+  reply[#reply + 1] = 8 * (due - now_ms) + codes[receipt]
 end
+done.scheduled, done.accepted = nil, serial - before_all
 write_all()
 count(K, done)
 fade(K, now_ms, #ARGV)
-hint(K, before, shifted and head(K) or earliest)
+hint(K, before, shifted and head(K) or earliest < math.huge and earliest)
 return tell(K, ARGV[2], now_ms, reply)

@@ -7,11 +7,13 @@
 --- Returns {"ok", now ms, number of this batch, then six an entry: kind, name, number, value, "1" if it is inside of its group or "",
 ---         what decides its slot or ""} (no entry: it is empty)
 ---         {"open", now ms} (another change closed or opened it) {"foreign", now ms, problem}
---- Kinds: f flight, b pending behind it, p scheduled, r ready, l in the line of its group, d dead letter, m memo, c facts.
+--- Kinds: f flight, b pending behind it, p scheduled, r ready, l in the line of its group, d dead letter, m memo, c facts, e an event id
+--- (lib/events; it says itself what decides its slot).
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
 --- @include "lib/sound"
+--- @include "lib/events"
 --- @include "lib/message"
 --- @include "lib/delivery"
 --- @include "lib/sortable"
@@ -96,7 +98,29 @@ local function add_memo(name, expires)
   if kind == "v" then
     group = string.match(value, "^[^ ]+ (.*)$") or ""
   end
-  add("m", name, expires, value, "", group ~= "" and group or string.sub(name, kind == "e" and 18 or 2))
+  add("m", name, expires, value, "", group ~= "" and group or string.sub(name, 2))
+end
+
+-- The last buckets of the events that are remembered, whole, and from which one on they are shown.
+local seen, shown_from = events(K), 0
+local function add_events()
+  shown_from = seen.buckets
+  while shown_from > 0 and readable(seen, shown_from - 1)
+    and (#entries == 0 or #entries + #seen.held[shown_from - 1] / seen.width <= 500) do
+    shown_from = shown_from - 1
+    local held = seen.held[shown_from]
+    for at = 1, #held, seen.width do
+      add("e", string.sub(held, at, at + 17), forgotten_at(held, at), "", "", "")
+    end
+  end
+  problem = problem or seen.problem
+end
+local function forget_events()
+  for at = shown_from, seen.buckets - 1 do
+    redis.call("HDEL", K.memo, "e" .. at)
+  end
+  redis.call("HSET", K.memo, "e", cmsgpack.pack({ 1, math.max(1, shown_from), seen.count }))
+  seen = events(K)
 end
 
 -- What pending messages are left when nothing stands anywhere: there should be none.
@@ -133,9 +157,10 @@ local function batch()
       return entries
     end
   end
-  add_left()
-  if #entries == 0 then
-    add_facts()
+  for _, add_all in ipairs({ add_events, add_left, add_facts }) do
+    if #entries == 0 then
+      add_all()
+    end
   end
   return entries
 end
@@ -152,6 +177,9 @@ local function member_of(kind, name, value)
   return kind == "r" and sortable(m[message.due], name) or lined(name, m)
 end
 local function forget(all)
+  if all[1] and all[1][1] == "e" then
+    return forget_events()
+  end
   for _, e in ipairs(all) do
     local zset, hash = in_zset[e[1]], in_hash[e[1]] or "pending"
     if zset then
@@ -162,6 +190,10 @@ local function forget(all)
 end
 
 problem = nil
+-- What is asked once little is left is asked here, too: whoever may not ask it is refused while all is whole.
+redis.call("HKEYS", K.facts)
+redis.call("HGETALL", K.facts)
+redis.call("HDEL", K.facts, "")
 local last = tonumber(redis.call("HGET", K.facts, "batch")) or 0
 local first = batch()
 if not problem and tonumber(ARGV[3]) == last + 1 then

@@ -1,0 +1,43 @@
+"""The record of a guarded key as it is stored (`lua/lib/record.lua`), for those who look from outside."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+__all__ = ["Stored", "stored"]
+
+_LONG = struct.Struct(">xc 7s6s6s I I 6s B")
+_SHORT = 12
+"""Bytes of the short form before a token, a fingerprint and the result."""
+_NAMES = {b"p": "in progress", b"r": "released", b"v": "done", b"n": "done", b"e": "failed"}
+
+
+class Stored(NamedTuple):
+    """`state` as people say it, `kind` of the result, `data` the result or checkpoint."""
+
+    state: str
+    kind: bytes
+    data: bytes
+
+
+def stored(packed: bytes) -> Stored:
+    """What a record says. ValueError where it is none."""
+    code = packed[0] if packed else 0
+    letter, at = _long(packed) if code == 193 else _short(code)
+    if letter not in _NAMES or at > len(packed):
+        raise ValueError("no state of ours, or not its fields")
+    return Stored(_NAMES[letter], b"" if letter in b"pr" else letter, packed[at:])
+
+
+def _short(code: int) -> tuple[bytes, int]:
+    if code < 248:
+        raise ValueError(f"it begins with {code:#x}, as no record of this program does")
+    return b"vvnneenn"[code - 248 : code - 247], _SHORT + 16 * (code >= 254) + 16 * (code % 2)
+
+
+def _long(packed: bytes) -> tuple[bytes, int]:
+    at = _LONG.size
+    for _ in ("owner", "fingerprint"):
+        at += 1 + (packed[at] if at < len(packed) else 0)
+    return packed[1:2], at

@@ -1,0 +1,342 @@
+"""Every interleaving of the protocol of one guarded key, up to a depth, run by the scripts themselves.
+
+Two callers claim, beat, complete, release and vanish; somebody looks, and later forgets or resolves what was seen; the
+lease lapses, the retention ends; each reply may be lost, and each request that was made may come once more, at any
+time.
+
+What is judged is what is promised, from the answers alone and not by a model of the scripts: who was granted the key
+when, and what was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgpack
+import redis
+
+from idemgate import Gate
+from idemgate.core.claims import Record
+from idemgate.core.clock import stamp
+from idemgate.testing import Clock
+from tests import exhaustive
+from tests.exhaustive import Violation
+
+__all__ = ["Search", "Violation"]
+
+LEASE, KEEP = 10_000, 100_000
+"""Ms: of a lease, of what is done or was released."""
+START = 1_700_000_000.0
+BEGIN = 1_700_000_000_000
+SNAPSHOT = """return { { redis.call("DUMP", KEYS[1]) or "" }, redis.call("GET", KEYS[1]) or "" }"""
+RESET = """redis.call("DEL", KEYS[1])
+if ARGV[1] ~= "" then redis.call("RESTORE", KEYS[1], 0, ARGV[1]) end"""
+GRANTS = ("started", "ok", "forgotten")
+"""Answers that say that the request had, or has, its effect."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """`number`: which one of this path. `effect`: it changed what is stored."""
+
+    name: str
+    script: str
+    args: tuple[Any, ...]
+    reply: tuple[Any, ...]
+    number: int
+    effect: bool
+
+
+@dataclass(frozen=True)
+class World:
+    """What is true, whoever knows it. Times in ms from the start."""
+
+    owner: bytes = b""
+    """Who was granted the key last, and has not ended: b"" nobody."""
+    fence: int = 0
+    until: int = 0
+    """When the owner's lease ends."""
+    done_until: int = 0
+    starts: int = 0
+    """Attempts since the key was absent."""
+    lapses: int = 0
+    """How often it was taken over since."""
+    rests_until: int = 0
+    """When what is not in progress is forgotten."""
+    last: int = -1
+    """The request that had an effect last."""
+    ghost: bool = False
+    """The owner was granted the key by a copy of a claim, which came when others had come and gone."""
+
+    def at(self, now: int) -> World:
+        """What of it still counts."""
+        gone = not self.owner and self.rests_until <= now
+        return replace(self, starts=0, lapses=0, done_until=0) if gone else self
+
+
+@dataclass(frozen=True)
+class State:
+    dumps: tuple[bytes, ...] = (b"",)
+    content: bytes = b""
+    now: int = 0
+    world: World = World()
+    callers: tuple[bytes, ...] = (b"", b"")
+    """The owner token under which each believes to run."""
+    seen: tuple[int, bool] | None = None
+    """Fence and whether it ran, when somebody looked last."""
+    sent: tuple[Request, ...] = ()
+    unheard: int = 0
+    copies: int = 0
+    path: tuple[str, ...] = field(default=(), compare=False)
+
+    def same(self) -> Any:
+        return self.content, self.now, self.world, self.callers, self.seen, self.sent, self.unheard, self.copies
+
+
+@dataclass(frozen=True)
+class Step(exhaustive.Step):
+    """`caller`: whose step it is. `told`: the request that this is a copy of. `heard`: the reply arrives."""
+
+    caller: int = 0
+    told: Request | None = None
+    heard: bool = True
+
+
+class Search(exhaustive.Search[State, Step]):
+    """`hold`: a key whose owner vanished waits for a decision."""
+
+    def __init__(self, raw: redis.Redis, gate: Gate, hold: bool, scripts: Mapping[str, str]) -> None:
+        self.claims, self.hold = gate.claims, hold
+        self.record = gate.claims.key("search", "k")
+        super().__init__(raw, self.record, RESET, SNAPSHOT, scripts)
+
+    def start(self) -> State:
+        return State()
+
+    def asked(self, state: State, step: Step) -> tuple[Any, ...]:
+        return (stamp(Clock(START + state.now / 1000)), *step.args)
+
+    # -- what may happen ----------------------------------------------------------------------------------------------
+
+    def steps(self, state: State) -> Iterator[Step]:
+        for step in (*self._calls(state), *self._decisions(state)):
+            yield step
+            if state.unheard < 1:
+                yield replace(step, name=f"{step.name}, unheard", heard=False)
+        if state.copies < 2:
+            for one in state.sent:
+                yield Step(f"copy of {one.name}", one.script, one.args, told=one)
+        if state.sent and state.now < 2 * LEASE:
+            yield Step("lapse")
+        if state.sent and state.now < KEEP:
+            yield Step("retention ends")
+        if state.content and state.seen != (now := self._looks(state)):
+            yield Step(f"look {now}")
+
+    def _calls(self, state: State) -> Iterator[Step]:
+        record, claims = self.record, self.claims
+        for caller, owner in enumerate(state.callers):
+            n = sum(one.script == "once/claim" for one in state.sent)
+            if not owner and n < 3:
+                token = f"{caller}.{n}".encode()
+                call = claims.claim(record, token, LEASE, KEEP, b"print", 0, self.hold)
+                yield Step(f"claim {caller}", call.script.name, tuple(call.args[1:]), caller)
+            if owner:
+                for call in (
+                    claims.complete(record, owner, KEEP, b"v", b"result"),
+                    claims.release(record, owner, KEEP),
+                    claims.renew(record, owner, LEASE, KEEP),
+                ):
+                    if not _has_sent(state, call.script.name, owner) or call.script.name != "once/renew":
+                        yield Step(
+                            f"{call.script.name[5:]} {owner.decode()}", call.script.name, tuple(call.args[1:]), caller
+                        )
+                yield Step(f"vanish {caller}", caller=caller)
+
+    def _decisions(self, state: State) -> Iterator[Step]:
+        if state.seen is None or any(one.script in ("once/forget", "once/resolve") for one in state.sent):
+            return
+        seen = _record(*state.seen)
+        for call, name in (
+            (self.claims.forget(self.record, b"request", seen, False), "forget"),
+            (self.claims.forget(self.record, b"request", seen, True), "forget by force"),
+            (self.claims.resolve(self.record, b"request", seen, True, KEEP, b"v", b"decided"), "resolve as done"),
+            (self.claims.resolve(self.record, b"request", seen, False, KEEP, b"n", b""), "resolve as free"),
+        ):
+            yield Step(name, call.script.name, tuple(call.args[1:]))
+
+    def _looks(self, state: State) -> tuple[int, bool]:
+        found = _unpacked(state.content)
+        return found[3], found[1] == b"p"
+
+    def alone(self, state: State, step: Step) -> State:
+        path = (*state.path, step.name)
+        if step.name == "lapse":
+            return replace(state, now=state.now + LEASE, path=path)
+        if step.name == "retention ends":
+            return replace(state, now=state.now + KEEP, path=path)
+        if step.name.startswith("look"):
+            return replace(state, seen=self._looks(state), path=path)
+        return replace(state, callers=_put(state.callers, step.caller, b""), path=path)
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+
+    def answered(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
+        after = replace(before, dumps=found[0], content=found[1], path=(*before.path, step.name))
+        word = reply[0].decode()
+        changed = after.content != before.content
+        if step.told is not None:
+            self._judge_copy(before, after, step.told, reply)
+            number, after = step.told.number, replace(after, copies=before.copies + 1)
+        else:
+            number = len(before.sent)
+            after = replace(
+                after, sent=(*before.sent, Request(step.name, step.script, step.args, reply, number, changed))
+            )
+        self._judge(before, after, step, word, reply)
+        world = self._now(before, step, word, reply, changed)
+        if changed:
+            world = replace(world, last=number)
+        after = replace(after, world=world, unheard=before.unheard + (not step.heard))
+        self._judge_content(after)
+        return self._known(before, after, step, word)
+
+    def _known(self, before: State, after: State, step: Step, word: str) -> State:
+        """What a caller believes after this reply, which it may not have heard."""
+        owner = step.args[0]
+        if step.script == "once/claim":
+            caller = int(owner[:1])
+            if word == "started" and step.heard and not before.callers[caller]:
+                return replace(after, callers=_put(before.callers, caller, owner))
+        elif step.told is None and step.heard and step.script in ("once/complete", "once/release"):
+            return replace(after, callers=_put(before.callers, step.caller, b""))
+        return after
+
+    def _judge(self, before: State, after: State, step: Step, word: str, reply: tuple[Any, ...]) -> None:
+        world, owner, changed = before.world, step.args[0], after.content != before.content
+        live = bool(world.owner) and world.until > before.now
+        if step.script == "once/claim":
+            self._judge_claim(before, after, owner, word, reply)
+        elif step.script in ("once/complete", "once/release", "once/renew"):
+            mine = world.owner == owner
+            self.check(after, mine or not changed, "P5: who does not own the key changes it")
+            if mine:
+                self.check(after, word == "ok", "P5: the owner is refused")
+            elif step.told is None and not _had_effect(before, step.script, owner):
+                self.check(after, word == "lost", "P5: who does not own the key is not told so")
+        else:
+            fence, running = before.seen or (0, False)
+            if step.told is None and word in GRANTS:
+                self.check(after, world.fence == fence, "what came since is decided about")
+                self.check(after, bool(world.owner) == running, "what has ended since is decided about")
+                force = step.script == "once/forget" and step.args[2] == b"1"
+                self.check(after, force or not live, "P1: what is live is decided about")
+            self.check(after, word in GRANTS or not changed, "a decision that is refused has an effect")
+
+    def _judge_claim(self, before: State, after: State, owner: bytes, word: str, reply: tuple[Any, ...]) -> None:
+        world, now = before.world.at(before.now), before.now
+        live = bool(world.owner) and world.until > now
+        if word != "started":
+            self.check(after, after.content == before.content, "a claim that is refused has an effect")
+            free = world.done_until <= now and (not world.owner or (not live and not self.hold))
+            self.check(after, not free or word == "stale", "a free key is refused")
+            self.check(after, word != "busy" or reply[2] == world.until - now, "the lease that is left is told wrong")
+            if word == "done":
+                self.check(after, reply[3] in (b"result", b"decided"), "P2: a duplicate gets another result")
+            return
+        if owner == world.owner:
+            self.check(after, reply[2] == world.fence, "P6: a copy of a claim gets another token")
+            return
+        self.check(after, not live, "P1: two live claims")
+        self.check(after, world.done_until <= now, "P2: it is done, and runs again")
+        self.check(after, not (self.hold and world.owner), "P3: an owner that vanished is not waited for")
+        self.check(after, reply[2] > world.fence, "P4: a fencing token does not rise")
+        self.check(after, reply[3] == world.starts + 1, "P11: an attempt is not counted")
+        self.check(after, reply[4] == world.lapses + bool(world.owner), "P3: a lost lease is not counted")
+
+    def _judge_copy(self, before: State, after: State, first: Request, reply: tuple[Any, ...]) -> None:
+        """What nobody came after gets the same answer, and has no second effect. Otherwise a copy of a claim may be
+        granted what is free, and a copy of a heartbeat hold what is its own."""
+        quiet = after.content == before.content
+        world, owner = before.world, first.args[0]
+        if first.script not in ("once/claim", "once/renew") and first.reply[0].decode() in GRANTS:
+            self.check(after, quiet or (world.ghost and world.owner == owner), "P6: a late copy has a second effect")
+        if first.effect and world.last == first.number and not world.ghost:
+            self.check(after, _timeless(reply) == _timeless(first.reply), "P6: a copy is answered otherwise")
+            self.check(after, quiet or first.script == "once/renew", "P6: a copy has a second effect")
+        if first.script == "once/claim" and world.rests_until > before.now and world.last >= 0:
+            last = before.sent[world.last]
+            own = last.script in ("once/complete", "once/release") and last.args[0] == owner
+            self.check(after, quiet or not own, "P6: a late claim locks what was given back")
+
+    def _now(self, before: State, step: Step, word: str, reply: tuple[Any, ...], changed: bool) -> World:
+        """The truth after this answer."""
+        now, owner = before.now, step.args[0]
+        world = before.world.at(now)
+        if word not in GRANTS or not (changed or owner == world.owner):
+            return world
+        if step.script == "once/claim":
+            return self._granted(world, owner, now, reply[2], step.told is not None)
+        if step.script == "once/renew":
+            return replace(world, until=now + LEASE)
+        return self._ended(world, step, now) if changed else world
+
+    def _granted(self, world: World, owner: bytes, now: int, fence: int, copy: bool) -> World:
+        if owner == world.owner:
+            return world
+        more = {"starts": world.starts + 1, "lapses": world.lapses + bool(world.owner)}
+        return replace(world, owner=owner, fence=fence, until=now + LEASE, done_until=0, ghost=copy, **more)
+
+    def _ended(self, world: World, step: Step, now: int) -> World:
+        rest = replace(world, owner=b"", until=0, ghost=False, rests_until=now + KEEP)
+        if step.script == "once/complete" or (step.script == "once/resolve" and step.args[2] == b"1"):
+            return replace(rest, done_until=now + KEEP)
+        if step.script == "once/forget":
+            return replace(rest, done_until=0, rests_until=0, starts=0, lapses=0)
+        return rest
+
+    def _judge_content(self, after: State) -> None:
+        """What is stored says what is true."""
+        if not after.content:
+            return
+        found, world = _unpacked(after.content), after.world
+        state, owner, fence = found[1], found[2], found[3]
+        self.check(after, fence == world.fence, "P4: the token that was granted last is not what is stored")
+        self.check(after, (state == b"p") == bool(world.owner), "it is in progress, or not, against what was answered")
+        if state == b"p":
+            self.check(after, owner == world.owner, "P1: it is stored for another owner")
+            self.check(after, found[5] - BEGIN == world.until, "P1: the lease does not end as it was granted")
+        if world.done_until > after.now:
+            self.check(
+                after, state == b"d" and found[5] - BEGIN == world.done_until, "P2: what is done is not kept as long"
+            )
+            self.check(after, found[8] == b"print", "what is done lost its fingerprint")
+
+
+def _has_sent(state: State, name: str, owner: bytes) -> bool:
+    return any(one.script == name and one.args[0] == owner for one in state.sent)
+
+
+def _had_effect(state: State, name: str, owner: bytes) -> bool:
+    return any(one.effect and one.script == name and one.args[0] == owner for one in state.sent)
+
+
+def _unpacked(content: bytes) -> list[Any]:
+    found: list[Any] = msgpack.unpackb(content, raw=True)
+    return found
+
+
+def _timeless(reply: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (reply[0], *reply[2:])
+
+
+def _put(callers: tuple[bytes, ...], at: int, owner: bytes) -> tuple[bytes, ...]:
+    return (*callers[:at], owner, *callers[at + 1 :])
+
+
+def _record(fence: int, running: bool) -> Record:
+    """As somebody saw it."""
+    state = "in_progress" if running else "done"
+    return Record(state, fence, 1, 0, None, None, None, "", True, "", b"", b"")

@@ -1,0 +1,85 @@
+"""What is stored of a key: no more than is needed, and read back the same in either form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.core.keys import record
+from idemgate.testing import Clock
+
+RESULT = "a result of just thirty bytes."
+PACKED = 32
+"""Its bytes as they are stored."""
+
+
+def stored(gate: Gate, raw: Any, key: str, scope: str = "claim") -> bytes:
+    found = raw.get(record(gate.namespace, scope, key))
+    assert isinstance(found, bytes)
+    return found
+
+
+async def test_what_is_done_at_the_first_attempt_takes_twelve_bytes_and_its_result(
+    face: Any, gate: Gate, raw: Any
+) -> None:
+    await (await face.claim("plain")).complete(RESULT)
+    await (await face.claim("printed", fingerprint=1)).complete(RESULT)
+    await face.first("marked", "24h")
+    assert len(stored(gate, raw, "plain")) == 12 + PACKED
+    assert len(stored(gate, raw, "printed")) == 12 + 16 + PACKED
+    assert len(stored(gate, raw, "marked", "first")) == 12 + 16
+
+
+@pytest.mark.parametrize(
+    ("retention", "worked", "short"),
+    [("1m", 0.0, True), ("45d", 65.535, True), ("90s", 0.0, False), ("46d", 0.0, False), ("1m", 65.536, False)],
+)
+async def test_either_form_says_the_same(
+    face: Any, gate: Gate, raw: Any, clock: Clock, retention: str, worked: float, short: bool
+) -> None:
+    # Given a claim that is completed after some time
+    claim = await face.claim("k", retention=retention, fingerprint="one")
+    clock.advance(worked)
+    began = clock.microseconds()
+    await claim.complete(RESULT)
+    assert (stored(gate, raw, "k")[0] >= 248) is short
+    # When somebody looks a little later
+    clock.advance("10s")
+    seen = await face.inspect("k")
+    # Then everything is there, in milliseconds
+    assert (seen.state, seen.kind, seen.token, seen.attempts, seen.taken_over) == ("done", "v", claim.token, 1, 0)
+    assert seen.since == began // 1000 / 1000
+    assert seen.retention_left == {"1m": 60, "90s": 90, "45d": 45 * 86400, "46d": 46 * 86400}[retention] - 10
+    assert seen.has_fingerprint
+    assert gate.codec.decode(seen.result) == RESULT
+    assert (await face.claim("k", fingerprint="one")).result == RESULT
+
+
+async def test_a_second_attempt_is_remembered_as_such(face: Any, gate: Gate, raw: Any) -> None:
+    await (await face.claim("k")).release()
+    await (await face.claim("k")).complete(RESULT)
+    assert stored(gate, raw, "k")[0] == 193
+    assert (await face.inspect("k")).attempts == 2
+
+
+async def test_a_copy_of_a_completion_is_known_and_that_of_another_owner_is_not(face: Any, gate: Gate) -> None:
+    # Given a key that was forgotten after an owner had it, and done by the next
+    former = await face.claim("k")
+    await face.forget("k", force=True)
+    later = await face.claim("k")
+    assert await later.complete(RESULT)
+    # When both complete it once more
+    assert await later.complete("again") is True
+    assert await former.complete("too late") is False
+    # Then nothing changed
+    assert (await face.claim("k")).result == RESULT
+
+
+async def test_whoever_vanished_is_a_stranger_once_it_was_decided(face: Any, clock: Clock) -> None:
+    vanished = await face.claim("k", lease="30s", on_lease_loss="hold")
+    clock.advance("31s")
+    assert await face.resolve("k", done=True, result="decided")
+    assert await vanished.complete("after all") is False
+    assert (await face.claim("k")).result == "decided"

@@ -1,0 +1,386 @@
+"""What each role is for, as short scenes that reach every branch of its scripts in which the server is asked for
+something."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from idemgate import Bury, Gate, Retry, Trigger
+from idemgate.cli.doctor.examine import Namespace, examined
+from idemgate.core import expiry, members, registry
+from idemgate.core.holdings import Announcement
+from idemgate.core.slotaudit import Slot, read_slot
+from idemgate.testing import Clock, audit
+
+__all__ = ["BESIDE", "SCENES", "Stage"]
+
+
+class Stage(NamedTuple):
+    """`mine` is the gate of the role, by `url`, and `lasting` the same by the server's clock; `other` may do all,
+    in the same namespace; `theirs` begins the names of keys and channels that are named to the role."""
+
+    mine: Gate
+    lasting: Gate
+    url: str
+    other: Gate
+    clock: Clock
+    raw: Any
+    theirs: str
+
+
+Scene = Callable[[Stage], None]
+
+
+def awaited(on: Stage, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs it in a loop of its own, and leaves no connection of that behind."""
+
+    async def whole() -> None:
+        try:
+            await work()
+        finally:
+            await on.mine.aio.close()
+
+    asyncio.run(whole())
+
+
+# -- guard ------------------------------------------------------------------------------------------------------------
+
+
+def guards(on: Stage) -> None:
+    gate = on.mine
+    guarded = gate.once(key="{n}", fingerprint="n", on_in_progress="raise")(lambda n: n + 1)
+    assert [guarded(1) for _ in range(2)] == [2, 2]
+    claim = gate.claim("k", lease="1s", on_lease_loss="hold")
+    assert claim.checkpoint("half")
+    assert claim.extend("1m")
+    assert gate.inspect("k").state == "in_progress"
+    on.clock.advance("1h")
+    assert gate.resolve("k", done=True)
+    assert gate.forget("k")
+    assert gate.claim("k").release()
+    gate.once(key="{k}", at_most_once=True)(lambda k: k)("x")
+
+
+def marks(on: Stage) -> None:
+    assert on.lasting.first("now", "1h")
+    for compact in (False, True):
+        assert [on.mine.first("f", "1h", compact=compact) for _ in range(2)] == [True, False]
+        assert on.mine.first_many(["x", "y", "x"], "1h", compact=compact) == [True, True, False]
+    for _ in range(3):  # its pages turn
+        on.clock.advance("2h")
+        assert on.mine.first("f", "1h", compact=True)
+
+
+def waits(on: Stage) -> None:
+    async def waiting() -> None:
+        claim = await on.mine.aio.claim("k")
+        first = await waiter(on, "k")
+        await claim.complete("done")
+        assert await first == "done"
+        # What nobody waits for any more is unsubscribed from when it is heard
+        await on.mine.aio.claim("l")
+        second = await waiter(on, "l")
+        on.raw.publish(channel(on, "k"), "x")
+        await until(on, lambda: not on.raw.pubsub_numsub(channel(on, "k"))[0][1])
+        second.cancel()
+
+    awaited(on, waiting)
+
+
+async def waiter(on: Stage, key: str) -> asyncio.Task[Any]:
+    """Somebody who is being told when it is done."""
+    claim = await on.mine.aio.claim(key)
+    task = asyncio.create_task(claim.wait(30))
+    await until(on, lambda: on.raw.pubsub_numsub(channel(on, key))[0][1] or task.done())
+    return task
+
+
+def channel(on: Stage, key: str) -> bytes:
+    return on.mine.claims.key("claim", key)[0]
+
+
+# -- producer ---------------------------------------------------------------------------------------------------------
+
+
+def triggers(on: Stage) -> None:
+    topic = on.mine.topic("t", window="60s", priority=True, remember="1h")
+    assert topic.trigger("a", 1, group="g", version=1, event_id="e", priority=3).accepted
+    assert topic.trigger("a", 2, event_id="e").status == "duplicate"
+    topic.trigger_many([Trigger("b", group="g"), Trigger("c", delay="5s", priority=1)])
+    other = on.other.topic("t", window="60s", priority=True, remember="1h")
+    on.clock.advance("61s")
+    taken = other.take(10)
+    topic.trigger("a", 3, group="h", delay="1s")
+    topic.trigger("c", 3, delay="9s")
+    assert topic.peek("a").in_flight is not None
+    assert topic.cancel("a") == "in_flight"
+    other.nack(taken[0], delay="1s")
+    topic.trigger("a", 4, delay="20s")
+    topic.trigger("a", 4, group="i", delay="2s", priority=4)
+    on.clock.advance("2h")
+    topic.trigger("z", 1)  # what was remembered fades
+    topic.stats()
+
+
+def changes(on: Stage) -> None:
+    on.lasting.topic("now").trigger("k", 1)
+    topic = on.mine.topic("t", window="60s", priority=True)
+    topic.trigger_many([Trigger(key, 1, group="g") for key in "abcd"])
+    assert topic.reschedule("b", group="g", delay="1s")
+    assert topic.flush("c", group="g")
+    assert topic.flush() >= 1
+    other = on.other.topic("t", window="60s", priority=True)
+    other.take(1)
+    for key in "abcd":
+        topic.reschedule(key, group="g", delay="3s")
+        topic.flush(key, group="g")
+        topic.peek(key, group="g")
+        topic.cancel(key, group="g")
+    assert topic.stats().pending == 0
+
+
+def begins_anew(on: Stage) -> None:
+    """A topic that was forgotten, and one that has other slots by now."""
+    mine, other = (gate.topic("t", window="60s") for gate in (on.mine, on.other))
+    mine.trigger("a", 1)
+    other.reslot(2)
+    mine.trigger("a", 2)
+    on.other.topic("t").forget(discard=True)
+    assert mine.trigger("a", 3).status == "scheduled"
+    mine.stats()
+
+
+def edges(on: Stage) -> None:
+    for name, policy in (
+        ("leading", {"edge": "leading", "window": "10s"}),
+        ("quiet", {"quiet": "2s", "max_delay": "9s", "max_size": 3}),
+        ("group", {"group_concurrency": 2}),
+    ):
+        topic = on.mine.topic(name, **policy)
+        for n in range(4):
+            topic.trigger("k", n, group="g")
+            topic.trigger("l", n, group="g")
+        topic.cancel("k", group="g")
+
+
+# -- worker -----------------------------------------------------------------------------------------------------------
+
+
+def works(on: Stage) -> None:
+    topic = on.mine.topic("t", priority=True, max_attempts=2, rate="1000/s", concurrency=10, retention="1h")
+    for key in "abcdefgh":
+        topic.trigger(key, key, group="g" if key < "d" else None, priority=1)
+    for _ in range(4):
+        for one in topic.take(10):
+            if one.key in "ae":
+                topic.ack(one)
+            elif one.key in "bf":
+                topic.nack(one, delay="1s")
+            elif one.key == "h":
+                topic.bury(one, reason="why")
+            else:
+                topic.extend(one, "1m")
+        on.clock.advance("5m")
+    on.clock.advance("2h")
+    topic.take(10)
+    topic.stats()
+
+
+def settles(on: Stage) -> None:
+    topic = on.mine.topic("t", merge="append", priority=True)
+    topic.trigger_many([Trigger(key, n, group=key.upper()) for key in "abc" for n in range(3)])
+    first, second, third = topic.take(3)
+    topic.trigger(second.key, 7, group=second.group)
+    topic.nack(first, items=[0])
+    topic.nack(second)
+    topic.cancel(third.key, group=third.group)
+    topic.nack(third)
+    on.clock.advance("1h")
+    while taken := topic.take(10):
+        topic.ack(taken)
+
+
+def forwards(on: Stage) -> None:
+    for kind in ("list", "stream"):
+        for target in (None, f"{on.theirs}{kind}"):
+            topic = on.mine.topic(f"{kind}-{target is None}")
+            topic.forward(kind, target, keep=1)  # type: ignore[arg-type]
+            for _ in range(2):
+                topic.trigger_many([Trigger(key, 1, group="g" if key < "c" else None) for key in "abcd"])
+                while topic.forward_due():
+                    pass
+
+
+def belongs(on: Stage) -> None:
+    for number, topics in ((1, ("t",)), (2, ("t",)), (3, ())):
+        slots = (("t", 0), ("t", 1)) if topics else ()
+        said = Announcement("m", number, topics, number - 1, (), slots, ())
+        on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
+    said = Announcement("n", 1, ("t",), 0, (), (("t", 1),), ())
+    on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
+    on.mine.link.run(members.leave(on.mine.namespace, "g", on.clock, "m"))
+    on.clock.advance("1h")
+    said = Announcement("o", 1, ("t",), 0, (), (("t", 1),), (("t", 0),))
+    on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
+    on.mine.link.run(members.attendance(on.mine.namespace, "g", on.clock))
+    on.mine.link.run(members.leave(on.mine.namespace, "g", on.clock, "o"))
+
+
+def runs(on: Stage) -> None:
+    topic, heard = on.mine.topic("t", slots=2, max_attempts=1), list[str]()
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        heard.append(delivery.key)
+        if delivery.key == "b":
+            raise Bury("no")
+        if delivery.key == "c":
+            raise Retry("later", delay="1h")
+
+    async def running() -> None:
+        async with on.mine.aio.worker(members=True):
+            await topic.aio.trigger_many([Trigger(key, 1) for key in "abc"])
+            await until(on, lambda: len(heard) == 3)
+
+    awaited(on, running)
+
+
+# -- subscriber -------------------------------------------------------------------------------------------------------
+
+
+def hears(on: Stage) -> None:
+    heard = list[object]()
+
+    async def hearing() -> None:
+        on.mine.on(f"{on.theirs}.a")(heard.append)
+        on.mine.on(f"{on.theirs}.*", pattern=True)(heard.append)
+        async with on.mine.aio.subscribers():
+            on.raw.publish(f"{on.theirs}.a", "x")
+            await until(on, lambda: len(heard) == 2)
+
+    awaited(on, hearing)
+
+
+def reads(on: Stage) -> None:
+    """A stream: made, read, kept, reclaimed, given back, buried, acknowledged, left."""
+    name, ran = f"{on.theirs}stream", list[str]()
+    hold = asyncio.Event()
+
+    async def reading() -> None:
+        @on.mine.stream(name, group="g", reclaim="60ms", max_deliveries=3, max_dead=1)
+        async def handle(entry: Any) -> None:
+            ran.append(entry.id)
+            if entry.fields["n"] == b"0":
+                await hold.wait()
+            elif entry.fields["n"] == b"1":
+                raise Bury("no")
+            elif entry.fields["n"] == b"2" and entry.deliveries < 2:
+                raise Retry("later", delay="1ms")
+
+        count = on.mine.counters
+        async with on.mine.aio.subscribers():
+            for n in (0, 1, 1, 2, 3):
+                on.raw.xadd(name, {"n": n})
+            await until(on, lambda: count["stream.handled"] == 2 and count["stream.dead_trimmed"] == 1)
+            if on.raw.exists(name) and on.raw.xinfo_groups(name):
+                pending = on.raw.xpending_range(name, "g", "-", "+", 10)
+                beaten = [one["time_since_delivered"] for one in pending]
+                await until(on, lambda: not beaten or idle(on, name) <= min(30, beaten[0] + 1))
+            hold.set()
+            await until(on, lambda: count["stream.acked"] == 5)
+
+    awaited(on, reading)
+
+
+def idle(on: Stage, name: str) -> int:
+    return min((one["time_since_delivered"] for one in on.raw.xpending_range(name, "g", "-", "+", 10)), default=0)
+
+
+def looks(on: Stage) -> None:
+    on.raw.set(f"{on.theirs}k", "x", px=60_000)
+    assert on.lasting.link.run(expiry.look(f"{on.theirs}k".encode(), None)).expires
+
+
+def scans(on: Stage) -> None:
+    """It finds what expires, without being told; the due set is a producer's."""
+    on.raw.set(f"{on.theirs}k", "x", px=60_000)
+
+    async def scanning() -> None:
+        on.mine.expiry("due", f"{on.theirs}*", notifications="assume")
+        async with on.mine.aio.subscribers():
+            await until(on, lambda: on.mine.counters["expiry.scans"])
+            on.raw.delete(f"{on.theirs}k")  # whether a primary says so is asked
+            await until(on, lambda: "gone" in on.other.topic("due").peek(f"{on.theirs}k").pending.payload)
+
+    awaited(on, scanning)
+
+
+# -- viewer and admin -------------------------------------------------------------------------------------------------
+
+
+def views(on: Stage) -> None:
+    topic = on.other.topic("t", window="1s", priority=True)
+    topic.trigger_many([Trigger(key, 1, group="g") for key in "abc"])
+    topic.flush()
+    topic.bury(topic.take(1)[0], reason="why")
+    topic.take(1)
+    on.other.first("f", "1h")
+    said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
+    on.other.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
+    seen = on.mine.topic("t", window="1s", priority=True)
+    assert seen.stats().dead == 1
+    assert len(seen.dead.list()) == 1
+    for key in "abc":
+        seen.peek(key, group="g")
+    assert on.mine.inspect("f", scope="first").state == "done"
+    assert set(on.mine.link.run(members.attendance(on.mine.namespace, "g", on.clock)).members) == {"m"}
+    assert [one.name for one in on.mine.stored_topics()] == ["t"]
+    on.lasting.link.run(registry.entries(on.mine.namespace, None))
+    on.mine.link.run(read_slot(Slot(on.mine.namespace, "t", 0, 1), on.clock, 1000, 100_000))
+
+
+def administers(on: Stage) -> None:
+    topic = on.mine.topic("t", window="60s", priority=True)
+    for key in "abcd":
+        topic.trigger(key, 1, group="g", event_id=key, version=1)
+    topic.flush()
+    topic.bury(topic.take(1)[0], reason="why")
+    assert topic.pause()
+    topic.reslot(4)
+    topic.reslot(2)
+    assert topic.resume()
+    assert topic.dead.redrive() == 1
+    on.mine.topic("t").forget(discard=True)
+    assert not audit(on.mine).errors
+
+
+def examines(on: Stage) -> None:
+    assert len(examined(Namespace(on.url, on.mine.namespace))) > 5
+
+
+async def until(on: Stage, happens: Callable[[], Any]) -> None:
+    """AssertionError as soon as the server refused anything: then it will not happen."""
+    end = time.monotonic() + 30.0
+    while not happens():
+        refused = [one["object"] for one in on.raw.acl_log() if one["object"] != "client|setinfo"]
+        assert not refused, refused
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(0.002)
+
+
+GUARD = [guards, marks, waits]
+PRODUCER = [triggers, changes, begins_anew, edges]
+WORKER = [*PRODUCER, works, settles, forwards, belongs, runs]
+SCENES: dict[str, list[Scene]] = {
+    "guard": GUARD,
+    "producer": PRODUCER,
+    "worker": WORKER,
+    "subscriber": [looks, hears, reads, scans],
+    "viewer": [views],
+    "admin": [*GUARD, *WORKER, views, administers, looks, examines],
+}
+BESIDE = {scans: ["producer"]}
+"""Roles that a scene needs beside the one it is of."""

@@ -1,0 +1,100 @@
+"""Least privilege: what a role may do is enough for all that it is for, and none of it can be taken away."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import Gate
+from idemgate.core.acl import ROLES, rule
+from idemgate.link.embedded import start
+from idemgate.testing import Clock
+from tests.conftest import PASSWORD
+from tests.security.scenes import BESIDE, SCENES, Stage
+
+USER = "least"
+_numbers = itertools.count()
+
+NAMED: dict[str, dict[str, Any]] = {
+    "worker": {"keys": ["THEIRS*"]},
+    "subscriber": {"keys": ["THEIRS*"], "channels": ["THEIRS.*", "__keyevent@1__:*"]},
+    "admin": {"keys": ["THEIRS*"]},
+}
+SPARE: dict[str, set[str]] = {"viewer": {"+zrangebylex"}}
+"""Of a library that its scripts share with others; it reads what may be read by other commands, too."""
+UNSEEN = {"+ping"}
+"""Asked of connections that were idle for a while."""
+ASKED_IN_VAIN = {("command", "client|setinfo")}
+"""Clients ask, and do without."""
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[str]:
+    """A server of this module: its log of refusals is read."""
+    with start() as started:
+        yield started.url
+
+
+@pytest.fixture
+def raw(own: str) -> Iterator[Any]:
+    with redis.Redis.from_url(f"{own}?db=1") as client:
+        client.config_set("notify-keyspace-events", "Egx")
+        yield client
+        client.flushall()
+
+
+class Trial:
+    """Scenes by users whose rule is what a test says."""
+
+    def __init__(self, raw: Any, own: str, role: str) -> None:
+        self.raw, self.own = raw, own
+        # Placeholders, since each scene has names of its own.
+        self.words = rule([role], "NS", USER, **NAMED.get(role, {}))[7:]
+
+    def refused(self, scene: Callable[[Stage], None], without: str = "") -> set[tuple[str, str]]:
+        """What the server refuses a user who may all but one thing, such as ("command", "get"). A scene that is refused
+        nothing has to end well."""
+        namespace, theirs = f"n{next(_numbers)}", f"theirs-{next(_numbers)}"
+        beside = rule(BESIDE[scene], "NS", USER)[7:] if scene in BESIDE else []
+        words = [word for word in (*self.words, *beside) if word != without]
+        named = [word.replace("NS", namespace).replace("THEIRS", theirs) for word in words]
+        self.raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "-@all", *named)
+        self.raw.script_flush()
+        self.raw.acl_log_reset()
+        failed = self._played(scene, namespace, theirs)
+        self.raw.flushall()
+        found = {(one["reason"], one["object"]) for one in self.raw.acl_log()}
+        if failed is not None and not found:
+            raise failed
+        return found
+
+    def _played(self, scene: Callable[[Stage], None], namespace: str, theirs: str) -> BaseException | None:
+        clock, (scheme, place) = Clock(), self.own.split("://")
+        url = f"{scheme}://{USER}:{PASSWORD}@{place}?db=1&client_name=least"
+        with (
+            Gate(url, namespace=namespace, clock=clock, timeout="2s") as mine,
+            Gate(url, namespace=namespace, timeout="2s") as lasting,
+            Gate(f"{self.own}?db=1", namespace=namespace, clock=clock) as other,
+        ):
+            try:
+                scene(Stage(mine, lasting, url, other, clock, self.raw, theirs))
+            except Exception as error:
+                return error
+        return None
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_what_it_is_for_and_nothing_of_it_can_be_left_out(role: str, raw: Any, own: str) -> None:
+    trial = Trial(raw, own, role)
+    # Given a user of the role, Then nothing of what it is for is refused
+    usual = {scene: trial.refused(scene) for scene in SCENES[role]}
+    assert {one for found in usual.values() for one in found} <= ASKED_IN_VAIN, usual
+    # When it may do one thing less, Then something of that is refused
+    unmissed = {
+        word for word in trial.words if not any(trial.refused(scene, word) - ASKED_IN_VAIN for scene in SCENES[role])
+    }
+    assert unmissed == SPARE.get(role, set()) | UNSEEN
