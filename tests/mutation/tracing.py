@@ -11,15 +11,17 @@ __all__ = ["MARK", "Log", "marked", "place", "wrapped"]
 MARK = "lines of scripts:"
 _STATEMENT = re.compile(r"\s*(?:local |if |for |while |return\b|redis\.|[\w.]+[\[( ].*=|\w+\()")
 _INSIDE = re.compile(r"\s*(?:and |or |\.\.|else|end|until|\}|\)|--|[\w\"\[\].]+ = [^=].*,$)")
+_OPEN_END = re.compile(r"(?:[,=+]|\.\.|\b(?:and|or|not))\s*$")
 
 
 def _statements(source: str) -> Iterator[tuple[int, str]]:
     """The lines at which a statement begins."""
-    depth = 0
+    depth, open_end = 0, False
     for number, line in enumerate(source.splitlines(), 1):
         code = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line).partition("--")[0]
-        if depth == 0 and _STATEMENT.match(code) and not _INSIDE.match(code):
+        if depth == 0 and not open_end and _STATEMENT.match(code) and not _INSIDE.match(code):
             yield number, line
+        open_end = bool(_OPEN_END.search(code)) if code.strip() else open_end
         depth += sum(map(code.count, "({[")) - sum(map(code.count, ")}]"))
 
 
