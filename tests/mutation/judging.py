@@ -64,6 +64,9 @@ TESTS = [
         "guard/test_model",
         "topic/test_search",
         "guard/test_compact",
+        "guard/test_keep",
+        "guard/test_search",
+        "topic/test_events",
         "topic/test_reslot",
     ]
 ]
@@ -326,9 +329,9 @@ class Judge:
             for name, lines in found["seen"].items():
                 for line in lines:
                     self.comes_by[line].add(name)
-        unseen = {*lua.names()} - {line.partition(":")[0] for line in self.comes_by} - {"expiry/look"}
-        if unseen:
-            self.red = f"no test comes by {unseen}: is tracing broken?"
+        unseen = {*lua.names()} - {line.partition(":")[0] for line in self.comes_by}
+        if len(unseen) > len(lua.names()) / 4:
+            self.red = f"no test comes by {sorted(unseen)}: is tracing broken?"
         for file in files():
             own = {module.__file__ for module, _, _ in _texts(lua.source(file))}
             self.whole[file] = {name for name, item in self.items.items() if str(item.path) in own}
