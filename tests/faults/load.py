@@ -14,11 +14,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import redis
 
 from idemgate import AlreadyInProgress, Delivery, Gate, StoreUnavailable, current
@@ -38,6 +39,8 @@ TOPICS: dict[str, dict[str, Any]] = {
     "groups": {"priority": True, "slots": 2},
     "failing": {"max_attempts": 3},
 }
+OTHERS = {"topic/settle": 4, "topic/turn": 10}
+"""Where, in the arguments of a script that ends deliveries, it is said of those that are not just done how they end."""
 Order = dict[str, Any]
 
 
@@ -78,18 +81,22 @@ def _listening(say: Teller) -> None:
     def answered(self: Call[Any], reply: Any) -> Any:
         if self.script.name == "once/complete" and reply[0] == b"ok":
             say("done", self.keys[0].decode().rpartition(":")[2].rstrip("}"))
-        if self.script.name == "topic/settle" and reply[0] == b"ok":
+        if self.script.name in OTHERS and reply[0] == b"ok":
             topic = self.keys[0].decode().split(":")[3]
-            ended = zip(self.args[3::5], self.args[4::5], self.args[5::5], reply[3:], strict=True)
-            for verb, key, token, word in ended:
-                say("settled", f"{topic}/{_text(key)}", int(token), _text(verb), _text(word))
+            for key, token, verb, word in _ended(self, reply):
+                say("settled", f"{topic}/{key}", token, verb, word)
         return answer(self, reply)
 
     Call.answer = answered  # type: ignore[method-assign]
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def _ended(call: Call[Any], reply: Any) -> Iterator[tuple[str, int, str, str]]:
+    """Key, token, verb and outcome of each delivery that a call ended."""
+    named, others = msgpack.unpackb(call.args[3]), call.args[OTHERS[call.script.name] :]
+    verbs: dict[Any, Any] = dict(zip(others[::4], others[1::4], strict=True))
+    words = reply[len(reply) - len(named) // 2 :]
+    for place, (key, token, word) in enumerate(zip(named[::2], named[1::2], words, strict=True), 1):
+        yield key, token, verbs.get(place, "ack"), word.decode()
 
 
 def _begun(order: Order) -> tuple[Gate, Teller, random.Random]:

@@ -222,11 +222,15 @@ class Soak:
         told, quiet = -1, monotonic()
         end = monotonic() + 120
         while monotonic() < quiet + 2 or not empty():
-            assert monotonic() < end, [topic.stats() for topic in topics.values()]
+            assert monotonic() < end, (self._wrong(), [topic.stats() for topic in topics.values()])
             if (now := self.raw.llen(f"{self.name}:events")) != told:
                 told, quiet = now, monotonic()
             sleep(0.1)
         self.end()
+
+    def _wrong(self) -> list[Any]:
+        """What the processes themselves say went wrong, and why nothing may be done any more."""
+        return [facts for what, *facts in self.events() if what == "wrong"][:5]
 
     def end(self) -> None:
         for pid in list(self.living):
@@ -285,12 +289,14 @@ def test_nothing_is_lost_done_twice_or_left_behind(soak: Soak, seed: int, record
     verdict = Verdict(soak.events(), int(LEASE * 1e6) - 2_000 * JUMP - 10_000)
     assert verdict.wrong == [], (seed, verdict.wrong[:5])
     assert verdict.lost() == set(), (seed, sorted(verdict.lost())[:5])
-    lapsed = 0
+    lapsed = acked = 0
     for name, topic in topics.items():
         stats = topic.stats()
         # And every start of a handler is a delivery that was counted
         assert verdict.starts(name) <= stats["taken"] - stats["returned"], (seed, name, stats)
-        lapsed += stats["lapsed"]
+        lapsed, acked = lapsed + stats["lapsed"], acked + stats["acked"]
+    # And this judged what was done: who dies does not tell of it, but few do
+    assert acked / 2 < verdict.counted["ack ok"] <= acked, (seed, acked, verdict.counted)
     # And the store is as it must be
     report = audit(soak.gate)
     assert report.sound, (seed, str(report))
