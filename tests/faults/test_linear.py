@@ -127,8 +127,8 @@ class History:
         gate.claims.clock = Clock(us / 1_000_000)
         call = getattr(gate.claims, verb)(gate.claims.key("s", "k"), *arguments[verb])
         assert int(call.args[0]) == us
-        if drawn.random() < (0.3 if verb in DECISIONS else 0.1):  # most decisions are refused
-            drawn.choice([self.proxy.cut_reply, self.proxy.double_request])(_time(us))
+        if drawn.random() < (0.3 if verb in DECISIONS else 0.15):  # most decisions are refused
+            drawn.choice([self.proxy.cut_reply, self.proxy.double_request, self.proxy.hold_request])(_time(us))
         called, answer = time.monotonic(), UNKNOWN
         try:
             found = gate.link.run(call, within=drawn.choice([0.0] + 7 * [30.0]))
@@ -178,7 +178,8 @@ def test_histories_of_a_key_are_linearizable_while_the_wire_fails(
 SPOILT = {
     "a claim that does not look at the lease": ("once/claim", "if left > 0 then", "if left > 1e15 then"),
     "a claim that does not know its copies": ("once/claim", "if r.owner == token then", "if false then"),
-    "a completion by anybody": ("once/complete", "r.owner ~= ARGV[2]", "false"),
+    "a completion by anybody": (
+        "once/complete", "r.owner ~= ARGV[2] or r.fence ~= tonumber(ARGV[3])", "false"),
     "a release by anybody": ("once/release", "if r.owner ~= token then", "if false then"),
     "a heartbeat of a former owner": ("once/renew", "r.owner ~= token", "false"),
     "a fence that stands still": ("once/claim", "fence(r.fence, now_us)", "now_us"),
