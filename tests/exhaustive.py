@@ -21,6 +21,10 @@ __all__ = ["Search", "Step", "Violation", "frozen"]
 class Violation(Exception):
     """An invariant that a path of steps breaks."""
 
+    def __init__(self, what: str, path: tuple[str, ...]) -> None:
+        super().__init__(f"{what}: {' > '.join(path)}")
+        self.path = path
+
 
 class State(Protocol):
     """`dumps`: one a key. `same`: what makes two states one; not how they came to be, which is `path`."""
@@ -91,9 +95,18 @@ class Search(ABC, Generic[S, T]):
             self.raw.delete(*self.keys)
         return len(seen)
 
+    def follow(self, path: Sequence[str]) -> None:
+        """Takes these steps, and looks at those beside them. Raises Violation."""
+        states = [self.start()]
+        try:
+            for name in path:
+                states = [after for after in self._next(states, set()) if after.path[-1] == name]
+        finally:
+            self.raw.delete(*self.keys)
+
     def check(self, state: S, holds: bool, what: str) -> None:
         if not holds:
-            raise Violation(f"{what}: {' > '.join(state.path)}")
+            raise Violation(what, state.path)
 
     def _next(self, states: list[S], seen: set[Any]) -> Iterator[S]:
         steps = [(state, step) for state in states for step in self.steps(state)]

@@ -46,6 +46,7 @@ VERBS = (
     "resolve",
     "resolve",
 )
+DECISIONS = ("forget", "resolve")
 
 
 class History:
@@ -77,12 +78,12 @@ class History:
 
     def _with_copies(self, one: Operation) -> Operation:
         (key,) = Claims(self.namespace, None).key("s", "k")
-        return replace(one, copies=max(0, self.proxy.count(b"%s\r\n$16\r\n%d\r\n" % (key, one.us)) - 1))
+        return replace(one, copies=max(0, self.proxy.count(b"%s\r\n%s" % (key, _time(one.us))) - 1))
 
-    def _now(self, drawn: random.Random) -> int:
+    def _now(self, drawn: random.Random, verb: str) -> int:
         """A time that no other request bears, us; now and then the lease of whoever holds the key is over by then."""
         with self.lock:
-            lapses = drawn.random() < 0.15
+            lapses = drawn.random() < (0.5 if verb == "resolve" else 0.15)
             self.lapses += lapses
             self.clock.advance(LEASE / 1000 if lapses else 0.001)
             return self.clock.microseconds()
@@ -106,8 +107,11 @@ class History:
 
     def _step(self, gate: Gate, drawn: random.Random) -> None:
         verb = drawn.choice(VERBS)
-        if verb in ("forget", "resolve") and self.seen is None:
-            verb = "inspect"
+        if verb in DECISIONS and (self.seen is None or drawn.random() < 0.5):
+            self._ask(gate, drawn, "inspect")
+        self._ask(gate, drawn, verb if self.seen or verb not in DECISIONS else "inspect")
+
+    def _ask(self, gate: Gate, drawn: random.Random, verb: str) -> None:
         owner = self.owners[drawn.choice([0, 0, 0, 1, 2])]
         arguments: dict[str, tuple[Any, ...]] = {
             "claim": (token(), LEASE, KEEP, b"", 0, drawn.random() < 0.2),
@@ -119,10 +123,12 @@ class History:
             "forget": (token(), self.seen, drawn.random() < 0.3),
             "resolve": (token(), self.seen, drawn.random() < 0.5, KEEP, b"v", b"decided"),
         }
-        us = self._now(drawn)
+        us = self._now(drawn, verb)
         gate.claims.clock = Clock(us / 1_000_000)
         call = getattr(gate.claims, verb)(gate.claims.key("s", "k"), *arguments[verb])
         assert int(call.args[0]) == us
+        if drawn.random() < (0.3 if verb in DECISIONS else 0.15):  # most decisions are refused
+            drawn.choice([self.proxy.cut_reply, self.proxy.double_request, self.proxy.hold_request])(_time(us))
         called, answer = time.monotonic(), UNKNOWN
         try:
             found = gate.link.run(call, within=drawn.choice([0.0] + 7 * [30.0]))
@@ -137,6 +143,11 @@ class History:
                 return
         returned = inf if answer is UNKNOWN else time.monotonic()
         self.operations.append(Operation(called, returned, us, verb, arguments[verb], answer))
+
+
+def _time(us: int) -> bytes:
+    """As it stands in a request, and in the copies of it."""
+    return b"$16\r\n%d\r\n" % us
 
 
 @pytest.mark.timeout(0)
@@ -167,7 +178,8 @@ def test_histories_of_a_key_are_linearizable_while_the_wire_fails(
 SPOILT = {
     "a claim that does not look at the lease": ("once/claim", "if left > 0 then", "if left > 1e15 then"),
     "a claim that does not know its copies": ("once/claim", "if r.owner == token then", "if false then"),
-    "a completion by anybody": ("once/complete", "r.owner ~= ARGV[2]", "false"),
+    "a completion by anybody": (
+        "once/complete", "r.owner ~= ARGV[2] or r.fence ~= tonumber(ARGV[3])", "false"),
     "a release by anybody": ("once/release", "if r.owner ~= token then", "if false then"),
     "a heartbeat of a former owner": ("once/renew", "r.owner ~= token", "false"),
     "a fence that stands still": ("once/claim", "fence(r.fence, now_us)", "now_us"),

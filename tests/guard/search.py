@@ -33,7 +33,8 @@ START = 1_700_000_000.0
 BEGIN = 1_700_000_000_000
 SNAPSHOT = f"""{source("lib/read")}
 local r = read(KEYS[1])
-return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "", {{ r.state, r.owner, r.fence, r.ends, r.print }} }}"""
+return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "",
+  {{ r.state, r.owner, r.fence, r.ends, r.print, r.attempts, r.taken }} }}"""
 RESET = """redis.call("DEL", KEYS[1])
 if ARGV[1] ~= "" then redis.call("RESTORE", KEYS[1], 0, ARGV[1]) end"""
 GRANTS = ("started", "ok", "forgotten")
@@ -48,6 +49,8 @@ class Stored(NamedTuple):
     fence: int = 0
     ends: int = 0
     print: bytes = b""
+    attempts: int = 0
+    taken: int = 0
 
 
 class Caller(NamedTuple):
@@ -241,7 +244,7 @@ class Search(exhaustive.Search[State, Step]):
         if step.script == "once/claim":
             self._judge_claim(before, after, owner, word, reply)
         elif step.script in ("once/complete", "once/release", "once/renew"):
-            mine = world.owner == owner
+            mine = world.owner == owner and (step.script != "once/complete" or step.args[1] == world.fence)
             self.check(after, mine or not changed, "P5: who does not own the key changes it")
             if mine:
                 self.check(after, word == "ok", "P5: the owner is refused")
@@ -330,6 +333,9 @@ class Search(exhaustive.Search[State, Step]):
         if running:
             self.check(after, found.owner == world.owner, "P1: it is stored for another owner")
             self.check(after, ends == world.until, "P1: the lease does not end as it was granted")
+        if running or world.done_until > after.now:
+            counted = (found.attempts, found.taken) == (world.starts, world.lapses)
+            self.check(after, counted, "P11: attempts or lost leases are not what is stored")
         if world.done_until > after.now:
             kept = found.state == b"d" and ends == world.done_until
             self.check(after, kept, "P2: what is done is not kept as long")

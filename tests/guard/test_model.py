@@ -134,7 +134,7 @@ class Model:
         if key.state != "running":
             # Of what was completed only the fencing token tells by whom.
             return (key.kind != b"" and key.owner == b"" and key.fence == fence,)
-        if key.owner != owner:
+        if key.owner != owner or key.fence != fence:
             return (False,)
         state = "failed" if kind == b"e" else "done"
         self._rest(state=state, owner=b"", ends=now + retention, kind=kind, result=result, note=b"", since=now)

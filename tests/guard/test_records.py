@@ -83,3 +83,19 @@ async def test_whoever_vanished_is_a_stranger_once_it_was_decided(face: Any, clo
     assert await face.resolve("k", done=True, result="decided")
     assert await vanished.complete("after all") is False
     assert (await face.claim("k")).result == "decided"
+
+
+async def test_a_late_copy_of_a_claim_is_not_completed_by_the_attempt_before_it(
+    face: Any, gate: Gate, clock: Clock
+) -> None:
+    # Given a key that was done and forgotten, and that a late copy of the claim has taken again
+    claim = await face.claim("k", retention="1m")
+    passage = (claim.inner if hasattr(claim, "inner") else claim)._passage
+    await claim.complete(RESULT)
+    clock.advance("61s")
+    assert gate.link.run(passage.enter()).token > claim.token
+    # When the completion is made once more, and arrives twice
+    answers = [await claim.complete("again") for _ in range(2)]
+    # Then both are answered the same, and nothing came of it
+    assert answers == [False, False]
+    assert (await face.inspect("k")).state == "in_progress"

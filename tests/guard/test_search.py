@@ -48,15 +48,18 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "a former owner beats": (OVER, "once/renew", {"r.owner ~= token": "false"}),
     "a heartbeat revives what has ended": (OVER, "once/renew", {'r.state ~= "p" or': ""}),
     "a heartbeat says lost, and holds": (OVER, "once/renew", {'"ok", now_ms }': '"lost", now_ms }'}),
-    "anybody completes": (OVER, "once/complete", {"if r.owner ~= ARGV[2] then": "if false then"}),
+    "anybody completes": (
+        OVER, "once/complete", {"if r.owner ~= ARGV[2] or r.fence ~= tonumber(ARGV[3]) then": "if false then"}),
+    "what an earlier grant did completes a later one": (
+        OVER, "once/complete", {"or r.fence ~= tonumber(ARGV[3]) then": "then"}),
     "what was given back is completed": (
         OVER, "once/complete", {'if r.state ~= "p" then': 'if r.state ~= "p" and r.state ~= "r" then'}),
     "a lease that lapsed cannot be completed": (
-        OVER, "once/complete", {"if r.owner ~= ARGV[2] then": "if r.owner ~= ARGV[2] or r.ends <= now_ms then"}),
+        OVER, "once/complete", {"if r.owner ~= ARGV[2] or": "if r.owner ~= ARGV[2] or r.ends <= now_ms or"}),
     "a completion does not know its copies": (OVER, "once/complete", {'mine and "ok" or "lost"': '"lost"'}),
     "a copy of a completion lasts longer": (
         OVER, "once/complete", {'if r.state ~= "p" then': 'if r.state ~= "p" and r.owner ~= "" then',
-            "if r.owner ~= ARGV[2] then": 'if r.owner ~= ARGV[2] and r.owner ~= "" then'}),
+            "if r.owner ~= ARGV[2] or": 'if r.owner ~= ARGV[2] and r.owner ~= "" or'}),
     "whatever is done was done by whoever asks": (
         OVER, "once/complete", {"and r.fence == tonumber(ARGV[3])": ""}),
     "what was decided was done by the owner that vanished": (
@@ -97,3 +100,4 @@ def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, fault: str) -> None:
     with pytest.raises(Violation) as found:
         Search(raw, gate, SCOPES[scope], {name: text}).run(6)
     print(found.value)
+    Search(raw, gate, SCOPES[scope], {}).follow(found.value.path)  # as it is, the script breaks nothing there

@@ -3,7 +3,7 @@
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] owner token
---- ARGV[3] its fencing token, by which a copy of the completion is known
+--- ARGV[3] its fencing token, by which a copy of the completion is known; that of an earlier grant completes nothing
 --- ARGV[4] retention, ms
 --- ARGV[5] kind of result: "v" a value, "n" none was storable, "e" a failure
 --- ARGV[6] result
@@ -23,7 +23,7 @@ if r.state ~= "p" then
   local mine = r.kind ~= "" and r.owner == "" and r.fence == tonumber(ARGV[3])
   return { mine and "ok" or "lost", now_ms }
 end
-if r.owner ~= ARGV[2] then
+if r.owner ~= ARGV[2] or r.fence ~= tonumber(ARGV[3]) then
   return { "lost", now_ms }
 end
 rewrite(key, ended(r, kind == "e" and "f" or "d", kind, "", now_ms + retention, now_ms, ARGV[6]), retention)
