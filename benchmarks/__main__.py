@@ -9,22 +9,7 @@ import sys
 import time
 
 from benchmarks import environments, machine, results
-from benchmarks.plan import Plan
-
-PARTS = {
-    "wire": "limits of the server, of redis-py and of a bare socket",
-    "guard": "guards, first call and replay",
-    "scheduler": "enqueue, drain, and both at once",
-    "lateness": "how long after due, at 200 a second",
-    "merging": "100,000 triggers of 1,000 keys",
-    "memory": "bytes per remembered key",
-    "blocks": "the longest time that one script holds the server",
-    "imports": "what importing costs",
-    "microseconds": "where the time of a call goes",
-    "pieces": "what the pieces of a guarded call cost the client",
-    "cluster": "three primaries",
-    "embedded": "the embedded server",
-}
+from benchmarks.plan import PARTS, Plan
 
 
 def main() -> None:

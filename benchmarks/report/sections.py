@@ -8,6 +8,7 @@ from statistics import median
 from benchmarks import results
 from benchmarks.environments import CACHE, NODE, PYTHON
 from benchmarks.measuring import Row
+from benchmarks.plan import PARTS
 from benchmarks.report.figures import Rows, count, cpu, cpu_ratio, middle, ranged, ratio, ratios, rows_of, table
 
 __all__ = [
@@ -24,6 +25,8 @@ NAMES = {
     "bare": "bare commands",
 }  # fmt: skip
 COSTS = ["client us", "server us"]
+OWN = ["date", "commit", "repetitions", "load"]
+"""What differs from part to part."""
 
 
 def name_of(who: str) -> str:
@@ -41,14 +44,17 @@ _BUSY = 2.5
 
 
 def machine() -> str:
-    """Of the last part that was run of all: they are run together."""
-    found = results.load("guard") or {"facts": {}, "share": 1.0}
-    facts = dict(found["facts"])
-    if found["share"] != 1.0:
-        facts["size"] = f"a quick run: {found['share']:.0%} of the operations"
-    if facts and float(facts["load"].split()[0]) > _BUSY:
-        facts["**warning**"] = "others used this machine meanwhile: rates are far too low, and ratios are rough"
-    return table(["", ""], ([name, said] for name, said in facts.items()))
+    """What all parts have in common, and what each of them was run with: they may have been run apart."""
+    found = {part: run for part in PARTS if (run := results.load(part)) is not None}
+    shared = next(iter(found.values()), {"facts": {}})["facts"]
+    common = table(["", ""], ([name, said] for name, said in shared.items() if name not in OWN))
+    runs = table(
+        ["part", *OWN, "operations"],
+        ([part, *(run["facts"][name] for name in OWN), f"{run['share']:.0%}"] for part, run in found.items()),
+    )
+    busy = [part for part, run in found.items() if float(run["facts"]["load"].split()[0]) > _BUSY]
+    warning = f"\n\nOthers used this machine during {', '.join(busy)}: rates there are too low, and ratios are rough."
+    return common + "\n\n" + runs + (warning if busy else "")
 
 
 def wire() -> str:

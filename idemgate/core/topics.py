@@ -663,8 +663,9 @@ _REFUSED: dict[int, Receipt] = {3: Receipt("dropped", None), 4: Receipt("duplica
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:
-    now_ms = reply[1]
-    return [_REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3)) for one in reply[2:]]
+    now_ms: int = reply[1]
+    codes: list[int] = reply[2:]
+    return [_REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3)) for one in codes]
 
 
 def _stats(answers: list[list[list[Any]]]) -> Stats:

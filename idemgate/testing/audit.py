@@ -136,7 +136,7 @@ class _Audit:
             if b" " in name:  # what is noted of a change of slots
                 continue
             self.topics[text(name)] = declared(packed, name + b" to" in found)
-            self.counted["topics"] += 1
+            self.counted["topics"] = len(self.topics)
             if self.topics[text(name)] is None:
                 yield Finding("undecodable", text(key), f"the policy of topic {text(name)!r} cannot be read")
 
@@ -193,6 +193,8 @@ class _Audit:
             yield Finding("unread", text(key), f"{what}; at most {self.most:,} and {self.room:,} are read")
             return
         self._count(found)
+        if slot.topic not in self.topics:
+            list(self._registry(link))  # it was opened meanwhile; what is wrong there has been said
         if not found.closed:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)

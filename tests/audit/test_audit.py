@@ -16,7 +16,10 @@ import pytest
 from idemgate import BadInput, Gate, Trigger
 from idemgate.core import keys
 from idemgate.core.findings import KINDS
+from idemgate.link.servers import servers
+from idemgate.link.sync import SyncLink
 from idemgate.testing import audit
+from idemgate.testing.audit import _Audit
 
 Plant = Callable[["Hand"], object]
 
@@ -360,6 +363,21 @@ async def test_what_goes_on_meanwhile_is_no_fault(url: str, namespace: str) -> N
     assert any(one.counted["in_flight"] for one in reports)
     assert audit(gate).sound
     gate.close()
+
+
+@pytest.mark.damages("undecodable")
+def test_a_topic_that_is_opened_meanwhile_is_no_fault(gate: Gate, raw: Any, namespace: str) -> None:
+    # Given an audit that has read the registry, and says what is wrong there
+    raw.hset(keys.topics(namespace), "odd", b"\xc1")
+    link = SyncLink(gate.endpoint, 5.0)
+    with servers(gate.endpoint) as found:
+        findings = _Audit(namespace, gate.clock, gate.codec, 1000, 100_000).all(link, found)
+        assert next(findings).kind == "undecodable"
+        # When a topic is opened, and it goes on
+        gate.topic("later").trigger("k")
+        # Then it finds nothing else
+        assert list(findings) == []
+    link.close()
 
 
 def test_the_documentation_explains_every_finding() -> None:

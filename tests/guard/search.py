@@ -12,29 +12,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgpack
 import redis
 
 from idemgate import Gate
 from idemgate.core.claims import Record
 from idemgate.core.clock import stamp
+from idemgate.lua import source
 from idemgate.testing import Clock
 from tests import exhaustive
 from tests.exhaustive import Violation
 
 __all__ = ["Search", "Violation"]
 
-LEASE, KEEP = 10_000, 100_000
-"""Ms: of a lease, of what is done or was released."""
+LEASE, KEEP = 10_000, 120_000
+"""Ms: of a lease, of what is done or was released: whole minutes, as the short form of a record has them."""
+PRINT = b"print of sixteen"
 START = 1_700_000_000.0
 BEGIN = 1_700_000_000_000
-SNAPSHOT = """return { { redis.call("DUMP", KEYS[1]) or "" }, redis.call("GET", KEYS[1]) or "" }"""
+SNAPSHOT = f"""{source("lib/read")}
+local r = read(KEYS[1])
+return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "", {{ r.state, r.owner, r.fence, r.ends, r.print }} }}"""
 RESET = """redis.call("DEL", KEYS[1])
 if ARGV[1] ~= "" then redis.call("RESTORE", KEYS[1], 0, ARGV[1]) end"""
 GRANTS = ("started", "ok", "forgotten")
 """Answers that say that the request had, or has, its effect."""
+
+
+class Stored(NamedTuple):
+    """What a record says, as the scripts read it; `ends` in ms since the epoch."""
+
+    state: bytes = b"absent"
+    owner: bytes = b""
+    fence: int = 0
+    ends: int = 0
+    print: bytes = b""
+
+
+class Caller(NamedTuple):
+    """The owner token under which somebody believes to run, b"" if not, and the fencing token that came with it."""
+
+    owner: bytes = b""
+    fence: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,10 +100,11 @@ class World:
 class State:
     dumps: tuple[bytes, ...] = (b"",)
     content: bytes = b""
+    found: Stored = Stored()
+    """What `content` says."""
     now: int = 0
     world: World = World()
-    callers: tuple[bytes, ...] = (b"", b"")
-    """The owner token under which each believes to run."""
+    callers: tuple[Caller, ...] = (Caller(), Caller())
     seen: tuple[int, bool] | None = None
     """Fence and whether it ran, when somebody looked last."""
     sent: tuple[Request, ...] = ()
@@ -137,15 +158,15 @@ class Search(exhaustive.Search[State, Step]):
 
     def _calls(self, state: State) -> Iterator[Step]:
         record, claims = self.record, self.claims
-        for caller, owner in enumerate(state.callers):
+        for caller, (owner, fence) in enumerate(state.callers):
             n = sum(one.script == "once/claim" for one in state.sent)
             if not owner and n < 3:
                 token = f"{caller}.{n}".encode()
-                call = claims.claim(record, token, LEASE, KEEP, b"print", 0, self.hold)
+                call = claims.claim(record, token, LEASE, KEEP, PRINT, 0, self.hold)
                 yield Step(f"claim {caller}", call.script.name, tuple(call.args[1:]), caller)
             if owner:
                 for call in (
-                    claims.complete(record, owner, KEEP, b"v", b"result"),
+                    claims.complete(record, owner, fence, KEEP, b"v", b"result"),
                     claims.release(record, owner, KEEP),
                     claims.renew(record, owner, LEASE, KEEP),
                 ):
@@ -168,8 +189,7 @@ class Search(exhaustive.Search[State, Step]):
             yield Step(name, call.script.name, tuple(call.args[1:]))
 
     def _looks(self, state: State) -> tuple[int, bool]:
-        found = _unpacked(state.content)
-        return found[3], found[1] == b"p"
+        return state.found.fence, state.found.state == b"p"
 
     def alone(self, state: State, step: Step) -> State:
         path = (*state.path, step.name)
@@ -179,12 +199,13 @@ class Search(exhaustive.Search[State, Step]):
             return replace(state, now=state.now + KEEP, path=path)
         if step.name.startswith("look"):
             return replace(state, seen=self._looks(state), path=path)
-        return replace(state, callers=_put(state.callers, step.caller, b""), path=path)
+        return replace(state, callers=_put(state.callers, step.caller, Caller()), path=path)
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
     def answered(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
-        after = replace(before, dumps=found[0], content=found[1], path=(*before.path, step.name))
+        dumps, content, says = found
+        after = replace(before, dumps=dumps, content=content, found=Stored(*says), path=(*before.path, step.name))
         word = reply[0].decode()
         changed = after.content != before.content
         if step.told is not None:
@@ -201,17 +222,17 @@ class Search(exhaustive.Search[State, Step]):
             world = replace(world, last=number)
         after = replace(after, world=world, unheard=before.unheard + (not step.heard))
         self._judge_content(after)
-        return self._known(before, after, step, word)
+        return self._known(before, after, step, reply)
 
-    def _known(self, before: State, after: State, step: Step, word: str) -> State:
+    def _known(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
         """What a caller believes after this reply, which it may not have heard."""
         owner = step.args[0]
         if step.script == "once/claim":
             caller = int(owner[:1])
-            if word == "started" and step.heard and not before.callers[caller]:
-                return replace(after, callers=_put(before.callers, caller, owner))
+            if reply[0] == b"started" and step.heard and not before.callers[caller].owner:
+                return replace(after, callers=_put(before.callers, caller, Caller(owner, reply[2])))
         elif step.told is None and step.heard and step.script in ("once/complete", "once/release"):
-            return replace(after, callers=_put(before.callers, step.caller, b""))
+            return replace(after, callers=_put(before.callers, step.caller, Caller()))
         return after
 
     def _judge(self, before: State, after: State, step: Step, word: str, reply: tuple[Any, ...]) -> None:
@@ -301,18 +322,18 @@ class Search(exhaustive.Search[State, Step]):
         """What is stored says what is true."""
         if not after.content:
             return
-        found, world = _unpacked(after.content), after.world
-        state, owner, fence = found[1], found[2], found[3]
-        self.check(after, fence == world.fence, "P4: the token that was granted last is not what is stored")
-        self.check(after, (state == b"p") == bool(world.owner), "it is in progress, or not, against what was answered")
-        if state == b"p":
-            self.check(after, owner == world.owner, "P1: it is stored for another owner")
-            self.check(after, found[5] - BEGIN == world.until, "P1: the lease does not end as it was granted")
+        found, world = after.found, after.world
+        ends = found.ends - BEGIN
+        self.check(after, found.fence == world.fence, "P4: the token that was granted last is not what is stored")
+        running = found.state == b"p"
+        self.check(after, running == bool(world.owner), "it is in progress, or not, against what was answered")
+        if running:
+            self.check(after, found.owner == world.owner, "P1: it is stored for another owner")
+            self.check(after, ends == world.until, "P1: the lease does not end as it was granted")
         if world.done_until > after.now:
-            self.check(
-                after, state == b"d" and found[5] - BEGIN == world.done_until, "P2: what is done is not kept as long"
-            )
-            self.check(after, found[8] == b"print", "what is done lost its fingerprint")
+            kept = found.state == b"d" and ends == world.done_until
+            self.check(after, kept, "P2: what is done is not kept as long")
+            self.check(after, found.print == PRINT, "what is done lost its fingerprint")
 
 
 def _has_sent(state: State, name: str, owner: bytes) -> bool:
@@ -323,17 +344,12 @@ def _had_effect(state: State, name: str, owner: bytes) -> bool:
     return any(one.effect and one.script == name and one.args[0] == owner for one in state.sent)
 
 
-def _unpacked(content: bytes) -> list[Any]:
-    found: list[Any] = msgpack.unpackb(content, raw=True)
-    return found
-
-
 def _timeless(reply: tuple[Any, ...]) -> tuple[Any, ...]:
     return (reply[0], *reply[2:])
 
 
-def _put(callers: tuple[bytes, ...], at: int, owner: bytes) -> tuple[bytes, ...]:
-    return (*callers[:at], owner, *callers[at + 1 :])
+def _put(callers: tuple[Caller, ...], at: int, one: Caller) -> tuple[Caller, ...]:
+    return (*callers[:at], one, *callers[at + 1 :])
 
 
 def _record(fence: int, running: bool) -> Record:

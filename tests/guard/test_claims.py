@@ -531,6 +531,19 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
     await looks("k", state="released", attempts=2, taken_over=1, retention_left=3600.0, has_fingerprint=False)
 
 
+async def test_inspect_tells_a_mark_whoever_made_it(face: Any, clock: Clock) -> None:
+    # Given marks, made alone and together
+    now = clock.now().timestamp()
+    assert await face.first("a", "20s")
+    assert await face.first_many(["b", "c"], "20s") == [True, True]
+    clock.advance("5s")
+    # Then each is done, by one attempt, without a result
+    for key in "abc":
+        record = await face.inspect(key, scope="first")
+        assert (record.state, record.attempts, record.taken_over, record.since) == ("done", 1, 0, now)
+        assert (record.retention_left, record.kind, record.has_fingerprint) == (15.0, "n", False)
+
+
 async def test_inspect_tells_a_stored_failure(face: Any) -> None:
     @face.once(key="{k}", scope="s", on_error="store")
     def fails(k: str) -> None:

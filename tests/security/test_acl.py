@@ -260,6 +260,7 @@ class Scene:
             calls.settle(0, [Settlement("nack", kept)]),
             calls.settle(0, [Settlement("bury", kept)]),
             calls.take(0, 5),
+            calls.turn(0, [Settlement("ack", kept)], 5),
             calls.forward(0, Forward("list", None, 0), 10),
             calls.forward(0, Forward("stream", f"theirs-{gate.namespace}".encode(), 0), 10),
             calls.cancel("x"),

@@ -462,3 +462,18 @@ async def test_every_message_has_an_id_of_its_own_that_stays_when_it_is_tried_ag
     (joined,) = await topic.take()
     assert joined.payload == [3, 4]
     assert joined.id not in (first.id, second.id, third.id)
+
+
+async def test_a_take_that_finds_nothing_writes_nothing(
+    face: Any, clock: Clock, everything: Callable[[], dict[bytes, bytes]]
+) -> None:
+    # Given one that is in flight, and one that is not due
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("late", delay="60s")
+    await topic.trigger("now")
+    assert len(await topic.take(10)) == 1
+    before = everything()
+    # When more is asked for
+    assert await topic.take(10) == []
+    # Then what is stored is the same
+    assert everything() == before

@@ -95,3 +95,32 @@ def test_what_makes_no_sense_is_refused(gate: Gate) -> None:
     topic.forward("list")
     with pytest.raises(BadInput, match="sent on"):
         topic.handler(print)
+
+
+def test_what_was_flushed_says_so_where_it_is_sent(gate: Gate, clock: Clock, raw: Any) -> None:
+    # Given a message whose time has not come, and the whole topic flushed
+    topic = gate.topic("jobs", window="60s")
+    topic.trigger("a", 1)
+    clock.advance("5s")
+    assert topic.flush() == 1
+    # When it is sent on
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 1
+    # Then it is due since the flush
+    (found,) = [topic.received(entry) for entry in raw.lrange(topic.outboxes()[0], 0, -1)]
+    assert (found.reason, found.due_at) == ("flush", clock.now())
+
+
+def test_a_target_may_keep_one(gate: Gate, raw: Any) -> None:
+    topic = gate.topic("jobs")
+    for key in ("a", "b", "c"):
+        topic.trigger(key)
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 1), 100)).sent == 3
+    assert raw.llen(topic.outboxes()[0]) == 1
+
+
+def test_forwarding_nothing_writes_nothing(gate: Gate, everything: Any) -> None:
+    topic = gate.topic("jobs")
+    topic.trigger("late", delay="60s")
+    before = everything()
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 0
+    assert everything() == before

@@ -342,6 +342,22 @@ async def test_one_key_in_two_slots_becomes_one(face: Face, clock: Clock, conser
     await conserved(topic, ["k"])
 
 
+async def test_what_two_slots_remember_of_one_key_becomes_one(face: Face, clock: Clock) -> None:
+    # Given an event and a version that are remembered in several slots, since the key came with several groups
+    topic = face.topic("t", slots=16, remember="100s")
+    groups = [f"group{i}" for i in range(12)]
+    await topic.trigger_many([Trigger("k", n, group=group, event_id="e") for n, group in enumerate(groups)])
+    await topic.trigger_many([Trigger("v", n, group=group, version=9 - n) for n, group in enumerate(groups[:8])])
+    # When they come into one slot
+    await topic.reslot(1)
+    # Then the event is a duplicate there, and the newest version counts, for as long as it would have
+    clock.advance("99s")
+    assert (await topic.trigger("k", event_id="e")).status == "duplicate"
+    assert (await topic.trigger("v", version=8)).status == "dropped"
+    clock.advance("1s")
+    assert (await topic.trigger("k", event_id="e")).status == "merged"
+
+
 @pytest.mark.parametrize("slots", [0, 3, -2, 32_768, True, "4", None])
 async def test_a_number_that_is_none_is_refused(face: Face, slots: Any) -> None:
     topic = face.topic("t", window="60s", slots=2)

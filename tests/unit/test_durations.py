@@ -143,3 +143,6 @@ def test_naive_and_other_times_are_refused(value: Any) -> None:
     with pytest.raises(BadInput) as refused:
         instant(value, "at")
     assert refused.value.name == "at"
+    assert refused.value.value is value
+    assert refused.value.problem
+    assert refused.value.fix

@@ -437,3 +437,8 @@ async def test_a_store_that_is_away_at_the_start_is_an_error() -> None:
 def test_bad_input_is_named(gate: Gate, options: dict[str, Any], name: str) -> None:
     with pytest.raises(BadInput, match=name):
         RedisMembership(gate, **options)
+
+
+async def test_to_leave_what_one_is_no_member_of_changes_nothing(gate: Gate, raw: Any, clock: Clock) -> None:
+    assert not await gate.aio.link.run(members.leave(gate.namespace, "g", clock, "nobody"))
+    assert raw.exists(*keys.members(gate.namespace, "g")) == 0

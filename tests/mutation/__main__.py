@@ -1,0 +1,137 @@
+"""Changes the code one small thing at a time, and says which changes no test notices.
+
+    poe mutation --sample 400 --seed 1          so many mutants of the scripts, of each file its share
+    poe mutation --all                          all of them
+    poe mutation --only topic/take:120          those of a line, or of a file
+    poe mutation --core --sample 400            of idemgate/core; needs mutmut (pip install --group mutation)
+
+What survives is explained in `tests/mutation/survivors.md`, or gets a test: what is neither is printed, and makes this
+end with 1. With --record the figures become a row of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from idemgate.link.embedded import start
+from tests import reliability
+from tests.mutation import core, judging, operators
+
+SURVIVORS = Path(__file__).parent / "survivors.md"
+
+
+class Tried(NamedTuple):
+    """A mutant and what became of it: killed, timeout, survived, discarded, wording."""
+
+    file: str
+    change: str
+    outcome: str
+    told: str
+
+
+def explained() -> dict[tuple[str, str], str]:
+    """File and change -> why no test notices it."""
+    found, file = dict[tuple[str, str], str](), ""
+    for line in SURVIVORS.read_text().splitlines():
+        if line.startswith("## "):
+            file = line.removeprefix("## ").strip("`")
+        elif entry := re.match(r"- `` ?(.+?) ?``: (.+)$", line):
+            found[file, entry[1]] = entry[2]
+    return found
+
+
+def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
+    every = [one for file in operators.files() for one in operators.mutants(file)]
+    found = [one for one in every if not options.only or any(_under(str(one), only) for only in options.only)]
+    if options.sample:
+        found = operators.sampled(found, options.sample, options.seed)
+    random.Random(options.seed).shuffle(found)
+    print(f"{len(found)} of {len(every)} mutants of scripts, seed {options.seed}", flush=True)
+    began = time.monotonic()
+
+    def say(one: operators.Mutant, verdict: judging.Verdict) -> None:
+        if options.verbose or verdict.outcome != "killed":
+            print(f"{time.monotonic() - began:.0f} s: {verdict.outcome} {one} {verdict.by}", flush=True)
+
+    verdicts = judging.judged(found, options.jobs, options.budget, say)
+    return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
+
+
+def _under(told: str, only: str) -> bool:
+    return told.startswith((f"{only}:", f"{only} "))
+
+
+def modules(options: argparse.Namespace) -> tuple[list[Tried], int]:
+    with tempfile.TemporaryDirectory() as directory:
+        found = core.judged(Path(directory), options.sample, options.seed, options.only or (), options.jobs)
+        tried = [Tried(f"core/{one.module}", one.change, one.outcome, one.told) for one in found]
+        return tried, core.counted(Path(directory))
+
+
+def summary(tried: Iterable[Tried], known: Mapping[tuple[str, str], str], every: int) -> dict[str, int]:
+    """Figures of a run. Equivalent: survived, and explained."""
+    count = Counter(
+        "equivalent" if one.outcome == "survived" and (one.file, one.change) in known else one.outcome for one in tried
+    )
+    return {name: count[name] for name in ("killed", "timeout", "equivalent", "survived", "discarded", "wording")} | {
+        "of": every
+    }
+
+
+def record(fault: str, figures: Mapping[str, int], seed: int) -> None:
+    """A row of docs/reliability.md. What was discarded, or differs in wording only, was no mutant."""
+    with start() as server:
+        used = reliability.server_of(server.url)
+    judged = sum(figures[name] for name in ("killed", "timeout", "equivalent", "survived"))
+    row = {
+        "fault": fault, "test": "tests/mutation", "n": judged, "promises": [], "violations": figures["survived"],
+        "exhaustive": judged + figures["discarded"] + figures["wording"] == figures["of"], "seed": seed, "server": used,
+        "figures": {name: value for name, value in figures.items() if value and name != "survived"}, "passed": True,
+    }  # fmt: skip
+    reliability.replace([row | reliability.surroundings()])
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    tried, every = modules(options) if options.core else scripts(options)
+    known = explained()
+    figures = summary(tried, known, every)
+    for one in tried:
+        if one.outcome == "survived" and (one.file, one.change) not in known:
+            print(f"\nSURVIVED {one.told}\n- `` {one.change} ``: ")
+    print(", ".join(f"{name} {value}" for name, value in figures.items()), f"(seed {options.seed})")
+    if options.record:
+        fault = "a module of `core`" if options.core else "a script"
+        record(f"a change of one small thing in {fault}, not noticed by the tests", figures, options.seed)
+    return 1 if figures["survived"] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="poe mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    many = parser.add_mutually_exclusive_group(required=True)
+    many.add_argument("--sample", type=int, default=0, metavar="N", help="about so many, at random")
+    many.add_argument("--all", action="store_true", help="every one")
+    many.add_argument("--only", action="append", metavar="FILE[:LINE]", help="those of a file or a line")
+    parser.add_argument("--core", action="store_true", help="of idemgate/core instead of the scripts")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
+        help="of tests for a mutant of a script, as they took without one; 0 = all that come by (default)")  # fmt: skip
+    parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
+    parser.add_argument("--verbose", action="store_true", help="say what noticed each mutant")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,467 @@
+"""Tests that are collected once, and run in a fork of this process for each mutant, until the first one fails.
+
+Only those tests run that come by the changed line, those first that noticed changes of the same file before. A mutant
+that no server compiles is none. One that is not through in time is tried again alone before it counts as noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate, chain, islice, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from idemgate import lua
+from idemgate.link.embedded import ENVIRONMENT, find_server, start
+from tests.mutation.operators import Mutant, files
+from tests.mutation.tracing import Log, marked, place, wrapped
+
+__all__ = ["TESTS", "Judge", "Verdict", "judged"]
+
+ROOT = Path(__file__).parents[2]
+TESTS = [
+    f"tests/{one}.py"
+    for one in [
+        "guard/test_claims",
+        "guard/test_mended",
+        "guard/test_foreign",
+        "guard/test_once",
+        "guard/test_blocks",
+        "guard/test_passage",
+        "topic/test_triggers",
+        "topic/test_deliveries",
+        "topic/test_dead",
+        "topic/test_groups",
+        "topic/test_windows",
+        "topic/test_priorities",
+        "topic/test_limits",
+        "topic/test_forwarding",
+        "topic/test_partial",
+        "topic/test_replays",
+        "topic/test_memory",
+        "topic/test_merging",
+        "topic/test_refusals",
+        "topic/test_registry",
+        "topic/test_changes",
+        "work/test_members",
+        "lua/test_states",
+        "lua/test_merge",
+        "audit/test_audit",
+        "topic/test_model",
+        "guard/test_model",
+        "topic/test_search",
+        "guard/test_compact",
+        "guard/test_keep",
+        "guard/test_search",
+        "topic/test_events",
+        "topic/test_reslot",
+    ]
+]
+"""Those that are about scripts; where nothing is known yet, in this order."""
+SKIPPED = (
+    "valkey-server",
+    "[awaiting",
+    "24_bytes",
+    "killed_anywhere",
+    "a_fault_in_a_script_is_found",
+    "planted",
+    "taken_for_a_known_one",
+    "goes_on_meanwhile",
+)
+"""Parts of names: tests of the other flavour, which sends the same, or of another server; tests that take long and
+notice nothing that others do not, that race, or that change scripts themselves."""
+LOGS = "IDEMGATE_MUTATION_LOGS"
+SLOW = "Timeout (>"
+
+
+_NONE = Mutant("lib/now", 1, "none", "", "")
+"""No mutant: judged as all others are, it must survive."""
+
+
+class Verdict(NamedTuple):
+    outcome: str
+    """killed, timeout, survived, discarded."""
+    by: str
+    """The first test that failed."""
+
+
+def judged(
+    found: Iterable[Mutant], jobs: int, budget: float, say: Callable[[Mutant, Verdict], None]
+) -> dict[Mutant, Verdict]:
+    """Raises RuntimeError where the tests are not green without any mutant."""
+    judge = Judge(list(found), jobs, budget, say)
+    words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *TESTS]
+    with tempfile.TemporaryDirectory() as directory:
+        _logging_server(Path(directory))
+        code = pytest.main(words, plugins=[judge])
+    if judge.red or code:
+        raise RuntimeError(f"without any mutant: {judge.red or f'pytest ends with {code}'}")
+    return judge.verdicts
+
+
+def _logging_server(directory: Path) -> None:
+    """The first server on PATH from here on is one that keeps a log of its own where LOGS names a directory."""
+    program = directory / "redis-server"
+    log = f'${{{LOGS}:+--loglevel warning --logfile "${LOGS}/$$.log"}}'
+    program.write_text(f'#!/bin/sh\nexec {find_server().path} "$@" {log}\n')
+    program.chmod(0o700)
+    os.environ |= {"PATH": f"{directory}:{os.environ['PATH']}", ENVIRONMENT: str(program)}
+
+
+# -- in a fork --------------------------------------------------------------------------------------------------------
+
+
+def _replace(sources: Mapping[str, str], whole: Callable[[str], str] = str) -> None:
+    """From here on, in this process, these files say something else."""
+    read = lua.source
+    lua.source = lambda name: sources.get(name) or read(name)
+    for name in lua.names():
+        known = lua.script(name)
+        changed = lua.Script(name, whole(lua._expand(name, {name})))
+        known.text, known.sha = changed.text, changed.sha
+
+
+def _texts(source: str) -> Iterator[tuple[Any, str, str]]:
+    """Where a test has a script of its own that is made of this file."""
+    for module in [one for name, one in sys.modules.items() if name.startswith("tests.")]:
+        for name, text in [*vars(module).items()]:
+            if isinstance(text, str) and source in text:
+                yield module, name, text
+
+
+def _compiling(found: Iterable[Mutant]) -> list[Mutant]:
+    """Those that a server takes."""
+
+    def compiles(client: redis.Redis, one: Mutant) -> bool:
+        try:
+            client.script_load(one.source)
+        except redis.ResponseError:
+            return False
+        return True
+
+    with start() as server, redis.Redis.from_url(server.url) as client:
+        return [one for one in found if compiles(client, one)]
+
+
+def _server() -> str:
+    """A server that ends with the process group."""
+    socket = f"{tempfile.gettempdir()}/idemgate-mutation-{os.getpid()}.sock"
+    program = find_server().path
+    os.posix_spawn(program, [program, "--port", "0", "--unixsocket", socket, "--save", ""], os.environ)
+    with redis.Redis(unix_socket_path=socket) as client:
+        for _ in range(6000):
+            with contextlib.suppress(redis.ConnectionError):
+                client.ping()
+                return f"unix://{socket}"
+            time.sleep(0.005)
+    raise TimeoutError(socket)
+
+
+class _Reports:
+    """The failures of a run; of each test how long it took, and what `after` found then."""
+
+    def __init__(self, after: Callable[[], Any]) -> None:
+        self.after = after
+        self.failed: dict[str, str] = {}
+        self.took: Counter[str] = Counter()
+        self.seen: dict[str, Any] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.took[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.setdefault(report.nodeid, str(report.longrepr))
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seen[nodeid] = self.after()
+
+
+def _run(items: list[pytest.Item], reports: _Reports, *, stop: bool) -> None:
+    config = items[0].config
+    config.pluginmanager.register(reports)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if stop and reports.failed:
+            item.session._setupstate.teardown_exact(None)
+            return
+
+
+# -- the session ------------------------------------------------------------------------------------------------------
+
+
+class _Child(NamedTuple):
+    pid: int
+    pipe: int
+    until: float
+
+
+_Work = tuple[Any, Callable[[], Any], float]
+"""A name; what is done in a fork; after how many seconds nobody waits for it any more."""
+
+
+def _forked(work: Callable[[], Any], seconds: float) -> _Child:
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        os.set_blocking(reading, False)
+        return _Child(pid, reading, time.monotonic() + seconds)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    try:
+        answer = work()
+    except BaseException as error:
+        answer = {"error": repr(error)}
+    with os.fdopen(writing, "w") as pipe:
+        json.dump(answer, pipe)
+    os._exit(0)
+
+
+def _answers(work: Iterable[_Work], jobs: int) -> Iterator[tuple[Any, Any]]:
+    """What each of these finds in a fork of its own, as many as `jobs` at a time; None = not in time."""
+    waiting, running, read = iter(work), dict[Any, _Child](), defaultdict[Any, bytearray](bytearray)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all that it only looks at
+    try:
+        while True:
+            for name, begin, seconds in islice(waiting, jobs - len(running)):
+                running[name] = _forked(begin, seconds)
+            if not running:
+                return
+            time.sleep(0.01)
+            for name, child in [*running.items()]:
+                ended = _drained(child.pipe, read[name])
+                if ended or time.monotonic() > child.until:
+                    _end(running.pop(name))
+                    text = bytes(read.pop(name))
+                    yield name, json.loads(text) if ended and text else None
+    finally:
+        for child in running.values():
+            _end(child)
+
+
+def _drained(pipe: int, into: bytearray) -> bool:
+    """Reads what is there; whether that was the last."""
+    while True:
+        try:
+            found = os.read(pipe, 1 << 20)
+        except BlockingIOError:
+            return False
+        if not found:
+            return True
+        into += found
+
+
+def _end(child: _Child) -> None:
+    os.close(child.pipe)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # with its server
+    os.waitpid(child.pid, 0)
+
+
+class Judge:
+    """A pytest plugin: instead of running what was collected, it judges mutants by it."""
+
+    def __init__(self, found: list[Mutant], jobs: int, budget: float, say: Callable[[Mutant, Verdict], None]) -> None:
+        self.found = found
+        self.jobs = jobs
+        self.budget = budget
+        self.say = say
+        self.red = ""
+        self.verdicts: dict[Mutant, Verdict] = {}
+        self.items: dict[str, pytest.Item] = {}
+        self.took: Counter[str] = Counter()
+        self.comes_by: defaultdict[str, set[str]] = defaultdict(set)
+        self.whole: dict[str, set[str]] = {}
+        self.killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.best: Counter[str] = Counter()
+
+    def pytest_collection(self) -> None:
+        from hypothesis import Phase, settings
+
+        # Nothing is looked for that is smaller, or remembered from one mutant to the next.
+        settings.register_profile("mutation", deadline=None, database=None, derandomize=True,
+            phases=[Phase.explicit, Phase.generate])  # fmt: skip
+        settings.load_profile("mutation")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if not any(part in item.nodeid for part in SKIPPED)]
+        self.items = {item.nodeid: item for item in items}
+
+    def pytest_runtestloop(self) -> bool:
+        with tempfile.TemporaryDirectory() as directory:
+            self._trace(Path(directory))
+        if not self.red:
+            compiling = _compiling(self.found)
+            self.verdicts |= {one: Verdict("discarded", "") for one in self.found if one not in compiling}
+            self._judge([_NONE, *compiling], self.jobs)
+            late = [one for one, verdict in self.verdicts.items() if verdict.outcome == "timeout"]
+            self._judge(late, 1)
+        return True
+
+    # Which tests come by which line; and whether all are green.
+
+    def _trace(self, directory: Path) -> None:
+        known = Path(tempfile.gettempdir()) / f"idemgate-mutation-{_fingerprint([*self.items])}.json"
+        if not known.exists():
+            found = self._traces(directory)
+            if self.red:
+                return
+            known.write_text(json.dumps(found))
+        for found in json.loads(known.read_text()):
+            self.took.update(found["took"])
+            for name, lines in found["seen"].items():
+                for line in lines:
+                    self.comes_by[line].add(name)
+        unseen = {*lua.names()} - {line.partition(":")[0] for line in self.comes_by}
+        if len(unseen) > len(lua.names()) / 4:
+            self.red = f"no test comes by {sorted(unseen)}: is tracing broken?"
+        for file in files():
+            own = {module.__file__ for module, _, _ in _texts(lua.source(file))}
+            self.whole[file] = {name for name, item in self.items.items() if str(item.path) in own}
+
+    def _traces(self, directory: Path) -> list[Any]:
+        work = [
+            (n, self._traced(part, directory / str(n)), 3600.0) for n, part in enumerate(self._halves([*self.items]))
+        ]
+        every, shared, failed = [], defaultdict[tuple[str, str], set[str]](set), dict[str, str]()
+        for _, found in _answers(work, self.jobs):
+            if not found or found.get("error"):
+                self.red = f"tracing: {found}"
+                return []
+            every.append(found)
+            failed |= found["failed"]
+            for name, lines in found["seen"].items():
+                shared[_scene(name)].update(lines)
+        if failed:
+            self._check(failed)
+        return [
+            {"took": one["took"], "seen": {name: sorted(shared[_scene(name)]) for name in one["seen"]}} for one in every
+        ]
+
+    def _check(self, failed: dict[str, str]) -> None:
+        """What fails where lines are told of must not do so where they are not."""
+        for _, found in _answers([("plain", self._plain([*failed]), 3600.0)], 1):
+            if not found or found.get("error") or found["failed"]:
+                self.red = f"{found}"
+
+    def _halves(self, names: list[str]) -> list[list[str]]:
+        """Whole files, about as many tests each."""
+        parts: list[list[str]] = [[] for _ in range(self.jobs)]
+        by_file: defaultdict[str, list[str]] = defaultdict(list)
+        for name in names:
+            by_file[name.partition("::")[0]].append(name)
+        for own in sorted(by_file.values(), key=len, reverse=True):
+            min(parts, key=len).extend(own)
+        return parts
+
+    def _traced(self, names: list[str], directory: Path) -> Callable[[], Any]:
+        def work() -> Any:
+            directory.mkdir()
+            os.environ[LOGS] = str(directory)
+            log = Log(directory)
+            _replace({name: marked(name, lua.source(name)) for name in files()}, wrapped)
+            reports = _Reports(lambda: sorted(log.lines()))
+            _run([self.items[name] for name in names], reports, stop=False)
+            return {"failed": reports.failed, "took": reports.took, "seen": reports.seen}
+
+        return work
+
+    def _plain(self, names: list[str]) -> Callable[[], Any]:
+        def work() -> Any:
+            reports = _Reports(lambda: None)
+            _run([self.items[name] for name in names], reports, stop=False)
+            return {"failed": reports.failed}
+
+        return work
+
+    # The mutants.
+
+    def _judge(self, found: list[Mutant], jobs: int) -> None:
+        work = ((one, self._trial(one), self._seconds(one)) for one in found)
+        for one, answer in _answers(work, jobs):
+            if answer is None:
+                verdict = Verdict("timeout", "")
+            elif answer.get("error"):
+                verdict = Verdict("killed", answer["error"])
+            elif not answer["failed"]:
+                verdict = Verdict("survived", "" if self._tests(one) else "no test comes by")
+            else:
+                name, text = next(iter(answer["failed"].items()))
+                verdict = Verdict("timeout" if SLOW in text else "killed", name)
+                self.killers[one.file][name] += 1
+                self.best[name] += 1
+            if one is not _NONE:
+                self.verdicts[one] = verdict
+                self.say(one, verdict)
+            elif verdict.outcome != "survived":
+                self.red = f"{verdict} {answer}"
+                return
+
+    def _tests(self, one: Mutant) -> list[str]:
+        names = [*self._mixed(list(self.items))] if one is _NONE else self._ordered(one)
+        spent = accumulate((self.took[name] for name in names), initial=0.0)
+        return [name for name, before in zip(names, spent, strict=False) if not self.budget or before < self.budget]
+
+    def _ordered(self, one: Mutant) -> list[str]:
+        known = self.killers[one.file]
+        first = [name for name, _ in known.most_common(12)] + [name for name, _ in self.best.most_common(40)]
+        reached = self.comes_by[place(one.file, one.line, lua.source(one.file))] | self.whole[one.file]
+        rest = [name for name in self.items if name in reached and name not in first]
+        return [*dict.fromkeys(name for name in first if name in reached), *self._mixed(rest)]
+
+    def _mixed(self, names: list[str]) -> Iterator[str]:
+        """Of each file one after the other, the quick ones first: what differs most from test to test notices most."""
+        by_file: defaultdict[str, list[str]] = defaultdict(list)
+        for name in sorted(names, key=lambda name: self.took[name]):
+            by_file[name.partition("::")[0]].append(name)
+        turns = chain.from_iterable(zip_longest(*by_file.values()))
+        return filter(None, turns)
+
+    def _seconds(self, one: Mutant) -> float:
+        return 240 + 6 * sum(self.took[name] for name in self._tests(one))
+
+    def _trial(self, one: Mutant) -> Callable[[], Any]:
+        names = self._tests(one)
+
+        def work() -> Any:
+            os.environ["IDEMGATE_TEST_URL"] = _server()
+            source = lua.source(one.file)
+            changed = source if one is _NONE else one.source
+            for module, name, text in _texts(source):
+                setattr(module, name, text.replace(source, changed))
+            _replace({one.file: changed})
+            reports = _Reports(lambda: None)
+            if names:
+                _run([self.items[name] for name in names], reports, stop=True)
+            return {"failed": reports.failed}
+
+        return work
+
+
+def _fingerprint(names: list[str]) -> str:
+    """Of all that a trace depends on."""
+    tests = {ROOT / name.partition("::")[0] for name in names}
+    texts = [path.read_text() for path in sorted(tests)] + [lua.source(name) for name in files()]
+    return hashlib.sha256("\0".join([*sorted(names), *texts]).encode()).hexdigest()[:16]
+
+
+def _scene(name: str) -> tuple[str, str]:
+    """Tests of one file with the same parameters share what was made for them."""
+    return name.partition("::")[0] if "[" in name and "test_states" in name else name, name.partition("[")[2]
