@@ -64,6 +64,8 @@ def _guard(gate: Gate, clock: Clock) -> None:
     gate.first("k", "1h")
     gate.first_many(["k", "l"], "1h")
     gate.first("k", "1h", compact=True)
+    gate.keep("k", 7, "1h")
+    gate.kept("k")
     _claim(gate, "released").release()
     _claim(gate, "forgotten")
     with suppress(OutcomeUnknown):  # a process that was killed had it: so it has to be decided
@@ -109,14 +111,15 @@ def _bury(topic: Topic) -> None:
 
 
 async def _work(gate: Gate, topic: Topic) -> None:
-    """A member among workers, until nothing is left to do. Of what is tried for the first time, it fails an item."""
+    """A member among workers, until nothing is left to do: it takes the next with the end of the last. Of what is tried
+    for the first time, it fails an item."""
     left = asyncio.Event()
 
     async def handle(delivery: Any) -> Failed | None:
         return Failed([delivery.payload[0]], "at first") if delivery.attempt == 1 else None
 
     topic.handler(handle)
-    async with asyncio.timeout(60), gate.aio.worker("t", members=True):
+    async with asyncio.timeout(60), gate.aio.worker("t", members=True, concurrency=1, prefetch=0):
         while not left.is_set():
             stats = await topic.aio.stats()
             if stats.ready + stats.in_flight == 0:

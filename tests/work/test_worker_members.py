@@ -85,7 +85,7 @@ async def join(url: str, namespace: str, clock: Clock, monkeypatch: pytest.Monke
     real = AsyncLink.run
 
     async def run(self: AsyncLink, call: Call[Any], within: float | None = None) -> Any:
-        if call.script.name == "topic/take":
+        if call.script.name in ("topic/take", "topic/turn"):
             slot = int(bytes(call.keys[0]).partition(b"}")[0].rpartition(b":")[2].partition(b"/")[0])
             for hand in hands:
                 hand.asked.update([slot] if hand.gate.aio.link is self else [])
@@ -390,6 +390,8 @@ async def test_a_worker_that_is_cut_off_stops_taking_and_comes_back(
         await eventually(lambda: len(near.handled) + len(far.handled) == 2 * SLOTS)
         assert {delivery.slot for delivery in far.handled} == theirs
         assert (await topic.aio.stats())["taken"] == 2 * SLOTS
+        # (what has not ended yet would be tried, without the proxy, for as long as its lease holds)
+        await eventually(lambda: sum(hand.gate.counters["worker.acked"] for hand in (near, far)) == 2 * SLOTS)
 
 
 async def test_a_membership_that_cannot_begin_is_an_error() -> None:
