@@ -25,7 +25,7 @@ local function rank(K, p, now_ms)
   end
   if #keys > 0 then
     redis.call("ZADD", K.ready, unpack(ranks))
-    redis.call("ZREMRANGEBYRANK", K.due, 0, #keys - 1)
+    redis.call("ZREM", K.due, unpack(keys))
   end
   if #moved > 0 then
     redis.call("HSET", K.pending, unpack(moved))

@@ -168,7 +168,7 @@ local function taking(K, p, now_us, request, want)
   end
 
   -- Writes what `hand_out` decided. The first write, whichever it is, is refused whole when the server is out of memory.
-  local function write(from, walked)
+  local function write(from, members)
     if #flights > 0 then
       redis.call("HSET", K.flight, unpack(flights))
       redis.call("ZADD", K.lease, unpack(leases))
@@ -177,7 +177,7 @@ local function taking(K, p, now_us, request, want)
     if #waits > 0 then
       redis.call("HSET", K.pending, unpack(waits))
     end
-    redis.call("ZREMRANGEBYRANK", K[from], 0, walked - 1)
+    redis.call("ZREM", K[from], unpack(members))
     flights, leases, waits = {}, {}, {}
   end
 
@@ -187,26 +187,26 @@ local function taking(K, p, now_us, request, want)
   if wanted > 0 and ranked and not problem then
     problem = rank(K, p, now_ms)
   end
-  -- The next of those that are due: their keys, when each was due, and in what set they stand first.
+  -- The next of those that are due: their keys, when each was due, and as what they stand in what set.
   local function head(most)
-    local found, dues, from = {}, {}, ranked and "ready" or "due"
+    local found, dues = {}, {}
     if ranked then
-      local members = redis.call("ZRANGE", K[from], 0, most - 1)
+      local members = redis.call("ZRANGE", K.ready, 0, most - 1)
       for i, member in ipairs(members) do
         found[i], dues[i] = string.sub(member, 16), tonumber(string.sub(member, 1, 15))
       end
-      return found, dues, from
+      return found, dues, "ready", members
     end
-    local scored = redis.call("ZRANGEBYSCORE", K[from], "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+    local scored = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
     for i = 1, #scored, 2 do
       found[#found + 1], dues[#dues + 1] = scored[i], tonumber(scored[i + 1])
     end
-    return found, dues, from
+    return found, dues, "due", found
   end
   -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
   local walked = 0
   while not problem and #keys < wanted and walked < 1000 do
-    local found, dues, from = head(wanted - #keys)
+    local found, dues, from, members = head(wanted - #keys)
     if #found == 0 then
       break
     end
@@ -222,7 +222,7 @@ local function taking(K, p, now_us, request, want)
     for i, key in ipairs(found) do
       hand_out(key, dues[i], messages[i], packed[i])
     end
-    write(from, #found)
+    write(from, members)
     walked = walked + #found
   end
   if problem and #keys == 0 and done.lapsed == 0 then

@@ -15,13 +15,11 @@
 --- @include "lib/slot"
 --- @include "lib/wrong"
 --- @include "lib/policy"
---- @include "lib/may_take"
 --- @include "lib/taking"
 local K = slot(KEYS)
 local now_us = now(ARGV[1])
 local now_ms, reply, problem = math.floor(now_us / 1000), nil, wrong(K)
 if not problem then
-  may_take(K)
   reply, problem = taking(K, policy(ARGV[3]), now_us, ARGV[2], {
     most = tonumber(ARGV[4]), lease = tonumber(ARGV[5]), flights = tonumber(ARGV[6]), interval = tonumber(ARGV[7]),
     burst = tonumber(ARGV[8]),

@@ -23,7 +23,6 @@
 --- @include "lib/tell"
 --- @include "lib/policy"
 --- @include "lib/settling"
---- @include "lib/may_take"
 --- @include "lib/taking"
 --- @include "lib/reopened"
 local K, p = slot(KEYS), policy(ARGV[3])
@@ -33,7 +32,6 @@ local problem, ended = wrong(K), nil
 if problem then
   return { "foreign", now_ms, problem }
 end
-may_take(K)
 local given = told(K, ARGV[2], now_ms)
 if given and given[1] == "foreign" then
   return given
