@@ -360,7 +360,7 @@ def _events(seen: _Seen) -> Iterator[Finding]:
     for name, bucket in sorted(tabled.items()):
         held = [bucket[at : at + _EVENT] for at in range(0, len(bucket), _EVENT)]
         marks += held
-        if any(_bucket_of(mark, many) != int(name[1:]) for mark in held):
+        if any(b"%d" % _bucket_of(mark, many) != name[1:] for mark in held):
             yield seen.finding("disagrees", "memo", f"bucket {text(name)} holds event ids of another one")
     if len(marks) != count or len({mark[:16] for mark in marks}) != count:
         yield seen.finding("disagrees", "memo", f"{len(marks)} event ids are remembered, and {count} are counted")

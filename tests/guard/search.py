@@ -53,6 +53,9 @@ class Stored(NamedTuple):
     taken: int = 0
 
 
+ABSENT = Stored()
+
+
 class Caller(NamedTuple):
     """The owner token under which somebody believes to run, b"" if not, and the fencing token that came with it."""
 
@@ -103,7 +106,7 @@ class World:
 class State:
     dumps: tuple[bytes, ...] = (b"",)
     content: bytes = b""
-    found: Stored = Stored()
+    found: Stored = ABSENT
     """What `content` says."""
     now: int = 0
     world: World = World()
@@ -347,7 +350,9 @@ def _has_sent(state: State, name: str, owner: bytes) -> bool:
 
 
 def _had_effect(state: State, name: str, owner: bytes) -> bool:
-    return any(one.effect and one.script == name and one.args[0] == owner for one in state.sent)
+    """The request itself; or, last of all, a copy of it."""
+    last = state.world.last
+    return any((one.effect or one.number == last) and one.script == name and one.args[0] == owner for one in state.sent)
 
 
 def _timeless(reply: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -129,20 +129,24 @@ def _model(data: bytes) -> None:
     repr(rebuild(_CODEC.decode(data), Order))
 
 
-_PARTS = ("pending", "flight", "grave", "facts", "busy")
+_PARTS = ("pending", "flight", "grave", "facts", "busy", "memo")
+_TABLE: bytes = msgpack.packb([1, 3, 1])
+"""Of event ids: layout, buckets, ids."""
 
 
 def _audited(data: bytes) -> None:
     """The auditor tells what it cannot read as a finding, and raises nothing at all."""
     slotaudit.declared(data, False)
     list(audit.check_record(b"ig1:{n:once:s:k}", -1, data))
-    empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1, "memo": frozenset()}
+    empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1}
     slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.Declared(1, 1, _MERGES["last"], False)
     name, _, value = data.partition(b"\0")
     for part in _PARTS:
         found = slotaudit.Contents(**empty | {part: {name: value, b"k": data}})
         list(slotaudit.check_slot(slot, found, topic, _CODEC))
         slotaudit.balance(slot, found, topic, _CODEC)
+    for memo in ({name: value, b"e": _TABLE}, {b"e0": data, b"e": _TABLE}, {b"e0": bytes(24), b"e": data}):
+        list(slotaudit.check_slot(slot, slotaudit.Contents(**empty | {"memo": memo}), topic, _CODEC))
     for part in ("due", "lease", "dead", "fade", "ready", "line"):
         found = slotaudit.Contents(**empty | {part: {data: 1.0}})
         list(slotaudit.check_slot(slot, found, topic, _CODEC))

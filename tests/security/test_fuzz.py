@@ -60,7 +60,13 @@ def nearly(draw: st.DrawFn) -> list[Any]:
 
 
 messages = nearly().map(lambda fields: msgpack.packb(fields, use_bin_type=False, unicode_errors="surrogatepass"))
-hostile = st.binary(max_size=200) | packed | messages | st.sampled_from(BOMBS)
+records = st.builds(
+    lambda form, rest: form + rest,
+    st.sampled_from([bytes([code]) for code in range(247, 256)] + [b"\xc1" + b"%c" % state for state in b"prvnex"]),
+    st.binary(max_size=90),
+)
+"""Almost records of guarded keys, short and long."""
+hostile = st.binary(max_size=200) | packed | messages | records | st.sampled_from(BOMBS)
 """Bytes; and what a program of another version, or somebody else's, may have packed."""
 
 
@@ -83,6 +89,7 @@ FOUND = [
     ("cluster", b"MOVED x y"), ("cluster", b"MOVED 99999 h:1"), ("cluster", b"*1\r\n:1\r\n"),
     ("url", b"redis\n1?\n=1\nh"), ("url", b"redis+cluster\n1?\n=1\nh"), ("url", b"redis+sentinel\n\n\nh/s/\xc2\xb2"),
     ("url", b"redis\n12:\n\n["),
+    ("audited", b"e" + b"9" * 5000 + b"\0" + b"x" * 24),
     ("forwarded", msgpack.packb([2, 2**40, 1, b""])),
     ("policy", msgpack.packb({"edge": "trailing", "merge": {"op": "last"}, "slots": 1, "remember": 1, 10: 1})),
     ("policy", msgpack.packb({"edge": "trailing", "merge": {"op": "last"}, "slots": 1, "window": "x"})),
