@@ -181,6 +181,13 @@ def test_an_attempt_that_was_never_started_is_not_counted(gate: Gate) -> None:
     assert attempts == [1, 1, 2]
 
 
+def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
+    record, owner = gate.claims.key("s", "k"), token()
+    gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000))
+    assert gate.link.run(gate.claims.release(record, owner, 0))
+    assert not raw.exists(*record)
+
+
 @pytest.mark.parametrize("hold", [False, True])
 def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, hold: bool) -> None:
     record, owners = gate.claims.key("s", "k"), [token(), token()]
