@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import sys
@@ -68,7 +69,7 @@ def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
                 file.write(json.dumps([str(one), *verdict]) + "\n")
 
     rest = [one for one in found if one not in settled]
-    verdicts = settled | judging.judged(rest, options.jobs, options.budget, say)
+    verdicts = settled | judging.judged(rest, options.jobs, options.budget, options.minutes, say)
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
 
 
@@ -141,6 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
         help="of tests for a mutant of a script, as they took without one; 0 = all that come by (default)")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=math.inf,
+        help="begin with none after so many: what was judged by then is a sample of the sample")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
         help="remember verdicts on scripts there, and do not try again what it says was killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
