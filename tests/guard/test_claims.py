@@ -17,6 +17,7 @@ from idemgate import (
     OutcomeUnknown,
     ResultUnavailable,
 )
+from idemgate.core.claims import token
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -168,6 +169,39 @@ async def test_a_released_key_may_run_again_and_counts_its_attempts(face: Any) -
     assert second.token > first.token
     assert not await first.complete("too late")
     assert not await first.release()
+
+
+def test_an_attempt_that_was_never_started_is_not_counted(gate: Gate) -> None:
+    record, attempts = gate.claims.key("s", "k"), []
+    # Given claims of which only the first was given back because nothing was run
+    for undo in (True, False, False):
+        owner = token()
+        attempts.append(gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000)).attempt)
+        assert gate.link.run(gate.claims.release(record, owner, 60_000, undo=undo))
+    assert attempts == [1, 1, 2]
+
+
+def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
+    record, owner = gate.claims.key("s", "k"), token()
+    gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000))
+    assert gate.link.run(gate.claims.release(record, owner, 0))
+    assert not raw.exists(*record)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, hold: bool) -> None:
+    record, owners = gate.claims.key("s", "k"), [token(), token()]
+    with raw.pubsub() as listener:
+        listener.subscribe(record[0])
+        # When two owners end one after the other, and only of the second it was said that somebody waits
+        for owner, wait in zip(owners, (False, True), strict=True):
+            gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000, hold=hold))
+            gate.link.run(gate.claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
+            assert gate.link.run(gate.claims.release(record, owner, 60_000))
+            raw.publish(record[0], b"ended")
+        # Then only that one is told
+        heard = [listener.get_message(timeout=30)["data"] for _ in range(4)]
+    assert heard == [1, b"ended", owners[1], b"ended"]
 
 
 async def test_a_released_claim_is_over_for_its_owner(face: Any) -> None:

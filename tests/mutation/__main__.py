@@ -12,6 +12,8 @@ end with 1. With --record the figures become a row of docs/reliability.md.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import random
 import re
 import sys
@@ -56,14 +58,26 @@ def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
         found = operators.sampled(found, options.sample, options.seed)
     random.Random(options.seed).shuffle(found)
     print(f"{len(found)} of {len(every)} mutants of scripts, seed {options.seed}", flush=True)
-    began = time.monotonic()
+    began, noticed = time.monotonic(), _noticed(options.resume)
+    settled = {one: noticed[str(one)] for one in found if str(one) in noticed}
 
     def say(one: operators.Mutant, verdict: judging.Verdict) -> None:
         if options.verbose or verdict.outcome != "killed":
             print(f"{time.monotonic() - began:.0f} s: {verdict.outcome} {one} {verdict.by}", flush=True)
+        if options.resume:
+            with options.resume.open("a") as file:
+                file.write(json.dumps([str(one), *verdict]) + "\n")
 
-    verdicts = judging.judged(found, options.jobs, options.budget, say)
+    rest = [one for one in found if one not in settled]
+    verdicts = settled | judging.judged(rest, options.jobs, options.budget, options.minutes, say)
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
+
+
+def _noticed(file: Path | None) -> dict[str, judging.Verdict]:
+    """What former runs that wrote into this file found killed, by the name of the mutant."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    found = {told: judging.Verdict(outcome, by) for told, outcome, by in map(json.loads, lines)}
+    return {told: verdict for told, verdict in found.items() if verdict.outcome == "killed"}
 
 
 def _under(told: str, only: str) -> bool:
@@ -128,6 +142,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
         help="of tests for a mutant of a script, as they took without one; 0 = all that come by (default)")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=math.inf,
+        help="begin with none after so many: what was judged by then is a sample of the sample")  # fmt: skip
+    parser.add_argument("--resume", type=Path, metavar="FILE",
+        help="remember verdicts on scripts there, and do not try again what it says was killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
     parser.add_argument("--verbose", action="store_true", help="say what noticed each mutant")
     return parser

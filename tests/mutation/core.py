@@ -25,6 +25,7 @@ __all__ = ["TESTS", "Tried", "counted", "judged"]
 ROOT = Path(__file__).parents[2]
 TESTS = [
     "tests/unit",
+    "--ignore=tests/unit/test_imports.py",  # mutants import more
     *(
         f"tests/{one}.py"
         for one in [
@@ -53,6 +54,19 @@ OUTCOMES = {0: "survived", 1: "killed", 3: "killed", 33: "survived", 36: "timeou
 """By how the tests end; 33 = no test comes by."""
 
 
+NAMES = """
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        object.__setattr__(mark._param_ids_from or mark, "_param_ids_generated", None)
+"""
+"""pytest keeps names of parameters on the mark and escapes their backslashes once more each time it runs in a process,
+as in mutmut, which would not find those tests again. Here it makes them anew."""
+
+
 class Tried(NamedTuple):
     module: str
     change: str
@@ -65,13 +79,16 @@ def judged(directory: Path, sample: int, seed: int, only: Iterable[str], jobs: i
     """Makes all mutants in an empty directory, and tries those that are asked for."""
     _copy(directory)
     with start() as server:
-        environment = {"IDEMGATE_TEST_URL": server.url} | {
-            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-        }
+        own = {"IDEMGATE_TEST_URL": server.url}
+        without = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")  # the copy is what is tested
+        environment = {name: value for name, value in os.environ.items() if name not in without} | own
 
         def mutmut(*words: str) -> None:
             command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *words]
-            subprocess.run(command, cwd=directory, env=environment, check=True, stdout=subprocess.DEVNULL)
+            with (directory / "mutmut.log").open("a+") as log:
+                if subprocess.run(command, cwd=directory, env=environment, check=False, stdout=log).returncode:
+                    log.seek(0)
+                    raise RuntimeError(f"mutmut: {log.read()[-3000:]}")
 
         mutmut("idemgate.core.functions.x_no_such_function__mutmut_1")
         chosen = _sampled([one for one in _found(directory) if _named(one, only)], sample, seed)
@@ -98,6 +115,7 @@ def _copy(directory: Path) -> None:
         if (ROOT / name).is_file():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((ROOT / name).read_bytes())
+    (directory / "conftest.py").write_text(NAMES)
     beside = sorted(path.name for path in directory.iterdir() if path.name != "pyproject.toml")
     with (directory / "pyproject.toml").open("a") as file:
         file.write(

@@ -99,10 +99,10 @@ class Verdict(NamedTuple):
 
 
 def judged(
-    found: Iterable[Mutant], jobs: int, budget: float, say: Callable[[Mutant, Verdict], None]
+    found: Iterable[Mutant], jobs: int, budget: float, minutes: float, say: Callable[[Mutant, Verdict], None]
 ) -> dict[Mutant, Verdict]:
     """Raises RuntimeError where the tests are not green without any mutant."""
-    judge = Judge(list(found), jobs, budget, say)
+    judge = Judge(list(found), jobs, budget, minutes, say)
     words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *TESTS]
     with tempfile.TemporaryDirectory() as directory:
         _logging_server(Path(directory))
@@ -277,7 +277,10 @@ def _end(child: _Child) -> None:
 class Judge:
     """A pytest plugin: instead of running what was collected, it judges mutants by it."""
 
-    def __init__(self, found: list[Mutant], jobs: int, budget: float, say: Callable[[Mutant, Verdict], None]) -> None:
+    def __init__(
+        self, found: list[Mutant], jobs: int, budget: float, minutes: float, say: Callable[[Mutant, Verdict], None]
+    ) -> None:
+        self.until = time.monotonic() + 60 * minutes
         self.found = found
         self.jobs = jobs
         self.budget = budget
@@ -394,7 +397,7 @@ class Judge:
     # The mutants.
 
     def _judge(self, found: list[Mutant], jobs: int) -> None:
-        work = ((one, self._trial(one), self._seconds(one)) for one in found)
+        work = ((one, self._trial(one), self._seconds(one)) for one in found if time.monotonic() < self.until)
         for one, answer in _answers(work, jobs):
             if answer is None:
                 verdict = Verdict("timeout", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -55,6 +56,7 @@ def test_a_table_shrinks_again(gate: Gate, raw: Any, clock: Clock) -> None:
         topic.trigger_many([Trigger("k", event_id=number) for number in range(start_, start_ + 500)])
     [full] = _memo(raw, gate)
     assert _marks(full) == 5_000
+    assert 5_000 / 14 <= len(full) <= 5_000 / 6
     clock.advance("1h")
     # When a tenth as many come, Then next to nothing but these is left
     for start_ in range(5_000, 5_500, 50):
@@ -119,6 +121,23 @@ async def test_a_table_that_is_none_is_named_and_left_alone(
     assert everything() == before
     # And who names none goes on
     assert (await topic.trigger("k")).status == "merged"
+
+
+@pytest.mark.damages("undecodable")
+def test_a_bucket_that_is_none_is_left_alone_when_it_is_to_be_split(gate: Gate, raw: Any) -> None:
+    # Given a table of two buckets, of which that which is split next is none of ours
+    topic, memo = gate.topic("t"), keys.slot(gate.namespace, "t", 0, 1)[7]
+    topic.trigger_many([Trigger("k", event_id=number) for number in range(20)])
+    raw.hset(memo, "e0", b"x" * 25)
+    # When the other gets so many that it is its turn
+    told = 0
+    for number in range(20, 80):
+        with suppress(ForeignData):
+            told += topic.trigger("k", event_id=number).status == "merged"
+    assert told > 20
+    # Then it is as it was, and none was made of it
+    assert raw.hget(memo, "e0") == b"x" * 25
+    assert sorted(raw.hkeys(memo)) == [b"e", b"e0", b"e1"]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from idemgate import BadInput, Gate, NotDecodable
+from idemgate.core import keys
 from idemgate.core.messages import Forward
 from idemgate.testing import Clock
 
@@ -31,7 +32,7 @@ def test_due_messages_move_with_all_their_facts(gate: Gate, clock: Clock, raw: A
     entries = raw.lrange(target, 0, -1) if kind == "list" else [fields for _, fields in raw.xrange(target)]
     (found,) = [topic.received(entry) for entry in entries]
     assert (found.key, found.payload, found.count, found.reason) == ("ann", [1, 2], 2, "window")
-    assert found.token > 0
+    assert (found.token > 0, found.attempt) == (True, 1)
     stats = topic.stats()
     assert (stats.pending, stats.in_flight, stats["forwarded"], stats["forwarded_triggers"]) == (1, 0, 1, 2)
     raw.delete(target)
@@ -56,6 +57,16 @@ def test_a_forwarded_message_holds_no_group(gate: Gate) -> None:
     assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
     # Then the next of the group may be taken
     assert [one.key for one in topic.take(10)] == ["b"]
+
+
+def test_of_a_group_that_ends_nothing_is_left(gate: Gate, raw: Any) -> None:
+    topic = gate.topic("jobs", backoff=0)
+    topic.trigger("a", group="g")
+    topic.nack(topic.take(1))
+    groups = keys.slot(gate.namespace, "jobs", 0, 1)[10]
+    assert raw.hkeys(groups) == [b"g"]
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
+    assert raw.hkeys(groups) == []
 
 
 def test_what_was_blocked_is_sent_on_too(gate: Gate) -> None:

@@ -276,13 +276,18 @@ async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock
     assert (await topic.trigger("k")).due_at == clock.now()
 
 
-async def test_redefine_does_not_change_how_payloads_merge(face: Any, other: Gate, everything: Dumps) -> None:
+@pytest.mark.parametrize(
+    ("made", "asked", "payload"), [("sum", "append", 1), ("sum", "min", 1), ({"a": "sum"}, {"a": "min"}, {"a": 1})]
+)
+async def test_redefine_does_not_change_how_payloads_merge(
+    face: Any, other: Gate, everything: Dumps, made: Any, asked: Any, payload: Any
+) -> None:
     # Given pending messages, packed as a sum
-    other.topic("t", window="5s", merge="sum").trigger("k", 1)
+    other.topic("t", window="5s", merge=made).trigger("k", payload)
     before = everything()
-    # Then no program can make lists of them
+    # Then no program can make lists of them, or the least of what was a sum
     with pytest.raises(PolicyChanged, match="slots and merge cannot"):
-        await face.topic("t", window="5s", merge="append", redefine=True).trigger("k", 1)
+        await face.topic("t", window="5s", merge=asked, redefine=True).trigger("k", payload)
     assert everything() == before
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import BadInput, ForeignData, Gate, Trigger, append
+from idemgate.core import keys
 from idemgate.testing import Clock
 
 At = Callable[[float], datetime]
@@ -303,3 +304,12 @@ async def test_many_writers_lose_nothing(gate: Gate, conserved: Any) -> None:
     assert acked == 1000
     await conserved(topic, ["k0", "k1", "k2"])
     assert (await topic.stats())["acked_triggers"] == 1000
+
+
+def test_facts_are_forgotten_when_their_time_has_passed(gate: Gate, raw: Any, clock: Clock) -> None:
+    topic, memo = gate.topic("t", remember="60s"), keys.slot(gate.namespace, "t", 0, 1)[7]
+    for key in ("a", "b"):
+        topic.trigger(key, version=1)
+    clock.advance("61s")
+    topic.trigger("c", version=1)
+    assert raw.hkeys(memo) == [b"vc"]
