@@ -193,7 +193,9 @@ bounds the rate at 3/N (95 %), if the N are independent; that is what *at most* 
 cases were enumerated: every byte, every await, every script.
 
 In the rows of changes to the code itself, *N* is how many were tried, a violation is one that no test noticed and that
-`tests/mutation/survivors.md` does not explain, and *equivalent* are those it explains.
+`tests/mutation/survivors.md` does not explain, and *equivalent* are those it explains. *Of* is how many there are: N is
+a sample of at least two of each script. Each is judged by so many of the tests that come by it as take some seconds
+(`--budget`), so that one that counts as unnoticed may be noticed by the rest.
 
 | fault | promises | N | violations | at most | figures | seed | server |
 |---|---|---|---|---|---|---|---|

@@ -58,8 +58,8 @@ def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
         found = operators.sampled(found, options.sample, options.seed)
     random.Random(options.seed).shuffle(found)
     print(f"{len(found)} of {len(every)} mutants of scripts, seed {options.seed}", flush=True)
-    began, noticed = time.monotonic(), _noticed(options.resume)
-    settled = {one: noticed[str(one)] for one in found if str(one) in noticed}
+    began, known = time.monotonic(), _known(options.resume)
+    former = {one: known[str(one)] for one in found if str(one) in known}
 
     def say(one: operators.Mutant, verdict: judging.Verdict) -> None:
         if options.verbose or verdict.outcome != "killed":
@@ -68,16 +68,15 @@ def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
             with options.resume.open("a") as file:
                 file.write(json.dumps([str(one), *verdict]) + "\n")
 
-    rest = [one for one in found if one not in settled]
-    verdicts = settled | judging.judged(rest, options.jobs, options.budget, options.minutes, say)
+    rest = [one for one in found if one not in former or former[one].outcome != "killed"]
+    verdicts = former | judging.judged(rest, options.jobs, options.budget, options.minutes, say)
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
 
 
-def _noticed(file: Path | None) -> dict[str, judging.Verdict]:
-    """What former runs that wrote into this file found killed, by the name of the mutant."""
+def _known(file: Path | None) -> dict[str, judging.Verdict]:
+    """What runs that wrote into this file found last, by the name of the mutant."""
     lines = file.read_text().splitlines() if file and file.exists() else []
-    found = {told: judging.Verdict(outcome, by) for told, outcome, by in map(json.loads, lines)}
-    return {told: verdict for told, verdict in found.items() if verdict.outcome == "killed"}
+    return {told: judging.Verdict(outcome, by) for told, outcome, by in map(json.loads, lines)}
 
 
 def _under(told: str, only: str) -> bool:

@@ -104,7 +104,9 @@ def judged(
     """Raises RuntimeError where the tests are not green without any mutant."""
     judge = Judge(list(found), jobs, budget, minutes, say)
     words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *TESTS]
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", ENVIRONMENT):  # given back at the end
+            patch.setenv(name, os.environ.get(name, ""))
         _logging_server(Path(directory))
         code = pytest.main(words, plugins=[judge])
     if judge.red or code:

@@ -271,3 +271,15 @@ def _trigger(key: str, group: str) -> Any:
     from idemgate import Trigger
 
     return Trigger(key, group=group)
+
+
+async def test_a_retry_that_is_triggered_again_keeps_its_group(face: Any) -> None:
+    # Given a retry that holds its group, and one behind it
+    topic = face.topic("t", backoff=60)
+    await topic.trigger("a", group="g")
+    await topic.nack(await topic.take(1))
+    await topic.trigger("b", group="g")
+    # When the first is triggered again, which does not change its time
+    assert (await topic.trigger("a", group="g")).status == "merged"
+    # Then the other waits as before
+    assert await topic.take(10) == []
