@@ -191,9 +191,7 @@ NO_TRIGGERS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("triggers", "text"), NO_TRIGGERS, ids=lambda value: value[:30] if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("triggers", "text"), NO_TRIGGERS, ids=range(len(NO_TRIGGERS)))
 async def test_what_is_no_key_with_its_payload_is_never_taken_apart(
     face: Any, everything: Dumps, triggers: Any, text: str
 ) -> None:
