@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import signal
 import sys
 import time
 
 from benchmarks import environments, machine, results
 from benchmarks.plan import PARTS, Plan
+from benchmarks.report import figures
 
 
 def main() -> None:
     words = _arguments()
+    if words.part in ("all", "report") and importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the report draws with matplotlib, which is not installed: pip install matplotlib")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     plan = Plan(words.repetitions or 3, 0.1) if words.quick else Plan(words.repetitions or 5)
     if words.part == "peers":
@@ -34,8 +38,14 @@ def _arguments() -> argparse.Namespace:
     report = "report        write docs/performance.md from what was measured"
     parser.add_argument("part", choices=[*PARTS, "all", "peers", "report"], help=f"{more}\n{report}\n{told}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the operations, three repetitions")
-    parser.add_argument("--repetitions", type=int, help="default: 5")
+    parser.add_argument("--repetitions", type=_repetitions, help="1 or more; default: 5")
     return parser.parse_args()
+
+
+def _repetitions(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
 
 
 def _measure(part: str, plan: Plan) -> None:
@@ -43,6 +53,7 @@ def _measure(part: str, plan: Plan) -> None:
     print(f"{part}: {PARTS[part]} ", end="", flush=True)
     found = importlib.import_module(f"benchmarks.{part}").run(plan)
     results.save(part, {"facts": machine.facts(plan.repetitions), "share": plan.share, "rows": found})
+    print(f"\n{figures.shown(found)}")
     print(f"{part}: {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 

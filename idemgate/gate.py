@@ -23,6 +23,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name, text_of
 from idemgate.core.limits import Rate
 from idemgate.core.locks import freed_at_fork
+from idemgate.core.many import each
 from idemgate.core.merging import MergeSpec
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
@@ -72,8 +73,7 @@ class Gate:
       number of them: so many replicas acknowledged it (WAIT); "fsync": it is in the append-only file on disk (WAITAOF:
       Redis 7.2 or Valkey, `appendonly yes`). Else NotDurable, after `timeout`. Not on a cluster. What it gives and what
       not: docs/promises.md.
-        - `clock`: a test clock that every script is told
-      (`idemgate.testing.Clock`).
+    - `clock`: a test clock that every script is told (`idemgate.testing.Clock`).
 
     Safe to share between threads and event loops; a forked child makes its own connections.
     """
@@ -308,12 +308,10 @@ class Gate:
 
     def marks(self, keys: Iterable[Key], retention: Duration, scope: str, compact: bool) -> Batch[list[bool]]:
         """The calls of `first_many`."""
-        if isinstance(keys, str | bytes):
-            raise BadInput("keys", keys, "one key, not many", "Pass a list of keys")
         if compact:
             return self.seen.first_many(scope, keys, retention)
         kept = milliseconds(retention, "retention")
-        records = [self.claims.key(scope, key) for key in keys]
+        records = [self.claims.key(scope, key) for key in each(keys, "keys", "Pass a list of keys")]
         if self.link.endpoint.kind == "cluster":  # where each record lives by itself
             return Batch([self.claims.first(record, kept) for record in records], list)
         return self.claims.mark_many(records, kept)

@@ -8,7 +8,6 @@ from string import Template
 from benchmarks.environments import RESULTS
 from benchmarks.machine import ROOT
 from benchmarks.report import sections
-from benchmarks.report.plots import draw
 from benchmarks.report.targets import targets
 
 __all__ = ["write"]
@@ -20,6 +19,8 @@ SECTIONS: dict[str, Callable[[], str]] = {name: getattr(sections, name) for name
 
 def write() -> None:
     """From the template beside this file. A part that was not run leaves its table empty."""
+    from benchmarks.report.plots import draw  # here, since figures are also shown where there is no matplotlib
+
     text = Template((ROOT / "benchmarks" / "report" / "page.md").read_text())
     found = {name: section() for name, section in SECTIONS.items()}
     pictures = {name.replace("-", "_"): f"![{name}](performance/{name}.svg)" for name in draw(PICTURES)}

@@ -8,7 +8,20 @@ from statistics import median
 from benchmarks import results
 from benchmarks.measuring import Row, spread
 
-__all__ = ["Rows", "best", "count", "cpu", "cpu_ratio", "middle", "ranged", "ratio", "ratios", "rows_of", "table"]
+__all__ = [
+    "Rows",
+    "best",
+    "count",
+    "cpu",
+    "cpu_ratio",
+    "middle",
+    "ranged",
+    "ratio",
+    "ratios",
+    "rows_of",
+    "shown",
+    "table",
+]
 
 Rows = dict[tuple[str, str], Row]
 """By (who, step)."""
@@ -74,3 +87,17 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """What a part found, for whoever ran it: medians of the figures that its rows have."""
+    figures = [name for name in _SHOWN if any(row.get(name) for row in rows)]
+    lines = [[row["who"], row["step"], *(_median(row.get(name)) for name in figures)] for row in rows]
+    return table(["who", "step", *figures], lines)
+
+
+_SHOWN = ("rate", "client_us", "server_us", "bytes", "p50", "p99", "ms")
+
+
+def _median(figures: Sequence[float] | None) -> str:
+    return count(median(figures)) if figures else "-"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from idemgate.errors import BadInput
+
 __all__ = ["configure"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -18,7 +20,11 @@ class Facts(logging.Formatter):
 
 
 def configure(level: str = "INFO") -> None:
-    """Everything of idemgate from `level`, the rest from WARNING. Leaves alone what the program configured itself."""
+    """Everything of idemgate from `level`, the rest from WARNING. Leaves alone what the program configured itself.
+
+    `level`: a name of `logging`, in any case. Raises BadInput for another one.
+    """
+    level = _known(level)
     root = logging.getLogger()
     if root.handlers:
         return
@@ -28,3 +34,10 @@ def configure(level: str = "INFO") -> None:
     ours = logging.getLogger("idemgate")
     if ours.level == logging.NOTSET:
         ours.setLevel(level)
+
+
+def _known(level: str) -> str:
+    names = logging.getLevelNamesMapping()
+    if not isinstance(level, str) or level.upper() not in names:
+        raise BadInput("level", level, "no such level", f"Use one of {', '.join(names)}")
+    return level.upper()

@@ -17,6 +17,7 @@ from idemgate.core import keys, small
 from idemgate.core.calls import Arg, Batch, Call, Reply, call
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.many import each
 from idemgate.core.small import Small
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput
@@ -60,7 +61,7 @@ class SeenSets:
         """Which ids are new, in their order: a call for each shard and 250 of its ids. Of equal ones only the first is
         asked for."""
         kept, check = milliseconds(window, "retention"), _check()
-        ids = [_id(key) for key in many]
+        ids = [_id(key) for key in each(many, "keys", "Pass a list of keys")]
         parts = _parts(ids)
         calls = [self._see(scope, shard, kept, check, digests, _news) for shard, digests in parts]
 
@@ -79,7 +80,7 @@ class SeenSets:
         """The values that are kept, in the order of the ids: calls as those of `first_many`. Of equal ids only the
         first is asked for."""
         kept, check = milliseconds(window, "retention"), _check()
-        pairs = [(_id(key), small.packed(value)) for key, value in map(_pair, many)]
+        pairs = [(_id(key), small.packed(value)) for key, value in map(_pair, each(many, "pairs", _PAIRS))]
         ids, values = [one for one, _ in pairs], dict(reversed(pairs))
         parts = _parts(ids)
         calls = [
@@ -140,10 +141,11 @@ def _parts(ids: list[Id]) -> list[tuple[int, list[bytes]]]:
 
 def _pair(pair: Any) -> tuple[keys.Key, Any]:
     if pair.__class__ is not tuple or len(pair) != 2:  # a text of two letters would pass for one
-        raise BadInput(
-            "pairs", pair, "not a key and its value", "Pass (key, value) tuples, such as the items() of a dict"
-        )
+        raise BadInput("pairs", pair, "not a key and its value", _PAIRS)
     return pair
+
+
+_PAIRS = "Pass (key, value) tuples, such as the items() of a dict"
 
 
 def _answers(parts: list[tuple[int, list[bytes]]], answers: list[list[T]]) -> dict[Id, T]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, KeysView
+
 from idemgate.core.locks import freed_at_fork
 
 __all__ = ["Counters"]
@@ -32,6 +34,16 @@ class Counters:
 
     def __getitem__(self, name: str) -> int:
         return self._counts.get(name, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.snapshot())
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def keys(self) -> KeysView[str]:
+        """The names of what happened until now; with it, `dict(counters)` works."""
+        return self.snapshot().keys()
 
     def snapshot(self) -> dict[str, int]:
         """All of them, as they are now."""

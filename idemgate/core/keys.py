@@ -117,7 +117,7 @@ def raw(key: Key) -> bytes:
     elif isinstance(key, bytes):
         encoded = key
     elif isinstance(key, int) and not isinstance(key, bool):
-        encoded = b"%d" % key
+        encoded = _digits(key)
     else:
         raise BadInput("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
     if not encoded:
@@ -125,6 +125,14 @@ def raw(key: Key) -> bytes:
     if len(encoded) > 65_536:
         raise BadInput("key", key, f"{len(encoded)} bytes long", "Use at most 65,536 bytes, or a hash of what you have")
     return encoded
+
+
+def _digits(key: int) -> bytes:
+    try:
+        return b"%d" % key
+    except ValueError:  # Python refuses to write out thousands of digits
+        bits = f"int of {key.bit_length()} bits"
+        raise BadInput("key", bits, "is too long for a key", "Use a hash of it") from None
 
 
 def text_of(key: Key) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from operator import index
@@ -11,10 +11,11 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from idemgate.core.codec import Codec
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
+from idemgate.core.many import each
 from idemgate.core.merging import Merge
 from idemgate.core.partial import Part, part_of
 from idemgate.core.stored import LATEST_MS, as_ours, unpacked
-from idemgate.errors import NotDecodable
+from idemgate.errors import BadInput, NotDecodable
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
 
@@ -29,6 +30,7 @@ __all__ = [
     "Stats",
     "Taken",
     "Trigger",
+    "listed",
 ]
 
 P = TypeVar("P")
@@ -48,6 +50,21 @@ class Trigger:
     at: datetime | None = field(default=None, kw_only=True)
     version: int | None = field(default=None, kw_only=True)
     event_id: Key | None = field(default=None, kw_only=True)
+
+
+def listed(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
+    """What `trigger_many` was passed, or BadInput. No text or dict passes for a pair: it would be taken apart."""
+    return [
+        one if isinstance(one, Trigger) else Trigger(*one) if type(one) is tuple and len(one) == 2 else _refused(one)
+        for one in each(triggers, "triggers", _TRIGGERS)
+    ]
+
+
+def _refused(one: object) -> Trigger:
+    raise BadInput("triggers", one, "not a key and its payload", _TRIGGERS)
+
+
+_TRIGGERS = "Pass (key, payload) tuples, such as the items() of a dict, or Trigger(...)"
 
 
 @dataclass(slots=True)  # not frozen, as a trigger is not

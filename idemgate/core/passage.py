@@ -242,7 +242,7 @@ class Passage:
         try:
             kind, data = b"v", self.guard.codec.encode(result, "result")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
-            kind, data = b"n", f"{type(error).__name__}: {error}".encode(errors="replace")[:500]
+            kind, data = b"n", _why(error).encode(errors="replace")[:500]
         self.result = kind, data
         return self._completing(kind, data)
 
@@ -276,6 +276,12 @@ class Passage:
 
     def renew(self) -> Call[bool]:
         return self.claims.renew(self.record, self.owner, self.guard.lease, self.guard.retention)
+
+
+def _why(error: Exception) -> str:
+    """Why a result was not stored, for every caller to come: where and of what type, never a value of it."""
+    kind = type(error).__name__
+    return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, BadInput) else kind
 
 
 def _failure(error: BaseException) -> bytes:

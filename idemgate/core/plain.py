@@ -66,7 +66,12 @@ class Place:
         if self.parent is None:
             return str(self.step)
         around = self.parent.path()
-        return around if self.parent.parent is None else f"{around}[{self.step!r}]"
+        return around if self.parent.parent is None else f"{around}[{_step(self.step)}]"
+
+
+def _step(step: object) -> str:
+    """A key of another type may itself be what is refused: its repr may say anything."""
+    return repr(step) if type(step) in (str, int) else f"<{type(step).__qualname__}>"
 
 
 class Walk:
@@ -200,7 +205,9 @@ def _members(value: object, place: Place) -> dict[str, object] | None:
         dump = getattr(type(value), "model_dump", None)
         return None if dump is None else dump(value, mode="python", round_trip=True)
     except Exception as error:
-        raise BadInput(place.path(), type(value), f"its fields cannot be read ({error})", "Pass a dict") from error
+        raise BadInput(
+            place.path(), type(value), f"its fields cannot be read ({type(error).__name__})", "Pass a dict"
+        ) from error
 
 
 def _sorted(pairs: dict[Any, object]) -> dict[Any, object]:

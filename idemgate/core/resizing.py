@@ -166,7 +166,7 @@ def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) 
     if begun.word == "same":
         return Resized(slots, slots, 0)
     if begun.to != slots:
-        raise TopicInUse(topic.name, _busy(begun.to))
+        raise TopicInUse(topic.name, _busy(topic.name, begun.to))
     before = slots_of(begun.policy)
     known = from_stored(begun.policy, topic.policy)
     moving = _Moving(topic.laid_as(known, before), topic.laid_as(known, slots), begun.change, told)
@@ -261,7 +261,7 @@ def forgetting(topic: TopicCalls, was: Iterable[int], discard: bool) -> Plan[For
     if begun.word == "absent":
         return Forgotten(False, 0, 0, 0)
     if begun.to != 0:
-        raise TopicInUse(topic.name, _busy(begun.to))
+        raise TopicInUse(topic.name, _busy(topic.name, begun.to))
     change, calls = begun.change, topic.laid_out(slots_of(begun.policy))
     slots = range(calls.policy.slots)
     yield from _all(_close(calls, slot, change) for slot in slots)
@@ -283,10 +283,10 @@ def _total(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
     return pending, in_flight, dead
 
 
-def _busy(to: int) -> str:
+def _busy(name: str, to: int) -> str:
     if to == 0:
-        return "it is being forgotten; let that end first: idemgate forget"
-    return f"it is being given {to} slots; let that end first: idemgate slots ... {to}"
+        return f"it is being forgotten; let that end first: idemgate forget {name}"
+    return f"it is being given {to} slots; let that end first: idemgate slots {name} {to}"
 
 
 def _full(pending: int, in_flight: int, dead: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from typing import Any, cast
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from redis import connection
 
@@ -43,7 +43,15 @@ def _of_url(url: str) -> Endpoint:
         settings = cast("dict[str, Any]", cast(Any, connection).parse_url(url))
     if settings is None:
         raise _bad(url, "not a URL that redis-py can read", _ESCAPE)
+    if base != "unix" and not _names_database(url, settings):  # redis-py takes /abc for 0, and /1/2 for 12
+        raise _bad(url, "its path is not a database number", f"Use {base}://host:port/0. {_ESCAPE}")
     return Endpoint("single", kept(settings, "url"))
+
+
+def _names_database(url: str, settings: dict[str, Any]) -> bool:
+    """`?db=` goes before the path."""
+    path = "" if "db" in parse_qs(urlsplit(url).query) else unquote(urlsplit(url).path).strip("/")
+    return (not path or (path.isascii() and path.isdigit())) and settings.get("db", 0) >= 0
 
 
 def _of_many(url: str, base: str, topology: str) -> Endpoint:

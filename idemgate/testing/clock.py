@@ -16,7 +16,9 @@ class Clock:
     """A clock for `Gate(..., clock=clock)`: every script of that gate is told its time instead of asking the server.
 
     `start` in seconds since the epoch. Only leases, windows, retention and the like follow it; how long a worker
-    sleeps does too.
+    sleeps does too. When Redis itself drops a key (a record, a page of marks) is decided by the server's real time:
+    what is over by this clock is over at once, but a clock that stands still keeps nothing longer than its
+    retention in real time.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 from idemgate.core.calls import Batch, Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, outbox, raw
-from idemgate.core.messages import Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger
+from idemgate.core.messages import Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger, listed
 from idemgate.core.policy import Policy
 from idemgate.core.recurring import recurring
 from idemgate.core.registry import registered
@@ -185,9 +185,10 @@ class Topic(_Face):
         """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers, each
         atomic.
 
-        All triggers are checked before the first is sent.
+        All triggers are checked before the first is sent; what is neither a Trigger nor a (key, payload) tuple is
+        BadInput.
         """
-        found = [one if isinstance(one, Trigger) else Trigger(*one) for one in triggers]
+        found = listed(triggers)
         return self._run_all(lambda calls: calls.trigger_many(found))
 
     def take(self, n: int = 1) -> list[Delivery[Any]]:
@@ -398,7 +399,7 @@ class AioTopic(_Face):
 
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
         """As `Topic.trigger_many`."""
-        found = [one if isinstance(one, Trigger) else Trigger(*one) for one in triggers]
+        found = listed(triggers)
         return await self._run_all(lambda calls: calls.trigger_many(found))
 
     async def take(self, n: int = 1) -> list[Delivery[Any]]:

@@ -3,12 +3,18 @@ a report."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.contestants import begin, contestants, end
+from benchmarks.machine import ROOT
 from benchmarks.plan import Plan
+from benchmarks.report.figures import shown
 
 pytest.importorskip("hiredis")  # as the measured runs have it
 
@@ -51,6 +57,51 @@ def test_every_step_of_a_contestant_does_what_it_was_asked_for(who: str, url: st
             answer = end(sides[who])
             assert answer.get("ops") == wanted, (step, answer)
             assert answer["seconds"] > 0, (step, answer)
+
+
+@pytest.mark.parametrize("repetitions", ["0", "-1", "1.5", "many"])
+def test_less_than_one_repetition_is_refused(repetitions: str) -> None:
+    asked = _benchmarks("pieces", f"--repetitions={repetitions}")
+    assert asked.returncode == 2
+    assert "is not a whole number from 1 on" in asked.stderr
+
+
+@pytest.mark.parametrize("part", ["all", "report"])
+def test_the_report_asks_for_matplotlib_before_anything_is_measured(part: str, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from benchmarks.__main__ import main; main()"
+    asked = _python("-c", code, part, IDEMGATE_BENCHMARKS=str(tmp_path))
+    assert asked.returncode == 1
+    assert "pip install matplotlib" in asked.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_shows_the_medians_of_the_figures_it_has() -> None:
+    rows = [
+        {"who": "a", "step": "s", "rate": [100.0, 300.0, 200.0], "client_us": [1.0]},
+        {"who": "b", "step": "s", "rate": [50.0]},
+    ]
+    assert shown(rows).splitlines() == [
+        "| who | step | rate | client_us |",
+        "| --- | --- | --- | --- |",
+        "| a | s | 200 | 1.0 |",
+        "| b | s | 50 | - |",
+    ]
+
+
+def _benchmarks(*words: str) -> subprocess.CompletedProcess[str]:
+    return _python("-m", "benchmarks", *words)
+
+
+def _python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_every_piece_of_a_call_can_be_taken_by_itself() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,10 @@ def handle(k: str, n: int = 1) -> None:
 
 async def awaiting_key(k: str, n: int = 1) -> str:
     return k
+
+
+async def _later() -> AsyncIterator[str]:
+    yield "k"
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -136,13 +140,22 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("first", ("k", 0), {"compact": True}, "retention=0"),
     ("first", ("k", "1h"), {"compact": True, "scope": ""}, "scope=''"),
     ("first_many", (["a", ""], "1h"), {"compact": True}, "key=''"),
-    ("first_many", ("abc", "1h"), {"compact": True}, "one key, not many"),
+    ("first_many", ("abc", "1h"), {"compact": True}, "one value, not many"),
+    *(
+        (name, (many, "1h"), options, f"{what}=.*cannot be iterated over.*Pass")
+        for name, what, options in (
+            ("first_many", "keys", {}),
+            ("first_many", "keys", {"compact": True}),
+            ("keep_many", "pairs", {}),
+        )
+        for many in (None, 7, _later())
+    ),
     ("keep", ("", 1, "1h"), {}, "key=''"),
     ("keep", ("k", 1, 0), {}, "retention=0"),
     ("keep", ("k", 1, "1h"), {"scope": ""}, "scope=''"),
     ("keep_many", ([("a", 1), ("", 2)], "1h"), {}, "key=''"),
     ("keep_many", (["ab"], "1h"), {}, "pairs='ab': not a key and its value. Pass .*items"),
-    ("keep_many", ("abc", "1h"), {}, "not a key and its value"),
+    ("keep_many", ("abc", "1h"), {}, "one value, not many"),
     ("kept", ("",), {}, "key=''"),
     ("kept", ("k",), {"scope": ""}, "scope=''"),
     ("inspect", ("k",), {"scope": ""}, "scope=''"),

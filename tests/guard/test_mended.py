@@ -58,7 +58,7 @@ async def test_what_is_remembered_follows_forget_and_the_test_clock(face: Any, c
 
 
 async def test_one_key_is_not_many(face: Any) -> None:
-    with pytest.raises(BadInput, match="one key, not many"):
+    with pytest.raises(BadInput, match="one value, not many"):
         await face.first_many("abc", "1s")
 
 

@@ -284,6 +284,44 @@ async def test_what_cannot_be_stored_is_done_without_value_and_never_runs_again(
         assert (await face.claim("x", scope="s")).result
 
 
+class _Secretive:
+    def __repr__(self) -> str:
+        return "canary"
+
+    def __str__(self) -> str:
+        return "canary"
+
+
+class _Unreadable:
+    def model_dump(self, **_: object) -> dict[str, object]:
+        raise ValueError("canary")
+
+
+@pytest.mark.parametrize(
+    ("result", "where"),
+    [
+        ({"o": _Secretive()}, r"result\['o'\]: is a _Secretive"),
+        ([1, {_Secretive(): 1}], r"result\[1\]\[<_Secretive>\]: is a _Secretive"),
+        ({"o": bytearray(b"canary")}, r"result\['o'\]: is a bytearray"),
+        ({"o": "canary\ud800"}, "result: holds half a surrogate pair"),
+        ({"o": _Unreadable()}, r"result\['o'\]: its fields cannot be read \(ValueError\)"),
+    ],
+)
+async def test_nobody_is_told_what_could_not_be_stored(face: Any, raw: Any, result: object, where: str) -> None:
+    @face.once(key="{k}", scope="s")
+    def handle(k: str) -> Any:
+        return result
+
+    await handle("x")
+    # Then another caller is told where and of what type, and the store holds no more
+    with pytest.raises(ResultUnavailable, match=where) as refused:
+        await handle("x")
+    assert "canary" not in str(refused.value)
+    with pytest.raises(ResultUnavailable) as claimed:
+        assert (await face.claim("x", scope="s")).result
+    assert "canary" not in str(claimed.value)
+
+
 async def test_max_result_bytes_counts_to_the_byte(face: Any) -> None:
     @face.once(key="{k}", max_result_bytes=100)
     def handle(k: str) -> str:

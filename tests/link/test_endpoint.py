@@ -98,6 +98,22 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h/abc", "rediss://h/abc", "redis://h/-1", "redis://h?db=-1", "redis://h/1/2", "redis://h/1x?protocol=3"],
+)
+def test_what_is_no_database_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match=r"its path is not a database number.*Use rediss?://host:port/0"):
+        Gate(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://h/", "redis://h//0", "redis://h/2", "redis://h/x?db=2", "unix:///a/b"]
+)
+def test_a_database_is_a_number_in_the_path_or_the_query(url: str) -> None:
+    assert Gate(url).endpoint.settings.get("db", 0) == (2 if "2" in url else 0)
+
+
 @pytest.mark.parametrize("url", BAD)
 def test_a_bad_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(BadInput) as refused:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import tenacity
 
-from idemgate import BadInput, ForeignData, Gate, PolicyChanged, append, union
+from idemgate import BadInput, ForeignData, Gate, PolicyChanged, Trigger, append, union
 from idemgate.core.keys import PARTS
 from idemgate.testing import Clock
 
@@ -167,6 +167,39 @@ async def test_a_bad_trigger_is_refused_before_anything_is_written(
         await topic.aio.trigger(**arguments)
     assert everything() == before
     assert len(before) == opened
+
+
+async def _later() -> AsyncIterator[tuple[str, int]]:
+    yield "k", 1
+
+
+NO_TRIGGERS: list[tuple[Any, str]] = [
+    (None, "triggers=None: cannot be iterated over"),
+    (7, "triggers=7: cannot be iterated over"),
+    (Trigger("k", 1), r"triggers=Trigger\(.*: cannot be iterated over"),
+    (_later(), "triggers=<async_generator .*: cannot be iterated over"),
+    ("DE", "triggers='DE': one value, not many"),
+    (b"DE", "triggers=b'DE': one value, not many"),
+    (["DE"], "triggers='DE': not a key and its payload"),
+    ([b"DE"], "triggers=b'DE': not a key and its payload"),
+    ([{"key": "k", "payload": 1}], r"triggers=\{.*\}: not a key and its payload"),
+    ([["k", 1]], r"triggers=\['k', 1\]: not a key and its payload"),
+    ([("k", 1, 2)], r"triggers=\('k', 1, 2\): not a key and its payload"),
+    ([("k",)], r"triggers=\('k',\): not a key and its payload"),
+    ([None], "triggers=None: not a key and its payload"),
+    ([7], "triggers=7: not a key and its payload"),
+]
+
+
+@pytest.mark.parametrize(("triggers", "text"), NO_TRIGGERS, ids=range(len(NO_TRIGGERS)))
+async def test_what_is_no_key_with_its_payload_is_never_taken_apart(
+    face: Any, everything: Dumps, triggers: Any, text: str
+) -> None:
+    if isinstance(triggers, list):
+        triggers = [("good", 1), *triggers]
+    with pytest.raises(BadInput, match=rf"^{text}\. Pass \(key, payload\) tuples"):
+        await face.topic("t").trigger_many(triggers)
+    assert everything() == {}
 
 
 async def test_keys_are_checked_wherever_they_are_named(face: Any, everything: Dumps) -> None:

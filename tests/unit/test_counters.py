@@ -25,6 +25,19 @@ def test_counters_count() -> None:
     assert (snapshot, counters["a"]) == ({"a": 3, "b": 1}, 4)
 
 
+def test_counters_are_read_as_a_mapping_is() -> None:
+    counters = Counters()
+    counters.add_each("a", "b", "a")
+    assert dict(counters) == {**counters} == {"a": 2, "b": 1}
+    assert (list(counters), list(counters.keys()), len(counters)) == (["a", "b"], ["a", "b"], 2)
+    assert "a" in counters
+    assert "never" not in counters
+    # Given one who reads, When new names are counted meanwhile, Then that does not disturb
+    for name in counters:
+        counters.add(f"{name}{name}")
+    assert len(counters) == 4
+
+
 def _together(work: object, threads: int = 8) -> None:
     began = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -127,10 +127,10 @@ def test_slots_are_used_evenly(pattern: str) -> None:
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 
-BAD_KEYS: list[Any] = ["", b"", True, None, 1.5, ["a"], {"a": 1}, object(), "\ud800", "x" * 65_537]
+BAD_KEYS: list[Any] = ["", b"", True, None, 1.5, ["a"], {"a": 1}, object(), "\ud800", "x" * 65_537, 10**5000]
 
 
-@pytest.mark.parametrize("key", BAD_KEYS, ids=lambda key: repr(key)[:20])
+@pytest.mark.parametrize("key", BAD_KEYS, ids=range(len(BAD_KEYS)))
 def test_what_is_no_key_is_refused(key: Any) -> None:
     for use in (keys.raw, lambda key: keys.record("ns", "s", key), keys.text_of):
         with pytest.raises(BadInput) as told:

@@ -1,0 +1,43 @@
+"""Logging for programs that have none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput
+from idemgate.cli.logs import configure
+
+
+@contextmanager
+def bare() -> Iterator[None]:
+    """As in a program that configured nothing."""
+    root, ours = logging.getLogger(), logging.getLogger("idemgate")
+    handlers, level = root.handlers[:], ours.level
+    root.handlers[:] = []
+    ours.setLevel(logging.NOTSET)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        ours.setLevel(level)
+
+
+@pytest.mark.parametrize("level", ["info", "INFO", "Info"])
+def test_a_level_is_named_in_any_case(level: str) -> None:
+    with bare():
+        configure(level)
+        assert logging.getLogger("idemgate").level == logging.INFO
+        assert logging.getLogger().handlers
+
+
+@pytest.mark.parametrize("level", ["loud", "", None, 20])
+def test_an_unknown_level_is_refused_before_anything_is_configured(level: Any) -> None:
+    with bare():
+        with pytest.raises(BadInput, match=r"level=.*no such level\. Use one of .*INFO"):
+            configure(level)
+        assert logging.getLogger().handlers == []
