@@ -364,7 +364,7 @@ def _events(seen: _Seen) -> Iterator[Finding]:
             yield seen.finding("disagrees", "memo", f"bucket {text(name)} holds event ids of another one")
     if len(marks) != count or len({mark[:16] for mark in marks}) != count:
         yield seen.finding("disagrees", "memo", f"{len(marks)} event ids are remembered, and {count} are counted")
-    if seen.topic and any(keys.slot_of_event(mark, seen.topic.slots) != seen.slot.number for mark in marks):
+    if any(keys.slot_of_event(mark, seen.slot.slots) != seen.slot.number for mark in marks):
         yield seen.finding("wrong-slot", "memo", "event ids of another slot are remembered: nobody will find them here")
 
 
@@ -459,14 +459,12 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
 
 
 def _places(seen: _Seen) -> Iterator[Finding]:
-    """What stands in a slot belongs to it, by its group or key."""
-    if seen.topic is None:
-        return
+    """What stands in a slot belongs to it, by its group or key, and by how many slots its name says there are."""
     found = [("pending", key, one.group) for key, one in seen.pending.items()]
     found += [("flight", key, one.group) for key, one in seen.flight.items()]
     found += [("grave", one.key, one.message.group) for one in seen.grave.values()]
     for part, key, group in found:
-        right = keys.slot_of(group or key, seen.topic.slots)
+        right = keys.slot_of(group or key, seen.slot.slots)
         if right != seen.slot.number:
             yield seen.finding("wrong-slot", part, f"{shown(key)} belongs to slot {right}: nobody will find it here")
 

@@ -39,6 +39,10 @@ __all__ = ["audit"]
 
 BATCH = 100
 """Records read at once: each may hold a result of 256 KiB."""
+MOST_SLOTS = 16_384
+"""More no topic has."""
+OF_LAYOUT = ("closed", "conservation", "unregistered", "wrong-slot")
+"""Findings that go by how many slots a topic has."""
 
 
 def audit(
@@ -98,10 +102,12 @@ class _Audit:
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
         self.topics: dict[str, Declared | None] = {}
+        self.slots: defaultdict[str, set[Slot]] = defaultdict(set)
         self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
 
     def all(self, link: SyncLink, found: list[Server]) -> Iterator[Finding]:
         yield from self._registry(link)
+        doubtful: set[str] = set()
         for server in found:
             slots: dict[Slot, bytes] = {}
             crews: set[str] = set()
@@ -116,11 +122,48 @@ class _Audit:
                     elif owner.kind == "members":
                         crews.add(owner.name)
             for slot, key in slots.items():
-                yield from self._slot(link, slot, key)
+                self.slots[slot.topic].add(slot)
+                if list(self._slot(link, slot, key, counted=self.counted)):
+                    doubtful.add(slot.topic)
             for group in sorted(crews):
                 yield from self._crew(link, server, group)
-        for topic, balances in self.balances.items():
-            yield from check_balance(topic, text(keys.topics(self.namespace)), balances)
+        doubtful |= {topic for topic in self.slots if list(self._balance(topic))}
+        for topic in sorted(doubtful):
+            yield from self._again(link, topic)
+
+    def _balance(self, topic: str) -> Iterator[Finding]:
+        yield from check_balance(topic, text(keys.topics(self.namespace)), self.balances[topic])
+
+    def _again(self, link: SyncLink, topic: str) -> Iterator[Finding]:
+        """A topic whose slots seem to be wrong, read once more between two equal readings of its entry: the registry
+        and the slots are read one after another, and a change of their number may have come between."""
+        before = self._entry(link, topic)
+        self.balances[topic] = []
+        found: list[Finding] = []
+        for slot in sorted(self.slots[topic] | self._known(topic, before)):
+            found += self._slot(link, slot, keys.slot(*slot)[keys.PARTS.index("facts")])
+        found += self._balance(topic)
+        rests = before == self._entry(link, topic) and before[1] is None
+        yield from (one for one in found if rests or one.kind not in OF_LAYOUT)
+
+    def _entry(self, link: SyncLink, topic: str) -> list[bytes | None]:
+        """What the registry has of a topic by now: policy, what changes its slots, numbers of slots it had; and which
+        change made the slots it has, as one may have come to the same number again."""
+        names = [topic, f"{topic} to", f"{topic} was"]
+        entry: list[bytes | None] = _asked(link, "HMGET", keys.topics(self.namespace), *names) or [None] * 3
+        self.topics.pop(topic, None)
+        if entry[0] is None:
+            return entry
+        now = self.topics[topic] = declared(entry[0], entry[1] is not None)
+        made = now and _asked(link, "HGET", Slot(self.namespace, topic, 0, now.slots).key("facts"), "opened")
+        return [*entry, made]
+
+    def _known(self, topic: str, entry: list[bytes | None]) -> set[Slot]:
+        """Every slot that a topic has or had: SCAN may have missed one that was made meanwhile."""
+        now = self.topics.get(topic)
+        had = [int(word) for word in (entry[2] or b"").split() if word.isdigit()]
+        numbers = {*had, now.slots} if now else {*had}
+        return {Slot(self.namespace, topic, at, slots) for slots in numbers for at in range(min(slots, MOST_SLOTS))}
 
     def _registry(self, link: SyncLink) -> Iterator[Finding]:
         key = keys.topics(self.namespace)
@@ -180,7 +223,7 @@ class _Audit:
         self.counted["members"] += len(alive)
         yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive)
 
-    def _slot(self, link: SyncLink, slot: Slot, key: bytes) -> Iterator[Finding]:
+    def _slot(self, link: SyncLink, slot: Slot, key: bytes, counted: Counter[str] | None = None) -> Iterator[Finding]:
         try:
             found = link.run(read_slot(slot, self.clock, self.most, self.room))
         except ForeignData as error:
@@ -192,7 +235,10 @@ class _Audit:
             self.balances[slot.topic].append(None)
             yield Finding("unread", text(key), f"{what}; at most {self.most:,} and {self.room:,} are read")
             return
-        self._count(found)
+        if counted is not None:
+            _count(found, counted)
+        if not any(left != -2 for left in found.lives.values()):
+            return
         if slot.topic not in self.topics:
             list(self._registry(link))  # it was opened meanwhile; what is wrong there has been said
         if not found.closed:
@@ -203,9 +249,20 @@ class _Audit:
         unknown = topic is None or topic.changing
         self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, self.codec))
 
-    def _count(self, found: Contents) -> None:
-        self.counted["slots closed" if found.closed else "slots"] += 1
-        self.counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
+
+def _asked(link: SyncLink, *words: str | bytes) -> Any:
+    """What a command answers; None where the key is of another type, which is found elsewhere."""
+    try:
+        return link.command(*words)
+    except StoreRefused as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return None
+
+
+def _count(found: Contents, counted: Counter[str]) -> None:
+    counted["slots closed" if found.closed else "slots"] += 1
+    counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
 
 
 def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:

@@ -380,6 +380,53 @@ def test_a_topic_that_is_opened_meanwhile_is_no_fault(gate: Gate, raw: Any, name
     link.close()
 
 
+@pytest.mark.damages("undecodable", "orphan")
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
+    gate: Gate, raw: Any, namespace: str, faulty: bool
+) -> None:
+    # Given an audit that has read the registry
+    topic = gate.topic("t", slots=1, remember="1h")
+    topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(20)])
+    raw.hset(keys.topics(namespace), "odd", b"\xc1")
+    link = SyncLink(gate.endpoint, 5.0)
+    with servers(gate.endpoint) as found:
+        findings = _Audit(namespace, gate.clock, gate.codec, 1000, 100_000).all(link, found)
+        assert next(findings).kind == "undecodable"
+        # When the topic gets another number of slots, and it goes on
+        topic.reslot(4)
+        if faulty:
+            raw.zadd(keys.slot(namespace, "t", 0, 4)[keys.PARTS.index("due")], {"nobody": 1})
+        # Then it finds what is wrong, and nothing else
+        assert [one.kind for one in findings] == ["orphan"] * faulty
+    link.close()
+
+
+@pytest.mark.parametrize("turns", range(3))
+def test_slots_that_are_changed_to_and_fro_are_no_fault(gate: Gate, turns: int) -> None:
+    # Given a topic whose slots are changed again and again
+    topic = gate.topic("t", slots=1, remember="1h")
+    topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(50)])
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for number in (2 << turns, 1):
+                topic.reslot(number)
+
+    with ThreadPoolExecutor(1) as threads:
+        changing = threads.submit(change)
+        # When it is audited again and again
+        try:
+            reports = [audit(gate) for _ in range(30)]
+        finally:
+            stop.set()
+    # Then it is sound each time
+    changing.result()
+    assert [str(one) for one in reports if not one.sound] == []
+    assert audit(gate).sound
+
+
 def test_the_documentation_explains_every_finding() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     explained = page.partition("## What each finding means")[2]
