@@ -8,19 +8,21 @@ from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.findings import Finding, quoted
 from idemgate.core.records import stored
-from idemgate.core.slotaudit import Declared, shown
+from idemgate.core.slotaudit import Declared, far_token, shown
 
 __all__ = ["check_crew", "check_lasting", "check_record", "check_registered", "check_stranger"]
 
 
-def check_record(key: bytes, left_ms: int, packed: bytes) -> Iterator[Finding]:
-    """One guarded key: it can be read, and goes by itself."""
+def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int) -> Iterator[Finding]:
+    """One guarded key: it can be read, has a token that may have been granted by now, and goes by itself."""
     name = text(key)
     try:
-        state = stored(packed).state
+        state, _, _, token = stored(packed)
     except ValueError as error:
         yield Finding("undecodable", name, f"it is no record: {error}", f"DEL {quoted(key)}")
         return
+    if problem := far_token(token, now_us):
+        yield Finding("fence", name, f"its token {problem}")
     if left_ms < 0:
         lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")

@@ -68,6 +68,8 @@ def audit(
     """
     endpoint, name, clock, codec = _where(store, namespace)
     made = _Audit(name, clock, codec, most, most_bytes)
+    if not isinstance(store, str):
+        made.leases = {topic: one.policy.lease for topic, one in store.topics.items()}
     link = SyncLink(endpoint, 5.0)
     try:
         with servers(endpoint) as found:
@@ -101,6 +103,7 @@ class _Audit:
         self.most = most
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
+        self.leases: Mapping[str, int] = {}
         self.topics: dict[str, Declared | None] = {}
         self.slots: defaultdict[str, set[Slot]] = defaultdict(set)
         self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
@@ -196,17 +199,18 @@ class _Audit:
             part = found[start : start + BATCH]
             # First how long it lives: what is gone by then is nil, and one made anew has an expiry from the start.
             replies = server.together([words for key in part for words in (("PTTL", key), ("GET", key))])
+            now_us = self.clock.microseconds() if self.clock else server.microseconds()
             for key, left, packed in zip(part, replies[::2], replies[1::2], strict=True):
-                yield from self._record(key, left, packed)
+                yield from self._record(key, left, packed, now_us)
 
-    def _record(self, key: bytes, left: Any, packed: Any) -> Iterator[Finding]:
+    def _record(self, key: bytes, left: Any, packed: Any, now_us: int) -> Iterator[Finding]:
         if left == -2 or packed is None:
             return
         if isinstance(packed, Exception) or isinstance(left, Exception):
             yield Finding("wrong-type" if "WRONGTYPE" in str(packed) else "unread", text(key), f"{packed}")
             return
         self.counted["records"] += 1
-        found = list(check_record(key, left, packed))
+        found = list(check_record(key, left, packed, now_us))
         if not any(one.kind == "undecodable" for one in found):
             self.counted[f"records {stored(packed).state}"] += 1
         yield from found
@@ -245,6 +249,8 @@ class _Audit:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)
         topic = self.topics.get(slot.topic)
+        if topic is not None:
+            topic = topic._replace(lease_ms=self.leases.get(slot.topic, 0))
         yield from check_slot(slot, found, topic, self.codec)
         unknown = topic is None or topic.changing
         self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, self.codec))
