@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core import keys
-from idemgate.core.audit import check_crew, check_lasting, check_record, check_registered, check_stranger
+from idemgate.core.audit import check_crew, check_lasting, check_page, check_record, check_registered, check_stranger
 from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
@@ -191,8 +191,17 @@ class _Audit:
             yield from check_stranger(owner, key)
         yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
         for key, owner in found.items():
+            if owner.kind == "seen":
+                yield from self._page(server, key)
             if owner.kind in ("topics", "out"):
                 yield from check_lasting(key, server.command("PTTL", key))
+
+    def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
+        left, head = server.at_once([("PTTL", key), ("HGET", key, "")])
+        if isinstance(head, Exception) or isinstance(left, Exception):
+            yield Finding("wrong-type" if "WRONGTYPE" in str(head) else "unread", text(key), f"{head}")
+        elif left != -2:
+            yield from check_page(key, left, head)
 
     def _records(self, server: Server, found: list[bytes]) -> Iterator[Finding]:
         for start in range(0, len(found), BATCH):

@@ -120,6 +120,17 @@ def _ready_moved(hand: Hand) -> None:
     hand.edit("pending", b"second", 4, 5, "r")
 
 
+def _page(hand: Hand, kind: str) -> bytes:
+    """The page of a seen-set that marks one id, or keeps one value."""
+    if kind == "seen":
+        assert hand.gate.first("id", scope="s", retention="1h", compact=True)
+    else:
+        hand.gate.keep("id", 1, scope="s", retention="1h")
+    (page,) = hand.raw.scan_iter(hand.name("seen:*"))
+    assert audit(hand.gate).sound
+    return bytes(page)
+
+
 FAULTS: dict[str, tuple[str, str, Plant]] = {
     # name: kind, what the key of the finding ends with, how it is planted
     "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
@@ -148,6 +159,20 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "fence",
         "runs}",
         lambda h: h.raw.setrange(h.name("once:claim:runs}"), 2, (2**54).to_bytes(7)),
+    ),
+    "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "seen"))),
+    "a page of values that never ends": ("no-expiry", ":kept1", lambda h: h.raw.persist(_page(h, "kept"))),
+    "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "seen"), "")),
+    "a page of ids that is garbage": ("undecodable", ":1", lambda h: h.raw.hset(_page(h, "seen"), "", b"\x95\x02")),
+    "a page of ids of another layout": (
+        "undecodable",
+        ":1",
+        lambda h: h.raw.hset(_page(h, "seen"), "", msgpack.packb([2, 1, 2, 3, 4])),
+    ),
+    "a page of ids of another type": (
+        "wrong-type",
+        ":1",
+        lambda h: (page := _page(h, "seen"), h.raw.delete(page), h.raw.set(page, "x", ex=9)),
     ),
     "a death without a body": ("orphan", "dead", lambda h: h.raw.zadd(h.key("dead"), {"17": 1})),
     "a body without a death": ("orphan", "grave", lambda h: h.raw.delete(h.key("dead"))),
