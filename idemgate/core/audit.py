@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgpack
+
 from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.findings import Finding, quoted
 from idemgate.core.records import stored
-from idemgate.core.slotaudit import Declared, shown
+from idemgate.core.slotaudit import Declared, far_token, shown
 
-__all__ = ["check_crew", "check_lasting", "check_record", "check_registered", "check_stranger"]
+__all__ = ["check_crew", "check_lasting", "check_page", "check_record", "check_registered", "check_stranger"]
 
 
-def check_record(key: bytes, left_ms: int, packed: bytes) -> Iterator[Finding]:
-    """One guarded key: it can be read, and goes by itself."""
+def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int) -> Iterator[Finding]:
+    """One guarded key: it can be read, has a token that may have been granted by now, and goes by itself."""
     name = text(key)
     try:
-        state = stored(packed).state
+        state, _, _, token = stored(packed)
     except ValueError as error:
         yield Finding("undecodable", name, f"it is no record: {error}", f"DEL {quoted(key)}")
         return
+    if problem := far_token(token, now_us):
+        yield Finding("fence", name, f"its token {problem}")
     if left_ms < 0:
         lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
+
+
+def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
+    """One page of a seen-set (`lua/lib/page.lua`): its head can be read, and it goes by itself."""
+    try:
+        fields = msgpack.unpackb(head or b"")
+        whole = isinstance(fields, list) and len(fields) == 5 and fields[0] == 1  # pyright: ignore[reportUnknownArgumentType]
+        whole = whole and all(isinstance(one, int) and one >= 0 for one in fields)  # pyright: ignore[reportUnknownVariableType]
+    except ValueError:
+        whole = False
+    if not whole:
+        yield Finding("undecodable", text(key), "it is no page of a seen-set: its head cannot be read")
+    if left_ms < 0:
+        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
 
 
 def check_stranger(owner: keys.Owner, key: bytes) -> Iterator[Finding]:

@@ -48,7 +48,16 @@ KINDS: dict[str, Kind] = {
     "overlap": Kind(
         "error", f"group_concurrency was lowered while these ran; or {_PARTLY}", "let the deliveries end; look again"
     ),
-    "fence": Kind("error", f"{_PARTLY}; a lossy failover", "raise the slot's fence above every token that was granted"),
+    "lease": Kind(
+        "error",
+        f"{_OTHERS}, or the clock was set back by days",
+        "let the lease end now, if nobody handles that delivery any more",
+    ),
+    "fence": Kind(
+        "error",
+        f"{_PARTLY}; a lossy failover; of one far ahead: {_OTHERS}, or the clock was set back by days",
+        "raise the slot's fence above every token that was granted; of one far ahead: ask who wrote it",
+    ),
     "undecodable": Kind(
         "error", f"{_OTHERS}, or a version that packs differently", "look at it; delete it if nobody can read it"
     ),

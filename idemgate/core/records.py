@@ -14,11 +14,12 @@ _NAMES = {b"p": "in progress", b"r": "released", b"v": "done", b"n": "done", b"e
 
 
 class Stored(NamedTuple):
-    """`state` as people say it, `kind` of the result, `data` the result or checkpoint."""
+    """`state` as people say it, `kind` of the result, `data` the result or checkpoint, `fence` its last token."""
 
     state: str
     kind: bytes
     data: bytes
+    fence: int
 
 
 def stored(packed: bytes) -> Stored:
@@ -27,7 +28,10 @@ def stored(packed: bytes) -> Stored:
     letter, at = _long(packed) if code == 193 else _short(code)
     if letter not in _NAMES or at > len(packed):
         raise ValueError("no state of ours, or not its fields")
-    return Stored(_NAMES[letter], b"" if letter in b"pr" else letter, packed[at:])
+    first = 2 if code == 193 else 1
+    return Stored(
+        _NAMES[letter], b"" if letter in b"pr" else letter, packed[at:], int.from_bytes(packed[first : first + 7])
+    )
 
 
 def _short(code: int) -> tuple[bytes, int]:

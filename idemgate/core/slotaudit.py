@@ -20,12 +20,27 @@ from idemgate.core.findings import Finding, quoted
 from idemgate.core.merging import Merge, merge_of_spec
 from idemgate.errors import IdemgateError
 
-__all__ = ["Contents", "Declared", "Large", "Slot", "balance", "check_balance", "check_slot", "declared", "read_slot"]
+__all__ = [
+    "Contents",
+    "Declared",
+    "Large",
+    "Slot",
+    "balance",
+    "check_balance",
+    "check_slot",
+    "declared",
+    "far_token",
+    "read_slot",
+]
 
 _ZSETS = ("due", "lease", "dead", "fade", "ready", "line")
 _HASHES = ("pending", "flight", "grave", "facts", "busy", "memo")
 _NOT_COUNTED = (b"", b"v", b"opened", b"gone")
 """What the facts hold beside numbers."""
+LEASE_MS = 7 * 86_400_000
+"""A lease longer than a week, and than twice that of its topic, is taken for a mistake."""
+AHEAD_US = 86_400_000_000
+"""Tokens are never below the clock, and rise by one a grant: none is a day ahead of it."""
 _GONE = ("acked", "cancelled", "deleted", "expired", "forwarded")
 
 
@@ -48,6 +63,8 @@ class Declared(NamedTuple):
     group_limit: int
     merge: Merge
     changing: bool
+    lease_ms: int = 0
+    """As this program says it, 0 = it does not: the registry holds none."""
 
 
 class Contents(NamedTuple):
@@ -311,6 +328,13 @@ def _leases(seen: _Seen) -> Iterator[Finding]:
         what = f"{shown(key)} has a delivery and no lease: it will never lapse"
         mend = f"ZADD {quoted(seen.slot.key('lease'))} {seen.found.now_ms} {quoted(key)}"
         yield Finding("orphan", seen.slot.key("flight"), what, mend)
+    now = seen.found.now_ms
+    latest = now + max(LEASE_MS, 2 * (seen.topic.lease_ms if seen.topic else 0))
+    for key, score in seen.found.lease.items():
+        if score > latest:
+            what = f"the lease of {shown(key)} ends at {score:.0f}, now is {now}: it will not lapse when its owner dies"
+            mend = f"ZADD {quoted(seen.slot.key('lease'))} {now} {quoted(key)}"
+            yield Finding("lease", seen.slot.key("lease"), what, mend)
 
 
 def _letters(seen: _Seen) -> Iterator[Finding]:
@@ -364,7 +388,7 @@ def _events(seen: _Seen) -> Iterator[Finding]:
             yield seen.finding("disagrees", "memo", f"bucket {text(name)} holds event ids of another one")
     if len(marks) != count or len({mark[:16] for mark in marks}) != count:
         yield seen.finding("disagrees", "memo", f"{len(marks)} event ids are remembered, and {count} are counted")
-    if seen.topic and any(keys.slot_of_event(mark, seen.topic.slots) != seen.slot.number for mark in marks):
+    if any(keys.slot_of_event(mark, seen.slot.slots) != seen.slot.number for mark in marks):
         yield seen.finding("wrong-slot", "memo", "event ids of another slot are remembered: nobody will find them here")
 
 
@@ -423,15 +447,27 @@ def _lines(seen: _Seen) -> Iterator[Finding]:
 def _fences(seen: _Seen) -> Iterator[Finding]:
     """The last token is above all that are still known, and no two of a key are the same."""
     last = seen.facts.get(b"fence", 0)
+    if problem := far_token(last, seen.found.now_ms * 1000):
+        yield seen.finding("fence", "facts", f"the slot's last token {problem}")
     granted = [(one.fence, "flight", key) for key, one in seen.flight.items()]
     granted += [(one.fence, "grave", one.key) for one in seen.grave.values()]
+    unread = b"fence" in seen.found.facts and b"fence" not in seen.facts
     for fence, part, key in granted:
-        if fence > last:
+        if fence > last and not unread:
             what = f"{shown(key)} has token {fence}, the slot's last one is {last or 'missing'}"
             yield seen.finding("fence", "facts", f"{what} ({part})", "HSET", "fence", max(one[0] for one in granted))
     for (fence, key), times in Counter((fence, key) for fence, _, key in granted).items():
         if times > 1:
             yield seen.finding("fence", "flight", f"{shown(key)} was granted token {fence} {times} times")
+
+
+def far_token(token: int, now_us: int) -> str:
+    """What is wrong with a token that nobody can have been granted by now; "" for nothing."""
+    if not 0 <= token < 2**53:
+        return f"is {token}: scripts count exactly up to 2^53 only"
+    if token > now_us + AHEAD_US:
+        return f"is {token}, more than a day ahead of the clock, which says {now_us}"
+    return ""
 
 
 def _agreement(seen: _Seen) -> Iterator[Finding]:
@@ -459,14 +495,12 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
 
 
 def _places(seen: _Seen) -> Iterator[Finding]:
-    """What stands in a slot belongs to it, by its group or key."""
-    if seen.topic is None:
-        return
+    """What stands in a slot belongs to it, by its group or key, and by how many slots its name says there are."""
     found = [("pending", key, one.group) for key, one in seen.pending.items()]
     found += [("flight", key, one.group) for key, one in seen.flight.items()]
     found += [("grave", one.key, one.message.group) for one in seen.grave.values()]
     for part, key, group in found:
-        right = keys.slot_of(group or key, seen.topic.slots)
+        right = keys.slot_of(group or key, seen.slot.slots)
         if right != seen.slot.number:
             yield seen.finding("wrong-slot", part, f"{shown(key)} belongs to slot {right}: nobody will find it here")
 

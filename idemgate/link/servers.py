@@ -37,6 +37,11 @@ class Server:
             Patience(0).pause(error)
             raise
 
+    def microseconds(self) -> int:
+        """What the server's clock says, since 1970."""
+        seconds, rest = self.command("TIME")
+        return int(seconds) * 1_000_000 + int(rest)
+
     def together(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The replies of commands that travel together; an error of the server is a value among them."""
         return self._piped(commands, transaction=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core import keys
-from idemgate.core.audit import check_crew, check_lasting, check_record, check_registered, check_stranger
+from idemgate.core.audit import check_crew, check_lasting, check_page, check_record, check_registered, check_stranger
 from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
@@ -39,6 +39,10 @@ __all__ = ["audit"]
 
 BATCH = 100
 """Records read at once: each may hold a result of 256 KiB."""
+MOST_SLOTS = 16_384
+"""More no topic has."""
+OF_LAYOUT = ("closed", "conservation", "unregistered", "wrong-slot")
+"""Findings that go by how many slots a topic has."""
 
 
 def audit(
@@ -64,6 +68,8 @@ def audit(
     """
     endpoint, name, clock, codec = _where(store, namespace)
     made = _Audit(name, clock, codec, most, most_bytes)
+    if not isinstance(store, str):
+        made.leases = {topic: one.policy.lease for topic, one in store.topics.items()}
     link = SyncLink(endpoint, 5.0)
     try:
         with servers(endpoint) as found:
@@ -97,11 +103,14 @@ class _Audit:
         self.most = most
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
+        self.leases: Mapping[str, int] = {}
         self.topics: dict[str, Declared | None] = {}
+        self.slots: defaultdict[str, set[Slot]] = defaultdict(set)
         self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
 
     def all(self, link: SyncLink, found: list[Server]) -> Iterator[Finding]:
         yield from self._registry(link)
+        doubtful: set[str] = set()
         for server in found:
             slots: dict[Slot, bytes] = {}
             crews: set[str] = set()
@@ -116,11 +125,48 @@ class _Audit:
                     elif owner.kind == "members":
                         crews.add(owner.name)
             for slot, key in slots.items():
-                yield from self._slot(link, slot, key)
+                self.slots[slot.topic].add(slot)
+                if list(self._slot(link, slot, key, counted=self.counted)):
+                    doubtful.add(slot.topic)
             for group in sorted(crews):
                 yield from self._crew(link, server, group)
-        for topic, balances in self.balances.items():
-            yield from check_balance(topic, text(keys.topics(self.namespace)), balances)
+        doubtful |= {topic for topic in self.slots if list(self._balance(topic))}
+        for topic in sorted(doubtful):
+            yield from self._again(link, topic)
+
+    def _balance(self, topic: str) -> Iterator[Finding]:
+        yield from check_balance(topic, text(keys.topics(self.namespace)), self.balances[topic])
+
+    def _again(self, link: SyncLink, topic: str) -> Iterator[Finding]:
+        """A topic whose slots seem to be wrong, read once more between two equal readings of its entry: the registry
+        and the slots are read one after another, and a change of their number may have come between."""
+        before = self._entry(link, topic)
+        self.balances[topic] = []
+        found: list[Finding] = []
+        for slot in sorted(self.slots[topic] | self._known(topic, before)):
+            found += self._slot(link, slot, keys.slot(*slot)[keys.PARTS.index("facts")])
+        found += self._balance(topic)
+        rests = before == self._entry(link, topic) and before[1] is None
+        yield from (one for one in found if rests or one.kind not in OF_LAYOUT)
+
+    def _entry(self, link: SyncLink, topic: str) -> list[bytes | None]:
+        """What the registry has of a topic by now: policy, what changes its slots, numbers of slots it had; and which
+        change made the slots it has, as one may have come to the same number again."""
+        names = [topic, f"{topic} to", f"{topic} was"]
+        entry: list[bytes | None] = _asked(link, "HMGET", keys.topics(self.namespace), *names) or [None] * 3
+        self.topics.pop(topic, None)
+        if entry[0] is None:
+            return entry
+        now = self.topics[topic] = declared(entry[0], entry[1] is not None)
+        made = now and _asked(link, "HGET", Slot(self.namespace, topic, 0, now.slots).key("facts"), "opened")
+        return [*entry, made]
+
+    def _known(self, topic: str, entry: list[bytes | None]) -> set[Slot]:
+        """Every slot that a topic has or had: SCAN may have missed one that was made meanwhile."""
+        now = self.topics.get(topic)
+        had = [int(word) for word in (entry[2] or b"").split() if word.isdigit()]
+        numbers = {*had, now.slots} if now else {*had}
+        return {Slot(self.namespace, topic, at, slots) for slots in numbers for at in range(min(slots, MOST_SLOTS))}
 
     def _registry(self, link: SyncLink) -> Iterator[Finding]:
         key = keys.topics(self.namespace)
@@ -145,25 +191,35 @@ class _Audit:
             yield from check_stranger(owner, key)
         yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
         for key, owner in found.items():
+            if owner.kind == "seen":
+                yield from self._page(server, key)
             if owner.kind in ("topics", "out"):
                 yield from check_lasting(key, server.command("PTTL", key))
+
+    def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
+        left, head = server.at_once([("PTTL", key), ("HGET", key, "")])
+        if isinstance(head, Exception) or isinstance(left, Exception):
+            yield Finding("wrong-type" if "WRONGTYPE" in str(head) else "unread", text(key), f"{head}")
+        elif left != -2:
+            yield from check_page(key, left, head)
 
     def _records(self, server: Server, found: list[bytes]) -> Iterator[Finding]:
         for start in range(0, len(found), BATCH):
             part = found[start : start + BATCH]
             # First how long it lives: what is gone by then is nil, and one made anew has an expiry from the start.
             replies = server.together([words for key in part for words in (("PTTL", key), ("GET", key))])
+            now_us = self.clock.microseconds() if self.clock else server.microseconds()
             for key, left, packed in zip(part, replies[::2], replies[1::2], strict=True):
-                yield from self._record(key, left, packed)
+                yield from self._record(key, left, packed, now_us)
 
-    def _record(self, key: bytes, left: Any, packed: Any) -> Iterator[Finding]:
+    def _record(self, key: bytes, left: Any, packed: Any, now_us: int) -> Iterator[Finding]:
         if left == -2 or packed is None:
             return
         if isinstance(packed, Exception) or isinstance(left, Exception):
             yield Finding("wrong-type" if "WRONGTYPE" in str(packed) else "unread", text(key), f"{packed}")
             return
         self.counted["records"] += 1
-        found = list(check_record(key, left, packed))
+        found = list(check_record(key, left, packed, now_us))
         if not any(one.kind == "undecodable" for one in found):
             self.counted[f"records {stored(packed).state}"] += 1
         yield from found
@@ -180,7 +236,7 @@ class _Audit:
         self.counted["members"] += len(alive)
         yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive)
 
-    def _slot(self, link: SyncLink, slot: Slot, key: bytes) -> Iterator[Finding]:
+    def _slot(self, link: SyncLink, slot: Slot, key: bytes, counted: Counter[str] | None = None) -> Iterator[Finding]:
         try:
             found = link.run(read_slot(slot, self.clock, self.most, self.room))
         except ForeignData as error:
@@ -192,20 +248,36 @@ class _Audit:
             self.balances[slot.topic].append(None)
             yield Finding("unread", text(key), f"{what}; at most {self.most:,} and {self.room:,} are read")
             return
-        self._count(found)
+        if counted is not None:
+            _count(found, counted)
+        if not any(left != -2 for left in found.lives.values()):
+            return
         if slot.topic not in self.topics:
             list(self._registry(link))  # it was opened meanwhile; what is wrong there has been said
         if not found.closed:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)
         topic = self.topics.get(slot.topic)
+        if topic is not None:
+            topic = topic._replace(lease_ms=self.leases.get(slot.topic, 0))
         yield from check_slot(slot, found, topic, self.codec)
         unknown = topic is None or topic.changing
         self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, self.codec))
 
-    def _count(self, found: Contents) -> None:
-        self.counted["slots closed" if found.closed else "slots"] += 1
-        self.counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
+
+def _asked(link: SyncLink, *words: str | bytes) -> Any:
+    """What a command answers; None where the key is of another type, which is found elsewhere."""
+    try:
+        return link.command(*words)
+    except StoreRefused as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return None
+
+
+def _count(found: Contents, counted: Counter[str]) -> None:
+    counted["slots closed" if found.closed else "slots"] += 1
+    counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
 
 
 def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:

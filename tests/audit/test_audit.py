@@ -120,6 +120,17 @@ def _ready_moved(hand: Hand) -> None:
     hand.edit("pending", b"second", 4, 5, "r")
 
 
+def _page(hand: Hand, kind: str) -> bytes:
+    """The page of a seen-set that marks one id, or keeps one value."""
+    if kind == "seen":
+        assert hand.gate.first("id", scope="s", retention="1h", compact=True)
+    else:
+        hand.gate.keep("id", 1, scope="s", retention="1h")
+    (page,) = hand.raw.scan_iter(hand.name("seen:*"))
+    assert audit(hand.gate).sound
+    return bytes(page)
+
+
 FAULTS: dict[str, tuple[str, str, Plant]] = {
     # name: kind, what the key of the finding ends with, how it is planted
     "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
@@ -134,6 +145,35 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a lease of nothing": ("orphan", "lease", lambda h: h.raw.zadd(h.key("lease"), {"nobody": 1})),
     "a delivery without a lease": ("orphan", "flight", lambda h: h.raw.zrem(h.key("lease"), "flies")),
+    "a lease of years": ("lease", "lease", lambda h: h.raw.zadd(h.key("lease"), {"flies": 9_999_999_999_999})),
+    "a lease without an end": ("lease", "lease", lambda h: h.raw.zadd(h.key("lease"), {"flies": "inf"})),
+    "a last token days ahead": ("fence", "facts", lambda h: h.raw.hincrby(h.key("facts"), "fence", 3 * 86_400_000_000)),
+    "a last token that is too large": ("fence", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", str(2**53))),
+    "a last token that is no integer": ("undecodable", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", "1e15")),
+    "a record's token far ahead": (
+        "fence",
+        "done}",
+        lambda h: h.raw.setrange(h.name("once:claim:done}"), 1, (2**52).to_bytes(7)),
+    ),
+    "a record's token that is too large": (
+        "fence",
+        "runs}",
+        lambda h: h.raw.setrange(h.name("once:claim:runs}"), 2, (2**54).to_bytes(7)),
+    ),
+    "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "seen"))),
+    "a page of values that never ends": ("no-expiry", ":kept1", lambda h: h.raw.persist(_page(h, "kept"))),
+    "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "seen"), "")),
+    "a page of ids that is garbage": ("undecodable", ":1", lambda h: h.raw.hset(_page(h, "seen"), "", b"\x95\x02")),
+    "a page of ids of another layout": (
+        "undecodable",
+        ":1",
+        lambda h: h.raw.hset(_page(h, "seen"), "", msgpack.packb([2, 1, 2, 3, 4])),
+    ),
+    "a page of ids of another type": (
+        "wrong-type",
+        ":1",
+        lambda h: (page := _page(h, "seen"), h.raw.delete(page), h.raw.set(page, "x", ex=9)),
+    ),
     "a death without a body": ("orphan", "dead", lambda h: h.raw.zadd(h.key("dead"), {"17": 1})),
     "a body without a death": ("orphan", "grave", lambda h: h.raw.delete(h.key("dead"))),
     "pending, stands nowhere": ("unplaced", "pending", lambda h: h.raw.zrem(h.key("due"), "waits")),
@@ -378,6 +418,53 @@ def test_a_topic_that_is_opened_meanwhile_is_no_fault(gate: Gate, raw: Any, name
         # Then it finds nothing else
         assert list(findings) == []
     link.close()
+
+
+@pytest.mark.damages("undecodable", "orphan")
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
+    gate: Gate, raw: Any, namespace: str, faulty: bool
+) -> None:
+    # Given an audit that has read the registry
+    topic = gate.topic("t", slots=1, remember="1h")
+    topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(20)])
+    raw.hset(keys.topics(namespace), "odd", b"\xc1")
+    link = SyncLink(gate.endpoint, 5.0)
+    with servers(gate.endpoint) as found:
+        findings = _Audit(namespace, gate.clock, gate.codec, 1000, 100_000).all(link, found)
+        assert next(findings).kind == "undecodable"
+        # When the topic gets another number of slots, and it goes on
+        topic.reslot(4)
+        if faulty:
+            raw.zadd(keys.slot(namespace, "t", 0, 4)[keys.PARTS.index("due")], {"nobody": 1})
+        # Then it finds what is wrong, and nothing else
+        assert [one.kind for one in findings] == ["orphan"] * faulty
+    link.close()
+
+
+@pytest.mark.parametrize("turns", range(3))
+def test_slots_that_are_changed_to_and_fro_are_no_fault(gate: Gate, turns: int) -> None:
+    # Given a topic whose slots are changed again and again
+    topic = gate.topic("t", slots=1, remember="1h")
+    topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(50)])
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for number in (2 << turns, 1):
+                topic.reslot(number)
+
+    with ThreadPoolExecutor(1) as threads:
+        changing = threads.submit(change)
+        # When it is audited again and again
+        try:
+            reports = [audit(gate) for _ in range(30)]
+        finally:
+            stop.set()
+    # Then it is sound each time
+    changing.result()
+    assert [str(one) for one in reports if not one.sound] == []
+    assert audit(gate).sound
 
 
 def test_the_documentation_explains_every_finding() -> None:
