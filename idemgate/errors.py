@@ -8,7 +8,9 @@ them.
 
 from __future__ import annotations
 
+import re
 import reprlib
+import shlex
 from typing import Any
 
 __all__ = [
@@ -225,13 +227,26 @@ class StoreRefused(StoreError):
 class ForeignData(StoreError):
     """A key of our namespace holds something we did not write: a wrong type or another version. Nothing was written.
 
-    `redis_key` is that key, `problem` what is wrong with it.
+    `redis_key` is that key, `problem` what is wrong with it. Where it is but one field or member, the text has the
+    command that removes that alone.
     """
 
     def __init__(self, redis_key: str, text: str) -> None:
-        super().__init__(f"{redis_key}: {text}. Nothing was written; move or delete that key, or use another namespace")
+        remedy = _removing(redis_key, text) or "move or delete that key, or use another namespace"
+        super().__init__(f"{redis_key}: {text}. Nothing was written; {remedy}")
         self.redis_key = redis_key
         self.problem = text
+
+
+def _removing(redis_key: str, text: str) -> str | None:
+    """The command that removes the one field of a hash, or member of a sorted set, that `text` names (lib/sound)."""
+    for verb, pattern in (
+        ("HDEL", "holds under (.*) what idemgate has not written"),
+        ("ZREM", "names (.*) of which nothing is stored"),
+    ):
+        if found := re.fullmatch(pattern, text, re.DOTALL):
+            return f"{verb} {shlex.quote(redis_key)} {shlex.quote(found[1])}"
+    return None
 
 
 class NotDecodable(StoreError):

@@ -472,8 +472,9 @@ class Worker:
             self._cut(ready)
             self._drop(ready)
         for task, ready in list(self._running.items()):
-            self._cut(ready)
-            task.cancel()
+            if not task.done():  # else it has ended, and that is about to be heard
+                self._cut(ready)
+                task.cancel()
 
     def _cut(self, ready: Held) -> None:
         log.error("worker.cut_short", extra={"topic": ready.line.topic.name, "token": ready.delivery.token})

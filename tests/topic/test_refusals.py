@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -434,6 +435,34 @@ async def test_a_key_of_another_type_is_left_alone(
     raw.rpush(key, "foreign")
     # Then every verb says so, names the key, and writes nothing
     await _all_refuse(topic, delivery, everything, key, "holds a list, expected a")
+
+
+@pytest.mark.damages("conservation")
+@pytest.mark.parametrize("priority", [False, True])
+@pytest.mark.parametrize("damage", ["spoilt", "gone"])
+async def test_what_stands_before_an_unreadable_message_is_handed_out(
+    face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, damage: str, priority: bool
+) -> None:
+    # Given messages that are due one after the other, of which the third is not as it was written
+    topic, keys = face.topic("t", priority=priority), "abcde"
+    for key in keys:
+        await topic.trigger(key)
+        clock.advance("1s")
+    slot = f"ig1:{{{namespace}:topic:t:0/1}}"
+    if damage == "spoilt":
+        raw.hset(f"{slot}:pending", "c", b"spoilt")
+    else:
+        raw.hdel(f"{slot}:pending", "c")
+    # When they are taken, then those before it come
+    assert [one.key for one in await topic.take(5)] == ["a", "b"]
+    # And once what is wrong is removed as the errors say, which wrote nothing, all others come
+    for removing in ["HDEL", "ZREM"] if damage == "spoilt" else ["ZREM"]:
+        before = everything()
+        with pytest.raises(ForeignData, match=rf"Nothing was written; {removing} ") as caught:
+            await topic.take(5)
+        assert everything() == before
+        raw.execute_command(*shlex.split(str(caught.value).partition("written; ")[2]))
+    assert [one.key for one in await topic.take(5)] == ["d", "e"]
 
 
 @pytest.mark.damages("wrong-type")

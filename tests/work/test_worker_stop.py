@@ -99,6 +99,30 @@ async def test_after_the_grace_time_async_handlers_are_cancelled_and_tried_again
     assert gate.counters["worker.cut_short"] == 1
 
 
+async def test_a_handler_that_has_just_ended_is_not_cut_short(gate: Gate, eventually: Any) -> None:
+    # Given two handlers of which one ends a step of the event loop after the other
+    topic, running, go = gate.topic("t"), [], asyncio.Event()
+
+    @topic.handler
+    async def wait(delivery: Any) -> None:
+        running.append(delivery.key)
+        await go.wait()
+        if delivery.key == "b":
+            await asyncio.sleep(0)
+
+    await topic.aio.trigger_many([(key, key) for key in "ab"])
+    # When they end while their worker waits for them
+    async with Worker(gate) as worker:
+        await eventually(lambda: len(running) == 2)
+        worker.stop()
+        for _ in range(20):  # until it waits for them
+            await asyncio.sleep(0)
+        go.set()
+    # Then both are done, and none is said to have been cut short
+    assert gate.counters["worker.cut_short"] == 0
+    assert (await topic.aio.stats())["acked"] == 2
+
+
 async def test_a_handler_that_finishes_in_spite_of_being_cancelled_is_done(gate: Gate) -> None:
     topic, started = gate.topic("t"), asyncio.Event()
 

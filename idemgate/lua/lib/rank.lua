@@ -2,19 +2,22 @@
 --- @include "lib/sound"
 --- @include "lib/score"
 --- @include "lib/sortable"
--- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 250 a call. Returns what is wrong with one
--- of them, and then nothing was written, or nil.
+-- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 250 a call, up to the first that is not
+-- sound. Returns what is wrong where that is the very first, and then nothing was written, or nil.
 local function rank(K, p, now_ms)
   local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 250)
-  local keys, moved, ranks = {}, {}, {}
+  local next_keys, keys, moved, ranks = {}, {}, {}, {}
   for i = 1, #found, 2 do
-    keys[#keys + 1] = found[i]
+    next_keys[#next_keys + 1] = found[i]
   end
-  for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.pending, unpack(keys)) or {}) do
-    local key, due, m = keys[i], tonumber(found[2 * i]), sound_message(packed)
-    if not m then
-      return unsound(K.pending, key)
+  for i, packed in ipairs(#found > 0 and redis.call("HMGET", K.pending, unpack(next_keys)) or {}) do
+    local key, due, m = next_keys[i], tonumber(found[2 * i]), sound_message(packed)
+    if not m and i == 1 then
+      return packed and unsound(K.pending, key) or vacant(K.due, key)
+    elseif not m then
+      break
     end
+    keys[i] = key
     if due ~= m[message.due] then
       m[message.due], m[message.why] = due, "flush"
       moved[#moved + 1] = key

@@ -63,6 +63,10 @@ end
 local function unsound(target, name)
   return target .. " holds under " .. name .. " what idemgate has not written"
 end
+-- A place in a sorted set of which nothing is stored.
+local function vacant(target, member)
+  return target .. " names " .. member .. " of which nothing is stored"
+end
 -- What is wrong with a group, or with those first in its line, as many as there can be room for.
 local function sound(K, group, limit)
   local inside = group ~= "" and redis.call("HGET", K.busy, group)
@@ -73,7 +77,7 @@ local function sound(K, group, limit)
     local line = redis.call("ZRANGEBYLEX", K.line, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, limit)
     for _, member in ipairs(line) do
       if not string.find(member, "^[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d", #group + 2) then
-        return unsound(K.line, group)
+        return K.line .. " has in the line of " .. group .. " what idemgate has not written"
       end
     end
   end

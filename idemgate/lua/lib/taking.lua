@@ -96,10 +96,10 @@ local function taking(K, p, now_us, request, want)
     end
   end
 
-  -- A look at what is next finds something that is none of ours: nothing of it is touched, and it is said, unless something was
-  -- done before, which is said first.
+  -- A look at what is next finds something that is none of ours: it is not touched, nor what stands behind it, and it is said,
+  -- unless something was done before, which is said first.
   for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
-    problem = redis.call("HEXISTS", K.flight, key) == 0 and unsound(K.flight, key) or broken(K, p, { key })
+    problem = redis.call("HEXISTS", K.flight, key) == 0 and vacant(K.lease, key) or broken(K, p, { key })
     if problem then
       break
     end
@@ -184,10 +184,9 @@ local function taking(K, p, now_us, request, want)
   local wanted, opens = permitted(want.most)
   -- What was ranked before its topic was redefined to have no priorities is ranked to its end.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
-  if wanted > 0 and ranked and not problem then
-    problem = rank(K, p, now_ms)
-  end
-  -- The next of those that are due: their keys, when each was due, and as what they stand in what set.
+  local unranked = wanted > 0 and ranked and not problem and rank(K, p, now_ms) or nil
+  local from = ranked and "ready" or "due"
+  -- The next of those that are due: their keys, when each was due, and as what they stand in that set.
   local function head(most)
     local found, dues = {}, {}
     if ranked then
@@ -195,37 +194,43 @@ local function taking(K, p, now_us, request, want)
       for i, member in ipairs(members) do
         found[i], dues[i] = string.sub(member, 16), tonumber(string.sub(member, 1, 15))
       end
-      return found, dues, "ready", members
+      return found, dues, members
     end
     local scored = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
     for i = 1, #scored, 2 do
       found[#found + 1], dues[#dues + 1] = scored[i], tonumber(scored[i + 1])
     end
-    return found, dues, "due", found
+    return found, dues, found
   end
   -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
   local walked = 0
   while not problem and #keys < wanted and walked < 1000 do
-    local found, dues, from, members = head(wanted - #keys)
+    local found, dues, members = head(wanted - #keys)
     if #found == 0 then
+      problem = unranked
       break
     end
     local packed, messages = redis.call("HMGET", K.pending, unpack(found)), {}
     for i, key in ipairs(found) do
       local m = dues[i] and packed[i] and sound_message(packed[i])
+      problem = not packed[i] and vacant(K[from], members[i]) or not m and unsound(K.pending, key)
+        or m[message.group] ~= "" and sound(K, m[message.group]) or nil
+      if problem then
+        break
+      end
       messages[i] = m
-      problem = problem or not m and unsound(K.pending, key) or m[message.group] ~= "" and sound(K, m[message.group]) or nil
     end
-    if problem then
+    -- Those before the one that is not sound go all the same: the next look begins with it, and says so.
+    for i, m in ipairs(messages) do
+      hand_out(found[i], dues[i], m, packed[i])
+    end
+    if #messages == 0 then
       break
     end
-    for i, key in ipairs(found) do
-      hand_out(key, dues[i], messages[i], packed[i])
-    end
-    write(from, members)
-    walked = walked + #found
+    write(from, { unpack(members, 1, #messages) })
+    walked = walked + #messages
   end
-  if problem and #keys == 0 and done.lapsed == 0 then
+  if problem and walked == 0 and done.lapsed == 0 then
     return nil, problem
   end
   if #keys < wanted then

@@ -32,7 +32,7 @@ local reply, size = { "ok", now_ms, redis.call("ZCARD", K.dead) }, 0
 for i = 1, math.min(most, #ids) do
   local letter = redis.call("HGET", K.grave, ids[i])
   if not letter then
-    return { "foreign", now_ms, unsound(K.grave, ids[i]) }
+    return { "foreign", now_ms, vacant(K.dead, ids[i]) }
   end
   size = size + #letter
   if size > 131072 and i > 1 then

@@ -87,7 +87,7 @@ end
 local function add_lined(member)
   local key = string.match(member, "^[^%z]*%z[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d(.*)$")
   if not key then
-    problem = problem or unsound(K.line, member)
+    problem = problem or K.line .. " has as " .. member .. " what idemgate has not written"
     return
   end
   add_message("l", key, "0", redis.call("HGET", K.pending, key))
