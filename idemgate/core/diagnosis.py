@@ -27,12 +27,12 @@ class Check(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one server said. `config`: None where it may not be asked; `apart`: seconds its clock is ahead of ours;
-    `jumped`: seconds it gained or lost while it was looked at; `in_cluster`: we came to it as to a cluster."""
+    """What one server said. `config`: None where it may not be asked; `apart`: seconds its clock is ahead of ours,
+    None where it may not be asked; `jumped`: seconds it gained or lost while it was looked at; `in_cluster`: we came to it as to a cluster."""
 
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
-    apart: float
+    apart: float | None
     jumped: float
     in_cluster: bool
     cluster: Mapping[str, str]
@@ -181,6 +181,9 @@ def _cluster(seen: Seen) -> Iterator[Check]:
 
 
 def _clock(seen: Seen) -> Iterator[Check]:
+    if seen.apart is None:
+        yield Check("clock", "skipped", "it may not be asked (TIME)")
+        return
     mend = "run an NTP client on both machines, and let it slew instead of step"
     if abs(seen.jumped) > JUMP:
         what = f"the server's clock jumped by {seen.jumped:+.1f} s while it was looked at: leases may lapse early"

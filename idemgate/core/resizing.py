@@ -17,7 +17,8 @@ from idemgate.core.clock import stamp
 from idemgate.core.policy import check_slots, from_stored, slots_of, with_slots
 from idemgate.core.tokens import token
 from idemgate.core.topics import TopicCalls
-from idemgate.errors import BadInput, TopicInUse
+from idemgate.errors import BadInput, StoreRefused, TopicInUse
+from idemgate.lua import commands
 
 __all__ = ["Forgotten", "Plan", "Progress", "Resized", "forgetting", "resizing"]
 
@@ -57,6 +58,8 @@ class Forgotten:
 
 
 class _Begun(NamedTuple):
+    """`change`: its name; of "refused", the command that this user may not send."""
+
     word: str
     policy: bytes
     to: int
@@ -84,10 +87,22 @@ class _Shown(NamedTuple):
 def _begin(topic: TopicCalls, slots: int) -> Call[_Begun]:
     def read(reply: list[Any]) -> _Begun:
         word = text(reply[0])
-        return _Begun(word, reply[2], reply[3], reply[4]) if word == "changing" else _Begun(word, b"", -1, b"")
+        if word == "changing":
+            return _Begun(word, reply[2], reply[3], reply[4])
+        return _Begun(word, b"", -1, reply[2] if word == "refused" else b"")
 
-    args = (stamp(topic.clock), topic.name, slots, token().hex())
+    args = (stamp(topic.clock), topic.name, slots, token().hex(), *_needed(topic, slots))
     return call("topic/resize", (keys.topics(topic.namespace),), args, read)
+
+
+def _needed(topic: TopicCalls, slots: int) -> Iterator[Arg]:
+    """The commands of a change and a key for each: of the registry, and of a slot. A hint that may not be published is
+    done without."""
+    moving = ("close", "reopen", *(("retell", "unload", "load") if slots else ("purge",)))
+    for key, scripts in ((keys.topics(topic.namespace), ("resize", "resized")), (topic.keys(0)[0], moving)):
+        for command in sorted({one for script in scripts for one in commands(f"topic/{script}")} - {"PUBLISH"}):
+            yield command
+            yield key
 
 
 def _end(topic: TopicCalls, change: bytes, how: str, stored: bytes, wanted: bytes) -> Call[bytes | None]:
@@ -149,6 +164,15 @@ def _all(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
     return answers
 
 
+def _started(topic: TopicCalls, slots: int) -> Plan[_Begun]:
+    """Raises StoreRefused, before anything is written, where the access list does not allow all of the change."""
+    begun = yield from _one(_begin(topic, slots))
+    if begun.word == "refused":
+        what = f"this user's access list does not allow {text(begun.change)}, which changing a topic's slots needs"
+        raise StoreRefused(f"{what}. Nothing was changed. What each role needs, `idemgate acl` prints")
+    return begun
+
+
 def _one(made: Call[T]) -> Plan[T]:
     answers: list[T] = yield Batch([made], list)
     return answers[0]
@@ -158,9 +182,9 @@ def _one(made: Call[T]) -> Plan[T]:
 
 
 def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) -> Plan[Resized]:
-    """Gives a topic that many slots. Raises BadInput, TopicInUse."""
+    """Gives a topic that many slots. Raises BadInput, TopicInUse, StoreRefused."""
     check_slots(topic.policy, slots)
-    begun = yield from _one(_begin(topic, slots))
+    begun = yield from _started(topic, slots)
     if begun.word == "absent":
         raise _unknown(topic.name)
     if begun.word == "same":
@@ -257,7 +281,7 @@ _EVERYWHERE = (b"fence", b"rate", b"paused")
 
 def forgetting(topic: TopicCalls, was: Iterable[int], discard: bool) -> Plan[Forgotten]:
     """Removes a topic, which once had `was` slots. Raises TopicInUse if it holds anything and `discard` is not said."""
-    begun = yield from _one(_begin(topic, 0))
+    begun = yield from _started(topic, 0)
     if begun.word == "absent":
         return Forgotten(False, 0, 0, 0)
     if begun.to != 0:

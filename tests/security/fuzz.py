@@ -3,7 +3,7 @@ refuses, or for which it takes much memory or time.
 
 Every decoder of `tests/security/decoders.py` has a process of its own, which may have so much memory and no more. What
 it has found interesting is kept in ~/.cache/idemgate-fuzz (IDEMGATE_FUZZ_CORPUS), and so is what it found wrong; the
-first seeds are what a real server holds and answers. Needs atheris (`pip install atheris`), on Linux.
+first seeds are what a real server holds and answers. Needs atheris (`pip install --group fuzz`), on Linux.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import sha1
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import redis
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(os.environ.get("IDEMGATE_FUZZ_CORPUS", Path.home() / ".cache" / "idemgate-fuzz"))
+INSTALL = "pip install --group fuzz   (Linux, Python 3.11 to 3.13)"
 SECONDS = 20
 """Longest time for one input."""
 GROWTH_KIB = 4096
@@ -33,6 +35,9 @@ def main() -> int:
     words = _arguments()
     if words.decoder:
         _fuzz(words.decoder, words.memory, words.rest)
+    if find_spec("atheris") is None:
+        print(f"atheris is not installed: {INSTALL}", file=sys.stderr)
+        return 2
     from tests.security.decoders import DECODERS
 
     names = words.only or list(DECODERS)

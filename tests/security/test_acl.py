@@ -188,15 +188,20 @@ async def test_who_asks_for_durability_is_not_refused(users: Callable[..., str],
         theirs.first("k", "1h")
 
 
-async def test_a_change_of_slots_that_a_worker_began_is_ended_by_an_admin(faces: Callable[..., Any]) -> None:
-    # Given a worker, which may not move what is remembered of requests
-    topic = faces("worker").topic("t", window="60s")
-    await topic.trigger("k", 1)
-    with pytest.raises(StoreRefused, match="topic/retell"):
-        await topic.reslot(2)
-    # When an admin asks for the same, Then it ends, and nothing is lost
-    await faces("admin").topic("t", window="60s").reslot(2)
-    assert (await topic.peek("k")).pending.count == 1
+@pytest.mark.parametrize("role", ["producer", "worker", "viewer"])
+@pytest.mark.parametrize("change", ["reslot", "forget"])
+async def test_a_change_that_is_an_admins_is_refused_before_it_begins(
+    faces: Callable[..., Any], gate: Gate, raw: Any, role: str, change: str
+) -> None:
+    # Given a topic that holds something
+    gate.topic("t", window="60s").trigger("k", 1)
+    before = dumped(raw, gate.namespace)
+    # When somebody changes it who may not do all of that, Then nothing is written, and it goes on
+    topic = faces(role).topic("t", window="60s")
+    with pytest.raises(StoreRefused, match="access list"):
+        await (topic.reslot(2) if change == "reslot" else topic.forget(discard=True))
+    assert dumped(raw, gate.namespace) == before
+    assert gate.topic("t", window="60s").trigger("k", 2).status == "merged"
 
 
 # -- the rest is refused ----------------------------------------------------------------------------------------------

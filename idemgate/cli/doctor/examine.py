@@ -47,7 +47,7 @@ def examined(where: Namespace) -> list[Told]:
     """Every check of every server, then those of the namespace. StoreUnavailable, StoreRefused."""
     with servers(where.endpoint) as found:
         told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
-        strange, listens = _strangers(where, found)
+        strange, listens = _looked_for(where, found)
         told += [("", check) for check in (*_permitted(where), strange)]
         if listens:
             told += [(server.name, notifications(_flags(server))) for server in found]
@@ -94,11 +94,15 @@ def _flags(server: Server) -> str | None:
     return None if found is None else found.get("notify-keyspace-events", "")
 
 
-def _clocks(server: Server) -> tuple[float, float]:
-    """How far the server's clock is ahead of ours, and how much it gained while we watched for a moment."""
-    before, ours = _time(server), time.time()
-    time.sleep(0.1)
-    after = _time(server)
+def _clocks(server: Server) -> tuple[float | None, float]:
+    """How far the server's clock is ahead of ours, and how much it gained while we watched for a moment; (None, 0.0)
+    where it may not be asked."""
+    try:
+        before, ours = _time(server), time.time()
+        time.sleep(0.1)
+        after = _time(server)
+    except StoreRefused:
+        return None, 0.0
     return before[0] - ours, (after[0] - before[0]) - (after[1] - before[1])
 
 
@@ -141,6 +145,14 @@ def _granting(where: Namespace) -> str:
     user = where.endpoint.settings.get("username") or "default"
     tag = keys.topics(where.name).decode().partition("topics")[0] + "*"
     return f"ACL SETUSER {user} ~{tag} &{tag} +@all -@admin -@dangerous +info +config|get"
+
+
+def _looked_for(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
+    try:
+        return _strangers(where, found)
+    except StoreRefused:
+        what = "its keys may not be listed (SCAN): other layouts, and whether somebody listens to expiry, are not known"
+        return Check("namespace", "skipped", what), False
 
 
 def _strangers(where: Namespace, found: list[Server]) -> tuple[Check, bool]:

@@ -4,7 +4,9 @@
 --- ARGV[2] topic name
 --- ARGV[3] slots it is to have, 0 = it is to be forgotten
 --- ARGV[4] name of this change, which the slots that it closes will bear
---- Returns {"absent", now ms} {"same", now ms, policy} {"changing", now ms, policy, slots it is to have, name of the change}
+--- ARGV[5..] two a command: one that the change needs; a key of the topic that it is for
+--- Returns {"refused", now ms, command} (this user may not; nothing was written; Redis before 7.0 cannot tell)
+---         {"absent", now ms} {"same", now ms, policy} {"changing", now ms, policy, slots it is to have, name of the change}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -21,10 +23,16 @@ local whole, policy = pcall(cmsgpack.unpack, stored)
 if not whole or type(policy) ~= "table" or mark and not string.match(mark, "^%d+ ") then
   return { "foreign", now_ms, "holds under " .. ARGV[2] .. " what is no policy, or no change of it" }
 end
-if not mark then
-  if policy.slots == tonumber(ARGV[3]) then
-    return { "same", now_ms, stored }
+if not mark and policy.slots == tonumber(ARGV[3]) then
+  return { "same", now_ms, stored }
+end
+-- A change that is refused on its way leaves slots closed: so whoever may not do all of it may not begin.
+for i = 5, redis.acl_check_cmd and #ARGV or 0, 2 do
+  if not redis.acl_check_cmd(ARGV[i], ARGV[i + 1]) then
+    return { "refused", now_ms, ARGV[i] }
   end
+end
+if not mark then
   mark = ARGV[3] .. " " .. ARGV[4]
   redis.call("HSET", KEYS[1], ARGV[2] .. " to", mark)
 end
