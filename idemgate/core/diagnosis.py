@@ -28,7 +28,8 @@ class Check(NamedTuple):
 
 class Seen(NamedTuple):
     """What one server said. `config`: None where it may not be asked; `apart`: seconds its clock is ahead of ours,
-    None where it may not be asked; `jumped`: seconds it gained or lost while it was looked at; `in_cluster`: we came to it as to a cluster."""
+    None where it may not be asked; `jumped`: seconds it gained or lost while it was looked at; `in_cluster`: we came to
+    it as to a cluster."""
 
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
