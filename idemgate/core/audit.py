@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgpack
 
@@ -33,11 +34,11 @@ def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int) -> Iterat
 def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
     """One page of a seen-set (`lua/lib/page.lua`): its head can be read, and it goes by itself."""
     try:
-        fields = msgpack.unpackb(head or b"")
-        whole = isinstance(fields, list) and len(fields) == 5 and fields[0] == 1  # pyright: ignore[reportUnknownArgumentType]
-        whole = whole and all(isinstance(one, int) and one >= 0 for one in fields)  # pyright: ignore[reportUnknownVariableType]
+        fields: Any = msgpack.unpackb(head or b"")
     except ValueError:
-        whole = False
+        fields = None
+    numbers: list[Any] = fields if isinstance(fields, list) else []
+    whole = len(numbers) == 5 and numbers[0] == 1 and all(isinstance(one, int) and one >= 0 for one in numbers)
     if not whole:
         yield Finding("undecodable", text(key), "it is no page of a seen-set: its head cannot be read")
     if left_ms < 0:
