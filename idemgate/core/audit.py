@@ -37,7 +37,7 @@ def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding
         fields: Any = msgpack.unpackb(head or b"")
     except ValueError:
         fields = None
-    numbers: list[Any] = fields if isinstance(fields, list) else []
+    numbers: list[Any] = fields if isinstance(fields, list) else []  # pyright: ignore[reportUnknownVariableType]
     whole = len(numbers) == 5 and numbers[0] == 1 and all(isinstance(one, int) and one >= 0 for one in numbers)
     if not whole:
         yield Finding("undecodable", text(key), "it is no page of a seen-set: its head cannot be read")
