@@ -6,6 +6,8 @@ answers nobody heard. A copy may come at any time; that it has no second effect 
 
 The search of Wing and Gong, with Lowe's memory of configurations that were seen: at each step one of the operations
 that were called before the first return among those left is tried as the next.
+What nobody heard need not have happened: of two ways to the same state, the one that took less of it can go on
+wherever the other can.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Operation:
 def linearizable(history: Sequence[Operation]) -> bool:
     spread = [one for op in history for one in (op, *[op.unheard] * op.copies)]
     left = [one for one in spread if one.verb != "inspect" or one.answer is not UNKNOWN]
-    seen: set[tuple[int, Any]] = set()
+    left.sort(key=lambda one: one.answer is not UNKNOWN)  # the last is tried first: what must have happened
+    heard = sum(1 << place for place, one in enumerate(left) if one.answer is not UNKNOWN)
+    seen: dict[tuple[int, Any], list[int]] = {}
     # (what is done, as bits; the state then)
     stack: list[tuple[int, Stored]] = [(0, Stored())]
     while stack:
@@ -58,10 +62,11 @@ def linearizable(history: Sequence[Operation]) -> bool:
             if one.called <= horizon and (then := _after(state, one)) is not None:
                 if one.answer is UNKNOWN and then == state:
                     continue  # as if it never came
-                config = (done | 1 << place, astuple(then))
-                if config not in seen:
-                    seen.add(config)
-                    stack.append((config[0], then))
+                after = done | 1 << place
+                known = seen.setdefault((after & heard, astuple(then)), [])
+                if not any(fewer & after == fewer for fewer in known):
+                    known.append(after)
+                    stack.append((after, then))
     return False
 
 
