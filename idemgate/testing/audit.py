@@ -208,7 +208,8 @@ class _Audit:
             part = found[start : start + BATCH]
             # First how long it lives: what is gone by then is nil, and one made anew has an expiry from the start.
             replies = server.together([words for key in part for words in (("PTTL", key), ("GET", key))])
-            now_us = self.clock.microseconds() if self.clock else server.microseconds()
+            # A test clock may stand still while others keep to the server's time.
+            now_us = max(server.microseconds(), self.clock.microseconds() if self.clock else 0)
             for key, left, packed in zip(part, replies[::2], replies[1::2], strict=True):
                 yield from self._record(key, left, packed, now_us)
 

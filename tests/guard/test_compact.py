@@ -246,6 +246,7 @@ FOREIGN: dict[str, tuple[Put, str]] = {
 }
 
 
+@pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 @pytest.mark.parametrize("page", [0, 1])
 @pytest.mark.parametrize("what", FOREIGN)
 async def test_foreign_data_is_named_and_left_alone(face: Any, gate: Gate, raw: Any, what: str, page: int) -> None:

@@ -225,6 +225,7 @@ def test_a_new_id_gets_the_value_of_another_as_often_as_is_said(gate: Gate, cloc
 HEAD = msgpack.packb([1, 1_700_000_000_000, 1_700_000_020_000, 20_000, 1])
 
 
+@pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 @pytest.mark.parametrize("page", [0, 1])
 @pytest.mark.parametrize(
     ("fields", "says"),
