@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,11 +94,11 @@ SHOWN = {word for role in ROLES if role != "admin" for word in rule([role], "NS"
 """What an admin may do as others may: shown of those."""
 
 
-@pytest.mark.timeout(900)  # a scene for each thing that a role may do
 LONG = {"subscriber", "worker"}
 """Their scenes wait for others at each word that is left out: minutes. `IDEMGATE_LEAST=1` says to run them too."""
 
 
+@pytest.mark.timeout(900)  # a scene for each thing that a role may do
 @pytest.mark.parametrize("role", [role for role in ROLES if role not in LONG or "IDEMGATE_LEAST" in os.environ])
 def test_a_role_may_do_what_it_is_for_and_nothing_of_it_can_be_left_out(role: str, raw: Any, own: str) -> None:
     trial = Trial(raw, own, role)
