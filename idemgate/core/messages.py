@@ -231,6 +231,11 @@ class Delivery(Generic[P]):
         return self.raw_key.decode(errors="backslashreplace")
 
     @property
+    def size(self) -> int:
+        """Bytes that its message takes in the store; 0 for one that was sent on, which is there no more."""
+        return len(self._unread[0]) if self._unread is not None else 0
+
+    @property
     def payload(self) -> P:
         """The merged payload, decoded once. NotDecodable if another codec wrote it."""
         if self._payload is None:
@@ -319,6 +324,11 @@ class Taken:
     next_due_ms: int
     now_ms: int
 
+    @property
+    def more(self) -> bool:
+        """Whether the slot has work now: large messages go a few at a time."""
+        return 0 < self.next_due_ms <= self.now_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -363,6 +373,11 @@ class Forwarded:
     sent: int
     next_due_ms: int
     now_ms: int
+
+    @property
+    def more(self) -> bool:
+        """Whether the slot has something to send now, unless that is a delivery that lapsed."""
+        return self.sent > 0 and 0 < self.next_due_ms <= self.now_ms
 
 
 @dataclass(frozen=True, slots=True)

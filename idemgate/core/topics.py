@@ -37,6 +37,7 @@ from idemgate.core.messages import (
 from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
+from idemgate.core.portions import BATCH, portions
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput, NotDecodable
 
@@ -45,8 +46,6 @@ __all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topi
 T = TypeVar("T")
 Asked = tuple[bytes, bytes, bytes, bytes]
 """A trigger that was checked: its key, what it asks for (`lua/lib/asked.lua`), its accumulator; and its route."""
-BATCH = 200
-"""Most triggers, or deliveries, of one script call: the server is blocked for the whole of it."""
 FEW = 50
 """Most deliveries that end at once, if some are not just done: that takes several times as long."""
 
@@ -60,6 +59,11 @@ class Settlement(NamedTuple):
     delay: int = 0
     failure: str = ""
     part: Part | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes a script goes through to end it."""
+        return self.delivery.size
 
     def words(self, place: int) -> tuple[Arg, ...]:
         """As scripts take one that is not just done; `place` from 1."""
@@ -84,6 +88,15 @@ class Opened(NamedTuple):
     word: str
     policy: bytes
     to: int
+
+
+class Exhumed(NamedTuple):
+    """Dead letters that one call took out, those that are left in the slot, and the first so many of the ones that were
+    named which it went through: an absent one is passed over."""
+
+    taken: int
+    left: int
+    seen: int
 
 
 def open_topic(namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool) -> Call[Opened]:
@@ -228,17 +241,19 @@ class TopicCalls:
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 200 triggers. All are checked before the first call is made."""
+        """One script call per slot and 200 triggers, or 256 KiB of them. All are checked before the first call is
+        made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
     def put_many(self, triggers: list[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
         if self.policy.slots == 1:
-            return Batch([self._triggers(0, part) for part in _parts(triggers)], _flat)
+            return Batch([self._triggers(0, part) for part in portions(triggers, _size)], _flat)
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, asked in enumerate(triggers):
             by_slot[self.at(asked[3])].append(place)
-        placed = [(slot, part) for slot, found in by_slot.items() for part in _parts(found)]
+        size = lambda place: _size(triggers[place])
+        placed = [(slot, part) for slot, found in by_slot.items() for part in portions(found, size)]
         calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 
@@ -352,14 +367,15 @@ class TopicCalls:
         return self._call("turn", slot, args, read, again)
 
     def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries, or 50 if not all are just done; the outcomes in the order of the
-        settlements."""
+        """One script call per slot and 200 deliveries, or 50 if not all are just done, or 256 KiB of them; the outcomes in
+        the order of the settlements."""
         found = list(settlements)
         return self._spread(
             found,
             lambda entry: self.home(entry.delivery),
             self.settle,
             lambda answer: answer.outcomes,
+            lambda entry: entry.size,
             most_of(found),
         )
 
@@ -384,6 +400,7 @@ class TopicCalls:
             self.home,
             lambda slot, part: self.extend(slot, part, lease),
             lambda answer: answer,
+            lambda delivery: delivery.size,
         )
 
     def _spread(
@@ -392,17 +409,20 @@ class TopicCalls:
         slot_of: Callable[[Any], int],
         build: Callable[[int, list[Any]], Call[Any]],
         read: Callable[[Any], list[str]],
+        size_of: Callable[[Any], int],
         most: int = BATCH,
     ) -> Batch[list[str]]:
         found = list(entries)
         if self.policy.slots == 1:
             return Batch(
-                [build(0, part) for part in _parts(found, most)], lambda answers: _flat(read(one) for one in answers)
+                [build(0, part) for part in portions(found, size_of, most)],
+                lambda answers: _flat(read(one) for one in answers),
             )
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, entry in enumerate(found):
             by_slot[slot_of(entry)].append(place)
-        placed = [(slot, part) for slot, places in by_slot.items() for part in _parts(places, most)]
+        size = lambda place: size_of(found[place])
+        placed = [(slot, part) for slot, places in by_slot.items() for part in portions(places, size, most)]
         calls = [build(slot, [found[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], [read(one) for one in answers]))
 
@@ -541,14 +561,18 @@ class TopicCalls:
 
         return self._call("dead", slot, (since, before.ms, before.number, n), read, again)
 
-    def exhume(self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE) -> Call[tuple[int, int]]:
-        """(taken out, left) for `verb` "redrive" or "delete"; with no numbers the oldest `most`."""
+    def exhume(self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE) -> Call[Exhumed]:
+        """For `verb` "redrive" or "delete"; with no numbers the oldest `most`. Fewer where they are large."""
 
-        def again(calls: TopicCalls, slot: int) -> Batch[tuple[int, int]]:
-            return Batch([calls.exhume(one, verb, numbers, most) for one in calls.heirs(slot, self)], _sums)
+        def all_of(answers: list[Exhumed]) -> Exhumed:
+            taken, left = sum(one.taken for one in answers), sum(one.left for one in answers)
+            return Exhumed(taken, left, min((one.seen for one in answers), default=len(numbers)))
+
+        def again(calls: TopicCalls, slot: int) -> Batch[Exhumed]:
+            return Batch([calls.exhume(one, verb, numbers, most) for one in calls.heirs(slot, self)], all_of)
 
         args: list[Arg] = [token(), self._policy, verb, most, *numbers]
-        return self._call("exhume", slot, args, lambda reply: (reply[2], reply[3]), again)
+        return self._call("exhume", slot, args, lambda reply: Exhumed(*reply[2:]), again)
 
 
 Again = Callable[[TopicCalls, int], Batch[Any]]
@@ -676,9 +700,8 @@ _FACTS = (b"v", b"fence", b"paused", b"rate", b"opened", b"batch", b"gone")
 """What a slot's facts hold beside counters."""
 
 
-def _parts(entries: list[T], most: int = BATCH) -> list[list[T]]:
-    """As many at once as one script call takes."""
-    return [entries[start : start + most] for start in range(0, len(entries), most)]
+def _size(asked: Asked) -> int:
+    return len(asked[2])
 
 
 def _group(group: Key) -> bytes:

@@ -97,7 +97,7 @@ class Dead:
             ids = [one.id for one in self._list(wanted, limit)]
         if ids is not None:
             parts = by_slot(ids, calls.policy.slots)
-            return sum(link.run(calls.exhume(slot, verb, numbers))[0] for slot, numbers in parts)
+            return sum(self._move(calls, slot, verb, numbers) for slot, numbers in parts)
         moved = 0
         for slot in range(calls.policy.slots):
             moved += self._sift(calls, slot, verb, wanted) if wanted != Chosen() else self._empty(calls, slot, verb)
@@ -109,14 +109,22 @@ class Dead:
         while pages.at is not None:
             found = pages.turn(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
             if found:
-                moved += link.run(calls.exhume(slot, verb, numbers_of(found)))[0]
+                moved += self._move(calls, slot, verb, numbers_of(found))
+        return moved
+
+    def _move(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
+        link, moved = self._topic.opening.gate.link, 0
+        while numbers:
+            done = link.run(calls.exhume(slot, verb, numbers))
+            moved, numbers = moved + done.taken, numbers[done.seen :]
         return moved
 
     def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
         link = self._topic.opening.gate.link
-        moved, left = done, _ = link.run(calls.exhume(slot, verb, ()))
+        moved, left, _ = link.run(calls.exhume(slot, verb, ()))
+        done = moved
         while left > 0 and done:  # those that were there at first: what is sent back may die again meanwhile
-            done, _ = link.run(calls.exhume(slot, verb, ()))
+            done = link.run(calls.exhume(slot, verb, ())).taken
             moved, left = moved + done, left - done
         return moved
 
@@ -185,7 +193,7 @@ class AioDead:
             ids = [one.id for one in await self._list(wanted, limit)]
         if ids is not None:
             parts = by_slot(ids, calls.policy.slots)
-            return sum([(await link.run(calls.exhume(slot, verb, numbers)))[0] for slot, numbers in parts])
+            return sum([await self._move(calls, slot, verb, numbers) for slot, numbers in parts])
         moved = 0
         for slot in range(calls.policy.slots):
             moved += await (
@@ -199,14 +207,22 @@ class AioDead:
         while pages.at is not None:
             found = pages.turn(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
             if found:
-                moved += (await link.run(calls.exhume(slot, verb, numbers_of(found))))[0]
+                moved += await self._move(calls, slot, verb, numbers_of(found))
+        return moved
+
+    async def _move(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
+        link, moved = self._topic.opening.gate.aio.link, 0
+        while numbers:
+            done = await link.run(calls.exhume(slot, verb, numbers))
+            moved, numbers = moved + done.taken, numbers[done.seen :]
         return moved
 
     async def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
         link = self._topic.opening.gate.aio.link
-        moved, left = done, _ = await link.run(calls.exhume(slot, verb, ()))
+        moved, left, _ = await link.run(calls.exhume(slot, verb, ()))
+        done = moved
         while left > 0 and done:
-            done, _ = await link.run(calls.exhume(slot, verb, ()))
+            done = (await link.run(calls.exhume(slot, verb, ()))).taken
             moved, left = moved + done, left - done
         return moved
 

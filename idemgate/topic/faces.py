@@ -12,11 +12,12 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, outbox, raw
 from idemgate.core.messages import Delivery, Forward, Outcome, Peek, Receipt, Stats, Trigger, listed
 from idemgate.core.policy import Policy
+from idemgate.core.portions import BATCH
 from idemgate.core.recurring import recurring
 from idemgate.core.registry import registered
 from idemgate.core.resizing import Forgotten, Progress, Resized, forgetting, resizing
-from idemgate.core.topics import BATCH, Settlement, TopicCalls, failed
-from idemgate.errors import BadInput, NotDecodable
+from idemgate.core.topics import Settlement, TopicCalls, failed
+from idemgate.errors import BadInput, NotDecodable, StoreError
 from idemgate.topic.dead import AioDead, Dead
 from idemgate.topic.opening import Opening
 from idemgate.topic.plans import awaited, performed
@@ -182,8 +183,8 @@ class Topic(_Face):
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
-        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers, each
-        atomic.
+        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers,
+        or 256 KiB of them, each atomic.
 
         All triggers are checked before the first is sent; what is neither a Trigger nor a (key, payload) tuple is
         BadInput.
@@ -194,26 +195,32 @@ class Topic(_Face):
     def take(self, n: int = 1) -> list[Delivery[Any]]:
         """At most `n` deliveries that are due, oldest first within a slot; an empty list if none is. Their leases begin
         now:
-        `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot until `n` are found."""
+        `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 200 deliveries or 256 KiB of
+        them, until `n` are found; where one fails, those that were found before are returned."""
         found: list[Delivery[Any]] = []
         _check_number(n)
         calls = self.open()
-        for slot in self._slots(calls):
-            if len(found) < n:
-                found += self.opening.gate.link.run(calls.take(slot, min(n - len(found), 1000))).deliveries
+        try:
+            for slot in self._slots(calls):
+                more = True
+                while more and len(found) < n:
+                    taken = self.opening.gate.link.run(calls.take(slot, min(n - len(found), BATCH)))
+                    found, more = found + taken.deliveries, taken.more
+        except StoreError:
+            if not found:
+                raise
         return found
 
     def forward_due(self, n: int = 1000) -> int:
         """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
-        own their loop. One round trip per slot and 200 messages, each atomic. BadInput unless `forward` said where
-        to."""
+        own their loop. One round trip per slot and 200 messages, or 256 KiB of them, each atomic. BadInput unless
+        `forward` said where to."""
         to, calls, sent = self.opening.destination(), self.open(), 0
         for slot in self._slots(calls):
-            asked, done = 1, 1
-            while asked == done and n > sent:
-                asked = min(n - sent, BATCH)
-                done = self.opening.gate.link.run(calls.forward(slot, to, asked)).sent
-                sent += done
+            more = True
+            while more and n > sent:
+                done = self.opening.gate.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                sent, more = sent + done.sent, done.more
         return sent
 
     @overload
@@ -407,20 +414,25 @@ class AioTopic(_Face):
         found: list[Delivery[Any]] = []
         _check_number(n)
         calls = await self.open()
-        for slot in self._slots(calls):
-            if len(found) < n:
-                found += (await self.opening.gate.aio.link.run(calls.take(slot, min(n - len(found), 1000)))).deliveries
+        try:
+            for slot in self._slots(calls):
+                more = True
+                while more and len(found) < n:
+                    taken = await self.opening.gate.aio.link.run(calls.take(slot, min(n - len(found), BATCH)))
+                    found, more = found + taken.deliveries, taken.more
+        except StoreError:
+            if not found:
+                raise
         return found
 
     async def forward_due(self, n: int = 1000) -> int:
         """As `Topic.forward_due`."""
         to, calls, sent = self.opening.destination(), await self.open(), 0
         for slot in self._slots(calls):
-            asked, done = 1, 1
-            while asked == done and n > sent:
-                asked = min(n - sent, BATCH)
-                done = (await self.opening.gate.aio.link.run(calls.forward(slot, to, asked))).sent
-                sent += done
+            more = True
+            while more and n > sent:
+                done = await self.opening.gate.aio.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                sent, more = sent + done.sent, done.more
         return sent
 
     @overload

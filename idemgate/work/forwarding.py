@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from idemgate.core.messages import Forward, Forwarded
-from idemgate.core.topics import BATCH, TopicCalls
+from idemgate.core.portions import BATCH
+from idemgate.core.topics import TopicCalls
 from idemgate.work.due import Due
 
 __all__ = ["Forwarding"]

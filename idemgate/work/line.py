@@ -12,6 +12,7 @@ from typing import Any
 from idemgate.core.calls import Batch
 from idemgate.core.functions import awaited
 from idemgate.core.messages import Delivery, Taken
+from idemgate.core.portions import portions
 from idemgate.core.topics import Settlement, TopicCalls, most_of
 from idemgate.errors import NotDurable, StoreError
 from idemgate.link.pulse import Beat
@@ -27,15 +28,17 @@ BATCH = 100
 
 
 class Held:
-    """A delivery of a line between take and settle. `until` is how long its lease certainly holds (monotonic seconds);
-    `ending` is set while it is being settled, when the store may rightly say that it is ours no more."""
+    """A delivery of a line between take and settle. `until` is how long its lease certainly holds (monotonic seconds),
+    `since` when it was taken (seconds of the gate's clock); `ending` is set while it is being settled, when the store
+    may rightly say that it is ours no more."""
 
-    __slots__ = ("delivery", "ending", "line", "until")
+    __slots__ = ("delivery", "ending", "line", "since", "until")
 
-    def __init__(self, line: Line, delivery: Delivery[Any], until: float) -> None:
+    def __init__(self, line: Line, delivery: Delivery[Any], until: float, since: float) -> None:
         self.line = line
         self.delivery = delivery
         self.until = until
+        self.since = since
         self.ending = False
 
     def mine(self) -> bool:
@@ -121,7 +124,8 @@ class Line:
         self.gate.counters.add("worker.taken", len(taken.deliveries))
         if self.calls.policy.merge.drops and (dropped := sum(one.dropped for one in taken.deliveries)):
             self.gate.counters.add("worker.items_dropped", dropped)
-        found = [Held(self, delivery, until) for delivery in taken.deliveries]
+        since = self.gate.seconds_now()
+        found = [Held(self, delivery, until, since) for delivery in taken.deliveries]
         self.held.update(found)
         if self._beat is None:
             self._beat = Beat(self.lease, self._extend, self._overdue)
@@ -222,7 +226,7 @@ class Line:
 
 
 def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list[Ending]]]:
-    """One script call each: by slot, at most a batch."""
+    """One script call each: by slot, at most a batch, and 256 KiB or one."""
     by_slot: dict[int, list[Ending]] = {0: endings}
     if calls.policy.slots > 1:
         by_slot = defaultdict(list)
@@ -230,8 +234,8 @@ def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list
             by_slot[calls.home(ending[1].delivery)].append(ending)
     most = min(BATCH, most_of([settlement for _, settlement in endings]))
     for slot, some in by_slot.items():
-        for start in range(0, len(some), most):
-            yield slot, some[start : start + most]
+        for part in portions(some, lambda ending: ending[1].size, most):
+            yield slot, part
 
 
 _COUNTED = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from idemgate.core.messages import Trigger, moment
+from idemgate.core.portions import BATCH
 from idemgate.core.recurring import Recurring
-from idemgate.core.topics import BATCH
 from idemgate.work.due import Due
 
 __all__ = ["Planner"]

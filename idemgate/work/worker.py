@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
+from idemgate.core import ahead
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.numbers import whole
 from idemgate.core.topics import Settlement
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
-AHEAD = 0.05
-"""Seconds of work that are held ready, unless `prefetch` says how many deliveries."""
-MOST_AHEAD = 500
 LAST_WORDS = 1.0
 """Seconds that are left, when the grace time is over, to handlers that were cancelled and to what they leave to
 settle."""
@@ -49,8 +47,9 @@ class Worker:
       triggers are planned, too.
     - `concurrency`: handlers that run at once, all topics together; sync handlers run in as many threads.
     - `prefetch`: deliveries held beyond those that run, so that no handler waits for a round trip; None: as many as
-      were handled in the last 50 ms, but at least a quarter of `concurrency` and at most 500. What was prefetched but
-      not started goes back, its attempt undone, when the worker stops.
+      were handled in the last 50 ms, but at least a quarter of `concurrency` and at most 500; what has waited for a
+      second goes back, for other workers, and none is held until handlers are quicker. What was prefetched but not
+      started goes back, its attempt undone, when the worker stops.
     - `grace`: how long running handlers may finish when it stops; then async ones are cancelled (and tried again at
       once), while threads, which nothing can end, are left to their leases.
     - `members`: True: it divides the slots of its topics with the other workers that say so, and takes from its own
@@ -75,7 +74,7 @@ class Worker:
         self.gate = gate
         self.concurrency = whole("concurrency", concurrency, 1)
         self._fetches = None if prefetch is None else whole("prefetch", prefetch, 0)
-        self.prefetch = max(1, concurrency // 4) if self._fetches is None else self._fetches
+        self._pace = ahead.first(concurrency)
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.membership = membership_of(gate, members, grace)
         self._names = _chosen(gate, topics)
@@ -156,11 +155,13 @@ class Worker:
             "idemgate-handler", self._run_blocking, self._ran, self._start, self._hands_off
         )
         self._abandoned: set[Held] = set()
+        self._pace = ahead.first(self.concurrency)
         self._held = self._asked = self._handled = 0
         self._since = monotonic()
         self._settled: list[Ending] = []
         self._settling: set[asyncio.Task[None]] = set()
         self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
+        self._moved = asyncio.Event()
 
     async def _work(self, started: asyncio.Future[None] | None) -> None:
         await asyncio.gather(*(due.listen() for due in self._dues))
@@ -184,8 +185,11 @@ class Worker:
             yield asyncio.create_task(keep_up(line, partial(self._bring, line), self._halt))
         for other in self._others:
             yield asyncio.create_task(keep_up(other, partial(self._turn, other), self._halt))
+        if self._fetches is None:
+            yield asyncio.create_task(self._relieve())
 
     def _wake(self) -> None:
+        self._moved.set()
         for post in (*self._lines, *self._others):
             post.wake.set()
 
@@ -254,13 +258,28 @@ class Worker:
         self._waiting(line).extend(found)
 
     def _ahead(self) -> int:
-        """How many deliveries to hold beyond those that run: slow handlers few, quick ones many."""
         span = monotonic() - self._since
-        if self._fetches is None and span >= AHEAD:
-            lately = int(self._handled * AHEAD / span)
-            self.prefetch = min(MOST_AHEAD, max(1, self.concurrency // 4, lately))
+        if span >= self._pace.window:
+            self._pace = ahead.after(self._pace, self.concurrency, self._handled, span)
             self._handled, self._since = 0, monotonic()
         return self.prefetch
+
+    @property
+    def prefetch(self) -> int:
+        """How many deliveries are held beyond those that run, as it is now."""
+        return self._pace.most if self._fetches is None else self._fetches
+
+    async def _relieve(self) -> None:
+        """Gives back what waits for too long, since handlers became slow: another worker may have a place for it."""
+        while not self._halt.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ahead.PATIENCE / 2):
+                    await self._moved.wait()
+            self._moved.clear()
+            recent = self.gate.seconds_now() - ahead.PATIENCE
+            if any(_waiting_since(queue) <= recent for queue in (self._ready, self._hands.ready)):
+                self._pace, self._handled, self._since = ahead.SLOW, 0, monotonic()
+                self._give_back(lambda held: held.since > recent)
 
     async def _turn(self, other: Forwarding | Planner) -> None:
         try:
@@ -333,6 +352,7 @@ class Worker:
     def _ended(self, task: asyncio.Task[BaseException | None]) -> None:
         ready = self._running.pop(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
+        self._handled += 1
         self._end(ready, self._settlement(ready, error))
         self._start()
 
@@ -371,11 +391,11 @@ class Worker:
         if result is not None and inspect.isawaitable(result):  # a plain function that hands on a coroutine
             self._await(ready, lambda: result)
         else:
+            self._handled += 1
             self._end(ready, self._settlement(ready, error or said(result)))
 
     def _end(self, ready: Held, settlement: Settlement) -> None:
         self._settled.append((ready, settlement))
-        self._handled += 1
         self._held -= 1
         self._to_settle.set()
         self._freed.set()
@@ -505,6 +525,14 @@ def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
             "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
     return tuple(dict.fromkeys(topics)) or tuple(sorted(known))
+
+
+def _waiting_since(queue: deque[Held]) -> float:
+    """When the first of it was taken; infinity for none."""
+    try:
+        return queue[0].since
+    except IndexError:  # a thread may have taken it
+        return float("inf")
 
 
 async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -33,7 +33,7 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tos
     error next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {"merge", "crew", "buckets", "events", "page", "wrong", "sound"}
+FAMILIES = {"merge", "lean", "crew", "buckets", "events", "page", "wrong", "sound"}
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {"lib/settling", "lib/taking"}
 """Libraries that make a part of the reply of those that include them."""

@@ -383,10 +383,10 @@ class Model:
         before, self.paused = self.paused, paused
         return before != paused
 
-    def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int]:
-        """(taken out, left)"""
-        found = 0
-        for token in tokens or [letter.token for letter in self.dead]:
+    def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int]:
+        """(taken out, left, gone through)"""
+        found, tokens = 0, tokens or [letter.token for letter in self.dead]
+        for token in tokens:
             letter = next((letter for letter in self.dead if letter.token == token), None)
             if letter is None:
                 continue
@@ -397,7 +397,7 @@ class Model:
                 message = letter.message
                 message.attempts, message.pinned, message.due, message.why = 0, False, self.now, "redrive"
                 self._back(letter.key, message)
-        return found, len(self.dead)
+        return found, len(self.dead), len(tokens)
 
     # -- what is to be seen -------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 --- @include "lib/count"
 --- @include "lib/message"
 --- @include "lib/sound"
--- Discards and counts dead letters past retention or beyond the cap, at most 100 a call.
+--- @include "lib/portion"
+-- Discards and counts dead letters past retention or beyond the cap, at most 100 a call, and of the large ones fewer.
 local function discard(K, p, now_ms)
   local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - p.retention, "LIMIT", 0, 100)
   local beyond = redis.call("ZCARD", K.dead) - p.max_dead
@@ -11,6 +12,7 @@ local function discard(K, p, now_ms)
   if #old == 0 then
     return
   end
+  old = { unpack(old, 1, portion(K.grave, old, most_bytes)) }
   local triggers = 0
   for _, packed in ipairs(redis.call("HMGET", K.grave, unpack(old))) do
     -- One that cannot be read goes as well: it is too old, and would never be less so.

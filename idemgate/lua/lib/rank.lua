@@ -2,16 +2,19 @@
 --- @include "lib/sound"
 --- @include "lib/score"
 --- @include "lib/sortable"
--- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 250 a call, up to the first that is not
--- sound. Returns what is wrong where that is the very first, and then nothing was written, or nil.
+--- @include "lib/lean"
+--- @include "lib/portion"
+-- Of a topic with priorities: what has come due gets its rank among the ready ones, at most 250 a call and a MiB of them, up to the
+-- first that is not sound. Returns what is wrong where that is the very first, and then nothing was written, or nil.
 local function rank(K, p, now_ms)
   local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 250)
   local next_keys, keys, moved, ranks = {}, {}, {}, {}
   for i = 1, #found, 2 do
     next_keys[#next_keys + 1] = found[i]
   end
-  for i, packed in ipairs(#found > 0 and redis.call("HMGET", K.pending, unpack(next_keys)) or {}) do
-    local key, due, m = next_keys[i], tonumber(found[2 * i]), sound_message(packed)
+  local going = portion(K.pending, next_keys, 4 * most_bytes)
+  for i, packed in ipairs(going > 0 and redis.call("HMGET", K.pending, unpack(next_keys, 1, going)) or {}) do
+    local key, due, m = next_keys[i], tonumber(found[2 * i]), lean_message(packed)
     if not m and i == 1 then
       return packed and unsound(K.pending, key) or vacant(K.due, key)
     elseif not m then
@@ -19,6 +22,7 @@ local function rank(K, p, now_ms)
     end
     keys[i] = key
     if due ~= m[message.due] then
+      m = sound_message(packed)
       m[message.due], m[message.why] = due, "flush"
       moved[#moved + 1] = key
       moved[#moved + 1] = cmsgpack.pack(m)

@@ -8,6 +8,7 @@
 --- @include "lib/discard"
 --- @include "lib/part"
 --- @include "lib/count"
+--- @include "lib/lean"
 -- Ends deliveries: `given` is two a delivery: key, fence; `others` says of those that are not just done, by their place: {verb, delay
 -- in ms, failure}. What waited behind each is scheduled. Returns one a delivery; or nil and what is wrong, and then nothing was written.
 local function settling(K, p, given, others, now_ms)
@@ -70,7 +71,7 @@ local function settling(K, p, given, others, now_ms)
     keys[(i + 1) / 2] = given[i]
   end
   for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)) or {}) do
-    local key, d = keys[i], packed and sound_delivery(packed)
+    local key, d = keys[i], packed and (others[i] and sound_delivery or lean_delivery)(packed)
     if packed then
       local problem = not d and unsound(K.flight, key) or d[delivery.group] ~= "" and sound(K, d[delivery.group], p.group_limit)
         or others[i] and broken(K, p, { key })
@@ -82,7 +83,7 @@ local function settling(K, p, given, others, now_ms)
   end
   for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.pending, unpack(keys)) or {}) do
     if packed then
-      local m = sound_message(packed)
+      local m = lean_message(packed)
       if not m then
         return nil, unsound(K.pending, keys[i])
       end

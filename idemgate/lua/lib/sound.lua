@@ -44,21 +44,22 @@ local function places(packed)
   return first and first > 0x90 and first < 0xa0 and collected(pcall(cmsgpack.unpack_limit, packed, first - 0x90, 1)) or nil
 end
 -- These two look at every message that passes: place by place, since a loop over the places would cost more than unpacking.
-local function sound_message(packed, spec)
-  local m = places(packed)
-  if m and type(m[message.count]) == "number" and type(m[message.first]) == "number" and type(m[message.last]) == "number"
+local function is_message(m)
+  return m and type(m[message.count]) == "number" and type(m[message.first]) == "number" and type(m[message.last]) == "number"
     and type(m[message.due]) == "number" and type(m[message.attempts]) == "number" and type(m[message.serial]) == "number"
     and type(m[message.splits]) == "number" and type(m[message.group]) == "string"
-    and (not spec or mergeable(spec, m[message.acc])) then
-    return m
-  end
+end
+local function is_delivery(d)
+  return d and type(d[delivery.fence]) == "number" and type(d[delivery.due]) == "number" and type(d[delivery.count]) == "number"
+    and type(d[delivery.message]) == "string" and type(d[delivery.group]) == "string"
+end
+local function sound_message(packed, spec)
+  local m = places(packed)
+  return is_message(m) and (not spec or mergeable(spec, m[message.acc])) and m or nil
 end
 local function sound_delivery(packed)
   local d = places(packed)
-  if d and type(d[delivery.fence]) == "number" and type(d[delivery.due]) == "number" and type(d[delivery.count]) == "number"
-    and type(d[delivery.message]) == "string" and type(d[delivery.group]) == "string" then
-    return d
-  end
+  return is_delivery(d) and d or nil
 end
 local function unsound(target, name)
   return target .. " holds under " .. name .. " what idemgate has not written"

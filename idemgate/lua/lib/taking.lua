@@ -15,9 +15,10 @@
 --- @include "lib/discard"
 --- @include "lib/count"
 --- @include "lib/next_due"
+--- @include "lib/portion"
 -- Takes what is due from a slot, once for each request: first puts back what lapsed, then hands out at most `want.most` messages with a
 -- `lease` (ms), as far as limits permit: at most so many `flights` at a time (0 = any number), one every `interval` us (0 = any rate), of
--- which `burst` at once. Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message}; or nil
+-- which `burst` at once. All that it goes through has at most `most_bytes`, or is one. Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message}; or nil
 -- and what is wrong, and then nothing was written.
 local function taking(K, p, now_us, request, want)
   local now_ms, problem = math.floor(now_us / 1000), nil
@@ -98,7 +99,10 @@ local function taking(K, p, now_us, request, want)
 
   -- A look at what is next finds something that is none of ours: it is not touched, nor what stands behind it, and it is said,
   -- unless something was done before, which is said first.
-  for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)) do
+  local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)
+  local going, bytes = portion(K.flight, silenced, most_bytes)
+  for i = 1, going do
+    local key = silenced[i]
     problem = redis.call("HEXISTS", K.flight, key) == 0 and vacant(K.lease, key) or broken(K, p, { key })
     if problem then
       break
@@ -204,14 +208,19 @@ local function taking(K, p, now_us, request, want)
   end
   -- Each look at the head hands out or moves aside what it finds, so that blocked messages are walked over once; 1,000 a call.
   local walked = 0
-  while not problem and #keys < wanted and walked < 1000 do
+  while not problem and #keys < wanted and walked < 1000 and bytes > 0 do
     local found, dues, members = head(wanted - #keys)
     if #found == 0 then
       problem = unranked
       break
     end
-    local packed, messages = redis.call("HMGET", K.pending, unpack(found)), {}
-    for i, key in ipairs(found) do
+    going, bytes = portion(K.pending, found, bytes)
+    if going == 0 then
+      break
+    end
+    local packed, messages = redis.call("HMGET", K.pending, unpack(found, 1, going)), {}
+    for i = 1, going do
+      local key = found[i]
       local m = dues[i] and packed[i] and sound_message(packed[i])
       problem = not packed[i] and vacant(K[from], members[i]) or not m and unsound(K.pending, key)
         or m[message.group] ~= "" and sound(K, m[message.group]) or nil

@@ -4,9 +4,9 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4] "redrive" | "delete"
---- ARGV[5] most letters to take when none is named, oldest first, and no more than about 128 KiB of them
---- ARGV[6..] ids
---- Returns {"ok", now ms, letters taken out, letters left} {"foreign", now ms, problem}
+--- ARGV[5] most letters to take when none is named, oldest first
+--- ARGV[6..] ids; of these, or of the oldest, it goes through 256 KiB of letters, or one
+--- Returns {"ok", now ms, letters taken out, letters left, ids gone through} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
@@ -18,6 +18,7 @@
 --- @include "lib/count"
 --- @include "lib/head"
 --- @include "lib/hint"
+--- @include "lib/portion"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
@@ -28,12 +29,13 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
-local ids, room = { unpack(ARGV, 6) }, math.huge
+local ids = { unpack(ARGV, 6) }
 if #ids == 0 then
-  room = 131072
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
-for _, id in ipairs(ids) do
+local going = portion(K.grave, ids, most_bytes)
+for i = 1, going do
+  local id = ids[i]
   local packed = redis.call("HGET", K.grave, id)
   local letter = packed and unpacked(packed)
   if packed and not (letter and type(letter[1]) == "string" and sound_message(letter[2], p.merge)) then
@@ -46,10 +48,10 @@ for _, id in ipairs(ids) do
   end
 end
 local before, taken, triggers, folded = head(K), 0, 0, 0
-for _, id in ipairs(ids) do
+for i = 1, going do
+  local id = ids[i]
   local letter = redis.call("HGET", K.grave, id)
-  if letter and room > 0 then
-    room = room - #letter
+  if letter then
     letter = cmsgpack.unpack(letter)
     local m = cmsgpack.unpack(letter[2])
     redis.call("ZREM", K.dead, id)
@@ -67,4 +69,4 @@ if taken > 0 and ARGV[4] == "redrive" then
 elseif taken > 0 then
   count(K, { deleted = taken, deleted_triggers = triggers })
 end
-return tell(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead) })
+return tell(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), going })

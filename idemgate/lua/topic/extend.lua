@@ -11,6 +11,7 @@
 --- @include "lib/wrong"
 --- @include "lib/sound"
 --- @include "lib/delivery"
+--- @include "lib/lean"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -24,7 +25,7 @@ for i = 3, #ARGV, 2 do
 end
 local lease_end, held, ends = digits(now_ms + lease), {}, {}
 for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)) or {}) do
-  local d = packed and sound_delivery(packed)
+  local d = packed and lean_delivery(packed)
   if packed and not d then
     return { "foreign", now_ms, unsound(K.flight, keys[i]) }
   end

@@ -1,11 +1,12 @@
 --- Send what is due on, into a list or a stream, instead of handing it out: out of the topic and into the target in one step.
---- Groups and limits do not apply: there is no delivery whose end could be waited for.
+--- Groups and limits do not apply: there is no delivery whose end could be waited for. What stands before one that cannot be read goes;
+--- the call that begins with it says so.
 --- KEYS[1..14] slot
 --- KEYS[15] target, a list or a stream
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
---- ARGV[4] most messages to send
+--- ARGV[4] most messages to send, and 256 KiB of them, or one
 --- ARGV[5] "list" | "stream"
 --- ARGV[6] about how many entries the target keeps, oldest dropped first; 0 = all
 --- Returns {"ok", now ms, next due ms (0 = none), sent} {"foreign", now ms, problem}
@@ -23,6 +24,7 @@
 --- @include "lib/next_due"
 --- @include "lib/rank"
 --- @include "lib/vacate"
+--- @include "lib/portion"
 local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[15], ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -67,7 +69,8 @@ local function send(key, due, member, m)
   sent, triggers = sent + 1, triggers + m[message.count]
 end
 
-local going = {}
+-- What is next: its key, when it is due, and as what it stands among the ready ones; its key alone, too.
+local going, names = {}, {}
 if most > 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
   problem = rank(K, p, now_ms)
   for _, member in ipairs(redis.call("ZRANGE", K.ready, 0, most - 1)) do
@@ -79,19 +82,24 @@ elseif most > 0 then
     going[#going + 1] = { due[i], tonumber(due[i + 1]) }
   end
 end
-for _, one in ipairs(going) do
-  one[4] = sound_message(redis.call("HGET", K.pending, one[1]))
-  if not one[2] or not one[4] then
-    problem = unsound(K.pending, one[1])
-  else
-    problem = problem or sound(K, one[4][message.group], p.group_limit)
-  end
+for i, one in ipairs(going) do
+  names[i] = one[1]
 end
-if problem then
+local goes = portion(K.pending, names, most_bytes)
+for i = 1, goes do
+  local key, due, m = going[i][1], going[i][2], sound_message(redis.call("HGET", K.pending, going[i][1]))
+  problem = not (due and m) and unsound(K.pending, key) or sound(K, m[message.group], p.group_limit)
+  if problem then
+    goes = i - 1
+    break
+  end
+  going[i][4] = m
+end
+if problem and goes == 0 then
   return { "foreign", now_ms, problem }
 end
-for _, one in ipairs(going) do
-  send(one[1], one[2], one[3], one[4])
+for i = 1, goes do
+  send(unpack(going[i], 1, 4))
 end
 if sent > 0 then
   redis.call("HSET", K.facts, "fence", digits(last))

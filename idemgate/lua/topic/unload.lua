@@ -1,5 +1,5 @@
 --- Hand over what a closed slot holds, a batch at a time: forget the batch that was taken in elsewhere, and show the next one, which
---- stays until it is named in turn. A batch is at most 500 entries of one kind, and ends with the entry that makes it a MiB.
+--- stays until it is named in turn. A batch is at most 500 entries of one kind, and ends with the entry that makes it 256 KiB.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
@@ -18,6 +18,7 @@
 --- @include "lib/delivery"
 --- @include "lib/sortable"
 --- @include "lib/lined"
+--- @include "lib/most_bytes"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = wrong(K)
@@ -149,7 +150,7 @@ local function batch()
     local part = parts[n]
     local found = redis.call("ZRANGE", K[part], 0, 499, "WITHSCORES")
     for i = 1, #found, 2 do
-      if bytes < 1048576 then
+      if bytes < most_bytes then
         add_one(found[i], found[i + 1])
       end
     end
