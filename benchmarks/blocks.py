@@ -22,11 +22,11 @@ def run(plan: Plan) -> list[Row]:
     with started("--slowlog-log-slower-than", "50", "--slowlog-max-len", "100000") as server:
         for repetition in range(plan.repetitions):
             with Gate(f"redis://127.0.0.1:{port_of(server)}/0", namespace="bench") as gate:
-                for work in (_guard, _topic):
+                for work, of in ((_guard, ""), (_topic, ""), (_large, ", 100 kB a message")):
                     server.flushall()
                     server.slowlog_reset()
                     work(gate, f"r{repetition}", plan)
-                    _note(server, found)
+                    _note(server, found, of)
             print(".", end="", flush=True)
     print()
     return sorted(found.values(), key=lambda row: -max(row["ms"]))
@@ -53,6 +53,20 @@ def _topic(gate: Gate, tag: str, plan: Plan) -> None:
     _through(topic, topic.bury, n // 4)
 
 
+def _large(gate: Gate, tag: str, plan: Plan) -> None:
+    """The same with messages so large that their bytes decide how many of them go at once."""
+    topic, n = gate.topic(f"{tag}-large"), plan.size(200)
+    triggers = [Trigger(f"key:{number}", "x" * 100_000) for number in range(n)]
+    for end_them in (topic.ack, topic.nack, topic.bury):
+        topic.trigger_many(triggers)
+        topic.trigger_many(triggers)
+        _through(topic, end_them, n)
+        topic.flush()
+    topic.dead.redrive()
+    topic.forward("list", keep=10)
+    topic.forward_due(2 * n)
+
+
 def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
     done = 0
     while done < n:
@@ -62,7 +76,7 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
         done += max(1, len(taken))
 
 
-def _note(server: Any, found: dict[str, Row]) -> None:
+def _note(server: Any, found: dict[str, Row], of: str) -> None:
     names = _names()
     longest: dict[str, float] = {}
     for entry in server.slowlog_get(100_000):
@@ -71,7 +85,7 @@ def _note(server: Any, found: dict[str, Row]) -> None:
             name = names[words[1]]
             longest[name] = max(longest.get(name, 0.0), entry["duration"] / 1000)
     for name, ms in longest.items():
-        found.setdefault(name, {"who": name, "step": "block", "ms": []})["ms"].append(ms)
+        found.setdefault(name + of, {"who": name + of, "step": "block", "ms": []})["ms"].append(ms)
 
 
 def _names() -> dict[bytes, str]:

@@ -10,7 +10,7 @@ __all__ = ["BATCH", "BYTES", "portions"]
 T = TypeVar("T")
 BATCH = 200
 """Most triggers, or deliveries."""
-BYTES = 262_144
+BYTES = 131_072
 """Most bytes of messages, or one message: scripts make a text of each, some of it several times, and each time that costs
 the server 1 ms a MB. As in `lua/lib/most_bytes.lua`."""
 

@@ -241,7 +241,7 @@ class TopicCalls:
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 200 triggers, or 256 KiB of them. All are checked before the first call is
+        """One script call per slot and 200 triggers, or 128 KiB of them. All are checked before the first call is
         made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
@@ -367,7 +367,7 @@ class TopicCalls:
         return self._call("turn", slot, args, read, again)
 
     def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries, or 50 if not all are just done, or 256 KiB of them; the outcomes in
+        """One script call per slot and 200 deliveries, or 50 if not all are just done, or 128 KiB of them; the outcomes in
         the order of the settlements."""
         found = list(settlements)
         return self._spread(

@@ -184,7 +184,7 @@ class Topic(_Face):
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
         """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers,
-        or 256 KiB of them, each atomic.
+        or 128 KiB of them, each atomic.
 
         All triggers are checked before the first is sent; what is neither a Trigger nor a (key, payload) tuple is
         BadInput.
@@ -195,7 +195,7 @@ class Topic(_Face):
     def take(self, n: int = 1) -> list[Delivery[Any]]:
         """At most `n` deliveries that are due, oldest first within a slot; an empty list if none is. Their leases begin
         now:
-        `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 200 deliveries or 256 KiB of
+        `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 200 deliveries or 128 KiB of
         them, until `n` are found; where one fails, those that were found before are returned."""
         found: list[Delivery[Any]] = []
         _check_number(n)
@@ -213,14 +213,18 @@ class Topic(_Face):
 
     def forward_due(self, n: int = 1000) -> int:
         """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
-        own their loop. One round trip per slot and 200 messages, or 256 KiB of them, each atomic. BadInput unless
-        `forward` said where to."""
+        own their loop. One round trip per slot and 200 messages, or 128 KiB of them, each atomic; where one fails, the
+        number of those that were sent before is returned. BadInput unless `forward` said where to."""
         to, calls, sent = self.opening.destination(), self.open(), 0
-        for slot in self._slots(calls):
-            more = True
-            while more and n > sent:
-                done = self.opening.gate.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
-                sent, more = sent + done.sent, done.more
+        try:
+            for slot in self._slots(calls):
+                more = True
+                while more and n > sent:
+                    done = self.opening.gate.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    sent, more = sent + done.sent, done.more
+        except StoreError:
+            if not sent:
+                raise
         return sent
 
     @overload
@@ -428,11 +432,15 @@ class AioTopic(_Face):
     async def forward_due(self, n: int = 1000) -> int:
         """As `Topic.forward_due`."""
         to, calls, sent = self.opening.destination(), await self.open(), 0
-        for slot in self._slots(calls):
-            more = True
-            while more and n > sent:
-                done = await self.opening.gate.aio.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
-                sent, more = sent + done.sent, done.more
+        try:
+            for slot in self._slots(calls):
+                more = True
+                while more and n > sent:
+                    done = await self.opening.gate.aio.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    sent, more = sent + done.sent, done.more
+        except StoreError:
+            if not sent:
+                raise
         return sent
 
     @overload

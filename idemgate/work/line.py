@@ -226,7 +226,7 @@ class Line:
 
 
 def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list[Ending]]]:
-    """One script call each: by slot, at most a batch, and 256 KiB or one."""
+    """One script call each: by slot, at most a batch, and 128 KiB or one."""
     by_slot: dict[int, list[Ending]] = {0: endings}
     if calls.policy.slots > 1:
         by_slot = defaultdict(list)

@@ -438,31 +438,41 @@ async def test_a_key_of_another_type_is_left_alone(
 
 
 @pytest.mark.damages("conservation")
+@pytest.mark.parametrize("onward", [False, True])
 @pytest.mark.parametrize("priority", [False, True])
 @pytest.mark.parametrize("damage", ["spoilt", "gone"])
-async def test_what_stands_before_an_unreadable_message_is_handed_out(
-    face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, damage: str, priority: bool
+async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on(
+    face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str, damage: str, priority: bool, onward: bool
 ) -> None:
     # Given messages that are due one after the other, of which the third is not as it was written
     topic, keys = face.topic("t", priority=priority), "abcde"
     for key in keys:
         await topic.trigger(key)
         clock.advance("1s")
+    sent_on = face.gate.topic("t", priority=priority)
+    sent_on.forward("list")
+
+    async def next_keys() -> list[str]:
+        if not onward:
+            return [one.key for one in await topic.take(5)]
+        sent, (box,) = await topic.forward_due(5), sent_on.outboxes()
+        return [sent_on.received(entry).key for entry in raw.lrange(box, -sent, -1)]
+
     slot = f"ig1:{{{namespace}:topic:t:0/1}}"
     if damage == "spoilt":
         raw.hset(f"{slot}:pending", "c", b"spoilt")
     else:
         raw.hdel(f"{slot}:pending", "c")
     # When they are taken, then those before it come
-    assert [one.key for one in await topic.take(5)] == ["a", "b"]
+    assert await next_keys() == ["a", "b"]
     # And once what is wrong is removed as the errors say, which wrote nothing, all others come
     for removing in ["HDEL", "ZREM"] if damage == "spoilt" else ["ZREM"]:
         before = everything()
         with pytest.raises(ForeignData, match=rf"Nothing was written; {removing} ") as caught:
-            await topic.take(5)
+            await next_keys()
         assert everything() == before
         raw.execute_command(*shlex.split(str(caught.value).partition("written; ")[2]))
-    assert [one.key for one in await topic.take(5)] == ["d", "e"]
+    assert await next_keys() == ["d", "e"]
 
 
 @pytest.mark.damages("wrong-type")

@@ -5,7 +5,7 @@
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4] "redrive" | "delete"
 --- ARGV[5] most letters to take when none is named, oldest first
---- ARGV[6..] ids; of these, or of the oldest, it goes through 256 KiB of letters, or one
+--- ARGV[6..] ids; of these, or of the oldest, it goes through 128 KiB of letters, or one
 --- Returns {"ok", now ms, letters taken out, letters left, ids gone through} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"

@@ -6,7 +6,7 @@
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
---- ARGV[4] most messages to send, and 256 KiB of them, or one
+--- ARGV[4] most messages to send, and 128 KiB of them, or one
 --- ARGV[5] "list" | "stream"
 --- ARGV[6] about how many entries the target keeps, oldest dropped first; 0 = all
 --- Returns {"ok", now ms, next due ms (0 = none), sent} {"foreign", now ms, problem}
@@ -87,8 +87,11 @@ for i, one in ipairs(going) do
 end
 local goes = portion(K.pending, names, most_bytes)
 for i = 1, goes do
-  local key, due, m = going[i][1], going[i][2], sound_message(redis.call("HGET", K.pending, going[i][1]))
-  problem = not (due and m) and unsound(K.pending, key) or sound(K, m[message.group], p.group_limit)
+  local key, due, member = unpack(going[i], 1, 3)
+  local packed = redis.call("HGET", K.pending, key)
+  local m = due and sound_message(packed)
+  problem = not packed and vacant(member and K.ready or K.due, member or key) or not m and unsound(K.pending, key)
+    or sound(K, m[message.group], p.group_limit)
   if problem then
     goes = i - 1
     break

@@ -1,5 +1,5 @@
 --- Hand over what a closed slot holds, a batch at a time: forget the batch that was taken in elsewhere, and show the next one, which
---- stays until it is named in turn. A batch is at most 500 entries of one kind, and ends with the entry that makes it 256 KiB.
+--- stays until it is named in turn. A batch is at most 500 entries of one kind, and ends with the entry that makes it 128 KiB.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change

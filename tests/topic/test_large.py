@@ -1,0 +1,217 @@
+"""Large messages: one script call goes through so many bytes, and what is left goes with the next, in its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, Topic, Trigger
+from idemgate.core.messages import Delivery, Forward, Taken
+from idemgate.core.portions import BYTES, portions
+from idemgate.core.topics import Settlement
+from idemgate.testing import Clock
+
+LARGE = "x" * 50_000
+"""Two of them are less than `BYTES`, three are more."""
+
+
+def taken(topic: Topic, n: int = 100) -> Taken:
+    """What one script call takes."""
+    calls = topic.open()
+    return topic.opening.gate.link.run(calls.take(0, n))
+
+
+def keys_of(deliveries: list[Delivery[Any]]) -> list[str]:
+    return [one.key for one in deliveries]
+
+
+async def put(topic: Any, clock: Clock, n: int, payload: object = LARGE, **more: Any) -> list[str]:
+    """Messages that are due one after the other."""
+    for number in range(n):
+        await topic.trigger(f"k{number}", payload, **more)
+        clock.advance("1ms")
+    return [f"k{number}" for number in range(n)]
+
+
+# -- what is cut up here ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths"),
+    [
+        ([], []),
+        ([1] * 10, [4, 4, 2]),
+        ([BYTES], [1]),
+        ([BYTES, 1], [1, 1]),
+        ([1, BYTES - 1, 1], [2, 1]),
+        ([3 * BYTES, 1, 1, 3 * BYTES], [1, 2, 1]),
+        ([1] * 6 + [BYTES], [4, 2, 1]),
+    ],
+)
+def test_a_portion_is_a_number_and_a_number_of_bytes_or_one(sizes: list[int], lengths: list[int]) -> None:
+    found = portions(list(enumerate(sizes)), lambda entry: entry[1], 4)
+    assert [len(part) for part in found] == lengths
+    assert [entry for part in found for entry in part] == list(enumerate(sizes))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_many_calls_carry_large_triggers_and_all_answers_are_in_order(face: Any, gate: Gate, slots: int) -> None:
+    triggers = [Trigger(f"k{n}", LARGE if n % 2 else "", delay=n) for n in range(40)]
+    topic = gate.topic("t", slots=slots)
+    # Given what would be 1 MB in a call: no call has more than its share
+    for call in topic.open().trigger_many(triggers).calls:
+        assert sum(len(arg) for arg in call.args if isinstance(arg, bytes)) < BYTES + 10_000
+    # Then each trigger has its own receipt
+    receipts = await face.topic("t", slots=slots).trigger_many(triggers)
+    assert [one.due_ms - receipts[0].due_ms for one in receipts] == [n * 1000 for n in range(40)]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_ends_and_heartbeats_of_large_deliveries_go_in_many_calls(face: Any, gate: Gate, slots: int) -> None:
+    topic = face.topic("t", slots=slots, max_attempts=1)
+    await topic.trigger_many([(n, LARGE) for n in range(12)])
+    deliveries = await topic.take(12)
+    assert {one.size > 50_000 for one in deliveries} == {True}
+    assert len(gate.topic("t").open().extend_many(deliveries).calls) >= 6
+    assert await topic.extend(deliveries) == ["ok"] * 12
+    assert await topic.nack(deliveries[1:4]) == ["dead"] * 3
+    assert await topic.ack(deliveries) == ["ok", "lost", "lost", "lost"] + ["ok"] * 8
+
+
+# -- what a script cuts short -----------------------------------------------------------------------------------------
+
+
+async def test_a_take_hands_out_so_many_bytes_and_says_that_there_is_more(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t")
+    keys = await put(topic.aio, clock, 5)
+    # When five that are due have twice the bytes of a call
+    found = [taken(topic) for _ in range(3)]
+    # Then they come two by two, in their order, and each call tells whether to ask at once again
+    assert [keys_of(one.deliveries) for one in found] == [keys[:2], keys[2:4], keys[4:]]
+    assert [one.more for one in found] == [True, True, False]
+
+
+async def test_one_that_is_larger_than_that_goes_alone(gate: Gate, clock: Clock) -> None:
+    # Given one that was appended to until it has more than the bytes of a call, between two small ones
+    topic = gate.topic("t", merge="append", window="1s")
+    await topic.aio.trigger("small")
+    clock.advance("1ms")
+    await topic.aio.trigger_many([("large", LARGE)] * 5)
+    clock.advance("1ms")
+    await topic.aio.trigger("last")
+    clock.advance("1s")
+    found = [taken(topic) for _ in range(3)]
+    # Then it waits for its own call, and nothing waits for longer
+    assert [keys_of(one.deliveries) for one in found] == [["small"], ["large"], ["last"]]
+    assert found[1].deliveries[0].payload == [LARGE] * 5
+
+
+async def test_take_asks_again_until_it_has_so_many(face: Any, clock: Clock) -> None:
+    topic = face.topic("t")
+    keys = await put(topic, clock, 7)
+    assert keys_of(await topic.take(6)) == keys[:6]
+    assert keys_of(await topic.take(6)) == keys[6:]
+    assert await topic.take(6) == []
+
+
+async def test_a_turn_ends_and_takes_by_bytes(gate: Gate, clock: Clock) -> None:
+    topic, run = gate.topic("t"), gate.link.run
+    keys = await put(topic.aio, clock, 4)
+    first = taken(topic).deliveries
+    turned = run(topic.open().turn(0, [Settlement("ack", one) for one in first], 100))
+    assert turned.settled.outcomes == ["ok", "ok"]
+    assert keys_of(turned.taken.deliveries) == keys[2:]
+
+
+async def test_what_lapses_comes_back_by_bytes(gate: Gate, clock: Clock) -> None:
+    # Given five large deliveries whose leases end
+    topic = gate.topic("t", lease="1s")
+    keys = await put(topic.aio, clock, 5)
+    topic.take(5)
+    clock.advance("1s")
+    # When they are swept, which leaves no room to hand one out beside them
+    found = [taken(topic) for _ in range(6)]
+    # Then each call does its share, and all come back
+    assert [one.lapsed for one in found] == [2, 2, 1, 0, 0, 0]
+    assert sorted(key for one in found for key in keys_of(one.deliveries)) == keys
+    assert {one.attempt for each in found for one in each.deliveries} == {2}
+
+
+async def test_the_most_urgent_goes_first_also_of_large_ones(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t", priority=True)
+    for number in range(8):
+        await topic.aio.trigger(f"k{number}", LARGE, priority=number)
+    assert keys_of(taken(topic).deliveries) == ["k7", "k6"]
+    assert keys_of(topic.take(6)) == [f"k{number}" for number in reversed(range(6))]
+
+
+async def test_a_large_flushed_message_keeps_its_payload(gate: Gate, clock: Clock) -> None:
+    # Given messages that are due at another time than was written into them
+    topic = gate.topic("t", priority=True, window="1h")
+    keys = await put(topic.aio, clock, 3)
+    assert topic.flush() == 3
+    assert [(one.key, one.reason, one.payload == LARGE) for one in topic.take(3)] == [(key, "flush", True) for key in keys]
+
+
+async def test_what_waits_behind_its_group_is_passed_over_by_bytes(gate: Gate, clock: Clock) -> None:
+    # Given six large ones of a group of which one may run, and one of no group behind them
+    topic = gate.topic("t")
+    keys = await put(topic.aio, clock, 6, group="g")
+    await topic.aio.trigger("free", group="other")
+    one, free = topic.take(2)
+    assert (one.key, free.key) == (keys[0], "free")
+    # Then each goes when the one before has ended
+    order = [one.key]
+    while topic.ack(one) and (more := topic.take(5)):
+        (one,) = more
+        order.append(one.key)
+    assert order == keys
+
+
+@pytest.mark.parametrize("kind", ["list", "stream"])
+async def test_large_messages_are_sent_on_a_few_a_call(face: Any, gate: Gate, clock: Clock, raw: Any, kind: Any) -> None:
+    topic = gate.topic("t")
+    keys = await put(topic.aio, clock, 5)
+    first = gate.link.run(topic.open().forward(0, Forward(kind, None, 0), 100))
+    assert (first.sent, first.more) == (2, True)
+    topic.forward(kind)
+    assert await face.topic("t").forward_due() == 3
+    (box,) = topic.outboxes()
+    entries = raw.lrange(box, 0, -1) if kind == "list" else [fields for _, fields in raw.xrange(box)]
+    assert keys_of([topic.received(entry) for entry in entries]) == keys
+
+
+@pytest.mark.parametrize("verb", ["redrive", "delete"])
+@pytest.mark.parametrize("named", [False, True])
+async def test_large_letters_are_moved_a_few_a_call(
+    face: Any, gate: Gate, clock: Clock, verb: str, named: bool
+) -> None:
+    topic = face.topic("t")
+    await put(topic, clock, 7)
+    await topic.bury(await topic.take(7))
+    letters = await topic.dead.list()
+    assert len(letters) == 7
+    ids = [one.id for one in letters]
+    first = gate.link.run(gate.topic("t").open().exhume(0, verb, [one.partition("-")[2] for one in ids] if named else []))
+    assert (first.taken, first.left, first.seen) == (2, 5, 2)
+    assert await getattr(topic.dead, verb)(ids if named else None) == 5
+    assert len(await topic.take(10)) == (7 if verb == "redrive" else 0)
+
+
+async def test_large_letters_beyond_the_cap_are_discarded(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", max_dead=2)
+    await put(topic, clock, 9)
+    for one in await topic.take(9):
+        await topic.bury(one)
+    assert (await topic.stats()).dead == 2
+    assert (await topic.stats())["expired"] == 7
+
+
+async def test_large_messages_are_moved_to_other_slots(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", priority=True, slots=1)
+    keys = await put(topic, clock, 9)
+    held = await topic.take(2)
+    assert (await topic.reslot(2)).moved >= 9
+    assert await topic.ack(held) == ["ok", "ok"]
+    assert sorted(keys_of(await topic.take(9))) == keys[2:]
