@@ -11,8 +11,8 @@ T = TypeVar("T")
 BATCH = 200
 """Most triggers, or deliveries."""
 BYTES = 131_072
-"""Most bytes of messages, or one message: scripts make a text of each, some of it several times, and each time that costs
-the server 1 ms a MB. As in `lua/lib/most_bytes.lua`."""
+"""Most bytes of messages, or one message: Lua makes a text of it up to seven times, each costs the server 1 ms a MB. As
+in `lua/lib/most_bytes.lua`."""
 
 
 def portions(entries: list[T], size_of: Callable[[T], int], most: int = BATCH) -> list[list[T]]:

@@ -252,8 +252,8 @@ class TopicCalls:
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, asked in enumerate(triggers):
             by_slot[self.at(asked[3])].append(place)
-        size = lambda place: _size(triggers[place])
-        placed = [(slot, part) for slot, found in by_slot.items() for part in portions(found, size)]
+        sizes = list(map(_size, triggers))
+        placed = [(slot, part) for slot, found in by_slot.items() for part in portions(found, sizes.__getitem__)]
         calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 
@@ -367,7 +367,7 @@ class TopicCalls:
         return self._call("turn", slot, args, read, again)
 
     def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries, or 50 if not all are just done, or 128 KiB of them; the outcomes in
+        """One script call per slot and 200 deliveries, 50 if not all are just done, or 128 KiB of them; the outcomes in
         the order of the settlements."""
         found = list(settlements)
         return self._spread(
@@ -421,8 +421,10 @@ class TopicCalls:
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, entry in enumerate(found):
             by_slot[slot_of(entry)].append(place)
-        size = lambda place: size_of(found[place])
-        placed = [(slot, part) for slot, places in by_slot.items() for part in portions(places, size, most)]
+        sizes = list(map(size_of, found))
+        placed = [
+            (slot, part) for slot, places in by_slot.items() for part in portions(places, sizes.__getitem__, most)
+        ]
         calls = [build(slot, [found[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], [read(one) for one in answers]))
 

@@ -59,9 +59,9 @@ class Dead:
         """Sends letters back, due now, attempts reset, and returns how many; with nothing named, all of them. With
         `limit` those that `list(limit, ...)` shows.
 
-        Each script call moves at most 50, each letter in one step: it is dead or pending, never both and never
-        neither. The whole is not atomic: what dies meanwhile stays, what somebody else took out is passed over and not
-        counted, and after an interruption the same call goes on with what is left.
+        Each script call moves at most 50, or 128 KiB of them, each letter in one step: it is dead or pending, never
+        both and never neither. The whole is not atomic: what dies meanwhile stays, what somebody else took out is
+        passed over and not counted, and after an interruption the same call goes on with what is left.
         """
         return self._exhume("redrive", ids, chosen(key, reason, since, until), limit)
 
@@ -92,7 +92,6 @@ class Dead:
     def _exhume(self, verb: str, ids: Iterable[str] | None, wanted: Chosen, limit: int | None) -> int:
         _check(ids, wanted, limit)
         calls = self._topic.open()
-        link = self._topic.opening.gate.link
         if limit is not None:
             ids = [one.id for one in self._list(wanted, limit)]
         if ids is not None:
@@ -121,8 +120,8 @@ class Dead:
 
     def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
         link = self._topic.opening.gate.link
-        moved, left, _ = link.run(calls.exhume(slot, verb, ()))
-        done = moved
+        first = link.run(calls.exhume(slot, verb, ()))
+        moved, left, done = first.taken, first.left, first.taken
         while left > 0 and done:  # those that were there at first: what is sent back may die again meanwhile
             done = link.run(calls.exhume(slot, verb, ())).taken
             moved, left = moved + done, left - done
@@ -188,7 +187,6 @@ class AioDead:
     async def _exhume(self, verb: str, ids: Iterable[str] | None, wanted: Chosen, limit: int | None) -> int:
         _check(ids, wanted, limit)
         calls = await self._topic.open()
-        link = self._topic.opening.gate.aio.link
         if limit is not None:
             ids = [one.id for one in await self._list(wanted, limit)]
         if ids is not None:
@@ -219,8 +217,8 @@ class AioDead:
 
     async def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
         link = self._topic.opening.gate.aio.link
-        moved, left, _ = await link.run(calls.exhume(slot, verb, ()))
-        done = moved
+        first = await link.run(calls.exhume(slot, verb, ()))
+        moved, left, done = first.taken, first.left, first.taken
         while left > 0 and done:
             done = (await link.run(calls.exhume(slot, verb, ()))).taken
             moved, left = moved + done, left - done

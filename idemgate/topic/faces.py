@@ -194,9 +194,8 @@ class Topic(_Face):
 
     def take(self, n: int = 1) -> list[Delivery[Any]]:
         """At most `n` deliveries that are due, oldest first within a slot; an empty list if none is. Their leases begin
-        now:
-        `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 200 deliveries or 128 KiB of
-        them, until `n` are found; where one fails, those that were found before are returned."""
+        now: `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 200 deliveries or
+        128 KiB of them, until `n` are found; where one fails, those that were found before are returned."""
         found: list[Delivery[Any]] = []
         _check_number(n)
         calls = self.open()

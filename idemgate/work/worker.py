@@ -276,10 +276,13 @@ class Worker:
                 async with asyncio.timeout(ahead.PATIENCE / 2):
                     await self._moved.wait()
             self._moved.clear()
-            recent = self.gate.seconds_now() - ahead.PATIENCE
-            if any(_waiting_since(queue) <= recent for queue in (self._ready, self._hands.ready)):
-                self._pace, self._handled, self._since = ahead.SLOW, 0, monotonic()
-                self._give_back(lambda held: held.since > recent)
+            self._give_back_late(self.gate.seconds_now() - ahead.PATIENCE)
+
+    def _give_back_late(self, since: float) -> None:
+        """What was taken then or before, if there is any; then none is held for a while."""
+        if any(_waiting_since(queue) <= since for queue in (self._ready, self._hands.ready)):
+            self._pace, self._handled, self._since = ahead.SLOW, 0, monotonic()
+            self._give_back(lambda held: held.since > since)
 
     async def _turn(self, other: Forwarding | Planner) -> None:
         try:

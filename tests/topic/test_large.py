@@ -151,7 +151,9 @@ async def test_a_large_flushed_message_keeps_its_payload(gate: Gate, clock: Cloc
     topic = gate.topic("t", priority=True, window="1h")
     keys = await put(topic.aio, clock, 3)
     assert topic.flush() == 3
-    assert [(one.key, one.reason, one.payload == LARGE) for one in topic.take(3)] == [(key, "flush", True) for key in keys]
+    assert [(one.key, one.reason, one.payload == LARGE) for one in topic.take(3)] == [
+        (key, "flush", True) for key in keys
+    ]
 
 
 async def test_what_waits_behind_its_group_is_passed_over_by_bytes(gate: Gate, clock: Clock) -> None:
@@ -170,7 +172,9 @@ async def test_what_waits_behind_its_group_is_passed_over_by_bytes(gate: Gate, c
 
 
 @pytest.mark.parametrize("kind", ["list", "stream"])
-async def test_large_messages_are_sent_on_a_few_a_call(face: Any, gate: Gate, clock: Clock, raw: Any, kind: Any) -> None:
+async def test_large_messages_are_sent_on_a_few_a_call(
+    face: Any, gate: Gate, clock: Clock, raw: Any, kind: Any
+) -> None:
     topic = gate.topic("t")
     keys = await put(topic.aio, clock, 5)
     first = gate.link.run(topic.open().forward(0, Forward(kind, None, 0), 100))
@@ -193,7 +197,9 @@ async def test_large_letters_are_moved_a_few_a_call(
     letters = await topic.dead.list()
     assert len(letters) == 7
     ids = [one.id for one in letters]
-    first = gate.link.run(gate.topic("t").open().exhume(0, verb, [one.partition("-")[2] for one in ids] if named else []))
+    first = gate.link.run(
+        gate.topic("t").open().exhume(0, verb, [one.partition("-")[2] for one in ids] if named else [])
+    )
     assert (first.taken, first.left, first.seen) == (2, 5, 2)
     assert await getattr(topic.dead, verb)(ids if named else None) == 5
     assert len(await topic.take(10)) == (7 if verb == "redrive" else 0)

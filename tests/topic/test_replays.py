@@ -66,7 +66,7 @@ def facts(answer: Any) -> Any:
         return [facts(one) for one in answer]
     if isinstance(answer, Delivery):
         return (answer.key, answer.token, answer.due_ms, answer.count, answer.payload, answer.attempt, answer.reason)
-    if hasattr(answer, "taken"):
+    if hasattr(answer, "settled"):
         return (answer.settled.outcomes, facts(answer.taken))
     if hasattr(answer, "deliveries"):
         return (facts(answer.deliveries), answer.lapsed)

@@ -14,6 +14,7 @@
 --- @include "lib/message"
 --- @include "lib/head"
 --- @include "lib/hint"
+--- @include "lib/lean"
 local K, key = slot(KEYS), ARGV[3]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = wrong(K)
@@ -24,7 +25,17 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
-problem = broken(K, nil, key ~= "" and { key } or redis.call("ZRANGE", K.lease, 0, -1))
+local later, behind = "(" .. string.format("%.0f", now_ms), {}
+if key ~= "" then
+  problem = broken(K, nil, { key })
+elseif redis.call("ZCOUNT", K.due, later, "+inf") <= 1000 then
+  for _, one in ipairs(redis.call("ZRANGE", K.lease, 0, -1)) do
+    if redis.call("HEXISTS", K.pending, one) == 1 then
+      behind[#behind + 1] = one
+      problem = problem or not lean_message(redis.call("HGET", K.pending, one)) and unsound(K.pending, one)
+    end
+  end
+end
 if problem then
   return { "foreign", now_ms, problem }
 end
@@ -50,7 +61,6 @@ if key ~= "" then
     hint(K, before, now_ms)
   end
 else
-  local later = "(" .. string.format("%.0f", now_ms)
   for _, one in ipairs(redis.call("ZRANGEBYSCORE", K.due, later, "+inf", "LIMIT", 0, 1000)) do
     -- The message is not rewritten: take and trigger see that the two times differ.
     redis.call("ZADD", K.due, now_ms, one)
@@ -58,10 +68,8 @@ else
   end
   hint(K, before, moved > 0 and now_ms or nil)
   left = redis.call("ZCOUNT", K.due, later, "+inf")
-  if left == 0 then
-    for _, one in ipairs(redis.call("ZRANGE", K.lease, 0, -1)) do
-      moved = moved + hasten(one)
-    end
+  for _, one in ipairs(behind) do
+    moved = moved + hasten(one)
   end
 end
 return tell(K, ARGV[2], now_ms, { "ok", now_ms, moved, left })
