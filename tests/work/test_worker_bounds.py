@@ -12,6 +12,7 @@ import pytest
 from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.testing import Clock
+from idemgate.work.due import Due
 from idemgate.work.line import Line
 from idemgate.work.worker import Worker
 
@@ -242,3 +243,30 @@ async def test_the_next_is_taken_with_the_end_of_the_last(gate: Gate, calls: Cou
     # Then one call ends each and takes the next
     assert calls["topic/turn"] > 10 > calls["topic/take"]
     assert calls["topic/turn"] + calls["topic/settle"] == 20
+
+
+async def test_large_messages_are_taken_a_few_at_a_time_and_asked_for_again_at_once(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    # Given messages of which two go in one script call
+    topic, handled = gate.topic("t"), list[str]()
+    for number in range(7):
+        await topic.aio.trigger(f"k{number}", "x" * 50_000)
+        clock.advance("1ms")
+    due = Due(topic)
+    await due.open()
+    calls = topic.open()
+    # When the first are taken, then it is known that there are more: nobody sleeps until the next poll
+    first = await due.ask(0, calls.take(0, 100))
+    assert (len(first.deliveries), due.pause()) == (2, 0)
+    await topic.aio.give_back(first.deliveries)
+    await due.close()
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        handled.append(delivery.key)
+
+    # And a worker handles all of them, in their order
+    async with Worker(gate, concurrency=1):
+        await eventually(lambda: gate.counters["worker.acked"] == 7)
+    assert handled == [f"k{number}" for number in range(7)]

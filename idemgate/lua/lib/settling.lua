@@ -91,6 +91,8 @@ local function settling(K, p, given, others, now_ms)
     end
   end
 
+  -- What is asked later, of old letters and by a take behind this: whoever may not ask it is refused while all is whole.
+  redis.call("HSTRLEN", K.facts, "")
   -- A write that frees memory comes first: a server that has none left refuses a script that begins with any other.
   redis.call("HDEL", K.facts, "")
   local reply, grouped = {}, {}

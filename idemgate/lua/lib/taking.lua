@@ -84,6 +84,8 @@ local function taking(K, p, now_us, request, want)
 
   local last = redis.call("HGET", K.facts, "fence")
   local keys, lease_end = {}, digits(now_ms + want.lease)
+  local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)
+  local going, bytes = portion(K.flight, silenced, most_bytes)
   -- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
   -- now on as if it had begun now. (Fences of one batch run ahead of the clock by microseconds.)
   if (tonumber(last) or 0) > now_us + 1000000 then
@@ -99,8 +101,6 @@ local function taking(K, p, now_us, request, want)
 
   -- A look at what is next finds something that is none of ours: it is not touched, nor what stands behind it, and it is said,
   -- unless something was done before, which is said first.
-  local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)
-  local going, bytes = portion(K.flight, silenced, most_bytes)
   for i = 1, going do
     local key = silenced[i]
     problem = redis.call("HEXISTS", K.flight, key) == 0 and vacant(K.lease, key) or broken(K, p, { key })
