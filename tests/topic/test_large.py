@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 
-from idemgate import Gate, Topic, Trigger
+from idemgate import ForeignData, Gate, Topic, Trigger
 from idemgate.core.messages import Delivery, Forward, Taken
 from idemgate.core.portions import BYTES, portions
 from idemgate.core.topics import Settlement
 from idemgate.testing import Clock
 
+Dumps = Callable[[], dict[bytes, bytes]]
 LARGE = "x" * 50_000
 """Two of them are less than `BYTES`, three are more."""
 
@@ -221,3 +224,38 @@ async def test_large_messages_are_moved_to_other_slots(face: Any, clock: Clock) 
     assert (await topic.reslot(2)).moved >= 9
     assert await topic.ack(held) == ["ok", "ok"]
     assert sorted(keys_of(await topic.take(9))) == keys[2:]
+
+
+SPOILT = {
+    "cut": lambda packed: packed[:-1],
+    "cut in the text": lambda packed: packed[:20_000],
+    "longer": lambda packed: packed + b"\x00",
+    "another number of places": lambda packed: bytes([packed[0] - 1]) + packed[1:],
+    "a text for a number": lambda packed: (
+        packed[:1] + b"\xa1x" + packed[1 + len(msgpack.packb(msgpack_first(packed))) :]
+    ),
+}
+
+
+def msgpack_first(packed: bytes) -> Any:
+    """What stands first in a packed array."""
+    return msgpack.unpackb(packed, raw=True)[0]
+
+
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize("part", ["flight", "pending"])
+async def test_a_large_value_that_is_none_of_ours_is_refused(
+    face: Any, raw: Any, everything: Dumps, namespace: str, part: str, how: str
+) -> None:
+    # Given a large message, due in a topic with priorities or in flight, that was spoilt where nobody needs its payload
+    topic, name = face.topic("t", priority=True), f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
+    await topic.trigger("k", LARGE)
+    (delivery,) = await topic.take(1) if part == "flight" else (None,)
+    raw.hset(name, "k", SPOILT[how](raw.hget(name, "k")))
+    before = everything()
+    # When it is taken, kept or ended, then that is said, and nothing is written
+    for verb in ("extend", "ack") if part == "flight" else ("take",):
+        with pytest.raises(ForeignData, match="holds under k what idemgate has not written"):
+            await getattr(topic, verb)(delivery if part == "flight" else 1)
+        assert everything() == before
