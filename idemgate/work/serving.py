@@ -46,11 +46,12 @@ class Serving:
         self._over = False
         for due in dues:
             due.mine = partial(membership.assigned, due.topic.name)
+            due.resized = partial(self._resized, due)
         membership.on_change(self._on_change)
 
     async def join(self, stop: asyncio.Event) -> asyncio.Task[None]:
         """Becomes a member until `stop` is set; returns when it is one. StoreError if it cannot announce itself."""
-        topics = {due.topic.name: due.topic.policy.slots for due in self._dues}
+        topics = {due.topic.name: due.number for due in self._dues}
         task = asyncio.create_task(self._membership.run(stop, topics))
         heard = asyncio.create_task(self._heard.wait())
         try:
@@ -74,6 +75,13 @@ class Serving:
             name = due.topic.name
             if not self._over and (draining := self._membership.draining(name)):
                 self._membership.release(name, draining - self._busy(due))
+
+    def _resized(self, due: Due) -> None:
+        name = due.topic.name
+        if (line := self._lines.get(name)) is not None:
+            line.rehome()
+        if not self._over:
+            self._membership.resize(name, due.number)
 
     def _busy(self, due: Due) -> set[int]:
         """Slots of which something runs, is unsettled, or may be on its way."""
