@@ -19,8 +19,8 @@ __all__ = ["Proxy"]
 
 class Proxy:
     """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, `mute` all
-    replies, silently, and a connection that lost some stays silent; `swallowed` bytes of replies. `remember`: keep what reached the server in
-    `passed`."""
+    replies, silently, and a connection that lost some stays silent; `swallowed`: how many bytes of replies.
+    `remember`: keep what reached the server in `passed`."""
 
     def __init__(self, upstream: str, remember: bool = True) -> None:
         self._upstream = upstream

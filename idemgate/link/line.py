@@ -153,9 +153,9 @@ class OneLine:
     async def _try(self, wire: Wire, copies: Copies) -> None:
         """As that of `SyncLink`."""
         for request in copies.trial:
-            (reply,) = await asyncio.gather(wire.send(request), return_exceptions=True)
+            replies = await asyncio.gather(wire.send(request), return_exceptions=True)
             try:
-                copies.tried(request, reply)
+                copies.tried(request, replies[0])
             except rx.ResponseError as error:
                 self.suspect(wire, error)
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint, one_node
 
 __all__ = ["Ear", "Heard"]
@@ -19,7 +20,8 @@ __all__ = ["Ear", "Heard"]
 log = logging.getLogger("idemgate.listen")
 IDLE = 5.0
 """Seconds of silence after which the server is asked whether it is there. redis-py's health check asks, too, but does
-not mind that nothing comes back: a connection that swallows everything would be listened to until the kernel gives up."""
+not mind that nothing comes back: one would listen to a connection that swallows everything until the kernel gives
+up."""
 Heard = Callable[[bytes, bytes | None], None]
 """Called with channel and data; data is None after a gap: the connection was lost and what was published meanwhile is
 not known."""
@@ -63,6 +65,10 @@ class Ear:
             self._ready.pop(name, None)
 
     async def close(self) -> None:
+        """Not left half-way: a connection that nobody closes stays."""
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
         # A cancellation that arrives while redis-py connects may be swallowed: with no listeners it ends by itself.
         self._channels.clear()
         self._patterns.clear()

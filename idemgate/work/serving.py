@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from idemgate.core.durations import Duration
 from idemgate.errors import BadInput
+from idemgate.link.ending import to_the_end
 from idemgate.work.due import Due
 from idemgate.work.line import Line
 from idemgate.work.members import Membership, RedisMembership
@@ -58,6 +59,7 @@ class Serving:
             await asyncio.wait({task, heard}, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             task.cancel()
+            await to_the_end(asyncio.wait({task}))
             raise
         finally:
             heard.cancel()
