@@ -213,6 +213,40 @@ def worker(case: Case, **options: Any) -> tuple[Work, Check]:
     return work, check
 
 
+def worker_that_is_run(case: Case) -> tuple[Work, Check]:
+    handled: list[int] = []
+
+    async def handle(delivery: Any) -> None:
+        await asyncio.sleep(0)
+        handled.extend(delivery.payload)
+
+    case.topic.opening.handler = handle
+    worker = case.aio.worker("t", grace="5s")
+
+    async def work() -> None:
+        """Until it has handled something."""
+        stop = asyncio.Event()
+
+        async def until() -> None:
+            await case.topic.trigger(case.key, 1)
+            while not handled:
+                await asyncio.sleep(0.001)
+            stop.set()
+
+        waiting = asyncio.create_task(until())
+        try:
+            await worker.run(stop)
+        finally:
+            waiting.cancel()
+
+    async def check(outcome: Any) -> None:
+        handled.clear()
+        await work()  # and it can be begun anew
+        assert handled
+
+    return work, check
+
+
 # -- subscribers ------------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +446,7 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "take": take,
     **{verb: ended(verb) for verb in ("ack", "nack", "bury", "give_back", "extend")},
     "worker": worker,
+    "worker.run": worker_that_is_run,
     "worker that is a member": lambda case: worker(case, members=True),
     "channel": channel,
     "channel, busy": channel_that_is_busy,
