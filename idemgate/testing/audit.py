@@ -253,8 +253,6 @@ class _Audit:
             _count(found, counted)
         if not any(left != -2 for left in found.lives.values()):
             return
-        if slot.topic not in self.topics:
-            list(self._registry(link))  # it was opened meanwhile; what is wrong there has been said
         if not found.closed:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)
@@ -282,7 +280,7 @@ def _count(found: Contents, counted: Counter[str]) -> None:
 
 
 def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
-    if isinstance(flat, dict):  # as redis-py's cluster client reads it
+    if isinstance(flat, dict):  # as RESP3 has it
         yield from flat.items()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     else:
         yield from zip(flat[::2], flat[1::2], strict=True)
