@@ -71,8 +71,8 @@ class Gate:
     - `max_bytes`: the largest payload or result.
     - `durability`: what a write must have reached before its call returns: None: the primary's memory; "replicas", or a
       number of them: so many replicas acknowledged it (WAIT); "fsync": it is in the append-only file on disk (WAITAOF:
-      Redis 7.2 or Valkey, `appendonly yes`). Else NotDurable, after `timeout`. Not on a cluster. What it gives and what
-      not: docs/promises.md.
+      Redis 7.2 or Valkey, `appendonly yes`). Else NotDurable, after `timeout`; StoreRefused, and nothing is written,
+      where the server can never do it. Not on a cluster. What it gives and what not: docs/promises.md.
     - `clock`: a test clock that every script is told (`idemgate.testing.Clock`).
 
     Safe to share between threads and event loops; a forked child makes its own connections.

@@ -19,8 +19,8 @@ __all__ = ["Proxy"]
 
 class Proxy:
     """`delay` (seconds) holds back every request and every reply; `black_hole` swallows all requests, `mute` all
-    replies, silently, and a connection that lost some stays silent. `remember`: keep what reached the server in
-    `passed`."""
+    replies, silently, and a connection that lost some stays silent; `swallowed`: how many bytes of replies.
+    `remember`: keep what reached the server in `passed`."""
 
     def __init__(self, upstream: str, remember: bool = True) -> None:
         self._upstream = upstream
@@ -34,7 +34,7 @@ class Proxy:
         self.mute = False
         self.passed: list[bytes] = []
         self._remember = remember
-        self.replied = 0
+        self.replied = self.swallowed = 0
         self._toxics: Counter[tuple[str, bytes]] = Counter()
         self._held: list[bytes] = []
         self._let_through = 0
@@ -186,6 +186,7 @@ class Proxy:
                 self.replied = len(data)
                 silent = silent or self.mute
                 if silent:
+                    self.swallowed += len(data)
                     continue
                 client.sendall(data[: cut.part])
                 if cut.part is not None:

@@ -62,8 +62,11 @@ class Durability:
     def needs(self) -> str:
         """What the server must have, for those whose server refuses."""
         if self.replicas:
-            return "It needs a primary that lets this user call EVAL and WAIT"
-        return "It needs Redis 7.2 or Valkey, `appendonly yes`, and a user that may call EVAL and WAITAOF"
+            return "It needs a primary that lets this user call EVAL and WAIT (idemgate acl ROLE --durable)"
+        return (
+            "It needs Redis 7.2 or Valkey, `appendonly yes`, and a user that may call EVAL and WAITAOF "
+            "(idemgate acl ROLE --durable --redis 7.2)"
+        )
 
 
 def durability_of(asked: Asked, namespace: str) -> Durability | None:

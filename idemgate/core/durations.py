@@ -10,13 +10,15 @@ from typing import TypeAlias
 
 from idemgate.errors import BadInput
 
-__all__ = ["LONGEST_MS", "Duration", "instant", "milliseconds"]
+__all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "milliseconds"]
 
 Duration: TypeAlias = int | float | timedelta | str
 """Seconds as int or float, a timedelta, or text such as "500ms", "2s", "5m", "24h", "7d", "1h30m"."""
 
 LONGEST_MS = 100 * 36525 * 24 * 36000
 """100 years: far below 2^53, so now + any duration stays exact in Lua, and a mistake in units is seen."""
+LATEST_MS = 253_402_300_799_999
+"""The last moment that Python knows, ms."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -53,11 +55,13 @@ def instant(value: datetime, name: str) -> int:
     """An aware datetime as whole milliseconds since 1970 UTC, rounded down; exact, no floats in between.
 
     Raises BadInput for naive datetimes (whose midnight would they mean?), for numbers, and for times
-    before 1970.
+    before 1970 or, by UTC, after the year 9999, which could not be told again.
     """
     since = (_aware(value, name) - _EPOCH) // _MILLISECOND
     if since < 0:
         raise BadInput(name, value, "lies before 1970", "Pass a time on this side of 1970-01-01 UTC")
+    if since > LATEST_MS:
+        raise BadInput(name, value, "lies after the year 9999 of UTC", "Pass a time that UTC has a date for")
     return since
 
 

@@ -91,6 +91,13 @@ class Holdings:
         """When the wait for a hand-over ends, ms; infinity if none is waited for."""
         return min(self._waiting.values(), default=float("inf")) + self.grace
 
+    def resize(self, topic: str, slots: int) -> None:
+        """The topic has that many slots by now: those that it has not any more are to be drained, new ones asked for.
+        What stays keeps its owner, which is decided by the number of a slot alone."""
+        if self.slots.get(topic, slots) != slots:
+            self.slots[topic] = slots
+            self._shared()
+
     def leave(self) -> None:
         """From here on it serves nothing; what it holds is to be drained."""
         self.leaving = True

@@ -9,12 +9,12 @@ from operator import index
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from idemgate.core.codec import Codec
-from idemgate.core.durations import Duration
+from idemgate.core.durations import LATEST_MS, Duration
 from idemgate.core.keys import Key
 from idemgate.core.many import each
 from idemgate.core.merging import Merge
 from idemgate.core.partial import Part, part_of
-from idemgate.core.stored import LATEST_MS, as_ours, unpacked
+from idemgate.core.stored import as_ours, unpacked
 from idemgate.errors import BadInput, NotDecodable
 
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
@@ -447,8 +447,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def moment(ms: int) -> datetime:
-    """Milliseconds since the epoch as an aware datetime, exactly."""
-    return _EPOCH + timedelta(milliseconds=ms)
+    """Milliseconds since the epoch as an aware datetime, exactly; NotDecodable for what is none."""
+    try:
+        return _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        raise NotDecodable(f"{ms} ms since 1970 is no time") from None
 
 
 def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:

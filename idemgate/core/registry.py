@@ -54,14 +54,14 @@ def entries(namespace: str, clock: Clock | None) -> Call[list[Entry]]:
     return call("topic/registry", (keys.topics(namespace),), (stamp(clock),), read)
 
 
-def registered(namespace: str, clock: Clock | None, name: str) -> Call[tuple[int, ...]]:
-    """The numbers of slots that a topic had before."""
+def registered(namespace: str, clock: Clock | None, name: str) -> Call[Entry | None]:
+    """A topic by its name."""
     found = entries(namespace, clock)
     return Call(
         found.script,
         found.keys,
         found.args,
-        lambda reply: next((one.was for one in found.read(reply) if one.name == name), ()),
+        lambda reply: next((one for one in found.read(reply) if one.name == name), None),
     )
 
 

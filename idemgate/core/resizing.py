@@ -15,6 +15,7 @@ from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, call, text
 from idemgate.core.clock import stamp
 from idemgate.core.policy import check_slots, from_stored, slots_of, with_slots
+from idemgate.core.registry import Entry
 from idemgate.core.tokens import token
 from idemgate.core.topics import TopicCalls
 from idemgate.errors import BadInput, StoreRefused, TopicInUse
@@ -279,8 +280,11 @@ _EVERYWHERE = (b"fence", b"rate", b"paused")
 # -- forgetting -------------------------------------------------------------------------------------------------------
 
 
-def forgetting(topic: TopicCalls, was: Iterable[int], discard: bool) -> Plan[Forgotten]:
-    """Removes a topic, which once had `was` slots. Raises TopicInUse if it holds anything and `discard` is not said."""
+def forgetting(topic: TopicCalls, known: Entry | None, discard: bool) -> Plan[Forgotten]:
+    """Removes a topic, of which the registry said `known`. Raises TopicInUse if it holds anything and `discard` is not
+    said: before anything is written, unless that comes while the topic is being closed."""
+    if known is not None and known.to < 0:
+        yield from _looked(topic.laid_out(slots_of(known.policy)), discard)
     begun = yield from _started(topic, 0)
     if begun.word == "absent":
         return Forgotten(False, 0, 0, 0)
@@ -293,13 +297,21 @@ def forgetting(topic: TopicCalls, was: Iterable[int], discard: bool) -> Plan[For
     if any(found) and not discard:
         yield from _all(calls.reopen(slot, change) for slot in slots)
         yield from _one(_end(topic, change, "given up", b"", b""))
-        raise TopicInUse(topic.name, _full(*found))
+        raise _full(topic.name, *found)
     gone = _total((yield from _all(_purge(calls, slot, change, True) for slot in slots)))
-    for former in (topic.laid_out(slots) for slots in was):
+    for former in (topic.laid_out(slots) for slots in (known.was if known is not None else ())):
         yield from _all(_close(former, slot, change) for slot in range(former.policy.slots))
         yield from _all(_purge(former, slot, change, True) for slot in range(former.policy.slots))
     yield from _one(_end(topic, change, "forgotten", b"", b""))
     return Forgotten(True, *gone)
+
+
+def _looked(calls: TopicCalls, discard: bool) -> Plan[None]:
+    """What is refused is refused before anything is closed: TopicInUse, and ForeignData for what is none of ours."""
+    depth = calls.depth(-1)
+    held = depth.join((yield from _all(depth.calls)))
+    if not discard and (held.pending or held.in_flight or held.dead):
+        raise _full(calls.name, held.pending, held.in_flight, held.dead)
 
 
 def _total(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
@@ -313,11 +325,9 @@ def _busy(name: str, to: int) -> str:
     return f"it is being given {to} slots; let that end first: idemgate slots {name} {to}"
 
 
-def _full(pending: int, in_flight: int, dead: int) -> str:
-    return (
-        f"it holds {pending} pending messages, {in_flight} in flight and {dead} dead letters. "
-        "Let them be handled, or say discard=True (--discard)"
-    )
+def _full(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse:
+    what = f"it holds {pending} pending messages, {in_flight} in flight and {dead} dead letters"
+    return TopicInUse(name, f"{what}. Let them be handled, or say discard=True (--discard)")
 
 
 def _unknown(name: str) -> BadInput:

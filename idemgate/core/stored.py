@@ -12,10 +12,8 @@ import msgpack
 from idemgate.core.wire import measure, nests_little
 from idemgate.errors import NotDecodable
 
-__all__ = ["BROKEN", "LATEST_MS", "as_ours", "not_ours", "unpacked"]
+__all__ = ["BROKEN", "as_ours", "not_ours", "unpacked"]
 
-LATEST_MS = 253_402_300_799_999
-"""The last moment that Python knows, ms."""
 _DEPTH = 16
 _SMALL = 4096
 

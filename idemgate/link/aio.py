@@ -16,6 +16,7 @@ from idemgate.core.durability import Durability
 from idemgate.errors import StoreUnavailable
 from idemgate.link.cluster_aio import ClusterLines
 from idemgate.link.copies import Copies, copies_of
+from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.line import OneLine, raised
@@ -302,12 +303,14 @@ class AsyncLink:
         """Waits for the calls under way, then closes this event loop's connections."""
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
-        if here is None:
-            return
+        if here is not None:
+            await to_the_end(self._leave(here))
+
+    async def _leave(self, here: _Loop) -> None:
         await here.lines.drain()
         if here.tasks:
             await asyncio.wait(here.tasks, timeout=self.seconds)
-        self._loops.pop(loop, None)
+        self._loops.pop(here.loop, None)
         self._last = None
         await here.ear.close()
         await here.lines.close()

@@ -9,32 +9,52 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Call
 from idemgate.core.durability import Durability
-from idemgate.errors import NotConfigured
+from idemgate.errors import NotConfigured, StoreRefused
 from idemgate.link.clients import SOCKET_TIMEOUT
 from idemgate.link.endpoint import Endpoint
-from idemgate.link.faults import Short
+from idemgate.link.faults import Short, is_passing
 from idemgate.link.resp import pack
 
 __all__ = ["Copies", "copies_of"]
 
 
 class Copies:
-    """`requests` travel behind a script, on its connection; `check` is told their replies."""
+    """`requests` travel behind a script, on its connection; `check` is told their replies.
 
-    __slots__ = ("_durability", "requests")
+    Before the first script go those of `trial`, one after the other, and `tried` is told the reply to each.
+    """
+
+    __slots__ = ("_durability", "_trial", "requests", "trial")
 
     def __init__(self, durability: Durability, seconds: float) -> None:
         self._durability = durability
+        # The touch last: where the server cannot wait, not even that is written.
+        self._trial = self.trial = tuple(map(pack, reversed(durability.commands(1))))
         # Half the time that a reply may take: what is short is asked again until the call's deadline.
         self.requests = [pack(words) for words in durability.commands(max(1, int(seconds * 500)))]
 
     def concern(self, call: Call[Any]) -> bool:
         return self._durability.concerns(call)
 
+    def tried(self, request: bytes, reply: Any) -> None:
+        """StoreRefused where the server can never do it; what may pass is raised as it is."""
+        if isinstance(reply, rx.ResponseError):
+            if "replica instances" in str(reply):  # what WAIT and WAITAOF are told where the script is told READONLY
+                raise rx.ReadOnlyError(f"READONLY {reply}")
+            if not is_passing(reply):
+                raise StoreRefused(
+                    f"durability= is refused by the server: {reply}. {self._durability.needs}. Nothing was written"
+                )
+        if isinstance(reply, Exception):
+            raise reply
+        if request is self._trial[-1]:
+            self.trial = ()
+
     def check(self, replies: Sequence[Any]) -> None:
         """Raises Short; errors of the connection are raised as they are."""
         for reply in replies:
             if isinstance(reply, rx.ResponseError):
+                self.trial = self._trial  # the next write is not to find out again by having been written
                 raise Short(f"the server refused: {reply}. {self._durability.needs}", passing=False)
             if isinstance(reply, Exception):
                 raise reply

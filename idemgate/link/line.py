@@ -138,6 +138,7 @@ class OneLine:
     async def ask_durably(self, copies: Copies, requests: Sequence[bytes]) -> list[Any]:
         """As `ask_all`; Short when the writes are on fewer copies than asked for. What is refused has none."""
         wire = await self._line.wire()
+        await self._try(wire, copies)
         asked = [wire.send(request) for request in requests]
         behind = asyncio.shield(wire.behind(copies.requests))
         replies: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
@@ -148,6 +149,16 @@ class OneLine:
         if not all(isinstance(reply, Exception) for reply in replies):
             copies.check(told)
         return replies
+
+    async def _try(self, wire: Wire, copies: Copies) -> None:
+        """As that of `SyncLink`."""
+        for request in copies.trial:
+            replies = await asyncio.gather(wire.send(request), return_exceptions=True)
+            try:
+                copies.tried(request, replies[0])
+            except rx.ResponseError as error:
+                self.suspect(wire, error)
+                raise
 
     async def ask_apart(self, _key: bytes, request: bytes) -> Any:
         async with self._line.apart() as wire:

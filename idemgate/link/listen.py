@@ -6,16 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.link.clients import async_client, close_client
+from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint, one_node
 
 __all__ = ["Ear", "Heard"]
 
 log = logging.getLogger("idemgate.listen")
+IDLE = 5.0
+"""Seconds of silence after which the server is asked whether it is there. redis-py's health check asks, too, but does
+not mind that nothing comes back: one would listen to a connection that swallows everything until the kernel gives
+up."""
 Heard = Callable[[bytes, bytes | None], None]
 """Called with channel and data; data is None after a gap: the connection was lost and what was published meanwhile is
 not known."""
@@ -59,6 +65,10 @@ class Ear:
             self._ready.pop(name, None)
 
     async def close(self) -> None:
+        """Not left half-way: a connection that nobody closes stays."""
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
         # A cancellation that arrives while redis-py connects may be swallowed: with no listeners it ends by itself.
         self._channels.clear()
         self._patterns.clear()
@@ -73,7 +83,7 @@ class Ear:
         failures = 0
         # Asked anew after every await: somebody may have come while the last connection was being closed.
         while self._channels or self._patterns:
-            client = async_client(one_node(self._endpoint, failures), health_check_interval=5)
+            client = async_client(one_node(self._endpoint, failures))
             try:
                 await self._hear(client.pubsub(), gap=failures > 0)
             except (rx.RedisError, OSError) as error:
@@ -96,10 +106,17 @@ class Ear:
                 await pubsub.psubscribe(*patterns)
             if gap:
                 self._tell_all(None)
+            heard, asked = monotonic(), 0.0
             while self._channels or self._patterns:
                 message = await pubsub.get_message(ignore_subscribe_messages=False, timeout=1.0)
                 if message is not None:
+                    heard = monotonic()
                     await self._pass_on(pubsub, message)
+                elif asked > heard:
+                    _check(asked)
+                elif monotonic() - heard > IDLE:
+                    await pubsub.ping()
+                    asked = monotonic()
         finally:
             self._pubsub = None
             with suppress(rx.RedisError, OSError):
@@ -126,3 +143,9 @@ class Ear:
             for name, listeners in table.items():
                 for heard in tuple(listeners):
                     heard(name, data)
+
+
+def _check(asked: float) -> None:
+    """Raises where nothing has come for too long since the server was asked."""
+    if monotonic() - asked > SOCKET_TIMEOUT:
+        raise rx.TimeoutError("Timeout reading from the server")

@@ -9,6 +9,7 @@ from typing import Any
 
 from idemgate.errors import StoreUnavailable
 from idemgate.link.clients import async_client, close_client
+from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.listen import Ear
@@ -66,7 +67,7 @@ async def primaries(endpoint: Endpoint, known: Iterable[Endpoint] = ()) -> list[
             error = failure
             continue
         finally:
-            await node.close()
+            await to_the_end(node.close())
         return owners(one, slots)
     raise StoreUnavailable(f"no node of {endpoint} answers", "no") from error
 

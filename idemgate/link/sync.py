@@ -63,12 +63,23 @@ class SyncLink:
     def _ask_durably(self, copies: Copies, *words: Any) -> Any:
         """As `_ask`; Short when the write is on fewer copies than asked for."""
         wires = self._wires or self._wired()
+        self._try(wires, copies)
         reply, *behind = wires.ask_all([pack(words), *copies.requests])
         if isinstance(reply, Exception):
             self._refused(wires, reply)
             raise reply
         copies.check(behind)
         return reply
+
+    def _try(self, wires: Wires, copies: Copies) -> None:
+        """Asks, once, whether the server can do what is asked for at all: StoreRefused if not."""
+        for request in copies.trial:
+            (reply,) = wires.ask_all([request])
+            try:
+                copies.tried(request, reply)
+            except rx.ResponseError as error:
+                self._refused(wires, error)
+                raise
 
     def _wired(self) -> Wires:
         with self._making:  # two threads must not make two of them
@@ -162,6 +173,7 @@ class SyncLink:
         wires, copies = self._wires or self._wired(), self._copies
         if copies is None or not any(map(copies.concern, calls)):
             return wires.ask_all(requests)
+        self._try(wires, copies)
         replies = wires.ask_all([*requests, *copies.requests])
         copies.check(replies[len(requests) :])
         return replies[: len(requests)]

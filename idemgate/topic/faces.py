@@ -341,11 +341,12 @@ class Topic(_Face):
         Whoever uses it afterwards makes it anew.
 
         Raises TopicInUse if it holds messages or dead letters, unless `discard` is said: then says how many there
-        were. If it is killed, call it again. What it sent on into outboxes stays there.
+        were. A refused call has written nothing, unless a message came just while the topic was being closed: then it
+        is opened again. If it is killed, call it again. What it sent on into outboxes stays there.
         """
         gate = self.opening.gate
-        was = gate.link.run(registered(gate.namespace, gate.clock, self.name))
-        done = performed(forgetting(self.opening.provisional(), was, discard), gate.link.run_all)
+        known = gate.link.run(registered(gate.namespace, gate.clock, self.name))
+        done = performed(forgetting(self.opening.provisional(), known, discard), gate.link.run_all)
         self.opening.forget()
         return done
 
@@ -539,8 +540,8 @@ class AioTopic(_Face):
     async def forget(self, *, discard: bool = False) -> Forgotten:
         """As `Topic.forget`."""
         gate = self.opening.gate
-        was = await gate.aio.link.run(registered(gate.namespace, gate.clock, self.name))
-        done = await awaited(forgetting(self.opening.provisional(), was, discard), gate.aio.link.run_all)
+        known = await gate.aio.link.run(registered(gate.namespace, gate.clock, self.name))
+        done = await awaited(forgetting(self.opening.provisional(), known, discard), gate.aio.link.run_all)
         self.opening.forget()
         return done
 

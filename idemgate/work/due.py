@@ -36,7 +36,7 @@ A = TypeVar("A", bound=Answer)
 class Due:
     """The slots of one topic, and when each has work. `wake` is set when one may have it sooner than was known.
 
-    `mine` tells which of them are to be asked now; None: all.
+    `mine` tells which of them are to be asked now; None: all. `resized` is told when there are more or fewer.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -44,20 +44,25 @@ class Due:
         self.gate = topic.opening.gate
         self.wake = asyncio.Event()
         self.mine: Callable[[], Collection[int]] | None = None
+        self.resized: Callable[[], None] = lambda: None
         self._asking: Counter[int] = Counter()
         self._at: dict[int, float] = {}
         self._offset = 0.0
         self._turn = 0
         self._looked = monotonic()
         self._deaf = False
-        self._announced = 0
+        self._heard = monotonic()
         self._ear = self.gate.aio.link.ear()
 
     async def open(self) -> None:
         """Checks the topic's policy; raises PolicyChanged, StoreError."""
         calls = await self.topic.aio.open()
         self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
-        self._announced = calls.policy.slots
+
+    @property
+    def number(self) -> int:
+        """How many slots there are, as far as is known."""
+        return len(self._at)
 
     async def listen(self) -> None:
         """Hears of messages that came to be due before everything else."""
@@ -90,7 +95,8 @@ class Due:
 
     def told(self, now_ms: int) -> None:
         """The server's time, from a reply that came just now."""
-        self._offset = now_ms - monotonic() * 1000
+        self._heard = monotonic()
+        self._offset = now_ms - self._heard * 1000
 
     def learn(self, slot: int, answer: Answer) -> None:
         """Never makes it later than what is known: a hint may have been heard while this answer was under way."""
@@ -111,7 +117,7 @@ class Due:
         if monotonic() - self._looked >= POLL:
             self.look_again()
             self._looked = monotonic()
-        return self.left(min(map(self._at.__getitem__, self._mine()), default=NEVER))
+        return self.left(min((self._at[slot] for slot in self._mine() if slot in self._at), default=NEVER))
 
     def look_again(self) -> None:
         """Every slot may have work."""
@@ -119,13 +125,20 @@ class Due:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
+    async def inquire(self) -> None:
+        """Who asks a slot hears when the topic has other slots by now. Who has none to ask inquires, once a poll."""
+        if not self._mine() and monotonic() - self._heard >= POLL:
+            calls = await self.topic.aio.open()
+            self.told(await self.gate.aio.link.run(calls.time()))
+
     def slots(self, calls: TopicCalls) -> list[int]:
         """Those that have work now, each time beginning with another, so that none is served last for ever. `calls`
         are those of the take that follows: the topic may have been given other slots."""
         if len(self._at) != calls.policy.slots:
             self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
             self._deaf = True
-        mine = sorted(self._mine())
+            self.resized()
+        mine = sorted(slot for slot in self._mine() if slot in self._at)
         self._turn = (self._turn + 1) % max(1, len(mine))
         return [slot for slot in mine[self._turn :] + mine[: self._turn] if self._at[slot] <= self.now()]
 
@@ -134,9 +147,7 @@ class Due:
         return slot in self._mine()
 
     def _mine(self) -> Collection[int]:
-        # Who announced another number of slots has no say in these: all of them, until the worker starts anew.
-        shared = self.mine is not None and len(self._at) == self._announced
-        return self.mine() if self.mine is not None and shared else self._at
+        return self._at if self.mine is None else self.mine()
 
     @property
     def asking(self) -> set[int]:

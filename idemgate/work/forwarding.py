@@ -30,6 +30,7 @@ class Forwarding:
     async def turn(self) -> None:
         """Sends on at most 500 messages of each slot that has some. A slot that fails does not keep the others from
         it; then raises StoreError."""
+        await self.due.inquire()
         calls = await self.topic.aio.open()
         sending = (self._send(calls, slot) for slot in self.due.slots(calls))
         answers = await asyncio.gather(*sending, return_exceptions=True)

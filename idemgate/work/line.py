@@ -100,6 +100,7 @@ class Line:
     async def take(self, room: int) -> list[Held]:
         """At most `room` deliveries from the slots that are due, each time beginning with another slot."""
         found: list[Held] = []
+        await self.due.inquire()
         calls = self.calls
         for slot in self.due.slots(calls):
             if room > len(found) and self.due.is_mine(slot):
@@ -212,6 +213,11 @@ class Line:
         self.gate.counters.add("worker.dead")
         attempt, failure = attempt_of(settlement.delivery), settlement.failure
         log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
+
+    def rehome(self) -> None:
+        """What it holds is in other slots by now: those of the topic's new layout."""
+        for one in self.held:
+            one.delivery.slot = self.calls.home(one.delivery)
 
     def drop(self, held: Iterable[Held]) -> None:
         """Holds these no more: their leases run out, unless they were settled."""

@@ -44,7 +44,8 @@ class Membership(Protocol):
     3. Whenever woken, and after each settlement: deliveries of slots that are not in `assigned(topic)` and were not
        started go back ("return"). Each slot in `draining(topic)` of which nothing is left, neither running nor
        unsettled nor in a take under way, is let go: `release(topic, [slot])`. No running handler is interrupted.
-    4. To stop: set `stop`, go on as in 3 until nothing is left, then await the task of `run`, which ends when all is
+    4. When a topic was given another number of slots, `resize`; the members learn of it one after the other.
+    5. To stop: set `stop`, go on as in 3 until nothing is left, then await the task of `run`, which ends when all is
        released (or the grace time is over). Others begin to take over as soon as `stop` is set.
     """
 
@@ -83,6 +84,11 @@ class Membership(Protocol):
 
     def draining(self, topic: str) -> frozenset[int]:
         """The slots that are kept from others until they are released."""
+        ...
+
+    def resize(self, topic: str, slots: int) -> None:
+        """The topic has another number of slots from now on. Those it shares with the others are of the new number; a
+        slot that there is no more is drained."""
         ...
 
     def release(self, topic: str, slots: Iterable[int]) -> None:
@@ -174,6 +180,11 @@ class Member(ABC):
     def draining(self, topic: str) -> frozenset[int]:
         drained = self._drained.get(topic, NONE)
         return drained if self._now() < self._until else drained | self._mine.get(topic, NONE)
+
+    def resize(self, topic: str, slots: int) -> None:
+        self._holdings.resize(topic, slots)
+        self._published()
+        self.poke()
 
     def release(self, topic: str, slots: Iterable[int]) -> None:
         kept = self.assigned(topic)

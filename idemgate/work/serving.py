@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from idemgate.core.durations import Duration
 from idemgate.errors import BadInput
+from idemgate.link.ending import to_the_end
 from idemgate.work.due import Due
 from idemgate.work.line import Line
 from idemgate.work.members import Membership, RedisMembership
@@ -46,17 +47,19 @@ class Serving:
         self._over = False
         for due in dues:
             due.mine = partial(membership.assigned, due.topic.name)
+            due.resized = partial(self._resized, due)
         membership.on_change(self._on_change)
 
     async def join(self, stop: asyncio.Event) -> asyncio.Task[None]:
         """Becomes a member until `stop` is set; returns when it is one. StoreError if it cannot announce itself."""
-        topics = {due.topic.name: due.topic.policy.slots for due in self._dues}
+        topics = {due.topic.name: due.number for due in self._dues}
         task = asyncio.create_task(self._membership.run(stop, topics))
         heard = asyncio.create_task(self._heard.wait())
         try:
             await asyncio.wait({task, heard}, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             task.cancel()
+            await to_the_end(asyncio.wait({task}))
             raise
         finally:
             heard.cancel()
@@ -74,6 +77,13 @@ class Serving:
             name = due.topic.name
             if not self._over and (draining := self._membership.draining(name)):
                 self._membership.release(name, draining - self._busy(due))
+
+    def _resized(self, due: Due) -> None:
+        name = due.topic.name
+        if (line := self._lines.get(name)) is not None:
+            line.rehome()
+        if not self._over:
+            self._membership.resize(name, due.number)
 
     def _busy(self, due: Due) -> set[int]:
         """Slots of which something runs, is unsettled, or may be on its way."""

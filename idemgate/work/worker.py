@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -18,6 +18,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.numbers import whole
 from idemgate.core.topics import Settlement
 from idemgate.errors import BadInput
+from idemgate.link.ending import to_the_end
 from idemgate.work.due import Due
 from idemgate.work.forwarding import Forwarding
 from idemgate.work.handling import DONE, Ran, handled, ran, said
@@ -91,7 +92,7 @@ class Worker:
             await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             halt.set()
-            await _to_the_end(task, self.stop)
+            await to_the_end(task, self.stop)
             raise
         if task.done():
             await task
@@ -101,7 +102,7 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         self._halt.set()
         if self._task is not None:
-            await _to_the_end(self._task, self.stop)
+            await to_the_end(self._task, self.stop)
 
     def stop(self) -> None:
         """Asks it to stop; a second time: at once, without the rest of the grace time. From its event loop only."""
@@ -125,10 +126,9 @@ class Worker:
                 self._serving.close()
             for line in self._lines:
                 line.close()
-            for due in self._dues:
-                await due.close()
             self._hands.close()
             self._active = False
+            await to_the_end(_closed(self._dues))
 
     async def _open(self) -> None:
         """Raises PolicyChanged, BadInput, StoreError."""
@@ -177,7 +177,7 @@ class Worker:
         finally:
             unwatch()
             self._halt.set()
-            await _to_the_end(self._wind_down(turning, settling, belonging), self.stop)
+            await to_the_end(self._wind_down(turning, settling, belonging), self.stop)
             log.info("worker.stopped", extra={"topics": list(self._names)})
 
     def _turns(self) -> Iterator[asyncio.Task[None]]:
@@ -538,21 +538,11 @@ def _waiting_since(queue: deque[Held]) -> float:
         return float("inf")
 
 
+async def _closed(dues: Collection[Due]) -> None:
+    for due in dues:
+        await due.close()
+
+
 async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks, timeout=LAST_WORDS)
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None] | asyncio.Task[None], hurry: Callable[[], None]) -> None:
-    """Not left half-way: being cancelled meanwhile only makes it hurry, and is passed on when it has ended."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            hurry()
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from (None if task.cancelled() else task.exception())
-    task.result()

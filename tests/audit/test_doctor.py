@@ -14,9 +14,11 @@ from idemgate import Gate
 from idemgate.cli import main
 from idemgate.core import keys
 from idemgate.core.diagnosis import Check, Seen, diagnose
+from idemgate.link.embedded import find_server
 from tests import cluster as servers
 
 SOUND = ("--appendonly", "yes", "--appendfsync", "everysec")
+OLD = tuple(map(int, find_server().version.split(".")))[:2] < (7, 2)
 Doctor = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -113,6 +115,25 @@ def test_replicas_that_need_not_be_there_and_a_replica_itself(start: Any, doctor
     assert code == 1
     assert wrong(told)["role"] == "error"
     assert wrong(told)["calls"] == "error"
+
+
+def test_durability_that_gates_ask_for_is_tried(start: Any, doctor: Doctor) -> None:
+    # Given a server that has no append-only file, or no WAITAOF, and no replica
+    url, client = start()
+    for asked, why in (("fsync", "needs Redis 7.2 or Valkey, `appendonly yes`"), ("2", "0 of 2 replicas")):
+        code, told = doctor("--url", url, "--durability", asked)
+        assert (code, wrong(told)["durability"]) == (1, "error")
+        assert any(why in one["what"] for one in told["checks"] if one["name"] == "durability"), asked
+    # When there is one, and where nobody asks, it is well
+    client.config_set("appendonly", "yes")
+    assert "durability" not in wrong(doctor("--url", url)[1])
+    assert ("durability" in wrong(doctor("--url", url, "--durability", "fsync")[1])) == OLD
+
+
+@pytest.mark.parametrize("asked", ["memory", "0", "-1", "1.5"])
+def test_what_is_no_durability_is_refused(capsys: pytest.CaptureFixture[str], asked: str) -> None:
+    assert main(["doctor", "--url", "redis://127.0.0.1:1", "--durability", asked]) == 2
+    assert "durability" in capsys.readouterr().err
 
 
 def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:

@@ -11,11 +11,11 @@ __all__ = ["Awaits", "cancelled_at"]
 
 
 class Awaits:
-    """Awaiting this runs the coroutine, and cancels the task that does at the k-th await (from 0). `count`: how many
-    there were."""
+    """Awaiting this runs the coroutine, and cancels the task that does at the k-th await (from 0), and `gap` awaits
+    later once more (0: only once). `count`: how many there were."""
 
-    def __init__(self, work: Coroutine[Any, Any, Any], at: int, late: bool, twice: bool) -> None:
-        self.work, self.at, self.late, self.twice = work, at, late, twice
+    def __init__(self, work: Coroutine[Any, Any, Any], at: int, late: bool, gap: int) -> None:
+        self.work, self.at, self.late, self.gap = work, at, late, gap
         self.count = 0
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -28,7 +28,7 @@ class Awaits:
                 waits_for = self.work.throw(thrown) if thrown is not None else self.work.send(sent)
             except StopIteration as end:
                 return end.value
-            if self.count == self.at or (self.twice and self.count == self.at + 1):
+            if self.count in (self.at, self.at + self.gap):
                 self._cancel(task, waits_for)
             self.count += 1
             try:
@@ -45,9 +45,9 @@ class Awaits:
             waits_for.add_done_callback(lambda _: task.cancel())  # before the task's own: it is added after this
 
 
-async def cancelled_at(work: Coroutine[Any, Any, Any], at: int, late: bool, twice: bool) -> tuple[Any, int]:
+async def cancelled_at(work: Coroutine[Any, Any, Any], at: int, late: bool, gap: int) -> tuple[Any, int]:
     """What came of it (the result, or what was raised), and how many awaits it had."""
-    awaits = Awaits(work, at, late, twice)
+    awaits = Awaits(work, at, late, gap)
 
     async def whole() -> Any:
         return await awaits

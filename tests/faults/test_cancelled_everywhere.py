@@ -1,4 +1,4 @@
-"""Every coroutine of the awaiting faces, cancelled at each of its awaits, once and twice in a row.
+"""Every coroutine of the awaiting faces, cancelled at each of its awaits, and once more while it cleans up after that.
 
 Whatever the await: what is then in the store is what the caller knows or may find out. A key is done, or free; a
 trigger counts once or not at all; a delivery is in flight, or back, or ended; nobody else gets a wrong answer; no
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -184,7 +185,7 @@ def ended(verb: str) -> Callable[[Case], tuple[Work, Check]]:
     return build
 
 
-def worker(case: Case) -> tuple[Work, Check]:
+def worker(case: Case, **options: Any) -> tuple[Work, Check]:
     handled: list[int] = []
 
     async def handle(delivery: Any) -> None:
@@ -194,7 +195,7 @@ def worker(case: Case) -> tuple[Work, Check]:
     case.gate.topics["t"].opening.handler = handle  # another one each time
 
     async def work() -> None:
-        async with case.aio.worker(grace="5s"):
+        async with case.aio.worker(grace="5s", **options):
             await case.topic.trigger(case.key, 1, event_id=case.key)
             while not handled:
                 await asyncio.sleep(0.001)
@@ -208,6 +209,40 @@ def worker(case: Case) -> tuple[Work, Check]:
         assert (stats.pending, stats.in_flight) == (0, 0)
         assert len(handled) + len(left) >= 1
         assert stats["accepted"] == stats["acked_triggers"]
+
+    return work, check
+
+
+def worker_that_is_run(case: Case) -> tuple[Work, Check]:
+    handled: list[int] = []
+
+    async def handle(delivery: Any) -> None:
+        await asyncio.sleep(0)
+        handled.extend(delivery.payload)
+
+    case.topic.opening.handler = handle
+    worker = case.aio.worker("t", grace="5s")
+
+    async def work() -> None:
+        """Until it has handled something."""
+        stop = asyncio.Event()
+
+        async def until() -> None:
+            await case.topic.trigger(case.key, 1)
+            while not handled:
+                await asyncio.sleep(0.001)
+            stop.set()
+
+        waiting = asyncio.create_task(until())
+        try:
+            await worker.run(stop)
+        finally:
+            waiting.cancel()
+
+    async def check(outcome: Any) -> None:
+        handled.clear()
+        await work()  # and it can be begun anew
+        assert handled
 
     return work, check
 
@@ -317,6 +352,89 @@ def stream(case: Case) -> tuple[Work, Check]:
     return work, check
 
 
+def channel_that_is_busy(case: Case) -> tuple[Work, Check]:
+    """Stopped while a callback runs, which ends when it is cancelled only."""
+    running: list[str] = []
+    name = f"{case.gate.namespace}:{case.key}"
+
+    @case.gate.on(name)
+    async def handle(one: Any) -> None:
+        running.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running.pop()
+
+    listener = case.gate.subscribers.pop()
+
+    async def work() -> None:
+        stop, ready = asyncio.Event(), asyncio.Event()
+
+        async def publish() -> None:
+            await ready.wait()
+            while not running:
+                await case.aio.link.command("PUBLISH", name, "news")
+                await asyncio.sleep(0.01)
+            stop.set()
+
+        publishing = asyncio.create_task(publish())
+        try:
+            await listener.run(stop, grace=0.05, ready=ready.set)
+        finally:
+            publishing.cancel()
+
+    async def check(outcome: Any) -> None:
+        assert not running
+
+    return work, check
+
+
+def channel_of_threads(case: Case) -> tuple[Work, Check]:
+    heard: list[bytes] = []
+    name = f"{case.gate.namespace}:{case.key}"
+    case.gate.on(name)(lambda one: heard.append(one.data))
+    listener = case.gate.subscribers.pop()
+
+    async def work() -> None:
+        stop, ready = asyncio.Event(), asyncio.Event()
+
+        async def publish() -> None:
+            await ready.wait()
+            while not heard:
+                await case.aio.link.command("PUBLISH", name, "news")
+                await asyncio.sleep(0.01)
+            stop.set()
+
+        publishing = asyncio.create_task(publish())
+        try:
+            await listener.run(stop, grace=5.0, ready=ready.set)
+        finally:
+            publishing.cancel()
+
+    async def check(outcome: Any) -> None:
+        async with asyncio.timeout(30):
+            while [one for one in threading.enumerate() if one.name.startswith("idemgate-subscriber")]:
+                await asyncio.sleep(0.003)
+
+    return work, check
+
+
+def expiring(case: Case) -> tuple[Work, Check]:
+    name = f"{case.gate.namespace}.{case.key}"
+
+    async def work() -> None:
+        expiry = case.gate.expiry(name, f"{name}:*", notifications="assume")
+        stop = asyncio.Event()
+        try:
+            await expiry.run(stop, grace=5.0, ready=lambda: asyncio.get_running_loop().call_later(0.01, stop.set))
+        finally:
+            case.gate.subscribers.clear()
+
+    async def check(outcome: Any) -> None: ...
+
+    return work, check
+
+
 CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "once": once,
     "once, waiting": once_that_waits,
@@ -328,10 +446,31 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "take": take,
     **{verb: ended(verb) for verb in ("ack", "nack", "bury", "give_back", "extend")},
     "worker": worker,
+    "worker.run": worker_that_is_run,
+    "worker that is a member": lambda case: worker(case, members=True),
     "channel": channel,
+    "channel, busy": channel_that_is_busy,
+    "channel, threads": channel_of_threads,
+    "expiry": expiring,
     "subscribers": subscribers,
     "stream": stream,
 }
+
+
+GAPS = (0, 1, 2, 3, 5)
+"""How many awaits after the first cancellation the second comes; 0: there is none."""
+
+
+def working() -> set[asyncio.Task[Any]]:
+    """Tasks of ours, but for those that the connections of the gate need."""
+    return {task for task in asyncio.all_tasks() if "idemgate/work" in str(task.get_coro().cr_code.co_filename)}  # type: ignore[union-attr]
+
+
+async def nothing_listens(raw: Any) -> None:
+    """The server knows it a little later."""
+    async with asyncio.timeout(30):
+        while raw.execute_command("CLIENT", "LIST", "TYPE", "pubsub"):
+            await asyncio.sleep(0.003)
 
 
 @pytest.fixture
@@ -345,20 +484,25 @@ async def gate(url: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("late", [False, True], ids=["as it begins to wait", "when it is there"])
 @pytest.mark.parametrize("name", CASES)
-async def test_cancelled_at_every_await(gate: Gate, clock: Clock, name: str, late: bool, record_fault: Any) -> None:
+async def test_cancelled_at_every_await(
+    gate: Gate, clock: Clock, raw: Any, name: str, late: bool, record_fault: Any
+) -> None:
+    before = working()
     n = 0
     numbers = itertools.count()
-    for twice in (False, True):
+    for gap in GAPS:
         for at in itertools.count():
             case = Case(gate, clock, f"k{next(numbers)}")
             work, check = CASES[name](case)
             # When it is cancelled at this await
             async with asyncio.timeout(30):
-                outcome, awaits = await cancelled_at(work(), at, late, twice)
+                outcome, awaits = await cancelled_at(work(), at, late, gap)
             assert is_cancelled(outcome) or not isinstance(outcome, BaseException), (at, repr(outcome))
-            with suppress(KeyError):
-                await gate.aio.link.close()
-            # Then all is as the caller may expect
+            # Then it has left nothing behind that still listens or works
+            await nothing_listens(raw)
+            assert working() <= before, (at, gap)
+            await gate.aio.link.close()
+            # And all is as the caller may expect
             await check(outcome)
             if awaits <= at:
                 break
@@ -368,7 +512,7 @@ async def test_cancelled_at_every_await(gate: Gate, clock: Clock, name: str, lat
     await gate.aio.close()
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
     record_fault(
-        "cancelled at each await, once and twice in a row, of every coroutine of the awaiting faces",
+        "cancelled at each await, and again while it cleans up, of every coroutine of the awaiting faces",
         n,
         promises="P2 P3 P7 P15",
         exhaustive=True,

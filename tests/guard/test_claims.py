@@ -152,6 +152,31 @@ async def test_a_lease_ends_though_the_clock_was_set_back(face: Any, clock: Cloc
     assert second.token > first.token
 
 
+@pytest.mark.parametrize("asking", ["first", "first_many", "forget", "resolve"])
+async def test_whoever_asks_ends_a_lease_that_a_clock_left_far_ahead(face: Any, clock: Clock, asking: str) -> None:
+    # Given a claim whose owner falls silent, and a clock that is set back by an hour
+    await face.claim("k", lease="30s")
+    clock.set(clock.now().timestamp() - 3600)
+    asked: dict[str, Callable[[], Any]] = {
+        "first": lambda: face.first("k", "60s", scope="claim"),
+        "first_many": lambda: face.first_many(["other", "k"], "60s", scope="claim"),
+        "forget": lambda: face.forget("k"),
+        "resolve": lambda: face.resolve("k", done=True),
+    }
+    ask, refused = asked[asking], asking in ("forget", "resolve")
+    # When somebody asks for the key in whatever way, each time within a lease
+    for left in (30.0, 10.0):
+        if refused:
+            with pytest.raises(AlreadyInProgress) as told:
+                await ask()
+            assert told.value.retry_after == left
+        else:
+            assert await ask() in (False, [left == 30, False])
+        clock.advance("20s")
+    # Then it has ended a lease after the first of them
+    assert await ask() in (True, [False, True])
+
+
 async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:
     await face.claim("k", lease="30s")
     clock.set(clock.now().timestamp() - 3600)

@@ -85,8 +85,6 @@ class Model:
         if seen == "released" and key.owner == owner:
             return ("stale",)
         if (refused := self._refused(now, fingerprint)) is not None:
-            if refused[0] == "in_progress":  # where the clock was set back, the lease is a whole one from now on
-                self.key = replace(key, lease_end=now + key.left(now))
             return refused
         fresh = seen == "none"
         attempts = 0 if fresh else key.attempts
@@ -124,10 +122,16 @@ class Model:
         if seen in ("done", "failed"):
             return ("done", key.kind, key.result, key.fence, key.attempts, key.ends - now)
         if seen == "running" and key.left(now) > 0:
-            return ("in_progress", key.left(now), key.attempts)
+            return ("in_progress", self._left(now), key.attempts)
         if seen == "running" and key.hold:
             return ("held", key.attempts)
         return None
+
+    def _left(self, now: int) -> int:
+        """Of the lease: where the clock was set back, it is a whole one from now on."""
+        left = self.key.left(now)
+        self.key = replace(self.key, lease_end=now + left)
+        return left
 
     def complete(self, us: int, owner: bytes, fence: int, retention: int, kind: bytes, result: bytes) -> Answer:
         key, now = self.key, us // 1000
@@ -170,7 +174,7 @@ class Model:
         if key.fence != about.token or (key.state == "running") != running:
             return ("changed", 0)
         if key.state == "running" and key.left(now) > 0 and not force:
-            return ("busy", key.left(now))
+            return ("busy", self._left(now))
         self.key = Stored("released", request, key.fence, since=now)
         return ("forgotten", 0)
 
@@ -185,7 +189,7 @@ class Model:
         if key.fence != about.token:
             return ("changed", 0)
         if key.left(now) > 0:
-            return ("busy", key.left(now))
+            return ("busy", self._left(now))
         if done:
             self._rest(state="done", owner=request, ends=now + retention, kind=kind, result=result, note=b"", since=now)
         else:

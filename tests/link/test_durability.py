@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, NotConfigured, NotDurable
+from idemgate import BadInput, Gate, NotConfigured, NotDurable, StoreRefused
 from idemgate.link.embedded import find_server
 from tests.cluster import server, unused_ports, wait_for
 from tests.replication import Pair, pair
@@ -177,11 +177,36 @@ async def test_a_worker_goes_on_and_counts_what_is_not_durable(two: Pair, namesp
     plain.close()
 
 
-@pytest.mark.skipif(not OLD, reason="this server has WAITAOF")
-async def test_an_older_server_is_named_as_the_cause(two: Pair, asker: Any) -> None:
+async def test_what_the_server_cannot_is_told_before_anything_is_written(two: Pair, asker: Any) -> None:
+    # Given a server that has no WAITAOF, or no append-only file
     ask = asker(two.urls[0], durability="fsync")
-    with pytest.raises(NotDurable, match=r"unknown command.*needs Redis 7.2 or Valkey, `appendonly yes`"):
-        await ask.run(mark(ask, "k"))
+    cause = "unknown command" if OLD else "appendonly"
+    # When something is written, one call or many, the first time or again
+    for _ in range(2):
+        with pytest.raises(StoreRefused, match=rf"{cause}.*needs Redis 7.2 or Valkey, `appendonly yes`"):
+            await ask.run(mark(ask, "k"))
+        with pytest.raises(StoreRefused, match=r"Nothing was written"):
+            await ask.run_all(ask.gate.marks(["a", "b"], "60s", "s", False))
+    # Then nothing was, and what only reads is answered
+    assert not two.primary.keys(f"*{ask.gate.namespace}*")
+    assert (await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))).state == "absent"
+
+
+async def test_a_function_does_not_run_where_the_server_cannot(two: Pair, asker: Any) -> None:
+    ask, runs = asker(two.urls[0], durability="fsync"), list[int]()
+
+    @ask.gate.once(key="{n}", scope="s")
+    def charge(n: int) -> None:
+        runs.append(n)
+
+    with pytest.raises(StoreRefused):
+        await asyncio.to_thread(charge, 1)
+    assert not runs
+    # And a worker does not start
+    ask.gate.topic("t").handler(print)
+    with pytest.raises(StoreRefused):
+        async with ask.gate.aio.worker():
+            pass
 
 
 @pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
@@ -194,10 +219,22 @@ async def test_what_is_on_disk_is_answered(tmp_path: Path, asker: Any, policy: s
 
 
 @pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
-async def test_without_an_append_only_file_fsync_is_refused(two: Pair, asker: Any) -> None:
-    ask = asker(two.urls[0], durability="fsync")
-    with pytest.raises(NotDurable, match="appendonly"):
-        await ask.run(mark(ask, "k"))
+async def test_an_append_only_file_that_comes_and_goes_is_noticed(tmp_path: Path, asker: Any) -> None:
+    (port,) = unused_ports(1)
+    with server(tmp_path / "s", port, "--appendonly", "no") as client:
+        ask = asker(f"redis://127.0.0.1:{port}/0", durability="fsync")
+        with pytest.raises(StoreRefused):
+            await ask.run(mark(ask, "a"))
+        # When there is one, by the command that the refusal names, then it is answered
+        client.config_set("appendonly", "yes")
+        assert (await ask.run(mark(ask, "a"))).state == "started"
+        # And when there is none any more, the one write that finds out is in memory, and there is no other
+        client.config_set("appendonly", "no")
+        with pytest.raises(NotDurable, match="appendonly"):
+            await ask.run(mark(ask, "b"))
+        with pytest.raises(StoreRefused):
+            await ask.run(mark(ask, "c"))
+        assert len(client.keys(f"*{ask.gate.namespace}:once*")) == 2
 
 
 @pytest.mark.skipif(OLD, reason="this server has no WAITAOF")

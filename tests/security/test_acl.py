@@ -188,6 +188,15 @@ async def test_who_asks_for_durability_is_not_refused(users: Callable[..., str],
         theirs.first("k", "1h")
 
 
+async def test_who_may_not_wait_for_copies_is_refused_before_anything_is_written(
+    users: Callable[..., str], gate: Gate, clock: Clock, raw: Any
+) -> None:
+    with Gate(users("guard"), namespace=gate.namespace, clock=clock, durability=1) as theirs:
+        with pytest.raises(StoreRefused, match=r"no permissions.*EVAL and WAIT .*Nothing was written"):
+            theirs.first("k", "1h")
+        assert not dumped(raw, gate.namespace)
+
+
 @pytest.mark.parametrize("role", ["producer", "worker", "viewer"])
 @pytest.mark.parametrize("change", ["reslot", "forget"])
 async def test_a_change_that_is_an_admins_is_refused_before_it_begins(

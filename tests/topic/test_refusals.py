@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import tenacity
 
-from idemgate import BadInput, ForeignData, Gate, PolicyChanged, Trigger, append, union
+from idemgate import BadInput, ForeignData, Gate, NotDecodable, PolicyChanged, Trigger, append, union
 from idemgate.core.keys import PARTS
 from idemgate.testing import Clock
 
@@ -141,6 +141,8 @@ TRIGGERS: list[tuple[Any, dict[str, Any], str]] = [
     ("last", {"at": datetime(2030, 1, 1)}, r"at=datetime.*: is a naive datetime\. Give it a zone"),  # noqa: DTZ001
     ("last", {"at": 1_700_000_000}, r"at=1700000000: is not a datetime\. Pass an aware"),
     ("last", {"at": datetime(1969, 12, 31, tzinfo=UTC)}, r"at=datetime.*: lies before 1970\. Pass"),
+    ("last", {"at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))},
+     r"at=datetime.*: lies after the year 9999 of UTC\. Pass"),
     ("last", {"version": "7"}, r"version='7': not an integer up to 2\*\*53\. Use"),
     ("last", {"version": 1.5}, r"version=1\.5: not an integer .*\. Use"),
     ("last", {"version": True}, r"version=True: not an integer .*\. Use"),
@@ -473,6 +475,35 @@ async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on
         assert everything() == before
         raw.execute_command(*shlex.split(str(caught.value).partition("written; ")[2]))
     assert await next_keys() == ["d", "e"]
+
+
+@pytest.mark.damages("disagrees", "lease")
+@pytest.mark.parametrize("score", [10**15, 9 * 10**18, -(10**15)])
+async def test_a_time_that_is_none_is_told_when_it_is_read(face: Any, raw: Any, namespace: str, score: int) -> None:
+    # Given a message that is due, and a lease that ends, at a time that Python does not know
+    topic = face.topic("t")
+    await topic.trigger("flying")
+    await topic.take(1)
+    await topic.trigger("k", delay="60s")
+    raw.zadd(f"ig1:{{{namespace}:topic:t:0/1}}:due", {"k": score})
+    raw.zadd(f"ig1:{{{namespace}:topic:t:0/1}}:lease", {"flying": score})
+    # Then whatever reads it raises what it raises for all that is not ours
+    asked: list[Callable[[], Awaitable[Any]]] = [lambda: topic.peek("k"), lambda: topic.peek("flying"), topic.stats]
+    for ask in asked:
+        with pytest.raises(NotDecodable, match=f"{score} ms since 1970 is no time"):
+            await ask()
+
+
+async def test_a_delivery_that_was_due_at_no_time_says_so(face: Any, raw: Any, namespace: str) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    raw.zadd(f"ig1:{{{namespace}:topic:t:0/1}}:due", {"k": -(10**15)})
+    # When it is taken, then all else can be read, and it can be settled
+    (delivery,) = await topic.take(1)
+    assert delivery.key == "k"
+    with pytest.raises(NotDecodable, match="is no time"):
+        _ = delivery.due_at
+    assert await topic.ack(delivery) == "ok"
 
 
 @pytest.mark.damages("wrong-type")

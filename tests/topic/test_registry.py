@@ -10,9 +10,11 @@ import pytest
 
 from idemgate import ForeignData, Gate, Trigger
 from idemgate.cli import main
+from idemgate.core.registry import registered
 from idemgate.core.resizing import forgetting
 from idemgate.errors import TopicInUse
 from idemgate.testing import Clock
+from idemgate.topic.plans import performed
 from tests.conftest import Awaited, Face
 
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -90,16 +92,58 @@ async def test_one_that_holds_something_is_kept(face: Face, clock: Clock, held: 
     if held != "pending":
         taken = await topic.take(100)
         await (topic.bury(taken) if held == "dead" else topic.extend(taken))
-    before = await topic.stats()
-    # Then it is not forgotten, and goes on as before
+    before = everything()
+    # Then it is not forgotten, nothing is written, and it goes on as before
     with pytest.raises(TopicInUse, match=r"topic 't': it holds .*\b6 .*discard=True"):
         await topic.forget()
-    assert await topic.stats() == before
+    assert everything() == before
     assert (await topic.trigger("k0", 1)).accepted
     # Unless that is said; then what was discarded is counted
     gone = await topic.forget(discard=True)
     assert getattr(gone, held) == 6
     assert sum((gone.pending, gone.in_flight, gone.dead)) == (6 if held == "pending" else 7)
+
+
+async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: Gate) -> None:
+    # Given a topic that is found to be empty
+    topic = face.topic("t", slots=2)
+    await topic.ack(await topic.take(10))
+    plan = forgetting(await gate.topic("t").aio.open(), _entry(gate, "t"), False)
+    looked = gate.link.run_all(next(plan))
+    # When a message comes before it is closed
+    await topic.trigger("k", 1)
+    # Then the topic is not forgotten, and goes on
+    with pytest.raises(TopicInUse, match="it holds 1 pending"):
+        performed(_resumed(plan, looked), gate.link.run_all)
+    assert (await topic.trigger("k", 2)).status == "merged"
+    assert [(one.name, one.changing_to) for one in gate.stored_topics()] == [("t", None)]
+
+
+@pytest.mark.damages("wrong-type")
+async def test_one_whose_slots_hold_what_is_not_ours_is_left_alone(face: Face, raw: Any, everything: Dumps) -> None:
+    # Given a topic of which one slot holds something foreign
+    topic = face.topic("t", slots=2)
+    await topic.trigger_many([(f"k{i}", i) for i in range(6)])
+    key = f"ig1:{{{face.gate.namespace}:topic:t:1/2}}:memo"
+    raw.delete(key)
+    raw.rpush(key, "foreign")
+    before = everything()
+    # When it is to be forgotten, then nothing is written
+    for discard in (False, True):
+        with pytest.raises(ForeignData, match="holds a list"):
+            await topic.forget(discard=discard)
+    assert everything() == before
+
+
+def _resumed(plan: Any, answers: Any) -> Any:
+    """The rest of a plan that was stopped before it was sent these answers."""
+    batch = plan.send(answers)
+    while True:
+        batch = plan.send((yield batch))
+
+
+def _entry(gate: Gate, name: str) -> Any:
+    return gate.link.run(registered(gate.namespace, gate.clock, name))
 
 
 async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str, clock: Clock) -> None:
@@ -130,8 +174,8 @@ async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
     for killed in range(1, 20):
         topic = gate.topic(f"t{killed}", slots=2).aio
         await topic.trigger_many([(f"k{i}", i) for i in range(6)])
-        plan = forgetting(await topic.open(), (), True)
-        batch = next(plan)
+        plan = forgetting(await topic.open(), _entry(gate, topic.name), True)
+        batch = plan.send(gate.link.run_all(next(plan)))  # it has looked, which changes nothing
         try:
             for _ in range(killed):
                 batch = plan.send(gate.link.run_all(batch))

@@ -135,7 +135,8 @@ def test_the_same_moment_in_two_zones_is_one_instant() -> None:
     "value",
     [
         NAIVE, datetime.min.replace(tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
-        datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), 1_714_557_600, 1.5,
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), 1_714_557_600, 1.5,
         "2024-01-01T00:00:00Z", None,
     ],
 )  # fmt: skip

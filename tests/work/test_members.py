@@ -74,6 +74,26 @@ async def test_slots_of_a_topic_go_to_those_that_serve_it(world: World) -> None:
     assert other.assigned
 
 
+@pytest.mark.parametrize(("before", "after"), [(16, 64), (64, 16)])
+async def test_another_number_of_slots_is_learnt_by_one_after_the_other(world: World, before: int, after: int) -> None:
+    # Given three that share the slots of a topic, and work on them
+    hands = [await world.join({"t": before}, busy=2.0) for _ in range(3)]
+    await world.pass_time(2 * INTERVAL)
+    # When they learn, one after the other, that it has other slots
+    for number, hand in enumerate(hands):
+        hand.membership.resize("t", after)
+        await world.settle()
+        # Then no slot is in two hands, and none of those that were there before and after is without any
+        assert world.owners().keys() >= {("t", slot) for slot in range(min(before, after))}
+        assert {slot for hand in hands[: number + 1] for _, slot in hand.assigned} <= set(range(after))
+    await world.pass_time(2 * INTERVAL)
+    # And in the end each is with the one that everybody thinks it is
+    names = [hand.membership.member for hand in hands]
+    expected = {("t", slot): owner(slot_id("t", slot), names) for slot in range(after)}
+    assert {slot: hand.membership.member for slot, hand in world.owners().items()} == expected
+    assert (await attendance(world)).holders == expected
+
+
 async def test_a_clock_that_is_set_back_ends_and_prolongs_nothing(world: World) -> None:
     # Given a member that announced itself, and a clock that is set back by an hour
     first = await world.join(T)

@@ -218,6 +218,38 @@ async def test_a_lost_connection_is_counted_and_made_anew(one: Gate, raw: Any, n
         await until(lambda: b"after" in heard)
 
 
+async def test_a_connection_that_falls_silent_is_noticed_and_made_anew(
+    replicas: Any, url: str, raw: Any, namespace: str
+) -> None:
+    # Given a subscriber that listens, over a connection that swallows everything from some time on
+    with Proxy(url) as proxy:
+        gate, heard = replicas(1, proxy.url)[0], list[bytes]()
+        gate.on(namespace)(lambda one: heard.append(one.data))
+        async with gate.aio.subscribers():
+            raw.publish(namespace, "before")
+            await until(lambda: heard == [b"before"])
+            proxy.black_hole = proxy.mute = True
+            assert raw.publish(namespace, "swallowed") == 1
+            await until(lambda: proxy.swallowed)  # from here on that connection is silent for good
+            # When others would go through again
+            proxy.heal()
+            # Then it notices, though nobody closed it: it hears what comes, and counts the gap
+            await until(lambda: gate.counters["channel.gaps"] == 1)
+            await until(lambda: raw.publish(namespace, "after") > 1 or b"after" in heard)
+            await until(lambda: b"after" in heard)
+        assert b"swallowed" not in heard
+
+
+async def test_a_subscriber_behind_a_black_hole_stops(replicas: Any, url: str, raw: Any, namespace: str) -> None:
+    with Proxy(url) as proxy:
+        gate = replicas(1, proxy.url)[0]
+        gate.on(namespace)(lambda _: None)
+        async with asyncio.timeout(30):
+            async with gate.aio.subscribers():
+                proxy.black_hole = proxy.mute = True
+                raw.publish(namespace, "swallowed")
+
+
 async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, raw: Any, namespace: str) -> None:
     # Given a way to the server on which the next five requests break
     with Proxy(url) as proxy:

@@ -324,6 +324,8 @@ class Everything:
     def draining(self, _: str) -> frozenset[int]:
         return frozenset()
 
+    def resize(self, topic: str, slots: int) -> None: ...
+
     def release(self, topic: str, slots: Iterable[int]) -> None: ...
 
 

@@ -31,6 +31,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
     parser.add_argument("--namespace", default="default", metavar="NAME", help="what to look at (default: default)")
+    parser.add_argument("--durability", metavar="ASKED", help="try that of the gates: fsync, replicas, or how many")
     parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.set_defaults(command=doctor)
@@ -41,7 +42,8 @@ def doctor(options: argparse.Namespace) -> int:
     url = options.url or os.environ.get("IDEMGATE_URL")
     if not url:
         raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
-    where = Namespace(url, options.namespace)
+    asked = options.durability
+    where = Namespace(url, options.namespace, int(asked) if asked is not None and asked.isdecimal() else asked)
     report = audit(where.url, where.name) if options.audit else None  # before there is a record of the doctor's own
     checks = examined(where)
     if options.json:

@@ -11,6 +11,7 @@ from idemgate.core import keys
 from idemgate.core.calls import call
 from idemgate.core.claims import Claims
 from idemgate.core.diagnosis import Check, Seen, diagnose, notifications
+from idemgate.core.durability import Asked, durability_of
 from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
 from idemgate.errors import StoreError, StoreRefused
@@ -31,10 +32,11 @@ TRIED = 0.5
 
 
 class Namespace:
-    """Where to look. BadInput for what is no URL or no name."""
+    """Where to look, and what durability its gates ask for. BadInput for what is no URL, no name, or no durability."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, durability: Asked = None) -> None:
         self.name = check_name(name, "namespace")
+        self.durability = durability_of(durability, name)
         if url.startswith("embedded:"):
             from idemgate.link.embedded import shared
 
@@ -48,7 +50,7 @@ def examined(where: Namespace) -> list[Told]:
     with servers(where.endpoint) as found:
         told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
         strange, listens = _looked_for(where, found)
-        told += [("", check) for check in (*_permitted(where), strange)]
+        told += [("", check) for check in (*_permitted(where), *_durable(where), strange)]
         if listens:
             told += [(server.name, notifications(_flags(server))) for server in found]
     return told
@@ -139,6 +141,21 @@ def _permitted(where: Namespace) -> Iterator[Check]:
             yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
         else:
             yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
+
+
+def _durable(where: Namespace) -> Iterator[Check]:
+    """Is a write as durable as the gates ask? Tried on a record of the doctor's own."""
+    if where.durability is None:
+        return
+    link, claims = SyncLink(where.endpoint, 5.0, where.durability), Claims(where.name, None)
+    try:
+        link.run(claims.mark(claims.key(SCOPE, token().hex()), token(), 1000), TRIED)
+    except StoreError as error:
+        yield Check("durability", "error", str(error), "what the line above needs, or another durability=")
+    else:
+        yield Check("durability", "ok", "a write gets as durable as asked")
+    finally:
+        link.close()
 
 
 def _granting(where: Namespace) -> str:

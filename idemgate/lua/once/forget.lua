@@ -11,7 +11,7 @@
 --- @include "lib/now"
 --- @include "lib/read"
 --- @include "lib/rewrite"
---- @include "lib/lease_left"
+--- @include "lib/lease_holds"
 --- @include "lib/wake"
 local key, request = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -30,7 +30,7 @@ if r.fence ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
   return { "changed", now_ms }
 end
 if state == "p" and ARGV[4] ~= "1" then
-  local left = lease_left(r, now_ms)
+  local left = lease_holds(key, r, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end

@@ -11,7 +11,7 @@
 --- @include "lib/fence"
 --- @include "lib/read"
 --- @include "lib/write"
---- @include "lib/lease_left"
+--- @include "lib/lease_holds"
 local key, token, retention, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -33,7 +33,7 @@ if finished then
     r.ends - now_ms }
 end
 if state == "p" then
-  local left = lease_left(r, now_ms)
+  local left = lease_holds(key, r, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end

@@ -9,7 +9,7 @@
 --- @include "lib/fence"
 --- @include "lib/read"
 --- @include "lib/write"
---- @include "lib/lease_left"
+--- @include "lib/lease_holds"
 local token, retention = ARGV[2], tonumber(ARGV[3])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
@@ -22,10 +22,10 @@ for i, key in ipairs(KEYS) do
   found[i] = r
 end
 
-local function known(r)
+local function known(key, r)
   local state = r.state
   if state == "p" then
-    return r.print ~= "" or r.held == 1 or lease_left(r, now_ms) > 0
+    return r.print ~= "" or r.held == 1 or lease_holds(key, r, now_ms) > 0
   end
   return (state == "d" or state == "f") and r.ends > now_ms
 end
@@ -33,7 +33,7 @@ end
 local reply = { "ok", now_ms }
 for i, key in ipairs(KEYS) do
   local r = found[i]
-  if not known(r) then
+  if not known(key, r) then
     write(key, {
       state = "d", kind = "n", owner = token, fence = fence(r.fence, now_us), attempts = 1, taken = 0, ends = now_ms + retention,
       since = now_ms, print = "", data = "",

@@ -14,7 +14,7 @@
 --- @include "lib/read"
 --- @include "lib/rewrite"
 --- @include "lib/ended"
---- @include "lib/lease_left"
+--- @include "lib/lease_holds"
 --- @include "lib/wake"
 local key, request, retention = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -31,7 +31,7 @@ end
 if r.fence ~= tonumber(ARGV[3]) then
   return { "changed", now_ms }
 end
-local left = lease_left(r, now_ms)
+local left = lease_holds(key, r, now_ms)
 if left > 0 then
   return { "busy", now_ms, left, r.attempts }
 end

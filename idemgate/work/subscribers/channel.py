@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from idemgate.core.numbers import whole
 from idemgate.errors import BadInput
+from idemgate.link.ending import to_the_end
 from idemgate.work.subscribers.callback import Callback, checked
 from idemgate.work.subscribers.lanes import Lanes
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
+    from idemgate.link.listen import Ear
 
 __all__ = ["Channel", "Heard"]
 
@@ -83,12 +85,15 @@ class Channel:
                 ready()
             await stop.wait()
         finally:
-            await ear.close()
-            left = await lanes.finish(grace if stop.is_set() else 0)
-            callback.close()
-            if left:
-                self._count("abandoned", left)
-                log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
+            await to_the_end(self._end(ear, lanes, callback, grace if stop.is_set() else 0), lanes.hurry)
+
+    async def _end(self, ear: Ear, lanes: Lanes[Heard], callback: Callback[Heard], grace: float) -> None:
+        await ear.close()
+        left = await lanes.finish(grace)
+        callback.close()
+        if left:
+            self._count("abandoned", left)
+            log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
 
     def _listener(self, lanes: Lanes[Heard]) -> Callable[[bytes, bytes | None], None]:
         """Never waits: a slow reader is disconnected by the server, which loses more than one message and does not say

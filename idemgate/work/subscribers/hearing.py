@@ -16,6 +16,7 @@ from idemgate.core.calls import Batch
 from idemgate.core.keys import raw
 from idemgate.core.messages import Trigger
 from idemgate.errors import BadInput, StoreError, StoreRefused, StoreUnavailable
+from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.nodes import Node, database, primaries
 
@@ -67,13 +68,13 @@ class Hearing:
                 task.result()  # it can never work, unless it was told to stop
         finally:
             self._over = True  # a cancellation that arrives while redis-py connects may be swallowed
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._end(min(grace, self._gate.seconds) if stop.is_set() else 0)
+            await to_the_end(self._end(tasks, min(grace, self._gate.seconds) if stop.is_set() else 0))
 
-    async def _end(self, seconds: float) -> None:
+    async def _end(self, tasks: list[asyncio.Task[Any]], seconds: float) -> None:
         """Passes on what was heard: perhaps nobody else did."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(seconds):
                 await self._pass_on()
@@ -136,7 +137,7 @@ class Hearing:
                 await self._check(node)
                 await self._listen(node)
             except BaseException:
-                await node.close()
+                await to_the_end(node.close())
                 raise
             self._nodes[name] = node
             self._unscanned.add(name)

@@ -27,6 +27,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.numbers import whole
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, Retry, StoreError, StoreUnavailable
+from idemgate.link.ending import to_the_end
 from idemgate.work.outcome import last_line
 from idemgate.work.subscribers.callback import Callback, Ending, checked
 from idemgate.work.subscribers.group import Entry, Group, Taken, is_gone
@@ -116,8 +117,8 @@ class _Reader:
         finally:
             acking.cancel()
             try:
-                await self._end(grace if self._stop.is_set() else 0)
-            finally:  # also where the end is cut short
+                await to_the_end(self._end(grace if self._stop.is_set() else 0), self._lanes.hurry)
+            finally:
                 beating.cancel()
                 self._callback.close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import BadInput
+from idemgate.link.ending import to_the_end
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -74,6 +75,7 @@ class Subscribers:
             await asyncio.wait([self._task, until], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._task.cancel()
+            await to_the_end(asyncio.wait({self._task}))
             raise
         finally:
             until.cancel()
