@@ -30,7 +30,7 @@ if r.fence ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
   return { "changed", now_ms }
 end
 if state == "p" and ARGV[4] ~= "1" then
-  local left = lease_left(r, now_ms)
+  local left = lease_left(r.ends, r.lease, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end
@@ -39,5 +39,5 @@ end
 rewrite(key, {
   state = "r", kind = "", owner = request, fence = r.fence, attempts = 0, taken = 0, ends = 0, since = now_ms, print = "", data = "",
 }, 60000)
-wake(key, r)
+wake(key, r.waited, r.owner)
 return { "forgotten", now_ms }

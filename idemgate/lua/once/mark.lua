@@ -33,7 +33,7 @@ if finished then
     r.ends - now_ms }
 end
 if state == "p" then
-  local left = lease_left(r, now_ms)
+  local left = lease_left(r.ends, r.lease, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end

@@ -25,7 +25,7 @@ end
 local function known(r)
   local state = r.state
   if state == "p" then
-    return r.print ~= "" or r.held == 1 or lease_left(r, now_ms) > 0
+    return r.print ~= "" or r.held == 1 or lease_left(r.ends, r.lease, now_ms) > 0
   end
   return (state == "d" or state == "f") and r.ends > now_ms
 end

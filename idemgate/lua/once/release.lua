@@ -34,5 +34,5 @@ if ARGV[4] == "1" then
   left.attempts = left.attempts - 1
 end
 rewrite(key, left, keep)
-wake(key, r)
+wake(key, r.waited, r.owner)
 return { "ok", now_ms }

@@ -31,7 +31,7 @@ end
 if r.fence ~= tonumber(ARGV[3]) then
   return { "changed", now_ms }
 end
-local left = lease_left(r, now_ms)
+local left = lease_left(r.ends, r.lease, now_ms)
 if left > 0 then
   return { "busy", now_ms, left, r.attempts }
 end
@@ -41,5 +41,5 @@ if ARGV[4] == "1" then
   state, kind, data = "d", ARGV[6], ARGV[7]
 end
 rewrite(key, ended(r, state, kind, request, now_ms + retention, now_ms, data), retention)
-wake(key, r)
+wake(key, r.waited, r.owner)
 return { "ok", now_ms }
