@@ -11,8 +11,9 @@
 --- @include "lib/now"
 --- @include "lib/fields"
 --- @include "lib/record"
+--- @include "lib/rewrite"
 --- @include "lib/wake"
-local key, retention, kind = KEYS[1], tonumber(ARGV[4]), ARGV[5]
+local key, kind = KEYS[1], ARGV[5]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local state, had, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = fields(redis.pcall("GET", key))
 if not state then
@@ -28,12 +29,6 @@ end
 if owner ~= ARGV[2] or not granted then
   return { "lost", now_ms }
 end
--- PEXPIRE first: a server without memory refuses a script whose first write is SET, and work that was done must be recorded all the same.
--- For no time at all: it is gone.
-redis.call("PEXPIRE", key, ARGV[4])
-if retention > 0 then
-  local done = record(kind == "e" and "f" or "d", kind, "", fence, attempts, taken, now_ms + retention, now_ms, print, ARGV[6])
-  redis.call("SET", key, done, "KEEPTTL")
-end
+rewrite(key, record(kind == "e" and "f" or "d", kind, "", fence, attempts, taken, now_ms + tonumber(ARGV[4]), now_ms, print, ARGV[6]), ARGV[4])
 wake(key, waited, owner)
 return "k"
