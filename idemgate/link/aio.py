@@ -212,7 +212,11 @@ class AsyncLink:
                 await asyncio.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            await (self._insist(call, patience) if reply is None or isinstance(reply, Exception) else self._answered(call, reply, patience))
+            await (
+                self._insist(call, patience)
+                if reply is None or isinstance(reply, Exception)
+                else self._answered(call, reply, patience)
+            )
             for call, reply in zip(calls, replies, strict=True)
         ]
 

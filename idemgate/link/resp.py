@@ -9,7 +9,7 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Call
 
-__all__ = ["Reader", "new_reader", "pack", "request"]
+__all__ = ["Reader", "answers", "new_reader", "pack", "request"]
 
 Word = bytes | str | int
 
@@ -128,3 +128,8 @@ else:
 def request(call: Call[Any]) -> bytes:
     """A call of a script that the server may know, for calls that are not framed already."""
     return pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+
+
+def answers(reply: Any) -> bool:
+    """Whether it is what a script answered: neither an error nor missing."""
+    return reply is not None and not isinstance(reply, Exception)

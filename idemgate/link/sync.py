@@ -134,7 +134,9 @@ class SyncLink:
                 time.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            self._insist(call, patience) if reply is None or isinstance(reply, Exception) else self._answered(call, reply, patience)
+            self._insist(call, patience)
+            if reply is None or isinstance(reply, Exception)
+            else self._answered(call, reply, patience)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -148,7 +150,7 @@ class SyncLink:
         try:
             return wires.ask(call.framed or request(call))  # type: ignore[no-any-return]
         except rx.ResponseError as error:
-            return self._refused(wires, error, call)
+            return self._refused(wires, error, call)  # type: ignore[no-any-return]
 
     def _ask_node(self, call: Call[Any]) -> list[Any]:
         """Of a cluster, or of a server that was not asked yet."""

@@ -11,7 +11,6 @@ when, and what was done.
 from __future__ import annotations
 
 import struct
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

@@ -67,7 +67,8 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "what is done loses its fingerprint": (
         OVER, "once/complete", {"now_ms, print, ARGV[6]": 'now_ms, "", ARGV[6]'}),
     "what is done loses its result": (OVER, "once/complete", {"print, ARGV[6])": 'print, "")'}),
-    "what is done is kept for no time": (OVER, "once/complete", {"now_ms + tonumber(ARGV[4]), now_ms": "now_ms + 1, now_ms"}),
+    "what is done is kept for no time": (
+        OVER, "once/complete", {"now_ms + tonumber(ARGV[4]), now_ms": "now_ms + 1, now_ms"}),
     "the short form does not say that a fingerprint follows": (
         OVER, "once/complete", {'print == "" and code or code + 1': "code"}),
     "the short form hides a second attempt": (OVER, "once/complete", {"and attempts == 1 and taken == 0": ""}),
@@ -76,7 +77,8 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
         OVER, "once/release", {"if r.owner ~= token then": 'if r.owner ~= token and r.state ~= "d" then',
             'if state ~= "p" then': "if false then"}),
     "giving back does not know its copies": (OVER, "once/release", {'if state == "r" then': "if false then"}),
-    "giving back leaves nothing": (OVER, "once/release", {"rewrite(key, recorded(left), keep)": 'redis.call("DEL", key)'}),
+    "giving back leaves nothing": (
+        OVER, "once/release", {"rewrite(key, recorded(left), keep)": 'redis.call("DEL", key)'}),
     "what came since is forgotten": (OVER, "once/forget", {"r.fence ~= tonumber(ARGV[3]) or": ""}),
     "what has ended since is forgotten": (OVER, "once/forget", {'(state == "p") ~= (ARGV[5] == "1")': "false"}),
     "what is live is forgotten": (OVER, "once/forget", {'state == "p" and ARGV[4] ~= "1"': "false"}),
