@@ -41,8 +41,8 @@ def _pieces(gate: Gate) -> dict[str, Callable[[], object]]:
     return {
         "the key's name in Redis": lambda: claims.key("sync", "order:123456"),
         "the owner's token": token,
-        "building the claim's call": lambda: claims.claim(record, owner, 30_000, 86_400_000),
-        "packing it (hiredis)": lambda: hiredis.pack_command(words),
+        "building the claim's call, framed": lambda: claims.claim(record, owner, 30_000, 86_400_000),
+        "packing as many words (hiredis), where a call is not framed": lambda: hiredis.pack_command(words),
         "reading as many words (hiredis)": read,
         "packing the result": lambda: codec.encode(RESULT),
         "unpacking it": lambda: codec.decode(stored),

@@ -17,6 +17,7 @@ PARTS = {
     "imports": "what importing costs",
     "microseconds": "where the time of a call goes",
     "pieces": "what the pieces of a guarded call cost the client",
+    "dispatch": "what the pieces of a script call cost the server",
     "cluster": "three primaries",
     "embedded": "the embedded server",
 }

@@ -18,10 +18,16 @@ TOGETHER = 100
 client = redis.Redis.from_url(url())
 connection = client.connection_pool.get_connection()
 sha = client.script_load(SCRIPT)
+FRAME = b"*5\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % sha.encode() + b"$%d\r\n%b\r\n$%d\r\n%b\r\n"
 where = fields()
 bare = socket.create_connection((where["host"], where["port"]))
 bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 reader = hiredis.Reader()
+
+
+def framed(key: str) -> bytes:
+    """The request, framed by hand: packing it word by word costs eight times as much."""
+    return FRAME % (len(key), key.encode(), len(RESULT), RESULT.encode())
 
 
 def one_by_one(call: Callable[[str], object]) -> Callable[..., Answer]:
@@ -40,7 +46,7 @@ def over_connection(key: str) -> object:
 
 
 def over_socket(key: str) -> object:
-    bare.sendall(hiredis.pack_command(("EVALSHA", sha, 1, key, RESULT)))
+    bare.sendall(framed(key))
     while (reply := reader.gets()) is False:
         reader.feed(bare.recv(65_536))
     return reply
@@ -61,7 +67,7 @@ class Together(asyncio.Protocol):
     def ask(self, key: str) -> asyncio.Future[object]:
         if not self.out:
             self.loop.call_soon(self.flush)
-        self.out.append(hiredis.pack_command(("EVALSHA", sha, 1, key, RESULT)))
+        self.out.append(framed(key))
         self.waiting.append(future := self.loop.create_future())
         return future
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from benchmarks import results
+from benchmarks.dispatch import NOTHING
 from benchmarks.environments import CACHE, NODE, PYTHON
 from benchmarks.measuring import Row
 from benchmarks.plan import PARTS
@@ -13,8 +14,8 @@ from benchmarks.report.figures import Rows, count, cpu, cpu_ratio, middle, range
 
 __all__ = [
     "backlog",
-    "blocks", "ceilings", "cluster", "embedded", "guard_async", "guard_sync", "imports", "lateness", "machine",
-    "memory", "merging", "microseconds", "peers",
+    "blocks", "ceilings", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "imports", "lateness",
+    "machine", "memory", "merging", "microseconds", "peers",
     "pieces", "scheduler", "scheduler_alone", "wire",
 ]  # fmt: skip
 
@@ -296,6 +297,18 @@ def pieces() -> str:
     known = rows_of("guard").get(("idemgate_guard", "known"), {}).get("client_us")
     found |= {"a whole call of a key known to be done (`remember`)": known}
     return table(["piece", "client us"], ([piece, ranged(figures, 1)] for piece, figures in found.items()))
+
+
+def dispatch() -> str:
+    """Pieces of a script call beyond one that does nothing, then whole scripts."""
+    found = {step: row["server_us"] for (_, step), row in rows_of("dispatch").items()}
+    nothing = found.get(NOTHING, [])
+    lines = []
+    for name, figures in found.items():
+        piece = name != NOTHING and not name.startswith("the whole")
+        cells = [a - b for a, b in zip(figures, nothing, strict=True)] if piece else figures
+        lines.append([f"more for: {name}" if piece else name, ranged(cells, 1)])
+    return table(["sent 100 at a time", "server us"], lines)
 
 
 def peers() -> str:

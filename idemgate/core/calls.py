@@ -35,9 +35,10 @@ class Elsewhere(Protocol):
 
 class Call(Generic[T]):
     """One script call: atomic, one round trip, safe to send again. `read` turns the reply into what the caller gets;
-    `elsewhere` says what to do instead when the slot has moved."""
+    `elsewhere` says what to do instead when the slot has moved; `framed` is the request in bytes, where who built it
+    has done that (`core.framing`), else nothing."""
 
-    __slots__ = ("args", "elsewhere", "keys", "read", "script")
+    __slots__ = ("args", "elsewhere", "framed", "keys", "read", "script")
 
     def __init__(
         self,
@@ -46,12 +47,14 @@ class Call(Generic[T]):
         args: Sequence[Arg],
         read: Callable[[Reply], T],
         elsewhere: Elsewhere | None = None,
+        framed: bytes = b"",
     ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
         self.read = read
         self.elsewhere = elsewhere
+        self.framed = framed
 
     def answer(self, reply: Reply) -> T:
         """What the caller gets for this reply. Raises ForeignData, Moved, or NotDecodable for what we never wrote."""

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
+from struct import Struct
 from typing import Any, Literal
 
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
+from idemgate.core.framing import bulk, head
 from idemgate.core.tokens import token
+from idemgate.lua import script
 
 __all__ = ["Claims", "Entry", "Record", "State"]
 
 MANY = 100
 """Records of one script call: the server is blocked for the whole of it."""
+TEN_YEARS = 315_360_000_000
+"""How long the record of a claim stays that is held, ms: until somebody decides (`lua/lib/outlives.lua`)."""
+_OWNER = 16
+_FENCES = 10**15
+"""Microseconds since 1970 have 16 digits from 2001 to 2286."""
+_CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n$16\r\n%b\r\n%b"
+_COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
+"""Both framed, by the server's time and with tokens as they are drawn."""
 State = Literal["started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
 
 
@@ -25,15 +37,25 @@ class Entry:
 
     __slots__ = ("attempt", "checkpoint", "kind", "left_ms", "result", "state", "taken_over", "token")
 
-    def __init__(self, state: State, *, token: int = 0, attempt: int = 0, left_ms: int = 0) -> None:
+    def __init__(
+        self,
+        state: State,
+        token: int = 0,
+        attempt: int = 0,
+        left_ms: int = 0,
+        taken_over: int = 0,
+        checkpoint: bytes = b"",
+        kind: bytes = b"",
+        result: bytes = b"",
+    ) -> None:
         self.state: State = state
         self.token = token
         self.attempt = attempt
         self.left_ms = left_ms
-        self.taken_over = 0
-        self.checkpoint = b""
-        self.kind = b""
-        self.result = b""
+        self.taken_over = taken_over
+        self.checkpoint = checkpoint
+        self.kind = kind
+        self.result = result
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +81,28 @@ class Record:
     checkpoint: bytes = field(repr=False)
 
 
-def _entry(reply: list[Any]) -> Entry:
+_STARTED = Struct(">xQII")
+_DONE = Struct(">xcQIQ")
+_STARTED_ENDS, _DONE_ENDS = _STARTED.size, _DONE.size
+_S = b"s"[0]
+"""What begins the packed reply of a claim that started; that of one that is done begins with a "d"."""
+
+
+def _entry(reply: Any) -> Entry:
+    """Of a claim: what happens most is packed (`lua/once/claim.lua`)."""
+    if type(reply) is not bytes:
+        return _told(reply)
+    if reply[0] == _S:
+        token, attempt, taken_over = _STARTED.unpack_from(reply)
+        return Entry("started", token, attempt, 0, taken_over, reply[_STARTED_ENDS:])
+    kind, token, attempt, left_ms = _DONE.unpack_from(reply)
+    return Entry("done", token, attempt, left_ms, 0, b"", kind, reply[_DONE_ENDS:])
+
+
+def _told(reply: list[Any]) -> Entry:
     word = reply[0]
     if word == b"started":
-        entry = Entry("started", token=reply[2], attempt=reply[3])
-        if len(reply) > 4:
-            entry.taken_over = reply[4]
-            entry.checkpoint = reply[5]
-        return entry
+        return Entry("started", token=reply[2], attempt=reply[3])
     if word == b"done":
         entry = Entry("done", token=reply[4], attempt=reply[5], left_ms=reply[7])
         entry.kind = reply[2]
@@ -91,6 +127,26 @@ def _firsts(reply: list[Any]) -> list[bool]:
 
 def _held(reply: list[Any]) -> bool:
     return bool(reply[0] == b"ok")
+
+
+def _kept(reply: Any) -> bool:
+    """Of a completion; one that is kept is told in one byte."""
+    return bool(reply == b"k")
+
+
+@lru_cache(1024)
+def _terms(lease: int, keep: int, max_attempts: int, hold: bool, wait: bool) -> tuple[bytes, bytes, bytes]:
+    """What a guard's claims have in common: how long their record stays, the rest of it, and both framed behind no
+    fingerprint."""
+    stays = b"%d" % (TEN_YEARS if hold else lease + keep)
+    terms = lease.to_bytes(6) + min(max_attempts, 0xFFFF_FFFF).to_bytes(4) + bytes((hold, wait))
+    return stays, terms, b"$0\r\n\r\n" + bulk(stays) + bulk(terms)
+
+
+@lru_cache(1024)
+def _kind(retention: int, kind: bytes) -> bytes:
+    """What a guard's completions have in common, framed."""
+    return bulk(b"%d" % retention) + bulk(kind)
 
 
 def _flag(on: bool) -> bytes:
@@ -148,12 +204,16 @@ class Claims:
         hold: bool = False,
         wait: bool = False,
     ) -> Call[Entry]:
-        now = b"" if self.clock is None else stamp(self.clock)
-        args = (now, owner, lease, keep, fingerprint, max_attempts, b"1" if hold else b"0", b"1" if wait else b"0")
-        return call("once/claim", record, args, _entry)
+        stays, terms, tail = _terms(lease, keep, max_attempts, hold, wait)
+        if self.clock is not None:
+            return Call(script("once/claim"), record, (stamp(self.clock), owner, fingerprint, stays, terms), _entry)
+        [name], framed = record, b""
+        if len(owner) == _OWNER and not fingerprint:
+            framed = _CLAIM % (head("once/claim", 5), len(name), name, owner, tail)
+        return Call(script("once/claim"), record, (b"", owner, fingerprint, stays, terms), _entry, None, framed)
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
-        return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _entry)
+        return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _told)
 
     def first(self, record: tuple[bytes, ...], retention: int) -> Call[bool]:
         """A mark of which only is asked whether it was the first."""
@@ -181,8 +241,14 @@ class Claims:
     def complete(
         self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
     ) -> Call[bool]:
-        now = b"" if self.clock is None else stamp(self.clock)
-        return call("once/complete", record, (now, owner, fence, retention, kind, result), _held)
+        if self.clock is not None:
+            args = (stamp(self.clock), owner, fence, retention, kind, result)
+            return Call(script("once/complete"), record, args, _kept)
+        [name], framed = record, b""
+        if len(owner) == _OWNER and _FENCES <= fence < 10 * _FENCES:
+            common = _kind(retention, kind)
+            framed = _COMPLETE % (head("once/complete", 6), len(name), name, owner, fence, common, len(result), result)
+        return Call(script("once/complete"), record, (b"", owner, fence, retention, kind, result), _kept, None, framed)
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
         return call("once/renew", record, (stamp(self.clock), owner, lease, keep), _held)

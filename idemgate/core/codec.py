@@ -22,6 +22,8 @@ _SMALL = 4096  # a plain body up to here cannot make the unpacker ask for more t
 _MAX_DEPTH = 64
 _SINGLE = frozenset({str, bool, type(None)})
 """Types that msgpack keeps by itself, in one value each: nothing in the bytes is worth a look."""
+_LONE = frozenset((*range(0xA0, 0xC1), 0xC2, 0xC3, 0xD9, 0xDA, 0xDB))
+"""What such a value begins with: it asks for no more memory than it has bytes."""
 
 
 class Codec:
@@ -44,7 +46,10 @@ class Codec:
 
     def encode(self, value: object, name: str = "payload") -> bytes:
         """`value` as bytes. Raises BadInput naming the member at fault, as in `payload['lines'][3]`."""
-        body = self._plain_body(value)
+        try:
+            body = pack(value) if type(value) in _SINGLE else self._plain_body(value)
+        except UnicodeEncodeError:
+            body = None
         if body is None:
             body = Walk(name, self.max_depth).packed(value)
             self._check_measure(body, value, name)
@@ -61,10 +66,10 @@ class Codec:
             raise NotDecodable(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}")
         body = data[1:]
         try:
-            if len(body) > self._small or not looks_plain(body, self._depth):
+            if len(body) > self._small or not (body[0] in _LONE or looks_plain(body, self._depth)):
                 measure(body, self.max_depth, self.max_items)
             return unpack(body)
-        except (ValueError, TypeError, ArithmeticError) as error:
+        except (ValueError, TypeError, ArithmeticError, IndexError) as error:
             raise NotDecodable(str(error) or type(error).__name__) from error
 
     def _plain_body(self, value: object) -> bytes | None:
@@ -74,8 +79,6 @@ class Codec:
         """
         try:
             body = pack(value)
-            if type(value) in _SINGLE:
-                return body
             if len(body) <= self.max_items and looks_plain(body, self.max_depth):
                 return body
             return body if measure(body, self.max_depth, self.max_items) else None

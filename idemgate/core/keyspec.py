@@ -43,7 +43,7 @@ class KeySpec(Protocol):
 
 
 class FingerprintSpec(Protocol):
-    """The fingerprint of one call: 16 bytes, or b"" where none was asked for."""
+    """The fingerprint of one call: 16 bytes."""
 
     def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> bytes: ...
 
@@ -66,13 +66,13 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
 
 def compile_fingerprint(
     spec: Sequence[str] | Callable[..., object] | None, func: Callable[..., object]
-) -> FingerprintSpec:
-    """The compiled `fingerprint=`: parameters ("amount", "event[total]"), a callable, or None for none.
+) -> FingerprintSpec | None:
+    """The compiled `fingerprint=`: parameters ("amount", "event[total]") or a callable; None for none.
 
     The arguments named, or what the callable returns, have to be storable. Raises BadInput for unknown names.
     """
     if spec is None:
-        return _NoFingerprint()
+        return None
     if callable(spec):
         return _bound(_CalledFingerprint(_sync(spec, "fingerprint")), func)
     names = [spec] if isinstance(spec, str) else list(spec)
@@ -85,18 +85,18 @@ def compile_fingerprint(
 class _Field:
     """One value of a call: the argument, then what its path leads to."""
 
-    __slots__ = ("_find", "_path", "name", "written")
+    __slots__ = ("find", "name", "path", "written")
 
     def __init__(self, written: str, find: Find, path: tuple[tuple[bool, str | int], ...], name: str) -> None:
         self.written = written
         self.name = f"{name} field {{{written}}}"
-        self._find = find
-        self._path = path
+        self.find = find
+        self.path = path
 
     def value(self, instance: object, args: Args, kwargs: Kwargs) -> Any:
-        value = self._find(instance, args, kwargs)
+        value = self.find(instance, args, kwargs)
         try:
-            for is_member, step in self._path:
+            for is_member, step in self.path:
                 value = value[step] if is_member else getattr(value, step)  # type: ignore[arg-type]
         except (LookupError, AttributeError, TypeError) as error:
             problem = f"has nothing there ({type(error).__name__}: {error})"
@@ -121,6 +121,25 @@ class _OneField:
             value = text_of(value, self._field.name)
         key = self._before + value + self._after
         return key if key.isascii() else check_encodes(key, self._field.name)
+
+
+class _OneArgument:
+    """As `_OneField`, of an argument that is the value itself."""
+
+    __slots__ = ("_after", "_before", "_find", "_name")
+
+    def __init__(self, before: str, field: _Field, after: str) -> None:
+        self._before = before
+        self._find = field.find
+        self._name = field.name
+        self._after = after
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        value = self._find(instance, args, kwargs)
+        if type(value) is not str or not value:
+            value = text_of(value, self._name)
+        key: str = self._before + value + self._after
+        return key if key.isascii() else check_encodes(key, self._name)
 
 
 class _ManyFields:
@@ -188,13 +207,6 @@ class _CalledFingerprint:
         return digest(value, name="fingerprint")
 
 
-class _NoFingerprint:
-    __slots__ = ()
-
-    def of(self, _instance: object, _args: Args, _kwargs: Kwargs) -> bytes:
-        return b""
-
-
 class _OfBound(Generic[T_co]):
     """The function was a bound method when it was decorated, so a plain call does not bring its instance."""
 
@@ -243,7 +255,8 @@ def _template(template: str, arguments: Arguments) -> KeySpec:
     if not parts:
         raise BadInput("key", template, "has no field, so all messages would share one key", _LIKE)
     if len(parts) == 1:
-        return _OneField(*parts[0], before)
+        one = _OneField if parts[0][1].path else _OneArgument
+        return one(*parts[0], before)
     return _ManyFields(parts, before, {_separator(between, template) for between, _ in parts[1:]})
 
 

@@ -244,7 +244,8 @@ class Passage:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
             kind, data = b"n", _why(error).encode(errors="replace")[:500]
         self.result = kind, data
-        return self._completing(kind, data)
+        fence = 0 if self.entry is None else self.entry.token
+        return self.claims.complete(self.record, self._owner, fence, self.guard.retention, kind, data)
 
     def _completing(self, kind: bytes, data: bytes) -> Call[bool]:
         fence = 0 if self.entry is None else self.entry.token

@@ -21,7 +21,7 @@ from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES, Patience
 from idemgate.link.line import OneLine, raised
 from idemgate.link.listen import Ear
-from idemgate.link.resp import pack
+from idemgate.link.resp import pack, request
 from idemgate.link.topology import key_of
 from idemgate.link.wire import Wire
 
@@ -147,7 +147,7 @@ class AsyncLink:
         if wire is None or (self._copies is not None and self._copies.concern(call)):
             asking.go_on(self._insist(call, Patience(asking.within)))
         else:
-            wire.ask(pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)), asking.heard)
+            wire.ask(call.framed or request(call), asking.heard)
         return asking
 
     async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
@@ -213,7 +213,11 @@ class AsyncLink:
                 await asyncio.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            await (self._answered(call, reply, patience) if isinstance(reply, list) else self._insist(call, patience))
+            await (
+                self._insist(call, patience)
+                if reply is None or isinstance(reply, Exception)
+                else self._answered(call, reply, patience)
+            )
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -250,7 +254,7 @@ class AsyncLink:
 
     async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
         copies = self._copies
-        requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        requests = [call.framed or request(call) for call in calls]
         if copies is not None and any(map(copies.concern, calls)):
             return await self._line.ask_durably(copies, requests)
         return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)

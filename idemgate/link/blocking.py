@@ -151,9 +151,16 @@ class Wires:
         self._closed = False
         self._freed = threading.Condition()
 
-    def ask(self, request: bytes) -> Any:
-        """As `BlockingWire.ask`."""
-        wire = self._taken()
+    def ask(self, request: bytes, now: float = 0.0) -> Any:
+        """As `BlockingWire.ask`; `now` is what `monotonic` says, if that is known."""
+        now = now or monotonic()
+        try:  # as `_taken`, without calling it
+            wire = self._resting.pop() if self._forks == forks.count else self._taken()
+        except IndexError:
+            wire = self._taken()
+        if now - wire.rested > REST and wire.stale():
+            self.drop(wire)
+            wire = self._taken()
         try:
             reply = wire.ask(request)
         except rx.ResponseError:
@@ -162,7 +169,7 @@ class Wires:
         except BaseException:
             self.drop(wire)
             raise
-        wire.rested = monotonic()
+        wire.rested = now  # it has rested less: it is looked at a little too often, after a reply that took long
         self._resting.append(wire)
         if self._closed or self._waiting:
             self._given_back()

@@ -7,7 +7,9 @@ from typing import Any, Protocol, cast
 
 import redis.exceptions as rx
 
-__all__ = ["Reader", "new_reader", "pack"]
+from idemgate.core.calls import Call
+
+__all__ = ["Reader", "answers", "new_reader", "pack", "request"]
 
 Word = bytes | str | int
 
@@ -121,3 +123,13 @@ else:
     def new_reader() -> Reader:
         """A reader of one connection."""
         return hiredis.Reader(protocolError=rx.InvalidResponse, replyError=cast(Any, server_error))
+
+
+def request(call: Call[Any]) -> bytes:
+    """A call of a script that the server may know, for calls that are not framed already."""
+    return pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
+
+
+def answers(reply: Any) -> bool:
+    """Whether it is what a script answered: neither an error nor missing."""
+    return reply is not None and not isinstance(reply, Exception)

@@ -19,7 +19,7 @@ from idemgate.link.cluster import ClusterWires
 from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint, one_node
 from idemgate.link.faults import FAILURES, Patience
-from idemgate.link.resp import pack
+from idemgate.link.resp import pack, request
 from idemgate.link.topology import key_of
 
 __all__ = ["SyncLink", "Waiter"]
@@ -53,10 +53,10 @@ class SyncLink:
         try:
             return wires.ask(pack(words))
         except rx.ResponseError as error:
-            self._refused(wires, error)
+            self._suspect(wires, error)
             raise
 
-    def _refused(self, wires: Wires, error: Exception) -> None:
+    def _suspect(self, wires: Wires, error: Exception) -> None:
         if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
             wires.abandon()  # it was the master; the next connection asks the sentinels who is now
 
@@ -66,7 +66,7 @@ class SyncLink:
         self._try(wires, copies)
         reply, *behind = wires.ask_all([pack(words), *copies.requests])
         if isinstance(reply, Exception):
-            self._refused(wires, reply)
+            self._suspect(wires, reply)
             raise reply
         copies.check(behind)
         return reply
@@ -94,9 +94,15 @@ class SyncLink:
 
         Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
         """
-        started = monotonic()
+        started, wires = monotonic(), self._wires
         try:
-            return call.answer(self._send(call))
+            if wires is None or self._copies is not None:
+                return call.answer(self._send(call))
+            try:  # as `_send`, without calling it: this is what a guarded call waits for
+                reply = wires.ask(call.framed or request(call), started)
+            except rx.ResponseError as error:
+                reply = self._refused(wires, error, call)
+            return call.answer(reply)
         except Moved:
             return self._insist(call, Patience(self.seconds if within is None else within, started))
         except FAILURES as error:
@@ -139,25 +145,38 @@ class SyncLink:
                 time.sleep(patience.pause(error))
         # What has no reply, or an error for one, goes again by itself, with the same tokens.
         return [
-            self._answered(call, reply, patience) if isinstance(reply, list) else self._insist(call, patience)
+            self._insist(call, patience)
+            if reply is None or isinstance(reply, Exception)
+            else self._answered(call, reply, patience)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
     def _send(self, call: Call[Any]) -> list[Any]:
-        script, copies = call.script, self._copies
+        copies = self._copies
         if copies is not None and copies.concern(call):
             return self._send_durably(copies, call)
         wires = self._wires
+        if wires is None:
+            return self._ask_node(call)
         try:
-            if wires is None:
-                return self._ask("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
-            return wires.ask(pack(("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)))  # type: ignore[no-any-return]
-        except rx.NoScriptError:
-            return self._ask("EVAL", script.text, len(call.keys), *call.keys, *call.args)  # type: ignore[no-any-return]
+            return wires.ask(call.framed or request(call))  # type: ignore[no-any-return]
         except rx.ResponseError as error:
-            if wires is not None:
-                self._refused(wires, error)
-            raise
+            return self._refused(wires, error, call)  # type: ignore[no-any-return]
+
+    def _ask_node(self, call: Call[Any]) -> list[Any]:
+        """Of a cluster, or of a server that was not asked yet."""
+        words = (len(call.keys), *call.keys, *call.args)
+        try:
+            return self._ask("EVALSHA", call.script.sha, *words)  # type: ignore[no-any-return]
+        except rx.NoScriptError:
+            return self._ask("EVAL", call.script.text, *words)  # type: ignore[no-any-return]
+
+    def _refused(self, wires: Wires, error: rx.ResponseError, call: Call[Any]) -> Any:
+        """The reply of a server that has the script from now on; whatever else it refused is raised."""
+        if not isinstance(error, rx.NoScriptError):
+            self._suspect(wires, error)
+            raise error
+        return self._ask("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
 
     def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
         script, words = call.script, (len(call.keys), *call.keys, *call.args)
@@ -167,7 +186,7 @@ class SyncLink:
             return self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
 
     def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        requests = [pack(("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)) for call in calls]
+        requests = [call.framed or request(call) for call in calls]
         if self._cluster is not None:
             return self._cluster.ask_all([call.keys[0] for call in calls], requests)
         wires, copies = self._wires or self._wired(), self._copies

@@ -14,8 +14,9 @@ from idemgate.errors import NotDurable, StoreError
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
+    from idemgate.link.aio import Asking
 
-__all__ = ["asked", "claimed"]
+__all__ = ["asked", "claimed", "left", "undone"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -25,10 +26,15 @@ def asked(gate: Gate, passage: Passage) -> Entry:
     try:
         return gate.link.run(passage.enter())
     except NotDurable:
-        if not passage.guard.at_most_once:
-            with suppress(StoreError):
-                gate.link.run(passage.release(undo=True), within=0)
+        undone(gate, passage)
         raise
+
+
+def undone(gate: Gate, passage: Passage) -> None:
+    """Gives back what was granted, if that can be done at once."""
+    if not passage.guard.at_most_once:
+        with suppress(StoreError):
+            gate.link.run(passage.release(undo=True), within=0)
 
 
 async def claimed(gate: Gate, passage: Passage) -> Entry:
@@ -37,14 +43,19 @@ async def claimed(gate: Gate, passage: Passage) -> Entry:
     asking = gate.aio.link.start(passage.enter())
     try:
         return await asking.answer
-    except NotDurable:
-        if not passage.guard.at_most_once:
-            with suppress(StoreError):
-                await gate.aio.link.run(passage.release(undo=True), within=0)
+    except (NotDurable, asyncio.CancelledError) as error:
+        await left(gate, passage, asking, error)
         raise
-    except asyncio.CancelledError:
-        gate.aio.link.spawn(_give_back(gate, passage, asking.outcome()))
-        raise
+
+
+async def left(gate: Gate, passage: Passage, asking: Asking[Entry], error: BaseException) -> None:
+    """Gives back what was granted to who does not take it: not as durably as asked, or cancelled."""
+    link = gate.aio.link
+    if not isinstance(error, NotDurable):
+        link.spawn(_give_back(gate, passage, asking.outcome()))
+    elif not passage.guard.at_most_once:
+        with suppress(StoreError):
+            await link.run(passage.release(undo=True), within=0)
 
 
 async def _give_back(gate: Gate, passage: Passage, asking: asyncio.Future[Entry]) -> None:

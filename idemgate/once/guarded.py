@@ -25,7 +25,7 @@ from idemgate.errors import (
     ResultUnavailable,
     StoreError,
 )
-from idemgate.once.asking import asked, claimed
+from idemgate.once.asking import asked, claimed, left, undone
 from idemgate.once.beating import beating, woken
 from idemgate.once.current import Execution, executing
 from idemgate.once.local import Local
@@ -50,7 +50,7 @@ class Guarded:
         gate: Gate,
         guard: Guard,
         key: KeySpec,
-        fingerprint: FingerprintSpec,
+        fingerprint: FingerprintSpec | None,
         retry: tenacity.BaseRetrying | None,
         remember: int,
     ) -> None:
@@ -75,14 +75,15 @@ class Guarded:
     # The blocking driver.
 
     def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        key, fingerprint = self.key.of(instance, args, kwargs), self.fingerprint.of(instance, args, kwargs)
+        key = self.key.of(instance, args, kwargs)
+        fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
-            return cast(R, shared.value)
+            return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         passage = Passage(self.guard, self.gate.claims, key, fingerprint)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
         if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
-            return cast(R, answer.give())
+            return answer.give()  # type: ignore[no-any-return]
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
                 return work(*args, **kwargs)
@@ -101,8 +102,14 @@ class Guarded:
         """(what the duplicate gets or None to run, whether the store guards the run)."""
         if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
+        gate = self.gate
         try:
-            verdict = passage.judge(asked(self.gate, passage))
+            try:  # as `asked`, without calling it
+                entry = (gate._link or gate.link).run(passage.enter())
+            except NotDurable:
+                undone(gate, passage)
+                raise
+            verdict = passage.judge(entry)
             if isinstance(verdict, Wait):
                 verdict = self._wait(passage)
             return self._noted(passage, verdict), True
@@ -119,10 +126,13 @@ class Guarded:
     def _settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
         counted, not raised."""
+        gate = self.gate
         try:
-            self._settled(passage, self.gate.link.run(call, self.patience), done)
+            held = (gate._link or gate.link).run(call, self.patience)
         except StoreError as error:
             self._unsaved(passage, error)
+        else:
+            self._settled(passage, held, done)
 
     # The awaiting driver.
 
@@ -133,16 +143,17 @@ class Guarded:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> R:
-        key, fingerprint = self.key.of(instance, args, kwargs), self.fingerprint.of(instance, args, kwargs)
+        key = self.key.of(instance, args, kwargs)
+        fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
-            return cast(R, shared.value)
+            return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         passage = Passage(self.guard, self.gate.claims, key, fingerprint)
         work: Callable[..., Awaitable[R]] = wrapped
         if self.retry:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
         answer, guarded = await self._await_enter(passage)
         if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
-            return cast(R, answer.give())
+            return answer.give()  # type: ignore[no-any-return]
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
                 return await work(*args, **kwargs)
@@ -161,7 +172,13 @@ class Guarded:
         if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
-            verdict = passage.judge(await claimed(self.gate, passage))
+            asking = self.gate.aio.link.start(passage.enter())
+            try:  # as `claimed`, without one more coroutine
+                entry = await asking.answer
+            except (NotDurable, asyncio.CancelledError) as error:
+                await left(self.gate, passage, asking, error)
+                raise
+            verdict = passage.judge(entry)
             if isinstance(verdict, Wait):
                 verdict = await self._await_wait(passage)
             return self._noted(passage, verdict), True
@@ -212,7 +229,7 @@ class Guarded:
         return passage.recognise(known)
 
     def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
-        entry = cast(Entry, passage.entry)
+        entry: Entry = passage.entry  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         if entry.state == "started":
             self.gate.counters.add("once.started")
             if entry.taken_over:
@@ -235,11 +252,11 @@ class Guarded:
 
     def _running(self, passage: Passage) -> beating:
         """Heartbeats, and `current()`, while the work runs."""
-        entry, guard = cast(Entry, passage.entry), self.guard
+        entry: Entry = passage.entry  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         recovered = self.gate.codec.decode(entry.checkpoint) if entry.checkpoint else None
         save = functools.partial(self._note, passage)
         execution = Execution(passage.key, entry.token, entry.attempt, recovered, save)
-        return beating(self.gate, guard.lease, passage.renew, execution)
+        return beating(self.gate, self.guard.lease, passage.renew, execution)
 
     def _note(self, passage: Passage, data: object) -> tuple[Gate, Call[bool]]:
         note = self.gate.codec.encode(data, "checkpoint")  # the guard's codec has a limit that is meant for results

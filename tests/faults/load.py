@@ -79,7 +79,7 @@ def _listening(say: Teller) -> None:
     answer = Call.answer
 
     def answered(self: Call[Any], reply: Any) -> Any:
-        if self.script.name == "once/complete" and reply[0] == b"ok":
+        if self.script.name == "once/complete" and reply == b"k":
             say("done", self.keys[0].decode().rpartition(":")[2].rstrip("}"))
         if self.script.name in OTHERS and reply[0] == b"ok":
             topic = self.keys[0].decode().split(":")[3]

@@ -10,6 +10,7 @@ when, and what was done.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -31,7 +32,8 @@ LEASE, KEEP = 10_000, 120_000
 PRINT = b"print of sixteen"
 START = 1_700_000_000.0
 BEGIN = 1_700_000_000_000
-SNAPSHOT = f"""{source("lib/read")}
+SNAPSHOT = f"""{source("lib/fields")}
+{source("lib/read")}
 local r = read(KEYS[1])
 return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "",
   {{ r.state, r.owner, r.fence, r.ends, r.print, r.attempts, r.taken }} }}"""
@@ -212,6 +214,7 @@ class Search(exhaustive.Search[State, Step]):
     def answered(self, before: State, step: Step, reply: tuple[Any, ...], found: tuple[Any, ...]) -> State:
         dumps, content, says = found
         after = replace(before, dumps=dumps, content=content, found=Stored(*says), path=(*before.path, step.name))
+        reply = _told(reply)
         word = reply[0].decode()
         changed = after.content != before.content
         if step.told is not None:
@@ -353,6 +356,19 @@ def _had_effect(state: State, name: str, owner: bytes) -> bool:
     """The request itself; or, last of all, a copy of it."""
     last = state.world.last
     return any((one.effect or one.number == last) and one.script == name and one.args[0] == owner for one in state.sent)
+
+
+def _told(reply: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a packed reply says, in the words of the others, without their time."""
+    packed = bytes(reply) if isinstance(reply[0], int) else b""
+    if packed == b"k":
+        return b"ok", 0
+    if packed[:1] == b"s":
+        return b"started", 0, *struct.unpack_from(">xQII", packed), packed[17:]
+    if packed:
+        kind, token, attempt, left = struct.unpack_from(">xcQIQ", packed)
+        return b"done", 0, kind, packed[22:], token, attempt, left
+    return reply
 
 
 def _timeless(reply: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -37,51 +37,53 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, reco
 OVER, WAIT = SCOPES
 FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "a claim does not look at the lease": (OVER, "once/claim", {"if left > 0 then": "if left > 1e15 then"}),
-    "a claim does not know its copies": (OVER, "once/claim", {"if r.owner == token then": "if false then"}),
-    "tokens do not rise": (OVER, "once/claim", {"fence(r.fence, now_us)": "now_us"}),
+    "a claim does not know its copies": (OVER, "once/claim", {"if owner == token and": "if false and"}),
+    "tokens do not rise": (OVER, "once/claim", {"fence(last, now_us)": "now_us"}),
     "a lost lease is not counted": (OVER, "once/claim", {"taken = taken + 1": ""}),
-    "attempts are not counted": (OVER, "once/claim", {"attempts = attempts + 1": "attempts = 1"}),
-    "an owner that vanished is not waited for": (WAIT, "once/claim", {"if r.held == 1 then": "if false then"}),
-    "what is done is free": (OVER, "once/claim", {'local finished = state == "d" or': "local finished ="}),
-    "what is done stays so for ever": (OVER, "once/claim", {"r.ends <= now_ms then": "false then"}),
+    "attempts are not counted": (OVER, "once/claim", {"now_us), attempts + 1": "now_us), 1"}),
+    "an owner that vanished is not waited for": (WAIT, "once/claim", {"if held == 1 then": "if false then"}),
+    "what is done is free": (OVER, "once/claim", {'kind ~= ""\n': 'state == "f"\n'}),
+    "what is done stays so for ever": (OVER, "once/claim", {"ends <= now_ms then": "false then"}),
     "the lease that is left is more": (OVER, "once/claim", {'"busy", now_ms, left,': '"busy", now_ms, left + 1,'}),
     "a former owner beats": (OVER, "once/renew", {"r.owner ~= token": "false"}),
     "a heartbeat revives what has ended": (OVER, "once/renew", {'r.state ~= "p" or': ""}),
     "a heartbeat says lost, and holds": (OVER, "once/renew", {'"ok", now_ms }': '"lost", now_ms }'}),
     "anybody completes": (
-        OVER, "once/complete", {"if r.owner ~= ARGV[2] or r.fence ~= tonumber(ARGV[3]) then": "if false then"}),
+        OVER, "once/complete", {"if owner ~= ARGV[2] or not granted then": "if false then"}),
     "what an earlier grant did completes a later one": (
-        OVER, "once/complete", {"or r.fence ~= tonumber(ARGV[3]) then": "then"}),
+        OVER, "once/complete", {"or not granted then": "then"}),
     "what was given back is completed": (
-        OVER, "once/complete", {'if r.state ~= "p" then': 'if r.state ~= "p" and r.state ~= "r" then'}),
+        OVER, "once/complete", {'if state ~= "p" then': 'if state ~= "p" and state ~= "r" then'}),
     "a lease that lapsed cannot be completed": (
-        OVER, "once/complete", {"if r.owner ~= ARGV[2] or": "if r.owner ~= ARGV[2] or r.ends <= now_ms or"}),
-    "a completion does not know its copies": (OVER, "once/complete", {'mine and "ok" or "lost"': '"lost"'}),
+        OVER, "once/complete", {"if owner ~= ARGV[2] or": "if owner ~= ARGV[2] or ends <= now_ms or"}),
+    "a completion does not know its copies": (OVER, "once/complete", {'owner == "" and granted': "false"}),
     "a copy of a completion lasts longer": (
-        OVER, "once/complete", {'if r.state ~= "p" then': 'if r.state ~= "p" and r.owner ~= "" then',
-            "if r.owner ~= ARGV[2] or": 'if r.owner ~= ARGV[2] and r.owner ~= "" or'}),
+        OVER, "once/complete", {'if state ~= "p" then': 'if state ~= "p" and owner ~= "" then',
+            "if owner ~= ARGV[2] or": 'if owner ~= ARGV[2] and owner ~= "" or'}),
     "whatever is done was done by whoever asks": (
-        OVER, "once/complete", {"and r.fence == tonumber(ARGV[3])": ""}),
+        OVER, "once/complete", {'owner == "" and granted': 'owner == ""'}),
     "what was decided was done by the owner that vanished": (
-        OVER, "once/complete", {'and r.owner == "" and': "and"}),
+        OVER, "once/complete", {'and owner == "" and': "and"}),
     "what is done loses its fingerprint": (
-        OVER, "once/complete", {"rewrite(key, ended(": 'r.print = ""\nrewrite(key, ended('}),
-    "what is done loses its result": (OVER, "once/complete", {"now_ms, ARGV[6])": 'now_ms, "")'}),
-    "what is done is kept for no time": (OVER, "once/complete", {"now_ms + retention, now_ms": "now_ms + 1, now_ms"}),
+        OVER, "once/complete", {"now_ms, print, ARGV[6]": 'now_ms, "", ARGV[6]'}),
+    "what is done loses its result": (OVER, "once/complete", {"print, ARGV[6])": 'print, "")'}),
+    "what is done is kept for no time": (
+        OVER, "once/complete", {"now_ms + tonumber(ARGV[4]), now_ms": "now_ms + 1, now_ms"}),
     "the short form does not say that a fingerprint follows": (
         OVER, "once/complete", {'print == "" and code or code + 1': "code"}),
-    "the short form hides a second attempt": (OVER, "once/complete", {"r.attempts == 1 and r.taken == 0 and": ""}),
+    "the short form hides a second attempt": (OVER, "once/complete", {"and attempts == 1 and taken == 0": ""}),
     "anybody gives back": (OVER, "once/release", {"if r.owner ~= token then": "if false then"}),
     "what is done is given back": (
         OVER, "once/release", {"if r.owner ~= token then": 'if r.owner ~= token and r.state ~= "d" then',
             'if state ~= "p" then': "if false then"}),
     "giving back does not know its copies": (OVER, "once/release", {'if state == "r" then': "if false then"}),
-    "giving back leaves nothing": (OVER, "once/release", {"rewrite(key, left, keep)": 'redis.call("DEL", key)'}),
+    "giving back leaves nothing": (
+        OVER, "once/release", {"rewrite(key, recorded(left), keep)": 'redis.call("DEL", key)'}),
     "what came since is forgotten": (OVER, "once/forget", {"r.fence ~= tonumber(ARGV[3]) or": ""}),
     "what has ended since is forgotten": (OVER, "once/forget", {'(state == "p") ~= (ARGV[5] == "1")': "false"}),
     "what is live is forgotten": (OVER, "once/forget", {'state == "p" and ARGV[4] ~= "1"': "false"}),
     "forgetting does not know its copies": (OVER, "once/forget", {"if r.owner == request then": "if false then"}),
-    "forgetting lets tokens fall": (OVER, "once/forget", {"fence = r.fence, attempts = 0": "fence = 0, attempts = 0"}),
+    "forgetting lets tokens fall": (OVER, "once/forget", {"request, r.fence,": "request, 0,"}),
     "what came since is decided": (OVER, "once/resolve", {"r.fence ~= tonumber(ARGV[3])": "false"}),
     "what is live is decided": (OVER, "once/resolve", {"if left > 0 then": "if false then"}),
     "deciding does not know its copies": (OVER, "once/resolve", {"if r.owner == request then": "if false then"}),

@@ -51,7 +51,7 @@ KEY_NAMES = {
 @dataclass(frozen=True)
 class Header:
     """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one;
-    `many`: any number of keys of one kind."""
+    `many`: any number of keys of one kind; `packed`: what replies begin with that are one string."""
 
     about: str
     keys: int
@@ -60,6 +60,7 @@ class Header:
     tail: tuple[int, int] | None
     words: frozenset[str]
     each: frozenset[str]
+    packed: frozenset[str]
 
     def takes(self, args: int) -> bool:
         """Whether a call may have that many arguments."""
@@ -86,6 +87,7 @@ def header_of(text: str) -> Header:
         each=frozenset(
             word for part in re.findall(r", then ([^{}]*)", returns) for word in re.findall(r'"(\w+)"', part)
         ),
+        packed=frozenset(re.findall(r'packed "(\w)"', returns)),
     )
 
 
@@ -258,7 +260,9 @@ def _words_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
         yield f"answers {sorted(words)}, its header says {sorted(header.words)}"
     written = re.findall(r'(?:return|receipt =|reply\[[^\n\]]+\] =) ([^\n{]*"\w+"[^\n]*)', code)
     each = {word for one in written for word in re.findall(r'(?<!== )"(\w+)"', one) if "redis." not in one}
-    if each != header.each:
+    if not header.packed <= each:
+        yield f"answers packed {sorted(each)}, its header says {sorted(header.packed)}"
+    if each - header.packed != header.each:
         yield f"answers {sorted(each)} for each, its header says {sorted(header.each)}"
 
 

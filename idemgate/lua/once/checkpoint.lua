@@ -6,7 +6,7 @@
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/read"
---- @include "lib/record"
+--- @include "lib/recorded"
 local key, token = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read(key)
@@ -17,5 +17,5 @@ if r.state ~= "p" or r.owner ~= token then
   return { "lost", now_ms }
 end
 r.data = ARGV[3]
-redis.call("SET", key, record(r), "KEEPTTL")
+redis.call("SET", key, recorded(r), "KEEPTTL")
 return { "ok", now_ms }

@@ -7,25 +7,28 @@
 --- ARGV[4] retention, ms
 --- ARGV[5] kind of result: "v" a value, "n" none was storable, "e" a failure
 --- ARGV[6] result
---- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
+--- Returns packed "k": kept {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/read"
+--- @include "lib/fields"
+--- @include "lib/record"
 --- @include "lib/rewrite"
---- @include "lib/ended"
 --- @include "lib/wake"
-local key, retention, kind = KEYS[1], tonumber(ARGV[4]), ARGV[5]
+local key, kind = KEYS[1], ARGV[5]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local r, problem = read(key)
-if not r then
-  return { "foreign", now_ms, problem }
+local state, had, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = fields(redis.pcall("GET", key))
+if not state then
+  return { "foreign", now_ms, had }
 end
-if r.state ~= "p" then
-  local mine = r.kind ~= "" and r.owner == "" and r.fence == tonumber(ARGV[3])
-  return { mine and "ok" or "lost", now_ms }
-end
-if r.owner ~= ARGV[2] or r.fence ~= tonumber(ARGV[3]) then
+local granted = fence == tonumber(ARGV[3])
+if state ~= "p" then
+  if had ~= "" and owner == "" and granted then
+    return "k"
+  end
   return { "lost", now_ms }
 end
-rewrite(key, ended(r, kind == "e" and "f" or "d", kind, "", now_ms + retention, now_ms, ARGV[6]), retention)
-wake(key, r)
-return { "ok", now_ms }
+if owner ~= ARGV[2] or not granted then
+  return { "lost", now_ms }
+end
+rewrite(key, record(kind == "e" and "f" or "d", kind, "", fence, attempts, taken, now_ms + tonumber(ARGV[4]), now_ms, print, ARGV[6]), ARGV[4])
+wake(key, waited, owner)
+return "k"

@@ -10,6 +10,7 @@
 ---         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/read"
+--- @include "lib/record"
 --- @include "lib/rewrite"
 --- @include "lib/lease_holds"
 --- @include "lib/wake"
@@ -36,8 +37,6 @@ if state == "p" and ARGV[4] ~= "1" then
   end
 end
 -- Ended before it began, whatever the clock says: what reads it finds nothing.
-rewrite(key, {
-  state = "r", kind = "", owner = request, fence = r.fence, attempts = 0, taken = 0, ends = 0, since = now_ms, print = "", data = "",
-}, 60000)
-wake(key, r)
+rewrite(key, record("r", "", request, r.fence, 0, 0, 0, now_ms, "", ""), 60000)
+wake(key, r.waited, r.owner)
 return { "forgotten", now_ms }

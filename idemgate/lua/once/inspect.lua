@@ -16,7 +16,7 @@ end
 local state, retained, data = r.state, r.ends - now_ms, r.data
 local left, result, checkpoint = 0, "", data
 if state == "p" then
-  left, retained = lease_left(r, now_ms), 0
+  left, retained = lease_left(r.ends, r.lease, now_ms), 0
 elseif retained <= 0 then
   state = "absent"
 elseif state ~= "r" then

@@ -8,6 +8,7 @@
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/read"
+--- @include "lib/recorded"
 --- @include "lib/rewrite"
 --- @include "lib/ended"
 --- @include "lib/wake"
@@ -33,6 +34,6 @@ left.print = ""
 if ARGV[4] == "1" then
   left.attempts = left.attempts - 1
 end
-rewrite(key, left, keep)
-wake(key, r)
+rewrite(key, recorded(left), keep)
+wake(key, r.waited, r.owner)
 return { "ok", now_ms }

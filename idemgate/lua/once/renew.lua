@@ -7,6 +7,7 @@
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/read"
+--- @include "lib/recorded"
 --- @include "lib/rewrite"
 --- @include "lib/outlives"
 local key, token, lease, keep = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -19,5 +20,5 @@ if r.state ~= "p" or r.owner ~= token then
   return { "lost", now_ms }
 end
 r.ends, r.lease = now_ms + lease, lease
-rewrite(key, r, outlives(r.held, lease + keep))
+rewrite(key, recorded(r), outlives(r.held, lease + keep))
 return { "ok", now_ms }

@@ -12,6 +12,7 @@
 ---         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/read"
+--- @include "lib/recorded"
 --- @include "lib/rewrite"
 --- @include "lib/ended"
 --- @include "lib/lease_holds"
@@ -40,6 +41,6 @@ local state, kind, data = "r", "", r.data
 if ARGV[4] == "1" then
   state, kind, data = "d", ARGV[6], ARGV[7]
 end
-rewrite(key, ended(r, state, kind, request, now_ms + retention, now_ms, data), retention)
-wake(key, r)
+rewrite(key, recorded(ended(r, state, kind, request, now_ms + retention, now_ms, data)), retention)
+wake(key, r.waited, r.owner)
 return { "ok", now_ms }
