@@ -81,8 +81,8 @@ local function taking(K, p, now_us, request, want)
     end
   end
 
-  local last = redis.call("HGET", K.facts, "fence")
-  local keys, lease_end = {}, digits(now_ms + want.lease)
+  local facts = redis.call("HMGET", K.facts, "fence", "lease")
+  local last, keys, lease_end = facts[1], {}, digits(now_ms + want.lease)
   -- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
   -- now on as if it had begun now. (Fences of one batch run ahead of the clock by microseconds.)
   if (tonumber(last) or 0) > now_us + 1000000 then
@@ -240,6 +240,9 @@ local function taking(K, p, now_us, request, want)
   done.taken = #keys
   if #keys > 0 then
     redis.call("HSET", K.facts, "fence", digits(last))
+    if want.lease > (tonumber(facts[2]) or 0) then
+      redis.call("HSET", K.facts, "lease", digits(want.lease))
+    end
     if want.interval > 0 then
       local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
       redis.call("HSET", K.facts, "rate", digits(ahead + #keys * want.interval))
