@@ -188,7 +188,9 @@ def _message(packed: Any, merge: Merge | None, codec: Codec) -> _Message:
         _text(fields[place])
     if merge is not None:
         merge.lower(fields[8], codec)
-    return _Message(_whole(fields[0], 1), _whole(fields[3]), _whole(fields[4]), _text(fields[11]), fields[8], fields[12])
+    return _Message(
+        _whole(fields[0], 1), _whole(fields[3]), _whole(fields[4]), _text(fields[11]), fields[8], fields[12]
+    )
 
 
 def _flight(packed: bytes, merge: Merge | None, codec: Codec) -> _Flight:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from idemgate import Gate
 from idemgate.cli import main
 from idemgate.core import keys
+from idemgate.core.acl import rule
 from idemgate.core.diagnosis import Check, Seen, diagnose
 from tests import cluster as servers
 
@@ -142,6 +144,54 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
     assert refused("quiet") == []
     assert {one["name"]: one["state"] for one in told["checks"]}["server"] == "skipped"
     assert code == 0
+
+
+def auditor(client: Any, **options: Any) -> None:
+    """A user of that role, called "eye"."""
+    client.execute_command(*rule(["auditor"], "default", "eye", **options))
+    client.execute_command("ACL", "SETUSER", "eye", "nopass")
+
+
+def test_a_user_who_only_looks_runs_all_of_it_and_nothing_is_written(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    with Gate(url) as gate:
+        gate.topic("t", window="1h").trigger("k", 1)
+        gate.first("k", "1h")
+        gate.first("k", "1h", compact=True)
+    auditor(client)
+    before, written = (
+        {key: client.dump(key) for key in client.scan_iter()},
+        client.info()["rdb_changes_since_last_save"],
+    )
+    asking = url.replace("//", "//eye:x@")
+    # When somebody with the access list of the role looks
+    code, told = doctor("--url", asking, "--audit", "--read-only")
+    # Then all is looked at that others look at, and nothing is changed, not for a moment
+    assert (code, wrong(told), told["audit"]["sound"], told["audit"]["counted"]["pending"]) == (0, {}, True, 1)
+    assert {one["name"]: one["state"] for one in told["checks"]} == dict.fromkeys(
+        ["server", "eviction", "memory", "persistence", "clock", "permissions", "namespace"], "ok"
+    )
+    assert {key: client.dump(key) for key in client.scan_iter()} == before
+    assert client.info()["rdb_changes_since_last_save"] == written
+    # And without the word it is said that this user may not write, and what to do
+    code, told = doctor("--url", asking)
+    assert code == 1
+    assert all("--read-only" in one["mend"] for one in told["checks"] if one["state"] == "error")
+
+
+def test_a_user_who_only_looks_sees_all_of_a_cluster(tmp_path: Path, doctor: Doctor) -> None:
+    with servers.cluster(tmp_path) as ports:
+        for port in ports:
+            with redis.Redis(port=port) as client:
+                auditor(client, cluster=True)
+        with Gate(f"redis+cluster://127.0.0.1:{ports[0]}") as gate:
+            gate.topic("t", slots=8).trigger_many([(f"k{n}", n) for n in range(30)])
+        url = f"redis+cluster://eye:x@127.0.0.1:{ports[0]}"
+        _, told = doctor("--url", url, "--audit", "--read-only")
+        assert told["audit"]["sound"]
+        assert told["audit"]["counted"]["pending"] == 30
+        assert [one["state"] for one in told["checks"] if one["name"] == "cluster"] == ["ok"] * 3
+        assert {*wrong(told)} == {"persistence"}  # these nodes keep nothing
 
 
 def test_each_node_of_a_cluster_is_looked_at(tmp_path: Path, doctor: Doctor) -> None:

@@ -16,7 +16,8 @@ __all__ = ["add_to"]
 DESCRIPTION = """\
 Looks at the server's version, eviction, persistence, replicas, clock, memory and permissions, and at the namespace, and
 says what is wrong and what mends it. Changes nothing, but for one record of its own that is gone after a second: the
-proof that writing is permitted. With --audit it reads everything in the namespace and checks it, too."""
+proof that writing is permitted; with --read-only not even that. With --audit it reads everything in the namespace and
+checks it, too."""
 EPILOG = "exit codes: 0 = no error (there may be warnings), 1 = an error, or the store is away, 2 = wrong command line"
 
 
@@ -32,6 +33,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
     parser.add_argument("--namespace", default="default", metavar="NAME", help="what to look at (default: default)")
     parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
+    parser.add_argument(
+        "--read-only", action="store_true", help="try nothing that writes: for a user who only looks (role auditor)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.set_defaults(command=doctor)
 
@@ -43,7 +47,7 @@ def doctor(options: argparse.Namespace) -> int:
         raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
     where = Namespace(url, options.namespace)
     report = audit(where.url, where.name) if options.audit else None  # before there is a record of the doctor's own
-    checks = examined(where)
+    checks = examined(where, writes=not options.read_only)
     if options.json:
         print(as_json(where, checks, report))
     else:
