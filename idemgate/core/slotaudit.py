@@ -332,7 +332,7 @@ def _leases(seen: _Seen) -> Iterator[Finding]:
     now, latest = seen.found.now_ms, _latest(seen)
     for key, score in seen.found.lease.items():
         if score > latest:
-            what = f"the lease of {shown(key)} ends at {score:.0f}, no lease of this slot does after {latest}, now is {now}"
+            what = f"the lease of {shown(key)} ends at {score:.0f}, none of this slot does after {latest}, now is {now}"
             mend = f"ZADD {quoted(seen.slot.key('lease'))} {now} {quoted(key)}"
             yield Finding("lease", seen.slot.key("lease"), f"{what}: it will not lapse when its owner dies", mend)
 

@@ -18,7 +18,7 @@ from idemgate.core import keys
 from idemgate.core.findings import KINDS
 from idemgate.link.servers import servers
 from idemgate.link.sync import SyncLink
-from idemgate.testing import audit
+from idemgate.testing import Clock, audit
 from idemgate.testing.audit import _Audit
 
 Plant = Callable[["Hand"], object]

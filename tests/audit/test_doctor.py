@@ -159,10 +159,8 @@ def test_a_user_who_only_looks_runs_all_of_it_and_nothing_is_written(start: Any,
         gate.first("k", "1h")
         gate.first("k", "1h", compact=True)
     auditor(client)
-    before, written = (
-        {key: client.dump(key) for key in client.scan_iter()},
-        client.info()["rdb_changes_since_last_save"],
-    )
+    before = {key: client.dump(key) for key in client.scan_iter()}
+    written = client.info()["rdb_changes_since_last_save"]
     asking = url.replace("//", "//eye:x@")
     # When somebody with the access list of the role looks
     code, told = doctor("--url", asking, "--audit", "--read-only")
