@@ -198,7 +198,7 @@ def _clock(seen: Seen) -> Iterator[Check]:
         what = f"the server is {abs(seen.apart):.1f} s {'ahead' if seen.apart > 0 else 'behind'}: at= means its time"
         yield Check("clock", "warning", what, mend)
     else:
-        yield Check("clock", "ok", f"{seen.apart * 1000:+.0f} ms from ours, steady")
+        yield Check("clock", "ok", f"{round(seen.apart * 1000):+d} ms from ours, steady")
 
 
 def _clients(seen: Seen) -> Iterator[Check]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgpack
@@ -264,6 +265,14 @@ def shown(name: bytes) -> str:
     return repr(text(name))
 
 
+def _at(ms: float) -> str:
+    """A moment as people read it; the number where it is none."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms}"
+
+
 # -- what must hold ---------------------------------------------------------------------------------------------------
 
 
@@ -332,9 +341,9 @@ def _leases(seen: _Seen) -> Iterator[Finding]:
     now, latest = seen.found.now_ms, _latest(seen)
     for key, score in seen.found.lease.items():
         if score > latest:
-            what = f"the lease of {shown(key)} ends at {score:.0f}, none of this slot does after {latest}, now is {now}"
+            what = f"the lease of {shown(key)} ends at {_at(score)}, and none of this slot can after {_at(latest)}"
             mend = f"ZADD {quoted(seen.slot.key('lease'))} {now} {quoted(key)}"
-            yield Finding("lease", seen.slot.key("lease"), f"{what}: it will not lapse when its owner dies", mend)
+            yield Finding("lease", seen.slot.key("lease"), f"{what}: it comes back too late if its owner dies", mend)
 
 
 def _latest(seen: _Seen) -> int:
@@ -484,7 +493,7 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
     for key, score in seen.found.due.items():
         one = seen.pending.get(key) if places[key] == 1 and key not in seen.found.flight else None
         if one and score != one.due and not (score < one.due and _flushed(seen, one)):
-            what = f"{shown(key)} is scheduled at {score:.0f}, its message is due at {one.due}"
+            what = f"{shown(key)} is scheduled at {_at(score)}, its message is due at {_at(one.due)}"
             yield Finding("disagrees", seen.slot.key("due"), what, _schedule(seen, key))
     standing = [("ready", due, key, None) for due, key in seen.ready.values()]
     for part, due, key, group in [*standing, *(("line", due, key, group) for group, due, key in seen.line.values())]:

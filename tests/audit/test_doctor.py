@@ -133,7 +133,8 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
     def refused(user: str) -> list[str]:
         told = doctor("--url", url.replace("//", f"//{user}:x@"))[1]
         found = [one["what"] for one in told["checks"] if one["name"] == "permissions" and one["state"] == "error"]
-        return [one.partition(":")[0].removeprefix("this connection may not ") for one in found]
+        refused = [one.partition(": ")[0].removeprefix("this connection may not ") for one in found]
+        return [what for one in refused for what in one.split(", ")]
 
     assert refused("all") == []
     assert refused("reader") == ["run scripts that write"]
@@ -144,6 +145,28 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
     assert refused("quiet") == []
     assert {one["name"]: one["state"] for one in told["checks"]}["server"] == "skipped"
     assert code == 0
+
+
+def test_a_wrong_password_is_said_once(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    client.execute_command("ACL", "SETUSER", "eye", "on", ">secret", "+@all", "~*", "&*")
+    code, told = doctor("--url", url.replace("//", "//eye:wrong@"))
+    assert (code, wrong(told)) == (1, {"login": "error"})
+    assert "wrong" not in str(told)
+
+
+def test_the_environment_names_the_namespace_too(
+    start: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = start(*SOUND)
+    monkeypatch.setenv("IDEMGATE_URL", url)
+    monkeypatch.setenv("IDEMGATE_NAMESPACE", "shop")
+    for words, says in (
+        (["doctor"], "namespace shop"), (["topics"], "'shop'"), (["acl", "auditor"], "SETUSER shop-auditor"),
+        (["doctor", "-n", "other"], "is that its name?"),
+    ):  # fmt: skip
+        assert main(words) == 0
+        assert says in capsys.readouterr().out
 
 
 def auditor(client: Any, **options: Any) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
+from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.cli.doctor.examine import Namespace, examined
 from idemgate.cli.doctor.showing import as_json, show
-from idemgate.errors import NotConfigured
 from idemgate.testing.audit import audit
 
 __all__ = ["add_to"]
@@ -30,8 +29,8 @@ def add_to(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
-    parser.add_argument("--namespace", default="default", metavar="NAME", help="what to look at (default: default)")
+    add_url(parser)
+    add_namespace(parser)
     parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
     parser.add_argument(
         "--read-only", action="store_true", help="try nothing that writes: for a user who only looks (role auditor)"
@@ -42,10 +41,7 @@ def add_to(commands: Any) -> None:
 
 def doctor(options: argparse.Namespace) -> int:
     """0 without errors, 1 with. Raises NotConfigured, BadInput, StoreError."""
-    url = options.url or os.environ.get("IDEMGATE_URL")
-    if not url:
-        raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
-    where = Namespace(url, options.namespace)
+    where = Namespace(url_of(options), options.namespace)
     report = audit(where.url, where.name) if options.audit else None  # before there is a record of the doctor's own
     checks = examined(where, writes=not options.read_only)
     if options.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -126,21 +127,26 @@ def _permitted(where: Namespace, writes: bool) -> Iterator[Check]:
     }
     if not writes:
         del tried["run scripts that write"], tried["publish a hint"]
-    refused: dict[str, str] = {}
+    refused: defaultdict[str, list[str]] = defaultdict(list)
     try:
         for what, attempt in tried.items():
             try:
                 attempt()
             except StoreError as error:
-                refused[what] = str(error)
+                refused[str(error)].append(what)
     finally:
         link.close()
     if not refused:
         what = "read, write and publish in this namespace" if writes else "read this namespace; writing was not tried"
         yield Check("permissions", "ok", f"scripts may {what}")
-    for what, why in refused.items():
+    for why, found in refused.items():
+        what = ", ".join(found)
         if any(word in why for word in ("NOPERM", "permission", "can't run", "can't access")):
             yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
+        elif any(word in why for word in ("password", "NOAUTH", "uthentication")):
+            yield Check(
+                "login", "error", why, "the user and the password in the URL: redis://user:password@host:6379/0"
+            )
         else:
             yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
 
@@ -179,4 +185,4 @@ def _strangers(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
         what = f"{seen}; {len(strange):,} of another layout, such as {strange[0]}"
         mend = "let one version of idemgate use a namespace; delete what an older one left"
         return Check("namespace", "warning", what, mend), listens
-    return Check("namespace", "ok", seen), listens
+    return Check("namespace", "ok", seen if looked else "nothing in it: is that its name? (--namespace)"), listens

@@ -93,7 +93,14 @@ def _wrapped(style: str, head: str, text: str) -> Iterator[Line]:
 
 
 def _report(report: Report) -> Iterator[Line]:
-    counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in report.counted.items())
+    states = [
+        f"{n:,} {name.removeprefix('records ')}" for name, n in report.counted.items() if name.startswith("records ")
+    ]
+    counted = ", ".join(
+        f"{n:,} {name.replace('_', ' ')}" + (f" ({', '.join(sorted(states))})" if states and name == "records" else "")
+        for name, n in report.counted.items()
+        if not name.startswith("records ")
+    )
     yield "bold", "\naudit"
     state = "ok" if report.sound else "error" if report.errors else "warning"
     yield from _wrapped(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {counted}")
