@@ -176,7 +176,7 @@ class _Audit:
                 raise
             yield Finding("wrong-type", text(key), f"the registry of topics cannot be read: {error}")
             return
-        found = dict(_pairs(stored))
+        found: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
         for name, packed in found.items():
             if b" " in name:  # what is noted of a change of slots
                 continue
@@ -275,10 +275,3 @@ def _asked(link: SyncLink, *words: str | bytes) -> Any:
 def _count(found: Contents, counted: Counter[str]) -> None:
     counted["slots closed" if found.closed else "slots"] += 1
     counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
-
-
-def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
-    if isinstance(flat, dict):  # as redis-py's cluster client reads it
-        yield from flat.items()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    else:
-        yield from zip(flat[::2], flat[1::2], strict=True)
