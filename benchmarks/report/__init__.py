@@ -8,7 +8,7 @@ from string import Template
 from benchmarks.environments import RESULTS
 from benchmarks.machine import ROOT
 from benchmarks.report import sections
-from benchmarks.report.targets import targets
+from benchmarks.report.targets import reasons, targets
 
 __all__ = ["write"]
 
@@ -26,5 +26,5 @@ def write() -> None:
     pictures = {name.replace("-", "_"): f"![{name}](performance/{name}.svg)" for name in draw(PICTURES)}
     blank = dict.fromkeys(("guard_sync_plot", "guard_async_plot", "scheduler_plot", "lateness_plot"), "")
     plots = {f"{name}_plot": link for name, link in pictures.items()}
-    PAGE.write_text(text.substitute(blank | plots, targets=targets(), **found))
+    PAGE.write_text(text.substitute(blank | plots, targets=targets(), reasons=reasons(), **found))
     print(f"{PAGE.relative_to(ROOT)}, from {RESULTS}")

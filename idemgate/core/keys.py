@@ -240,8 +240,8 @@ def is_ours(key: bytes) -> bool:
 
 
 class Owner(NamedTuple):
-    """What a key of a namespace belongs to: `kind` "once", "topics", "touched", "slot", "out" or "members"; "layout" is
-    a key of another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the
+    """What a key of a namespace belongs to: `kind` "once", "seen", "topics", "touched", "slot", "out" or "members";
+    "layout" is a key of another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the
     topic or the group of members."""
 
     kind: str

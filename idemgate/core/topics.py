@@ -231,14 +231,14 @@ class TopicCalls:
         """One script call per slot and 200 triggers. All are checked before the first call is made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
-    def put_many(self, triggers: Sequence[Asked]) -> Batch[list[Receipt]]:
+    def put_many(self, triggers: list[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
         if self.policy.slots == 1:
             return Batch([self._triggers(0, part) for part in _parts(triggers)], _flat)
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, asked in enumerate(triggers):
             by_slot[self.at(asked[3])].append(place)
-        placed = [(slot, list(part)) for slot, found in by_slot.items() for part in _parts(found)]
+        placed = [(slot, part) for slot, found in by_slot.items() for part in _parts(found)]
         calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 
@@ -394,31 +394,17 @@ class TopicCalls:
         read: Callable[[Any], list[str]],
         most: int = BATCH,
     ) -> Batch[list[str]]:
+        found = list(entries)
         if self.policy.slots == 1:
-            return self._chunks(list(entries), build, read, most)
-        by_slot: dict[int, list[tuple[int, Any]]] = defaultdict(list)
-        for place, entry in enumerate(entries):
-            by_slot[slot_of(entry)].append((place, entry))
-        parts = [(slot, found[i : i + most]) for slot, found in by_slot.items() for i in range(0, len(found), most)]
-        order = [place for _, part in parts for place, _ in part]
-
-        def join(answers: list[Any]) -> list[str]:
-            outcomes = [outcome for answer in answers for outcome in read(answer)]
-            return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True))]
-
-        return Batch([build(slot, [entry for _, entry in part]) for slot, part in parts], join)
-
-    def _chunks(
-        self,
-        entries: list[Any],
-        build: Callable[[int, list[Any]], Call[Any]],
-        read: Callable[[Any], list[str]],
-        most: int,
-    ) -> Batch[list[str]]:
-        def join(answers: list[Any]) -> list[str]:
-            return [outcome for answer in answers for outcome in read(answer)]
-
-        return Batch([build(0, entries[i : i + most]) for i in range(0, len(entries), most)], join)
+            return Batch(
+                [build(0, part) for part in _parts(found, most)], lambda answers: _flat(read(one) for one in answers)
+            )
+        by_slot: defaultdict[int, list[int]] = defaultdict(list)
+        for place, entry in enumerate(found):
+            by_slot[slot_of(entry)].append(place)
+        placed = [(slot, part) for slot, places in by_slot.items() for part in _parts(places, most)]
+        calls = [build(slot, [found[place] for place in part]) for slot, part in placed]
+        return Batch(calls, lambda answers: in_order([part for _, part in placed], [read(one) for one in answers]))
 
     def forward(self, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         return self._forward(token(), slot, to, n)
@@ -659,13 +645,16 @@ def _outcomes(words: list[bytes]) -> list[str]:
 
 
 _ACCEPTED: tuple[ReceiptStatus, ...] = ("scheduled", "merged", "replaced")
-_REFUSED: dict[int, Receipt] = {3: Receipt("dropped", None), 4: Receipt("duplicate", None)}
+_REFUSED: dict[int, ReceiptStatus] = {3: "dropped", 4: "duplicate"}
 
 
 def _receipts(reply: list[Any]) -> list[Receipt]:
     now_ms: int = reply[1]
     codes: list[int] = reply[2:]
-    return [_REFUSED.get(one) or Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3)) for one in codes]
+    return [
+        Receipt(_REFUSED[one], None) if one in _REFUSED else Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3))
+        for one in codes
+    ]
 
 
 def _stats(answers: list[list[list[Any]]]) -> Stats:
@@ -687,9 +676,9 @@ _FACTS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"opened", b
 """What a slot's facts hold beside counters."""
 
 
-def _parts(entries: Sequence[T]) -> list[Sequence[T]]:
+def _parts(entries: list[T], most: int = BATCH) -> list[list[T]]:
     """As many at once as one script call takes."""
-    return [entries[start : start + BATCH] for start in range(0, len(entries), BATCH)]
+    return [entries[start : start + most] for start in range(0, len(entries), most)]
 
 
 def _group(group: Key) -> bytes:

@@ -19,7 +19,7 @@ from idemgate.lua import names, script
 
 __all__ = ["FAILURES", "Patience", "Short", "is_passing"]
 
-FAILURES = (rx.RedisError, rx.RedisClusterException)
+FAILURES = (rx.RedisError,)
 """Everything redis-py raises for what went wrong on the way or at the server."""
 
 _PASSING = (
@@ -46,7 +46,7 @@ def is_passing(error: Exception) -> bool:
     error = _refusal_within(error)
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
         return False
-    if isinstance(error, rx.ConnectionError | rx.TimeoutError | rx.ClusterError | rx.RedisClusterException):
+    if isinstance(error, rx.ConnectionError | rx.TimeoutError):
         return True
     return isinstance(error, rx.ResponseError) and (
         isinstance(error, _PASSING_TYPES)
@@ -69,7 +69,6 @@ def _executed(error: Exception) -> str:
     error = _refusal_within(error)
     if isinstance(error, rx.ResponseError | rx.BusyLoadingError | rx.AuthenticationError | rx.AuthorizationError):
         return "no"
-    # A cluster client may have lost its connection first, and then the way to find another node.
     return "no" if any(text in str(error) for text in _NEVER_SENT) else "unknown"
 
 

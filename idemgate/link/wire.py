@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -21,6 +22,8 @@ from idemgate.link.resp import new_reader
 __all__ = ["Wire", "connected"]
 
 
+GOODBYE = 1.0
+"""Seconds that the other side has for its part of closing."""
 Heard = Callable[[Any], None]
 """Gets a reply, or the exception that came of asking. Must not raise."""
 
@@ -43,6 +46,7 @@ class Wire(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
+        self._gone = asyncio.Event()
         self.closed = False
         self.ready = True
 
@@ -123,6 +127,7 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(rx.ConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
+        self._gone.set()
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -160,10 +165,14 @@ class Wire(asyncio.Protocol):
             await asyncio.wait({self._drained}, timeout=self._patience)
 
     async def close(self) -> None:
-        """Waits for the replies that are due, then closes."""
+        """Waits for the replies that are due, then closes, and until it is closed: an event loop that ends sooner warns
+        of an open transport."""
         await self.drain()
         self._end(rx.ConnectionError("the connection was closed"))
         self._transport.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._gone.wait(), GOODBYE)
+        self._transport.abort()
 
 
 def _resolve(future: asyncio.Future[Any], reply: Any) -> None:

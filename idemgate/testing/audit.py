@@ -251,8 +251,6 @@ class _Audit:
             _count(found, counted)
         if not any(left != -2 for left in found.lives.values()):
             return
-        if slot.topic not in self.topics:
-            list(self._registry(link))  # it was opened meanwhile; what is wrong there has been said
         if not found.closed:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)

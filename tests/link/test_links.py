@@ -92,7 +92,6 @@ PASSING: list[tuple[Exception, bool]] = [
     (rx.ClusterDownError("The cluster is down"), True),
     (rx.MasterDownError("Link with MASTER is down"), True),
     (rx.MovedError("1 127.0.0.1:7000"), True),
-    (rx.RedisClusterException("Redis Cluster cannot be connected."), True),
     (rx.ResponseError("BUSY Redis is busy running a script."), True),
     (rx.ResponseError("NOREPLICAS Not enough good replicas to write."), True),
     (rx.ResponseError("MISCONF Redis is configured to save RDB snapshots"), True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,26 +18,36 @@ from idemgate import BadInput, Bury, Gate, Retry
 from idemgate.testing import Clock
 
 Body = Callable[[str, bytes], object]
+AtRest = Callable[[], Awaitable[None]]
+"""Waits until no callback runs: what they say to the broker is on its way."""
 
 
 @asynccontextmanager
-async def aio(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -> AsyncIterator[None]:
+async def aio(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -> AsyncIterator[AtRest]:
     """Consumes with aio-pika, 4 at once; `body` runs in a thread, so that it may block in both flavours."""
+    running: set[object] = set()
 
     @guarded(gate, **{"scope": "test", **options})
     async def on_message(message: Any) -> None:
         await asyncio.to_thread(body, message.message_id, message.body)
 
+    async def noted(message: Any) -> None:
+        running.add(message)
+        try:
+            await on_message(message)
+        finally:
+            running.discard(message)
+
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
         await channel.set_qos(4)
-        await (await channel.get_queue(queue)).consume(on_message)
-        yield
+        await (await channel.get_queue(queue)).consume(noted)
+        yield lambda: until(lambda: not running)
 
 
 @asynccontextmanager
-async def blocking(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -> AsyncIterator[None]:
-    """Consumes with pika, in a thread, 4 at once."""
+async def blocking(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -> AsyncIterator[AtRest]:
+    """Consumes with pika, in a thread, 4 at once; it ends between two callbacks."""
 
     @guarded(gate, **{"scope": "test", **options})
     def on_message(channel: Any, method: Any, properties: Any, data: bytes) -> None:
@@ -50,7 +60,7 @@ async def blocking(gate: Gate, broker: Any, queue: str, body: Body, **options: A
     thread = threading.Thread(target=channel.start_consuming)
     thread.start()
     try:
-        yield
+        yield lambda: asyncio.sleep(0)
     finally:
         connection.add_callback_threadsafe(channel.stop_consuming)
         await asyncio.to_thread(thread.join, 20)
@@ -101,8 +111,9 @@ async def test_what_comes_twice_runs_once(gate: Gate, broker: Any, queue: Any) -
         name = flavour.__name__
         for n in [*range(10), *range(10)]:
             put(queue, f"{name}-{n}", b"%d" % n)
-        async with flavour(gate, broker, queue.name, lambda message_id, _, ran=ran: ran.append(message_id)):
+        async with flavour(gate, broker, queue.name, lambda message_id, _, ran=ran: ran.append(message_id)) as at_rest:
             await counted(gate, handled=10 * (1 + (flavour is blocking)), duplicate=10 * (1 + (flavour is blocking)))
+            await at_rest()
         # Then everything is acknowledged: nothing came back when the consumer went
         assert sorted(ran) == [f"{name}-{n}" for n in range(10)]
         assert queue.all() == []
