@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from idemgate.cli.arguments import add_namespace
 from idemgate.core.acl import ROLES, rule, user_name
 
 __all__ = ["add_to"]
@@ -32,7 +33,7 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("roles", metavar="ROLE", nargs="+", choices=ROLES, help="one or more of the roles below")
-    parser.add_argument("--namespace", "-n", metavar="NAME", default="default", help="of the gate (default: default)")
+    add_namespace(parser)
     parser.add_argument("--user", metavar="NAME", help="(default: the namespace and the roles, shop-worker)")
     parser.add_argument(
         "--keys", metavar="GLOB", action="append", default=[],

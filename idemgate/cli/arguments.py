@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 
 from idemgate.core.durations import milliseconds
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, NotConfigured
 
-__all__ = ["count", "duration", "factor", "span"]
+__all__ = ["add_namespace", "add_url", "count", "duration", "factor", "span", "url_of"]
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Adds --url; `url_of` says what was meant."""
+    parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
+
+
+def url_of(options: argparse.Namespace) -> str:
+    """NotConfigured where no store was named."""
+    url: str = options.url or os.environ.get("IDEMGATE_URL", "")
+    if not url:
+        raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
+    return url
+
+
+def add_namespace(parser: argparse.ArgumentParser) -> None:
+    """Adds --namespace, whose default the environment variable IDEMGATE_NAMESPACE says."""
+    default = os.environ.get("IDEMGATE_NAMESPACE") or "default"
+    about = f"of the gate (default: IDEMGATE_NAMESPACE, or default; now: {default})"
+    parser.add_argument("--namespace", "-n", metavar="NAME", default=default, help=about)
 
 
 def duration(text: str) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.core.registry import StoredTopic
 from idemgate.core.resizing import Progress
 from idemgate.errors import BadInput
@@ -41,15 +41,14 @@ def add_to(commands: Any) -> None:
 
 def _command(commands: Any, name: str, command: Callable[..., int], text: str, about: str | None = None) -> Any:
     parser = commands.add_parser(name, help=text, description=about or text)
-    parser.add_argument("--url", metavar="URL", help="the store (default: IDEMGATE_URL)")
-    default = os.environ.get("IDEMGATE_NAMESPACE", "default")
-    parser.add_argument("--namespace", metavar="NAME", default=default, help=f"(default: {default})")
+    add_url(parser)
+    add_namespace(parser)
     parser.set_defaults(command=command)
     return parser
 
 
 def _gate(options: argparse.Namespace) -> Gate:
-    return Gate(options.url, namespace=options.namespace)
+    return Gate(url_of(options), namespace=options.namespace)
 
 
 def listed(options: argparse.Namespace) -> int:
@@ -59,7 +58,7 @@ def listed(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_facts(one) for one in found], indent=2))
     elif not found:
-        print(f"no topics in namespace {options.namespace!r}")
+        print(f"no topics in namespace {options.namespace!r} (--namespace names another)")
     else:
         _show([_row(one) for one in found])
     return 0

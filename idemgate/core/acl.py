@@ -64,6 +64,13 @@ ROLES = {
         ["records", "topics", "members"],
         heard=False,
     ),
+    "auditor": Role(
+        "runs idemgate doctor --audit --read-only, and writes nothing; SCAN shows names of other keys, too",
+        ["once/inspect", "topic/audit", "topic/stats"],
+        "EXEC HMGET INFO MULTI SCAN ZRANGEBYSCORE",
+        ["all"],
+        heard=False,
+    ),
     "admin": Role(
         "everything that idemgate can do in its namespace; SCAN, for the auditor, shows names of other keys, too",
         names(),
@@ -75,7 +82,9 @@ ROLES = {
 _DURABLE = "PEXPIRE SET WAIT"
 _DURABLE_7_2 = "WAITAOF"
 _ALL = "EVAL EVALSHA PING SELECT CLIENT|SETNAME"
-_CLUSTER = "ASKING CLUSTER|SLOTS CLUSTER|SHARDS COMMAND"
+_CLUSTER = "ASKING CLUSTER|SLOTS"
+_STATE = "CLUSTER|INFO"
+"""What else is asked of a cluster by who asks servers of themselves."""
 SINCE_7_2 = "CLIENT|SETINFO"
 """Redis 7.0 does not take a rule that names a subcommand it does not know; 6.2 takes any. Clients send it everywhere
 and do without: only the server's ACL LOG notes each refusal."""
@@ -112,6 +121,8 @@ def rule(
         ours.append(known["touched"])
     asked = {command for role in chosen for command in _needed(role)}
     asked.update(_ALL.split(), _CLUSTER.split() if cluster else (), _DURABLE.split() if durable else ())
+    if cluster and "INFO" in asked:
+        asked.add(_STATE)
     if since_7_2:
         asked.update(SINCE_7_2.split(), _DURABLE_7_2.split() if durable else ())
     return [

@@ -9,26 +9,45 @@ import msgpack
 
 from idemgate.core import keys
 from idemgate.core.calls import text
+from idemgate.core.codec import Codec
 from idemgate.core.findings import Finding, quoted
 from idemgate.core.records import stored
 from idemgate.core.slotaudit import Declared, far_token, shown
+from idemgate.errors import NotDecodable
 
 __all__ = ["check_crew", "check_lasting", "check_page", "check_record", "check_registered", "check_stranger"]
 
 
-def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int) -> Iterator[Finding]:
-    """One guarded key: it can be read, has a token that may have been granted by now, and goes by itself."""
+def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Codec) -> Iterator[Finding]:
+    """One guarded key: it can be read, with what it keeps, has a token that may have been granted by now, and goes by
+    itself."""
     name = text(key)
     try:
-        state, _, _, token = stored(packed)
+        state, kind, data, token = stored(packed)
     except ValueError as error:
         yield Finding("undecodable", name, f"it is no record: {error}", f"DEL {quoted(key)}")
         return
+    yield from _check_kept(name, kind, data, codec)
     if problem := far_token(token, now_us):
         yield Finding("fence", name, f"its token {problem}")
     if left_ms < 0:
         lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
+
+
+_KEPT = {b"v": "result", b"e": "failure", b"": "checkpoint"}
+"""What a record keeps, by its kind; of any other it is a text."""
+
+
+def _check_kept(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[Finding]:
+    if kind not in _KEPT or not (data or kind):
+        return
+    try:
+        codec.decode(data)
+    except NotDecodable as error:
+        what = f"its {_KEPT[kind]} cannot be decoded: {error.why}"
+        mend = "leave it to its retention: who asks for it is told so; deleting the key lets the work run again"
+        yield Finding("undecodable", name, what, mend)
 
 
 def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:

@@ -121,6 +121,9 @@ def _size(count: int) -> str:
 
 def _persistence(seen: Seen) -> Iterator[Check]:
     fsync, snapshots = seen.setting("appendfsync", "everysec"), seen.setting("save")
+    if seen.number("aof_enabled") and seen.config is None:
+        yield Check("persistence", "ok", "append-only file; how often it is synced may not be asked (CONFIG)")
+        return
     if seen.number("aof_enabled"):
         lost = {"always": "a crash loses nothing", "everysec": "a crash of the machine loses up to about 2 s"}
         if fsync in lost:
@@ -168,6 +171,8 @@ def _cluster(seen: Seen) -> Iterator[Check]:
         what = "the server is a node of a cluster, and the URL is that of a single server"
         yield Check("cluster", "error", what, "redis+cluster://host:port instead of redis://host:port")
         return
+    if seen.in_cluster and not seen.cluster:
+        yield Check("cluster", "skipped", "its state may not be asked (CLUSTER INFO)")
     if not seen.cluster:
         return
     state, assigned = seen.cluster.get("cluster_state", "?"), seen.cluster.get("cluster_slots_assigned", "?")
@@ -193,7 +198,7 @@ def _clock(seen: Seen) -> Iterator[Check]:
         what = f"the server is {abs(seen.apart):.1f} s {'ahead' if seen.apart > 0 else 'behind'}: at= means its time"
         yield Check("clock", "warning", what, mend)
     else:
-        yield Check("clock", "ok", f"{seen.apart * 1000:+.0f} ms from ours, steady")
+        yield Check("clock", "ok", f"{round(seen.apart * 1000):+d} ms from ours, steady")
 
 
 def _clients(seen: Seen) -> Iterator[Check]:

@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
     ),
     "lease": Kind(
         "error",
-        f"{_OTHERS}, or the clock was set back by days",
+        _OTHERS,
         "let the lease end now, if nobody handles that delivery any more",
     ),
     "fence": Kind(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgpack
@@ -38,7 +39,7 @@ _HASHES = ("pending", "flight", "grave", "facts", "busy", "memo")
 _NOT_COUNTED = (b"", b"v", b"opened", b"gone")
 """What the facts hold beside numbers."""
 LEASE_MS = 7 * 86_400_000
-"""A lease longer than a week, and than twice that of its topic, is taken for a mistake."""
+"""Where the slot does not say how long the longest lease was: a longer one is taken for a mistake."""
 AHEAD_US = 86_400_000_000
 """Tokens are never below the clock, and rise by one a grant: none is a day ahead of it."""
 _GONE = ("acked", "cancelled", "deleted", "expired", "forwarded")
@@ -63,8 +64,6 @@ class Declared(NamedTuple):
     group_limit: int
     merge: Merge
     changing: bool
-    lease_ms: int = 0
-    """As this program says it, 0 = it does not: the registry holds none."""
 
 
 class Contents(NamedTuple):
@@ -145,6 +144,7 @@ class _Message(NamedTuple):
     attempts: int
     group: bytes
     acc: Any
+    serial: int
 
 
 class _Flight(NamedTuple):
@@ -189,7 +189,9 @@ def _message(packed: Any, merge: Merge | None, codec: Codec) -> _Message:
         _text(fields[place])
     if merge is not None:
         merge.lower(fields[8], codec)
-    return _Message(_whole(fields[0], 1), _whole(fields[3]), _whole(fields[4]), _text(fields[11]), fields[8])
+    return _Message(
+        _whole(fields[0], 1), _whole(fields[3]), _whole(fields[4]), _text(fields[11]), fields[8], fields[12]
+    )
 
 
 def _flight(packed: bytes, merge: Merge | None, codec: Codec) -> _Flight:
@@ -263,6 +265,14 @@ def shown(name: bytes) -> str:
     return repr(text(name))
 
 
+def _at(ms: float) -> str:
+    """A moment as people read it; the number where it is none."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms}"
+
+
 # -- what must hold ---------------------------------------------------------------------------------------------------
 
 
@@ -328,13 +338,20 @@ def _leases(seen: _Seen) -> Iterator[Finding]:
         what = f"{shown(key)} has a delivery and no lease: it will never lapse"
         mend = f"ZADD {quoted(seen.slot.key('lease'))} {seen.found.now_ms} {quoted(key)}"
         yield Finding("orphan", seen.slot.key("flight"), what, mend)
-    now = seen.found.now_ms
-    latest = now + max(LEASE_MS, 2 * (seen.topic.lease_ms if seen.topic else 0))
+    now, latest = seen.found.now_ms, _latest(seen)
     for key, score in seen.found.lease.items():
         if score > latest:
-            what = f"the lease of {shown(key)} ends at {score:.0f}, now is {now}: it will not lapse when its owner dies"
+            what = f"the lease of {shown(key)} ends at {_at(score)}, and none of this slot can after {_at(latest)}"
             mend = f"ZADD {quoted(seen.slot.key('lease'))} {now} {quoted(key)}"
-            yield Finding("lease", seen.slot.key("lease"), what, mend)
+            yield Finding("lease", seen.slot.key("lease"), f"{what}: it comes back too late if its owner dies", mend)
+
+
+def _latest(seen: _Seen) -> int:
+    """When the last lease can end, ms: the longest there was, from the last token on, which each grant and each
+    heartbeat puts at its own time, or before it by less than a ms."""
+    granted = [seen.facts.get(b"fence", 0), *(one.fence for one in seen.flight.values())]
+    longest = seen.facts.get(b"lease", 0)
+    return max(granted) // 1000 + longest + 1 if longest > 0 else seen.found.now_ms + LEASE_MS
 
 
 def _letters(seen: _Seen) -> Iterator[Finding]:
@@ -472,9 +489,11 @@ def far_token(token: int, now_us: int) -> str:
 
 def _agreement(seen: _Seen) -> Iterator[Finding]:
     """Where the same thing is written twice, both say the same."""
+    places = Counter(key for _, _, key in _stands(seen))
     for key, score in seen.found.due.items():
-        if key in seen.pending and score > seen.pending[key].due:  # a flush makes it earlier, nothing makes it later
-            what = f"{shown(key)} is scheduled at {score:.0f}, its message is due at {seen.pending[key].due}"
+        one = seen.pending.get(key) if places[key] == 1 and key not in seen.found.flight else None
+        if one and score != one.due and not (score < one.due and _flushed(seen, one)):
+            what = f"{shown(key)} is scheduled at {_at(score)}, its message is due at {_at(one.due)}"
             yield Finding("disagrees", seen.slot.key("due"), what, _schedule(seen, key))
     standing = [("ready", due, key, None) for due, key in seen.ready.values()]
     for part, due, key, group in [*standing, *(("line", due, key, group) for group, due, key in seen.line.values())]:
@@ -492,6 +511,12 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
     for number, letter in seen.grave.items():
         if number != b"%d" % letter.fence or seen.found.dead.get(number, letter.died) != letter.died:
             yield seen.finding("disagrees", "grave", f"letter {text(number)} says another number or time")
+
+
+def _flushed(seen: _Seen, one: _Message) -> bool:
+    """Whether a flush of the whole slot may have made it due earlier: that does not rewrite messages."""
+    unread = b"flushed" in seen.found.facts and b"flushed" not in seen.facts
+    return unread or one.serial <= seen.facts.get(b"flushed", 0)
 
 
 def _places(seen: _Seen) -> Iterator[Finding]:

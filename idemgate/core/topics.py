@@ -698,7 +698,7 @@ def _stats(answers: list[list[list[Any]]]) -> Stats:
     return Stats(scheduled, ready, waiting, blocked, in_flight, dead, next_due, paused, dict(counters))
 
 
-_FACTS = (b"v", b"fence", b"paused", b"rate", b"opened", b"batch", b"gone")
+_FACTS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"opened", b"batch", b"gone")
 """What a slot's facts hold beside counters."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core import keys
@@ -39,6 +40,8 @@ __all__ = ["audit"]
 
 BATCH = 100
 """Records read at once: each may hold a result of 256 KiB."""
+CODEC = Codec(max_bytes=2**31)
+"""Whatever a gate may be permitted to store: its own limit is another's business."""
 MOST_SLOTS = 16_384
 """More no topic has."""
 OF_LAYOUT = ("closed", "conservation", "unregistered", "wrong-slot")
@@ -66,10 +69,8 @@ def audit(
     meanwhile may be missed. A server is blocked for about a millisecond for each thousand entries of a slot.
     Raises StoreUnavailable, StoreRefused.
     """
-    endpoint, name, clock, codec = _where(store, namespace)
-    made = _Audit(name, clock, codec, most, most_bytes)
-    if not isinstance(store, str):
-        made.leases = {topic: one.policy.lease for topic, one in store.topics.items()}
+    endpoint, name, clock = _where(store, namespace)
+    made = _Audit(name, clock, most, most_bytes)
     link = SyncLink(endpoint, 5.0)
     try:
         with servers(endpoint) as found:
@@ -79,10 +80,10 @@ def audit(
     return Report(tuple(findings), dict(made.counted))
 
 
-def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clock | None, Codec]:
+def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clock | None]:
     if isinstance(store, str):
-        return _endpoint(store), check_name(namespace or "default", "namespace"), None, Codec()
-    return store.endpoint, check_name(namespace or store.namespace, "namespace"), store.clock, store.codec
+        return _endpoint(store), check_name(namespace or "default", "namespace"), None
+    return store.endpoint, check_name(namespace or store.namespace, "namespace"), store.clock
 
 
 def _endpoint(url: str) -> Endpoint:
@@ -96,14 +97,12 @@ def _endpoint(url: str) -> Endpoint:
 class _Audit:
     """One pass over a namespace."""
 
-    def __init__(self, namespace: str, clock: Clock | None, codec: Codec, most: int, room: int) -> None:
+    def __init__(self, namespace: str, clock: Clock | None, most: int, room: int) -> None:
         self.namespace = namespace
         self.clock = clock
-        self.codec = codec
         self.most = most
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
-        self.leases: Mapping[str, int] = {}
         self.topics: dict[str, Declared | None] = {}
         self.slots: defaultdict[str, set[Slot]] = defaultdict(set)
         self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
@@ -177,7 +176,7 @@ class _Audit:
                 raise
             yield Finding("wrong-type", text(key), f"the registry of topics cannot be read: {error}")
             return
-        found = dict(_pairs(stored))
+        found: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
         for name, packed in found.items():
             if b" " in name:  # what is noted of a change of slots
                 continue
@@ -220,10 +219,9 @@ class _Audit:
             yield Finding("wrong-type" if "WRONGTYPE" in str(packed) else "unread", text(key), f"{packed}")
             return
         self.counted["records"] += 1
-        found = list(check_record(key, left, packed, now_us))
-        if not any(one.kind == "undecodable" for one in found):
+        with suppress(ValueError):
             self.counted[f"records {stored(packed).state}"] += 1
-        yield from found
+        yield from check_record(key, left, packed, now_us, CODEC)
 
     def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
         try:
@@ -257,11 +255,9 @@ class _Audit:
             owner = Owner("slot", slot.topic, slot.number, slot.slots)
             yield from check_registered(owner, key, self.topics)
         topic = self.topics.get(slot.topic)
-        if topic is not None:
-            topic = topic._replace(lease_ms=self.leases.get(slot.topic, 0))
-        yield from check_slot(slot, found, topic, self.codec)
+        yield from check_slot(slot, found, topic, CODEC)
         unknown = topic is None or topic.changing
-        self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, self.codec))
+        self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, CODEC))
 
 
 def _asked(link: SyncLink, *words: str | bytes) -> Any:
@@ -277,10 +273,3 @@ def _asked(link: SyncLink, *words: str | bytes) -> Any:
 def _count(found: Contents, counted: Counter[str]) -> None:
     counted["slots closed" if found.closed else "slots"] += 1
     counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
-
-
-def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
-    if isinstance(flat, dict):  # as RESP3 has it
-        yield from flat.items()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    else:
-        yield from zip(flat[::2], flat[1::2], strict=True)

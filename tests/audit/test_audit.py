@@ -18,7 +18,7 @@ from idemgate.core import keys
 from idemgate.core.findings import KINDS
 from idemgate.link.servers import servers
 from idemgate.link.sync import SyncLink
-from idemgate.testing import audit
+from idemgate.testing import Clock, audit
 from idemgate.testing.audit import _Audit
 
 Plant = Callable[["Hand"], object]
@@ -120,6 +120,36 @@ def _ready_moved(hand: Hand) -> None:
     hand.edit("pending", b"second", 4, 5, "r")
 
 
+def _earlier_after_a_flush(hand: Hand) -> None:
+    topic = hand.gate.topics["t"]
+    assert topic.flush() == 2
+    topic.trigger("later", 1, delay="1h")
+    assert audit(hand.gate).sound
+    hand.raw.zincrby(hand.key("due"), -1, "later")
+
+
+def _kept(hand: Hand, state: str) -> None:
+    """A record keeps something that no codec wrote."""
+    claim = hand.gate.claim("kept")
+    if state == "result":
+        assert claim.complete("x" * 40)
+    elif state == "checkpoint":
+        assert claim.checkpoint("x" * 40)
+    else:
+
+        @hand.gate.once(key="{n}", scope="claim", on_error="store")
+        def kept(n: str) -> None:
+            raise ValueError(n * 40)
+
+        with pytest.raises(ValueError, match="xxx"):
+            kept("x")
+    name = hand.name(f"once:claim:{'x' if state == 'failure' else 'kept'}}}")
+    record = hand.raw.get(name)
+    assert audit(hand.gate).sound
+    hand.raw.set(name, record[:-40] + bytes(40), keepttl=True)
+    hand.raw.setrange(name, record.index(b"\x01\xd9" if state != "failure" else b"\x01\xc7"), b"\xc1")
+
+
 def _page(hand: Hand, kind: str) -> bytes:
     """The page of a seen-set that marks one id, or keeps one value."""
     if kind == "seen":
@@ -146,6 +176,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a lease of nothing": ("orphan", "lease", lambda h: h.raw.zadd(h.key("lease"), {"nobody": 1})),
     "a delivery without a lease": ("orphan", "flight", lambda h: h.raw.zrem(h.key("lease"), "flies")),
     "a lease of years": ("lease", "lease", lambda h: h.raw.zadd(h.key("lease"), {"flies": 9_999_999_999_999})),
+    "a lease beyond the longest": ("lease", "lease", lambda h: h.raw.zincrby(h.key("lease"), 10_000, "flies")),
     "a lease without an end": ("lease", "lease", lambda h: h.raw.zadd(h.key("lease"), {"flies": "inf"})),
     "a last token days ahead": ("fence", "facts", lambda h: h.raw.hincrby(h.key("facts"), "fence", 3 * 86_400_000_000)),
     "a last token that is too large": ("fence", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", str(2**53))),
@@ -224,6 +255,8 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a policy that is garbage": ("undecodable", "topics}", lambda h: h.raw.hset(h.name("topics}"), "u", b"\xc1")),
     "scheduled later than due": ("disagrees", "due", lambda h: h.raw.zadd(h.key("due"), {"waits": 9_999_999_999_999})),
+    "scheduled earlier than due": ("disagrees", "due", lambda h: h.raw.zincrby(h.key("due"), -1, "waits")),
+    "scheduled earlier than due, after a flush": ("disagrees", "due", _earlier_after_a_flush),
     "in line with another time": ("disagrees", "line", _line_moved),
     "ready with another time": ("disagrees", "ready", _ready_moved),
     "a delivery that counts otherwise": ("disagrees", "flight", lambda h: h.edit("flight", b"flies", 6, 3)),
@@ -290,6 +323,9 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "done}",
         lambda h: h.raw.set(h.name("once:claim:done}"), b"\xc1", keepttl=True),
     ),
+    "a result that is garbage": ("undecodable", "kept}", lambda h: _kept(h, "result")),
+    "a checkpoint that is garbage": ("undecodable", "kept}", lambda h: _kept(h, "checkpoint")),
+    "a failure that is garbage": ("undecodable", ":x}", lambda h: _kept(h, "failure")),
     "a record of another layout": (
         "undecodable",
         "done}",
@@ -337,6 +373,47 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert {*report.by_kind} == {kind}, str(report)
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
     assert bool(report.errors) is (KINDS[kind].severity == "error")
+
+
+def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
+    # Given leases of every length, and times that were changed in every way
+    topic = full.topics["t"]
+    (ready,) = full.topics["r"].take(1)
+    assert full.topics["r"].extend(ready, "30d") == "ok"
+    assert audit(full).sound
+    topic.trigger_many([Trigger(f"k{n}", n, delay=f"{n + 1}m") for n in range(8)])
+    assert topic.flush("k1")
+    assert topic.reschedule("k2", delay="2h")
+    assert audit(full).sound
+    assert topic.flush() > 5
+    topic.trigger("k3", 9)
+    topic.trigger("k4", 9, delay="3h")
+    assert topic.reschedule("k5", delay="2h")
+    assert audit(full).sound
+    # When the clock goes on, or back, and there are other slots, Then all of that is sound
+    for moved in ("1m", "-40s", "2m"):
+        clock.set(clock.microseconds() / 1e6 + (-40 if moved == "-40s" else 60))
+        taken = topic.take(3)
+        assert topic.extend(taken, "20d") == ["ok"] * 3
+        assert audit(full).sound, moved
+        topic.nack(taken, delay="1h")
+        topic.flush()
+        assert audit(full).sound, moved
+    for slots in (4, 1):
+        topic.reslot(slots)
+        assert audit(full).sound, slots
+        topic.trigger_many([Trigger(f"k{n}", n, delay="1h") for n in range(8)])
+        topic.flush()
+        assert topic.extend(topic.take(1)[0], "1d") == "ok"
+        assert audit(full).sound, slots
+
+
+def test_a_result_that_is_larger_than_the_auditors_own_limit_is_no_fault(full: Gate, url: str) -> None:
+    with Gate(url, namespace=full.namespace, clock=full.clock, max_bytes=1_000_000) as large:
+        assert large.claim("large").complete("x" * 500_000)
+        large.topic("large", window="1h").trigger("k", "x" * 500_000)
+    assert audit(full).sound
+    assert audit(url, full.namespace).sound
 
 
 def test_each_sort_of_fault_is_planted(found: Any) -> None:
@@ -411,7 +488,7 @@ def test_a_topic_that_is_opened_meanwhile_is_no_fault(gate: Gate, raw: Any, name
     raw.hset(keys.topics(namespace), "odd", b"\xc1")
     link = SyncLink(gate.endpoint, 5.0)
     with servers(gate.endpoint) as found:
-        findings = _Audit(namespace, gate.clock, gate.codec, 1000, 100_000).all(link, found)
+        findings = _Audit(namespace, gate.clock, 1000, 100_000).all(link, found)
         assert next(findings).kind == "undecodable"
         # When a topic is opened, and it goes on
         gate.topic("later").trigger("k")
@@ -431,7 +508,7 @@ def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
     raw.hset(keys.topics(namespace), "odd", b"\xc1")
     link = SyncLink(gate.endpoint, 5.0)
     with servers(gate.endpoint) as found:
-        findings = _Audit(namespace, gate.clock, gate.codec, 1000, 100_000).all(link, found)
+        findings = _Audit(namespace, gate.clock, 1000, 100_000).all(link, found)
         assert next(findings).kind == "undecodable"
         # When the topic gets another number of slots, and it goes on
         topic.reslot(4)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from idemgate import Gate
 from idemgate.cli import main
 from idemgate.core import keys
+from idemgate.core.acl import rule
 from idemgate.core.diagnosis import Check, Seen, diagnose
 from idemgate.link.embedded import find_server
 from tests import cluster as servers
@@ -152,7 +154,8 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
     def refused(user: str) -> list[str]:
         told = doctor("--url", url.replace("//", f"//{user}:x@"))[1]
         found = [one["what"] for one in told["checks"] if one["name"] == "permissions" and one["state"] == "error"]
-        return [one.partition(":")[0].removeprefix("this connection may not ") for one in found]
+        refused = [one.partition(": ")[0].removeprefix("this connection may not ") for one in found]
+        return [what for one in refused for what in one.split(", ")]
 
     assert refused("all") == []
     assert refused("reader") == ["run scripts that write"]
@@ -163,6 +166,74 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
     assert refused("quiet") == []
     assert {one["name"]: one["state"] for one in told["checks"]}["server"] == "skipped"
     assert code == 0
+
+
+def test_a_wrong_password_is_said_once(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    client.execute_command("ACL", "SETUSER", "eye", "on", ">secret", "+@all", "~*", "&*")
+    code, told = doctor("--url", url.replace("//", "//eye:wrong@"))
+    assert (code, wrong(told)) == (1, {"login": "error"})
+    assert "wrong" not in str(told)
+
+
+def test_the_environment_names_the_namespace_too(
+    start: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = start(*SOUND)
+    monkeypatch.setenv("IDEMGATE_URL", url)
+    monkeypatch.setenv("IDEMGATE_NAMESPACE", "shop")
+    for words, says in (
+        (["doctor"], "namespace shop"), (["topics"], "'shop'"), (["acl", "auditor"], "SETUSER shop-auditor"),
+        (["doctor", "-n", "other"], "is that its name?"),
+    ):  # fmt: skip
+        assert main(words) == 0
+        assert says in capsys.readouterr().out
+
+
+def auditor(client: Any, **options: Any) -> None:
+    """A user of that role, called "eye"."""
+    client.execute_command(*rule(["auditor"], "default", "eye", **options))
+    client.execute_command("ACL", "SETUSER", "eye", "nopass")
+
+
+def test_a_user_who_only_looks_runs_all_of_it_and_nothing_is_written(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    with Gate(url) as gate:
+        gate.topic("t", window="1h").trigger("k", 1)
+        gate.first("k", "1h")
+        gate.first("k", "1h", compact=True)
+    auditor(client)
+    before = {key: client.dump(key) for key in client.scan_iter()}
+    written = client.info()["rdb_changes_since_last_save"]
+    asking = url.replace("//", "//eye:x@")
+    # When somebody with the access list of the role looks
+    code, told = doctor("--url", asking, "--audit", "--read-only")
+    # Then all is looked at that others look at, and nothing is changed, not for a moment
+    assert (code, wrong(told), told["audit"]["sound"], told["audit"]["counted"]["pending"]) == (0, {}, True, 1)
+    assert {one["name"]: one["state"] for one in told["checks"]} == dict.fromkeys(
+        ["server", "eviction", "memory", "persistence", "clock", "permissions", "namespace"], "ok"
+    )
+    assert {key: client.dump(key) for key in client.scan_iter()} == before
+    assert client.info()["rdb_changes_since_last_save"] == written
+    # And without the word it is said that this user may not write, and what to do
+    code, told = doctor("--url", asking)
+    assert code == 1
+    assert all("--read-only" in one["mend"] for one in told["checks"] if one["state"] == "error")
+
+
+def test_a_user_who_only_looks_sees_all_of_a_cluster(tmp_path: Path, doctor: Doctor) -> None:
+    with servers.cluster(tmp_path) as ports:
+        for port in ports:
+            with redis.Redis(port=port) as client:
+                auditor(client, cluster=True)
+        with Gate(f"redis+cluster://127.0.0.1:{ports[0]}") as gate:
+            gate.topic("t", slots=8).trigger_many([(f"k{n}", n) for n in range(30)])
+        url = f"redis+cluster://eye:x@127.0.0.1:{ports[0]}"
+        _, told = doctor("--url", url, "--audit", "--read-only")
+        assert told["audit"]["sound"]
+        assert told["audit"]["counted"]["pending"] == 30
+        assert [one["state"] for one in told["checks"] if one["name"] == "cluster"] == ["ok"] * 3
+        assert {*wrong(told)} == {"persistence"}  # these nodes keep nothing
 
 
 def test_each_node_of_a_cluster_is_looked_at(tmp_path: Path, doctor: Doctor) -> None:

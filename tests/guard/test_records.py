@@ -8,6 +8,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.core.keys import record
+from idemgate.core.tokens import token
 from idemgate.testing import Clock
 
 RESULT = "a result of just thirty bytes."
@@ -99,3 +100,34 @@ async def test_a_late_copy_of_a_claim_is_not_completed_by_the_attempt_before_it(
     # Then both are answered the same, and nothing came of it
     assert answers == [False, False]
     assert (await face.inspect("k")).state == "in_progress"
+
+
+def test_a_copy_of_which_nothing_is_known_any_more_is_a_request_of_nobody(gate: Gate, clock: Clock) -> None:
+    """How far P6 reaches, as docs/promises.md has it."""
+    run, claims = gate.link.run, gate.claims
+    # Given a mark and a claim that were done, and whose retention ended
+    marked, claimed, noted = (claims.key("s", name) for name in ("marked", "claimed", "noted"))
+    owner = token()
+
+    def mark() -> Any:
+        return run(claims.mark(marked, owner, 60_000))
+
+    def claim() -> Any:
+        return run(claims.claim(claimed, owner, 30_000, 60_000, hold=True))
+
+    first, second = mark(), claim()
+    assert (first.state, mark().token) == ("started", first.token)
+    assert run(claims.complete(claimed, owner, second.token, 60_000, b"n", b""))
+    assert claim().state == "done"
+    clock.advance("61s")
+    # When copies of them come, Then they mark and claim anew, with higher tokens
+    assert mark().token > first.token
+    assert run(claims.inspect(marked)).retention_left == 60
+    assert claim().token > second.token
+    clock.advance("31s")
+    assert run(claims.inspect(claimed)).state == "held"
+    # And of a claim that lives, a copy of a note puts it back
+    run(claims.claim(noted, owner, 30_000, 60_000))
+    for note in ("one", "two", "one"):
+        assert run(claims.checkpoint(noted, owner, gate.codec.encode(note)))
+    assert gate.codec.decode(run(claims.inspect(noted)).checkpoint) == "one"

@@ -137,7 +137,7 @@ _TABLE: bytes = msgpack.packb([1, 3, 1])
 def _audited(data: bytes) -> None:
     """The auditor tells what it cannot read as a finding, and raises nothing at all."""
     slotaudit.declared(data, False)
-    list(audit.check_record(b"ig1:{n:once:s:k}", -1, data, 1_700_000_000_000_000))
+    list(audit.check_record(b"ig1:{n:once:s:k}", -1, data, 1_700_000_000_000_000, Codec()))
     empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1}
     slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.Declared(1, 1, _MERGES["last"], False)
     name, _, value = data.partition(b"\0")

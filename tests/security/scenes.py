@@ -359,6 +359,35 @@ def administers(on: Stage) -> None:
     assert not audit(on.mine).errors
 
 
+def audits(on: Stage) -> None:
+    """Of everything something, and of some of it something that is wrong."""
+    topic = on.other.topic("t", slots=2)
+    topic.trigger_many([Trigger(key, 1, group="g", event_id=key, version=1) for key in "abcd"])
+    topic.bury(topic.take(1)[0], reason="why")
+    topic.take(1)
+    on.other.topic("list").forward("list")
+    on.other.topic("list").trigger("k", 1)
+    assert on.other.topic("list").forward_due() == 1
+    on.other.first("f", "1h")
+    on.other.first("f", "1h", compact=True)
+    on.other.keep("f", 1, "1h")
+    said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
+    on.other.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
+    assert audit(on.mine).sound
+    for key in on.raw.scan_iter(f"*{on.mine.namespace}:topic:t:*due"):
+        on.raw.delete(key)
+        on.raw.set(key, "x")
+    # The clock of the server, which is far from that of the tests
+    report = audit(on.url, on.mine.namespace)
+    assert "wrong-type" in report.by_kind
+    assert "unread" not in report.by_kind, report
+
+
+def examines_only(on: Stage) -> None:
+    told = examined(Namespace(on.url, on.mine.namespace), writes=False)
+    assert {check.name for _, check in told if check.state == "error"} <= {"persistence"}, told
+
+
 def examines(on: Stage) -> None:
     assert len(examined(Namespace(on.url, on.mine.namespace))) > 5
 
@@ -382,6 +411,7 @@ SCENES: dict[str, list[Scene]] = {
     "worker": WORKER,
     "subscriber": [looks, hears, reads, scans],
     "viewer": [views],
+    "auditor": [audits, examines_only],
     "admin": [*GUARD, *WORKER, views, administers, looks, examines],
 }
 BESIDE = {scans: ["producer"]}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from idemgate import Gate, StoreRefused
+from idemgate.cli.doctor.examine import Namespace, examined
 from idemgate.core.acl import ROLES, rule
+from idemgate.errors import StoreError
 from idemgate.link.embedded import start
 from idemgate.testing import Clock
+from tests import cluster as servers
 from tests.conftest import PASSWORD
 from tests.security.scenes import BESIDE, SCENES, Stage
 
@@ -109,3 +114,31 @@ def test_a_role_may_do_what_it_is_for_and_nothing_of_it_can_be_left_out(role: st
     left = [word for word in trial.words if role != "admin" or word not in SHOWN]
     unmissed = {word for word in left if not any(trial.refused(scene, word) - ASKED_IN_VAIN for scene in SCENES[role])}
     assert unmissed - UNSEEN == SPARE.get(role, set())
+
+
+@pytest.mark.timeout(300)
+def test_on_a_cluster_a_role_needs_what_is_printed_for_one_and_nothing_of_it_can_be_left_out(tmp_path: Path) -> None:
+    with servers.cluster(tmp_path) as ports:
+        operator = servers.Operator(ports)
+
+        def refused(without: str = "") -> set[tuple[str, str]]:
+            """What the nodes refuse a user who may all but one thing, while the slot of a record moves."""
+            namespace = f"n{next(_numbers)}"
+            words = [word for word in rule(["guard", "auditor"], namespace, USER, cluster=True)[7:] if word != without]
+            for node in operator.nodes:
+                node.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "-@all", *words)
+                node.acl_log_reset()
+            url = f"redis+cluster://{USER}:{PASSWORD}@127.0.0.1:{ports[0]}"
+            with Gate(url, namespace=namespace, timeout="2s") as gate, suppress(StoreError):
+                claim = gate.claim("k", lease="60s")
+                for _ in operator.move(gate.claims.key("claim", "k")[0].decode()):
+                    assert gate.claim("k").state == "in_progress"
+                assert claim.complete(1)
+                examined(Namespace(url, namespace), writes=False)
+            return {(one["reason"], one["object"]) for node in operator.nodes for one in node.acl_log()}
+
+        assert refused() <= ASKED_IN_VAIN
+        alone = rule(["guard", "auditor"], "n", USER)
+        for word in [word for word in rule(["guard", "auditor"], "n", USER, cluster=True) if word not in alone]:
+            assert refused(word) - ASKED_IN_VAIN, word
+        operator.close()

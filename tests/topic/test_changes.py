@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from idemgate import BadInput
+from idemgate import BadInput, Gate
 from idemgate.core.messages import Peek
 from idemgate.testing import Clock
 
@@ -303,3 +304,32 @@ async def test_a_flush_of_all_is_seen_as_that_of_one(face: Any) -> None:
     await topic.trigger("b")
     assert (await topic.flush("a"), await topic.flush()) == (1, 1)
     assert [(await topic.peek(key)).pending.reason for key in "ab"] == ["flush", "flush"]
+
+
+def test_who_takes_and_who_cancels_or_moves_at_the_same_time_agree(gate: Gate) -> None:
+    # Given messages that are due, and two who take while two cancel some of them and move others far away
+    topic = gate.topic("t", slots=4)
+    topic.trigger_many([(f"k{n}", n) for n in range(600)])
+    taken, answers = list[str](), dict[str, str]()
+
+    def take() -> None:
+        while found := topic.take(3):
+            taken.extend(one.key for one in found)
+
+    def change(keys: list[str]) -> None:
+        for key in keys:
+            moves = int(key[1:]) % 2
+            answers[key] = topic.reschedule(key, delay="1h") if moves else topic.cancel(key)
+
+    with ThreadPoolExecutor(4) as threads:
+        work = [threads.submit(take) for _ in range(2)]
+        work += [threads.submit(change, [f"k{n}" for n in range(first, 600, 2)][::-1]) for first in range(2)]
+    for one in work:
+        one.result()
+    # Then each was either delivered, once, and whoever changed it was told so; or it was not
+    changed = {key for key, answer in answers.items() if answer in ("cancelled", "rescheduled")}
+    assert {*answers.values()} <= {"cancelled", "rescheduled", "in_flight"}
+    assert sorted(taken) == sorted(answers.keys() - changed)
+    stats = topic.stats()
+    assert stats["cancelled"] == sum(answer == "cancelled" for answer in answers.values())
+    assert (stats.scheduled, stats.in_flight) == (sum(one == "rescheduled" for one in answers.values()), len(taken))

@@ -493,7 +493,7 @@ def test_a_topic_is_its_model(gate: Gate, clock: Clock, name: str, record_fault:
     record_fault(
         "topic against its model: any order of calls, copies, late copies, moves of the clock (N: calls)",
         sum(seen[verb] for verb in verbs),
-        promises="P5 P6 P7 P8 P9 P10 P11 P13",
+        promises="P5 P6 P7 P8 P9 P10 P11 P13 P15",
         divergences=0,
         policies=1,
     )

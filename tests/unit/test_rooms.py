@@ -17,7 +17,7 @@ LEVELS = [
     {"once", "topic", "testing"},
     {"work"},
     {"gate"},
-    {"cli", "ui"},
+    {"cli"},
     {"__init__", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -113,7 +113,6 @@ def test_the_package_keeps_its_rooms() -> None:
         pytest.param(
             "once/claim.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import idemgate.gate", id="else of typing"
         ),
-        pytest.param("cli/__init__.py", "from idemgate.ui import app", id="cli knows ui"),
         pytest.param("work/worker.py", "try:\n    import redis.asyncio as r\nexcept ImportError: ...", id="redis"),
         pytest.param("gate.py", "import hiredis", id="hiredis outside the link"),
         pytest.param("link/sync.py", "import msgpack", id="msgpack outside core"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
+from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.cli.doctor.examine import Namespace, examined
 from idemgate.cli.doctor.showing import as_json, show
-from idemgate.errors import NotConfigured
+from idemgate.errors import BadInput
 from idemgate.testing.audit import audit
 
 __all__ = ["add_to"]
@@ -16,7 +16,8 @@ __all__ = ["add_to"]
 DESCRIPTION = """\
 Looks at the server's version, eviction, persistence, replicas, clock, memory and permissions, and at the namespace, and
 says what is wrong and what mends it. Changes nothing, but for one record of its own that is gone after a second: the
-proof that writing is permitted. With --audit it reads everything in the namespace and checks it, too."""
+proof that writing is permitted; with --read-only not even that. With --audit it reads everything in the namespace and
+checks it, too."""
 EPILOG = "exit codes: 0 = no error (there may be warnings), 1 = an error, or the store is away, 2 = wrong command line"
 
 
@@ -29,23 +30,26 @@ def add_to(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
-    parser.add_argument("--namespace", default="default", metavar="NAME", help="what to look at (default: default)")
+    add_url(parser)
+    add_namespace(parser)
     parser.add_argument("--durability", metavar="ASKED", help="try that of the gates: fsync, replicas, or how many")
     parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
+    parser.add_argument(
+        "--read-only", action="store_true", help="try nothing that writes: for a user who only looks (role auditor)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.set_defaults(command=doctor)
 
 
 def doctor(options: argparse.Namespace) -> int:
     """0 without errors, 1 with. Raises NotConfigured, BadInput, StoreError."""
-    url = options.url or os.environ.get("IDEMGATE_URL")
-    if not url:
-        raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
     asked = options.durability
-    where = Namespace(url, options.namespace, int(asked) if asked is not None and asked.isdecimal() else asked)
+    if asked is not None and options.read_only:
+        raise BadInput("--durability", asked, "only a write shows it", "Leave out --read-only")
+    asked = int(asked) if asked is not None and asked.isdecimal() else asked
+    where = Namespace(url_of(options), options.namespace, asked)
     report = audit(where.url, where.name) if options.audit else None  # before there is a record of the doctor's own
-    checks = examined(where)
+    checks = examined(where, writes=not options.read_only)
     if options.json:
         print(as_json(where, checks, report))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -45,12 +46,13 @@ class Namespace:
         self.endpoint: Endpoint = of_url(url)
 
 
-def examined(where: Namespace) -> list[Told]:
-    """Every check of every server, then those of the namespace. StoreUnavailable, StoreRefused."""
+def examined(where: Namespace, *, writes: bool = True) -> list[Told]:
+    """Every check of every server, then those of the namespace; `writes`: whether writing may be tried, too.
+    StoreUnavailable, StoreRefused."""
     with servers(where.endpoint) as found:
         told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
         strange, listens = _looked_for(where, found)
-        told += [("", check) for check in (*_permitted(where), *_durable(where), strange)]
+        told += [("", check) for check in (*_permitted(where, writes), *_durable(where), strange)]
         if listens:
             told += [(server.name, notifications(_flags(server))) for server in found]
     return told
@@ -114,7 +116,7 @@ def _time(server: Server) -> tuple[float, float]:
     return seconds + micros / 1_000_000, time.monotonic()
 
 
-def _permitted(where: Namespace) -> Iterator[Check]:
+def _permitted(where: Namespace, writes: bool) -> Iterator[Check]:
     """May this connection do what the scripts do? Tried on a record of the doctor's own, and on an empty slot."""
     link = SyncLink(where.endpoint, 5.0)
     claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0, 1)
@@ -125,20 +127,28 @@ def _permitted(where: Namespace) -> Iterator[Check]:
         "read a topic": lambda: link.run(call("topic/stats", slot, (b"",), lambda reply: reply), TRIED),
         "publish a hint": lambda: link.command("PUBLISH", key[0], b""),
     }
-    refused: dict[str, str] = {}
+    if not writes:
+        del tried["run scripts that write"], tried["publish a hint"]
+    refused: defaultdict[str, list[str]] = defaultdict(list)
     try:
         for what, attempt in tried.items():
             try:
                 attempt()
             except StoreError as error:
-                refused[what] = str(error)
+                refused[str(error)].append(what)
     finally:
         link.close()
     if not refused:
-        yield Check("permissions", "ok", "scripts may read, write and publish in this namespace")
-    for what, why in refused.items():
+        what = "read, write and publish in this namespace" if writes else "read this namespace; writing was not tried"
+        yield Check("permissions", "ok", f"scripts may {what}")
+    for why, found in refused.items():
+        what = ", ".join(found)
         if any(word in why for word in ("NOPERM", "permission", "can't run", "can't access")):
             yield Check("permissions", "error", f"this connection may not {what}: {why}", _granting(where))
+        elif any(word in why for word in ("password", "NOAUTH", "uthentication")):
+            yield Check(
+                "login", "error", why, "the user and the password in the URL: redis://user:password@host:6379/0"
+            )
         else:
             yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
 
@@ -159,9 +169,10 @@ def _durable(where: Namespace) -> Iterator[Check]:
 
 
 def _granting(where: Namespace) -> str:
-    user = where.endpoint.settings.get("username") or "default"
-    tag = keys.topics(where.name).decode().partition("topics")[0] + "*"
-    return f"ACL SETUSER {user} ~{tag} &{tag} +@all -@admin -@dangerous +info +config|get"
+    what = (
+        f"give it the roles it is for: idemgate acl ROLE --namespace {where.name} | redis-cli (which: idemgate acl -h)"
+    )
+    return f"{what}; or, if it is only to look: idemgate doctor --read-only"
 
 
 def _looked_for(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
@@ -191,4 +202,4 @@ def _strangers(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
         what = f"{seen}; {len(strange):,} of another layout, such as {strange[0]}"
         mend = "let one version of idemgate use a namespace; delete what an older one left"
         return Check("namespace", "warning", what, mend), listens
-    return Check("namespace", "ok", seen), listens
+    return Check("namespace", "ok", seen if looked else "nothing in it: is that its name? (--namespace)"), listens

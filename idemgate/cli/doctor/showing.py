@@ -93,16 +93,25 @@ def _wrapped(style: str, head: str, text: str) -> Iterator[Line]:
 
 
 def _report(report: Report) -> Iterator[Line]:
-    counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in report.counted.items())
     yield "bold", "\naudit"
     state = "ok" if report.sound else "error" if report.errors else "warning"
-    yield from _wrapped(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {counted}")
+    yield from _wrapped(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {_counted(report)}")
     by_kind: defaultdict[str, list[Finding]] = defaultdict(list)
     for one in report.findings:
         by_kind[one.kind].append(one)
     for kind, found in by_kind.items():
         yield "", ""
         yield from _kind(kind, found)
+
+
+def _counted(report: Report) -> str:
+    """What was looked at; the states of records behind their number."""
+    of = "records "
+    states = [f"{n:,} {name.removeprefix(of)}" for name, n in report.counted.items() if name.startswith(of)]
+    counted = {name: f"{n:,} {name.replace('_', ' ')}" for name, n in report.counted.items() if not name.startswith(of)}
+    if states:
+        counted["records"] += f" ({', '.join(sorted(states))})"
+    return ", ".join(counted.values())
 
 
 def _kind(kind: str, found: list[Finding]) -> Iterator[Line]:

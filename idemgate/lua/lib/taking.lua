@@ -82,8 +82,8 @@ local function taking(K, p, now_us, request, want)
     end
   end
 
-  local last = redis.call("HGET", K.facts, "fence")
-  local keys, lease_end = {}, digits(now_ms + want.lease)
+  local facts = redis.call("HMGET", K.facts, "fence", "lease")
+  local last, keys, lease_end = facts[1], {}, digits(now_ms + want.lease)
   local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)
   local going, bytes = portion(K.flight, silenced, most_bytes)
   -- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
@@ -249,6 +249,9 @@ local function taking(K, p, now_us, request, want)
   done.taken = #keys
   if #keys > 0 then
     redis.call("HSET", K.facts, "fence", digits(last))
+    if want.lease > (tonumber(facts[2]) or 0) then
+      redis.call("HSET", K.facts, "lease", digits(want.lease))
+    end
     if want.interval > 0 then
       local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
       redis.call("HSET", K.facts, "rate", digits(ahead + #keys * want.interval))

@@ -43,9 +43,12 @@ if #held > 0 then
   redis.call("ZREM", K.lease, unpack(held))
   redis.call("ZADD", K.lease, unpack(ends))
 end
--- The last token tells how late it was at least, by which take finds a clock set back.
-local last = tonumber(redis.call("HGET", K.facts, "fence")) or 0
-if #held > 0 and last < now_us - 1 then
+-- The last token tells how late it was at least, by which take finds a clock set back, and with the longest lease when all have ended.
+local facts = redis.call("HMGET", K.facts, "fence", "lease")
+if #held > 0 and (tonumber(facts[1]) or 0) < now_us - 1 then
   redis.call("HSET", K.facts, "fence", digits(now_us - 1))
+end
+if #held > 0 and (tonumber(facts[2]) or 0) < lease then
+  redis.call("HSET", K.facts, "lease", digits(lease))
 end
 return reply

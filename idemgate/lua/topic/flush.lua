@@ -6,6 +6,7 @@
 --- ARGV[3] key, or "" for all
 --- Returns {"ok", now ms, moved, left} {"foreign", now ms, problem}; `left` is how many are still due later (all) or 0 (one key)
 --- @include "lib/now"
+--- @include "lib/digits"
 --- @include "lib/slot"
 --- @include "lib/wrong"
 --- @include "lib/sound"
@@ -65,6 +66,11 @@ else
     -- The message is not rewritten: take and trigger see that the two times differ.
     redis.call("ZADD", K.due, now_ms, one)
     moved = moved + 1
+  end
+  if moved > 0 then
+    -- Their messages have other times now, and no trigger that is numbered above these.
+    local facts = redis.call("HMGET", K.facts, "accepted", "flushed")
+    redis.call("HSET", K.facts, "flushed", digits(math.max(tonumber(facts[1]) or 0, tonumber(facts[2]) or 0)))
   end
   hint(K, before, moved > 0 and now_ms or nil)
   left = redis.call("ZCOUNT", K.due, later, "+inf")

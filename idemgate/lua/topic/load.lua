@@ -50,8 +50,12 @@ end
 
 local function pend(kind, key, at, packed, inside)
   local m = cmsgpack.unpack(packed)
+  if kind == "p" and tonumber(at) ~= m[message.due] then
+    m[message.due], m[message.why] = tonumber(at), "flush"
+    packed = cmsgpack.pack(m)
+  end
   if redis.call("HEXISTS", K.pending, key) == 1 then
-    add("folded", restore(K, p, key, m, kind == "p" and tonumber(at) or m[message.due], m[message.why]))
+    add("folded", restore(K, p, key, m, m[message.due], m[message.why]))
   else
     redis.call("HSET", K.pending, key, packed)
     if kind == "b" or redis.call("HEXISTS", K.flight, key) == 1 then
@@ -102,9 +106,9 @@ local function recollect(name, expires, value)
 end
 
 local function learn(name, value)
-  if name == "fence" or name == "rate" then
+  if name == "fence" or name == "rate" or name == "lease" then
     local known = tonumber(redis.call("HGET", K.facts, name)) or 0
-    redis.call("HSET", K.facts, name, digits(math.max(known, tonumber(value))))
+    redis.call("HSET", K.facts, name, digits(math.max(known, tonumber(value) or 0)))
   elseif name == "paused" then
     redis.call("HSETNX", K.facts, name, value)
   else
@@ -125,11 +129,13 @@ local function retell(request, half, packed)
   end
 end
 
-local seen = events(K)
+local seen, serial = events(K), tonumber(redis.call("HGET", K.facts, "flushed")) or 0
 for i = 6, #ARGV, 5 do
   local kind, m = ARGV[i], nil
   if kind == "f" then
     m = sound_message(cmsgpack.unpack(ARGV[i + 3])[delivery.message])
+  elseif kind == "d" then
+    serial = math.max(serial, cmsgpack.unpack(cmsgpack.unpack(ARGV[i + 3])[2])[message.serial])
   elseif not string.find(kind, "^[dmcte]$") then
     m = sound_message(ARGV[i + 3])
   end
@@ -140,6 +146,7 @@ for i = 6, #ARGV, 5 do
   if problem then
     return { "foreign", now_ms, problem }
   end
+  serial = m and math.max(serial, m[message.serial]) or serial
 end
 -- The first write is one that a server without memory refuses, whole.
 redis.call("HSET", K.facts, source, math.max(number, tonumber(redis.call("HGET", K.facts, source)) or 0))
@@ -162,5 +169,9 @@ for i = 6, #ARGV, 5 do
   end
 end
 store_events(seen)
+if serial > 0 then
+  -- This slot numbers its own triggers from below on: these cannot be told from what is flushed here later.
+  redis.call("HSET", K.facts, "flushed", digits(serial))
+end
 count(K, done)
 return { "ok", now_ms }
