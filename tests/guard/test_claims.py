@@ -115,6 +115,30 @@ async def test_one_millisecond_before_its_end_a_lease_still_holds(face: Any, clo
     assert (await face.claim("k")).retry_after == 0.001
 
 
+@pytest.mark.parametrize("hold", [False, True])
+async def test_at_its_very_end_a_lease_holds_nobody_back(face: Any, clock: Clock, hold: bool) -> None:
+    # Given keys whose leases end at this very moment
+    policy = {"lease": "30s", "scope": "s", "on_lease_loss": "hold" if hold else "retry"}
+    for key in ("forgotten", "marked", "marked with others"):
+        await face.claim(key, **policy)
+    clock.advance("30s")
+    # Then they may be forgotten, and, unless somebody has to decide, be marked
+    assert await face.forget("forgotten", scope="s")
+    assert await face.first("marked", "1h", scope="s") is not hold
+    assert await face.first_many(["other", "marked with others"], "1h", scope="s") == [True, not hold]
+
+
+async def test_at_the_very_end_of_its_retention_nothing_is_known_of_a_key(face: Any, clock: Clock) -> None:
+    for key in ("forgotten", "marked", "claimed"):
+        await (await face.claim(key, scope="s")).complete("done", retention="60s")
+    clock.advance("59.999s")
+    assert (await face.claim("claimed", scope="s")).state == "done"
+    clock.advance("1ms")
+    assert not await face.forget("forgotten", scope="s")
+    assert await face.first("marked", "1h", scope="s")
+    assert (await face.claim("claimed", scope="s")).attempt == 1
+
+
 async def test_a_lapsed_owner_may_still_finish_as_long_as_nobody_took_over(face: Any, clock: Clock) -> None:
     owner = await face.claim("k", lease="30s")
     clock.advance("5m")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -92,7 +93,7 @@ class Modules(Judge[Edit]):
 
     def change(self, one: Edit) -> None:
         name = f"idemgate.{one.file.replace('/', '.')}"
-        old, new = sys.modules[name], ModuleType(name)
+        old, new = import_module(name), ModuleType(name)
         new.__file__ = old.__file__
         exec(compile(one.source, str(old.__file__), "exec"), new.__dict__)
         _graft(old, vars(new), name, one.inside)

@@ -186,7 +186,9 @@ def _worded(parent: ast.AST, field: str, child: ast.AST) -> bool:
             return True
         case ast.Assign(value=ast.Call(func=ast.Name(id="TypeVar" | "ParamSpec" | "NewType"))):
             return True
-        case ast.Call(func=ast.Name(id="cast")):
+        case ast.Call(func=ast.Name(id="cast")) | ast.Subscript(value=ast.Name(id="Literal")):
+            return True
+        case ast.keyword(arg="strict"):
             return True
         case ast.Constant(value=str()) if isinstance(parent, ast.arguments) or _called(parent) in NAMED:
             return True

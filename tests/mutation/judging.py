@@ -447,8 +447,11 @@ class Judge(ABC, Generic[One]):
 
     def _tests(self, one: Mutant) -> list[str]:
         names = [*self._mixed(list(self.items))] if one is self.none else self._ordered(one)
-        spent = accumulate((self.took[name] for name in names), initial=0.0)
-        return [name for name, before in zip(names, spent, strict=False) if not self.budget or before < self.budget]
+        if not self.budget:
+            return names
+        quick = [name for name in names if self.took[name] < self.budget / 8] or names  # one must not use it up alone
+        spent = accumulate((self.took[name] for name in quick), initial=0.0)
+        return [name for name, before in zip(quick, spent, strict=False) if before < self.budget]
 
     def _ordered(self, one: One) -> list[str]:
         """In turn one that noticed changes before, one that comes by lines close to this one by which few come, and any."""

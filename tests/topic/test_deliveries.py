@@ -138,16 +138,18 @@ async def test_a_longer_lease_is_as_long_as_it_was_asked_for(face: Any, clock: C
     assert {await topic.ack(one) for one in held} == {"ok"}
 
 
-async def test_a_rate_goes_on_though_the_clock_was_set_back(face: Any, clock: Clock) -> None:
-    topic = face.topic("t", rate="1/1s")
-    await topic.trigger_many([(n, n) for n in range(3)])
-    assert len(await topic.take(10)) == 1
+@pytest.mark.parametrize("burst", [1, 3])
+async def test_a_rate_goes_on_though_the_clock_was_set_back(face: Any, clock: Clock, burst: int) -> None:
+    topic = face.topic("t", rate="1/1s", burst=burst)
+    await topic.trigger_many([(n, n) for n in range(burst + 2)])
+    assert len(await topic.take(10)) == burst
     clock.set(clock.now().timestamp() - 3600)
-    await topic.flush(1)
-    await topic.flush(2)
+    await topic.flush()
+    # The burst is used up, as it was before
     assert await topic.take(10) == []
     clock.advance("1s")
     assert len(await topic.take(10)) == 1
+    assert await topic.take(10) == []
 
 
 async def test_a_lapsed_lease_is_taken_over_by_the_next_take(face: Any, clock: Clock, conserved: Any) -> None:

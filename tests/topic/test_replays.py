@@ -221,6 +221,50 @@ async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from
         await stage.run(stage.calls.take(0, 2))
 
 
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("verb", ["take", "settle", "turn"])
+async def test_a_remembered_reply_that_is_none_of_ours_is_named(
+    stage: Stage, raw: Any, everything: Dumps, verb: str
+) -> None:
+    # Given a call whose reply is remembered, and is not as it was written
+    ends = [Settlement("ack", stage.other)]
+    call = {"take": stage.calls.take(0, 1), "settle": stage.calls.settle(0, ends), "turn": stage.calls.turn(0, ends, 0)}
+    await stage.run(call[verb])
+    (told,) = [key for key in stage.calls.keys(0) if b":told" in key and raw.exists(key)]
+    raw.hset(told, mapping={name: b"spoilt" for name in raw.hkeys(told) if name})
+    before = everything()
+    # When a copy of it comes, then it is told which key is to blame, and has no effect
+    with pytest.raises(ForeignData, match="no reply of ours") as caught:
+        await stage.run(call[verb])
+    assert caught.value.redis_key == told.decode()
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("part", ["pending", "flight"])
+async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
+    stage: Stage, raw: Any, everything: Dumps, part: str
+) -> None:
+    # Given a key of which what is pending, or in flight, is not as it was written
+    (key,) = [key for key in stage.calls.keys(0) if key.endswith(f":{part}".encode())]
+    raw.hset(key, "flying", b"spoilt")
+    before = everything()
+    calls = stage.calls
+    for call in (
+        calls.cancel("flying"),
+        calls.reschedule(Trigger("flying", delay=1)),
+        calls.flush("flying"),
+        calls.settle(0, [Settlement("nack", stage.flying, 5)]),
+        calls.turn(0, [Settlement("nack", stage.flying, 5)], 2),
+        *([calls.extend(0, [stage.flying])] if part == "flight" else []),
+    ):
+        # Then whatever would change it says so, and changes nothing
+        with pytest.raises(ForeignData, match="flying") as caught:
+            await stage.run(call)
+        assert caught.value.redis_key == key.decode()
+        assert everything() == before
+
+
 async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Clock, everything: Dumps) -> None:
     clock.advance("30s")
     # Given a take that put back two lapsed ones and brought one of the three that were due
