@@ -61,7 +61,10 @@ class Modules(Judge[Edit]):
                 "audit/test_audit",
                 "audit/test_doctor",
                 "audit/test_history",
+                "topic/test_events",
+                "topic/test_priorities",
                 "work/test_members",
+                "work/test_subscribers_expiry",
                 "security/test_acl",
                 "link/test_durability",
             ]
