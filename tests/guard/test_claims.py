@@ -212,16 +212,21 @@ def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
     assert not raw.exists(*record)
 
 
+@pytest.mark.parametrize("end", ["release", "complete"])
 @pytest.mark.parametrize("hold", [False, True])
-def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, hold: bool) -> None:
-    record, owners = gate.claims.key("s", "k"), [token(), token()]
+def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
+    record, owners, claims = gate.claims.key("s", "k"), [token(), token()], gate.claims
     with raw.pubsub() as listener:
         listener.subscribe(record[0])
         # When two owners end one after the other, and only of the second it was said that somebody waits
         for owner, wait in zip(owners, (False, True), strict=True):
-            gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000, hold=hold))
-            gate.link.run(gate.claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
-            assert gate.link.run(gate.claims.release(record, owner, 60_000))
+            fence = gate.link.run(claims.claim(record, owner, 30_000, 60_000, hold=hold)).token
+            gate.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
+            if end == "release":
+                assert gate.link.run(claims.release(record, owner, 60_000))
+            else:
+                assert gate.link.run(claims.complete(record, owner, fence, 60_000, b"n", b""))
+                clock.advance("60s")
             raw.publish(record[0], b"ended")
         raw.publish(record[0], b"all")
         # Then only that one is told
@@ -229,6 +234,20 @@ def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, hold: 
         while heard[-1] != b"all":
             heard.append(listener.get_message(timeout=30)["data"])
     assert heard == [1, b"ended", owners[1], b"ended", b"all"]
+
+
+def test_a_decision_about_an_owner_that_was_taken_over_decides_nothing(gate: Gate, clock: Clock) -> None:
+    # Given an owner that vanished, as somebody saw it, and another that has taken over and vanished since
+    record, claims = gate.claims.key("s", "k"), gate.claims
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    clock.advance("30s")
+    seen = gate.link.run(claims.inspect(record))
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    clock.advance("30s")
+    # Then what was decided about the first changes nothing
+    assert gate.link.run(claims.resolve(record, token(), seen, True, 60_000, b"n", b""))[0] == "changed"
+    assert gate.link.run(claims.forget(record, token(), seen, False))[0] == "changed"
+    assert gate.link.run(claims.inspect(record)).state == "lapsed"
 
 
 async def test_a_released_claim_is_over_for_its_owner(face: Any) -> None:
