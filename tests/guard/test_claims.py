@@ -121,7 +121,9 @@ async def test_at_its_very_end_a_lease_holds_nobody_back(face: Any, clock: Clock
     policy = {"lease": "30s", "scope": "s", "on_lease_loss": "hold" if hold else "retry"}
     for key in ("forgotten", "marked", "marked with others"):
         await face.claim(key, **policy)
-    clock.advance("30s")
+    clock.advance("29.999s")
+    assert await face.first_many(["marked with others"], "1h", scope="s") == [False]
+    clock.advance("1ms")
     # Then they may be forgotten, and, unless somebody has to decide, be marked
     assert await face.forget("forgotten", scope="s")
     assert await face.first("marked", "1h", scope="s") is not hold
@@ -174,6 +176,19 @@ async def test_a_lease_ends_though_the_clock_was_set_back(face: Any, clock: Cloc
     second = await face.claim("k")
     assert (second.state, second.taken_over) == ("started", 1)
     assert second.token > first.token
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_after_a_clock_set_back_a_lease_ends_for_who_waits_and_who_does_not(
+    gate: Gate, clock: Clock, wait: bool
+) -> None:
+    record, claims = gate.claims.key("s", "k"), gate.claims
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    clock.set(clock.now().timestamp() - 3600)
+    for left in (30_000, 1):
+        assert gate.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).left_ms == left
+        clock.advance(left / 1000 - 0.001 if left > 1 else 0.001)
+    assert gate.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).state == "started"
 
 
 async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:

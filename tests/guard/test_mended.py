@@ -63,6 +63,18 @@ async def test_what_is_remembered_follows_forget_and_the_test_clock(face: Any, c
     assert runs == ["a", "a", "a"]
 
 
+async def test_what_others_did_is_remembered_until_its_retention_ends_and_no_longer(face: Any, clock: Clock) -> None:
+    # Given a key that was done elsewhere, which this process learns
+    await (await face.claim("a", scope="rem")).complete("there", retention="60s")
+    guarded = face.once(key="{x}", scope="rem", remember=10)(lambda x: "here")
+    assert await guarded(x="a") == "there"
+    clock.advance("59.999s")
+    assert await guarded(x="a") == "there"
+    # Then it knows when that ends
+    clock.advance("1ms")
+    assert await guarded(x="a") == "here"
+
+
 async def test_one_key_is_not_many(face: Any) -> None:
     with pytest.raises(BadInput, match="one value, not many"):
         await face.first_many("abc", "1s")

@@ -11,6 +11,7 @@ from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
+from idemgate.core.resizing import _retell
 from idemgate.core.topics import Settlement, TopicCalls, failed
 from idemgate.errors import ForeignData
 from idemgate.testing import Clock
@@ -238,6 +239,24 @@ async def test_a_remembered_reply_that_is_none_of_ours_is_named(
         await stage.run(call[verb])
     assert caught.value.redis_key == told.decode()
     assert everything() == before
+
+
+async def test_replies_are_shown_with_the_requests_they_were_given_to(stage: Stage, clock: Clock) -> None:
+    # Given replies of this half minute and of the one before
+    ends = [Settlement("ack", stage.other)]
+    clock.set(clock.now().timestamp() // 30 * 30)
+    calls = [stage.calls.settle(0, ends), stage.calls.cancel("ripe")]
+    for call in calls:
+        clock.advance("30s")
+        await stage.run(call)
+    # Then of each log all of them are shown, and nothing else
+    shown = [await stage.run(_retell(stage.calls, 0, log, b"0")) for log in (0, 1)]
+    names = [entry.name for _, entries in shown for entry in entries]
+    assert {bytes(call.args[1])[2:16] for call in calls} <= {*names}
+    assert all(len(name) == 14 for name in names)
+    # And of what is older, nothing
+    clock.advance("90s")
+    assert [await stage.run(_retell(stage.calls, 0, log, b"0")) for log in (0, 1)] == [(b"0", []), (b"0", [])]
 
 
 @pytest.mark.damages("undecodable")
