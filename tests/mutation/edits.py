@@ -27,8 +27,27 @@ COUNTED = {
     ast.Mod: ("%", "*"), ast.BitAnd: ("&", "|"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
 }  # fmt: skip
 NAMED = frozenset(
-    "as_ours canonical check_encodes check_name digest each encode instant milliseconds not_ours part_of text_of unpacked "
-    "whole _field _ms _one_of _parsed _positive".split()
+    [
+        "as_ours",
+        "canonical",
+        "check_encodes",
+        "check_name",
+        "digest",
+        "each",
+        "encode",
+        "instant",
+        "milliseconds",
+        "not_ours",
+        "part_of",
+        "text_of",
+        "unpacked",
+        "whole",
+        "_field",
+        "_ms",
+        "_one_of",
+        "_parsed",
+        "_positive",
+    ]
 )
 """What is handed a text only to name the value in an error."""
 EXTREMES = {"min": "max", "max": "min"}

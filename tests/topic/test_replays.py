@@ -11,10 +11,11 @@ from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
-from idemgate.core.resizing import _retell
+from idemgate.core.resizing import _close, _Entry, _load, _retell
 from idemgate.core.topics import Settlement, TopicCalls, failed
 from idemgate.errors import ForeignData
 from idemgate.testing import Clock
+from tests.lua.states import MESSAGE
 
 Dumps = Callable[[], dict[bytes, bytes]]
 
@@ -282,6 +283,25 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
             await stage.run(call)
         assert caught.value.redis_key == key.decode()
         assert everything() == before
+
+
+@pytest.mark.damages("undecodable", "closed")
+@pytest.mark.parametrize("part", ["pending", "flight"])
+async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
+    stage: Stage, raw: Any, everything: Dumps, part: str
+) -> None:
+    # Given a slot that takes another one in, and holds of a key what is not as it was written
+    (key,) = [key for key in stage.calls.keys(0) if key.endswith(f":{part}".encode())]
+    await stage.run(_close(stage.calls, 0, b"change"))
+    raw.hset(key, "flying", b"spoilt")
+    before = everything()
+    # When a message of that key comes
+    arrives = _Entry(b"p", b"flying", b"1700000000000", MESSAGE, b"", b"")
+    with pytest.raises(ForeignData, match="flying") as caught:
+        await stage.run(_load(stage.calls, 0, b"change", 1, 1, [arrives]))
+    # Then the key that is to blame is named, and nothing was written
+    assert caught.value.redis_key == key.decode()
+    assert everything() == before
 
 
 async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Clock, everything: Dumps) -> None:

@@ -447,3 +447,16 @@ async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
     assert (await topic.reslot(8)).after == 8
     assert await _seen(topic) == seen
     assert set(await topic.ack(list(flying.values()))) == {"ok"}
+
+
+@pytest.mark.damages("unplaced")
+async def test_what_stands_nowhere_is_scheduled_when_the_slots_change(face: Face, raw: Any) -> None:
+    # Given a pending message that other hands took out of where it stood
+    topic = face.topic("t", slots=1)
+    await topic.trigger("k", 1)
+    raw.zrem(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:due", "k")
+    assert await topic.take(10) == []
+    # When the number of slots is changed
+    await topic.reslot(2)
+    # Then it is found
+    assert [one.payload for one in await topic.take(10)] == [1]
