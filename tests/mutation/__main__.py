@@ -68,7 +68,9 @@ def tried(options: argparse.Namespace) -> tuple[list[Tried], int]:
                 file.write(json.dumps([str(one), *verdict]) + "\n")
 
     rest = [one for one in found if one not in former or former[one].outcome != "killed"]
-    judging.judged(made := judge(rest, options.jobs, options.budget, options.minutes, say))
+    made = judge(rest, options.jobs, options.budget, options.minutes, say)
+    if rest and options.minutes > 0:
+        judging.judged(made)
     verdicts = former | made.verdicts
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
 
@@ -152,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
         help="of tests for a mutant, as they took without one; 0 = all that come by (default)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=math.inf,
-        help="begin with none after so many: what was judged by then is a sample of the sample")  # fmt: skip
+        help="begin with none after so many, and count what was judged by then; 0 = add up what --resume remembers")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
         help="remember verdicts there, and do not try again what it says was killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")

@@ -1,7 +1,7 @@
 """Mutants of `idemgate/core`: what is peculiar to judging them.
 
-In the fork of a mutant the changed module is loaded a second time, and what differs in it is put into the first: the code
-and defaults of functions, and the values of constants wherever they were imported to. So nobody's classes change.
+In the fork of a mutant the changed module is loaded a second time, and what differs in it is put into the first: the
+code and defaults of functions, and the values of constants wherever they were imported to. So nobody's classes change.
 """
 
 from __future__ import annotations

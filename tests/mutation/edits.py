@@ -26,29 +26,10 @@ COUNTED = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "//"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"), ast.BitAnd: ("&", "|"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
 }  # fmt: skip
-NAMED = frozenset(
-    [
-        "as_ours",
-        "canonical",
-        "check_encodes",
-        "check_name",
-        "digest",
-        "each",
-        "encode",
-        "instant",
-        "milliseconds",
-        "not_ours",
-        "part_of",
-        "text_of",
-        "unpacked",
-        "whole",
-        "_field",
-        "_ms",
-        "_one_of",
-        "_parsed",
-        "_positive",
-    ]
-)
+NAMED = frozenset({
+    "as_ours", "canonical", "check_encodes", "check_name", "digest", "each", "encode", "instant", "milliseconds",
+    "not_ours", "part_of", "text_of", "unpacked", "whole", "_field", "_ms", "_one_of", "_parsed", "_positive",
+})  # fmt: skip
 """What is handed a text only to name the value in an error."""
 EXTREMES = {"min": "max", "max": "min"}
 Place = ast.expr | ast.stmt
@@ -131,13 +112,21 @@ class _Reader:
                     yield from self._gap(left, right, pair)
             case ast.BinOp():
                 yield from self._gap(node.left, node.right, COUNTED.get(type(node.op)))
-            case ast.AugAssign():
-                yield from self._gap(node.target, node.value, COUNTED.get(type(node.op)))
-                yield self._whole(node, "pass")
             case ast.UnaryOp(op=ast.Not()):
                 yield self._whole(node, self._of(node.operand))
             case ast.Constant():
                 yield from self._constant(node)
+            case ast.Call(func=ast.Name(id=name) as called) if name in EXTREMES:
+                yield self._whole(called, EXTREMES[name])
+            case _:
+                yield from self._flow(node)
+
+    def _flow(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
+        """What is done at all: conditions, returned values, statements."""
+        match node:
+            case ast.AugAssign():
+                yield from self._gap(node.target, node.value, COUNTED.get(type(node.op)))
+                yield self._whole(node, "pass")
             case ast.Return(value=ast.expr() as value) if self._of(value) != "None":
                 yield self._whole(value, "None")
             case ast.If(test=test) | ast.IfExp(test=test):
@@ -150,8 +139,6 @@ class _Reader:
                 yield self._whole(node, "pass")
             case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
                 yield self._whole(node, "pass")
-            case ast.Call(func=ast.Name(id=name) as called) if name in EXTREMES:
-                yield self._whole(called, EXTREMES[name])
             case _:
                 pass
 

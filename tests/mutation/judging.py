@@ -1,8 +1,8 @@
 """Tests that are collected once, and run in a fork of this process for each mutant, until the first one fails.
 
 Only those tests run that come by the changed line, those first that noticed changes of the same file before. A mutant
-that cannot be loaded is none. One that is not through in time is tried again alone before it counts as noticed. `Scripts`
-knows what is peculiar to mutants of scripts, `tests/mutation/core.py` to those of `idemgate/core`.
+that cannot be loaded is none. One that is not through in time is tried again alone before it counts as noticed.
+`Scripts` knows what is peculiar to mutants of scripts, `tests/mutation/core.py` to those of `idemgate/core`.
 """
 
 from __future__ import annotations
@@ -448,7 +448,7 @@ class Judge(ABC, Generic[One]):
         return [name for name, before in zip(quick, spent, strict=False) if before < self.budget]
 
     def _ordered(self, one: One) -> list[str]:
-        """In turn one that noticed changes before, one that comes by lines close to this one by which few come, and any."""
+        """In turn one that noticed changes before, one that comes by lines close by, by which few come, and any."""
         reached = self.reaching(one)
         known = [name for name, _ in self.killers[one.file].most_common(12) + self.best.most_common(40)]
         near = defaultdict[str, float](float)
