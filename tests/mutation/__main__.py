@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
         help="of tests for a mutant, as they took without one; 0 = all that come by (default)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=math.inf,
-        help="begin with none after so many, and count what was judged by then; 0 = add up what --resume remembers")  # fmt: skip
+        help="begin with none after so many, and count those judged by then; 0 = add up --resume")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
         help="remember verdicts there, and do not try again what it says was killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")

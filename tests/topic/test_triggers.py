@@ -349,3 +349,17 @@ async def test_whoever_sleeps_is_told_of_what_is_due_first(face: Any, clock: Clo
     now = round(clock.now().timestamp() * 1000)
     assert [one["type"] for one in told] == ["subscribe", "message", "message"]
     assert [int(one["data"]) for one in told[1:]] == [now + 30_000, now]
+
+
+async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
+    # Given one message that is due in a minute
+    topic = face.topic("t")
+    await topic.trigger("k", delay="60s")
+    with raw.pubsub() as heard:
+        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        # When everything is made due, and again, where nothing is left to be
+        assert [await topic.flush(), await topic.flush()] == [1, 0]
+        raw.publish(f"ig1:{{{namespace}:topic:t:0/1}}:due", b"all")
+        told = [heard.get_message(timeout=30)["data"] for _ in range(3)]
+    # Then that is told once
+    assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]
