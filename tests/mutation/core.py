@@ -158,10 +158,10 @@ def _refill(cell: CellType, other: CellType) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nothing of it is a class of the module, or a function."""
+    """Whether it is made of values alone, also of named tuples."""
     if isinstance(value, Mapping):
         return all(_is_plain(key) and _is_plain(one) for key, one in value.items())
-    if type(value) in (list, tuple, set, frozenset):
+    if isinstance(value, list | tuple | set | frozenset):
         return all(map(_is_plain, value))
     return isinstance(value, PLAIN) or type(value).__module__ in ("re", "_struct", "datetime")
 
