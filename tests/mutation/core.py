@@ -10,7 +10,7 @@ import ast
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
@@ -108,12 +108,23 @@ class Modules(Judge[Edit]):
     def reaching(self, one: Edit) -> set[str]:
         """Of what is done when a module is loaded, all those that come by the module."""
         if not one.inside:
-            return set().union(*(own for line, own in self.comes_by.items() if line.startswith(f"{one.file}:")))
+            by = (own for line, own in self.comes_by.items() if line.startswith(f"{one.file}:"))
+            return self.naming(one).union(*by)
         begin, end = _statement(one.file, one.line)
         return set().union(*(self.comes_by[f"{one.file}:{line}"] for line in range(begin, end + 1)))
 
+    def naming(self, one: Edit) -> set[str]:
+        """Of what is done when a module is loaded, those whose files import from it: they read what it defines."""
+        module = f"from idemgate.{one.file.replace('/', '.')} import"
+        return {name for name, item in self.items.items() if not one.inside and module in _written(item.path)}
+
     def traced(self) -> list[str]:
         return [text(file) for file in files()]
+
+
+@cache
+def _written(path: Path) -> str:
+    return path.read_text()
 
 
 def _ours() -> list[ModuleType]:

@@ -315,6 +315,10 @@ class Judge(ABC, Generic[One]):
     def reaching(self, one: One) -> set[str]:
         """The tests that come by its line."""
 
+    def naming(self, one: One) -> set[str]:
+        """Those of them that are about what is changed, though they may run nothing of it."""
+        return set()
+
     @abstractmethod
     def traced(self) -> list[str]:
         """The texts on which a trace depends."""
@@ -456,6 +460,8 @@ class Judge(ABC, Generic[One]):
             tests = self.comes_by.get(f"{one.file}:{line}", set())
             for name in tests:
                 near[name] += 1 / len(tests)
+        for name in self.naming(one):
+            near[name] += 1
         close = sorted(reached, key=lambda name: (self.took[name] + 0.02) / (near[name] + 1e-6))
         turns = zip_longest((name for name in known if name in reached), close, self._mixed([*reached]))
         return [*dict.fromkeys(filter(None, chain.from_iterable(turns)))]

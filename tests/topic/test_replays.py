@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
-from idemgate.core.resizing import _close, _Entry, _load, _retell
+from idemgate.core.resizing import _close, _Entry, _load, _retell, _unload
 from idemgate.core.topics import Settlement, TopicCalls, failed
 from idemgate.errors import ForeignData
 from idemgate.testing import Clock
@@ -302,6 +303,23 @@ async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
     # Then the key that is to blame is named, and nothing was written
     assert caught.value.redis_key == key.decode()
     assert everything() == before
+
+
+@pytest.mark.damages("undecodable", "closed")
+@pytest.mark.parametrize("part", ["pending", "flight", "grave"])
+@pytest.mark.parametrize("spoilt", [b"spoilt", b"\x92\xa6buried\xa1x"])
+async def test_what_is_none_of_ours_goes_to_no_other_slot(stage: Stage, raw: Any, part: str, spoilt: bytes) -> None:
+    # Given a slot that is closed, in which what is stored of a key is not as it was written
+    (key,) = [key for key in stage.calls.keys(0) if key.endswith(f":{part}".encode())]
+    await stage.run(_close(stage.calls, 0, b"change"))
+    name = raw.hkeys(key)[0]
+    raw.hset(key, name, spoilt)
+    # When all of it is to be shown to another slot, batch by batch, then the key that is to blame is named instead
+    with pytest.raises(ForeignData, match=re.escape(name.decode())) as caught:
+        for batch in range(4):
+            await stage.run(_unload(stage.calls, 0, b"change", batch))
+    assert caught.value.redis_key == key.decode()
+    assert raw.hget(key, name) == spoilt
 
 
 async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Clock, everything: Dumps) -> None:
