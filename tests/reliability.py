@@ -194,8 +194,9 @@ cases were enumerated: every byte, every await, every script.
 
 In the rows of changes to the code itself, *N* is how many were tried, a violation is one that no test noticed and that
 `tests/mutation/survivors.md` does not explain, and *equivalent* are those it explains. *Of* is how many there are: N is
-a sample of at least two of each script. Each is judged by so many of the tests that come by it as take some seconds
-(`--budget`), so that one that counts as unnoticed may be noticed by the rest.
+a sample by the seed, of the scripts that every message goes through three times as dense. In `core`, changes of what
+only words a text or says a type are left out. Each is judged by so many of the tests that come by it as take some
+seconds (`--budget`), so that one that counts as unnoticed may be noticed by the rest.
 
 | fault | promises | N | violations | at most | figures | seed | server |
 |---|---|---|---|---|---|---|---|
@@ -208,7 +209,8 @@ Every test that records a row is part of the usual suite, with a small N: `poe p
 ```sh
 poe reliability --n 1000          # about that many of each fault; rewrites this page and docs/reliability.json
 poe reliability --n 1000 -k proxy # only some, printed and not written
-poe mutation --sample 400 --record # changes of the scripts; --core of idemgate/core; its rows of this page
+poe mutation --sample 600 --budget 12 --record         # changes of the scripts: their row of this page
+poe mutation --core --sample 900 --budget 8 --record   # changes of idemgate/core, and its modules one by one
 IDEMGATE_SOAK=10m poe pytest tests/faults/test_soak.py -s   # all faults at random for ten minutes
 ```
 

@@ -73,12 +73,12 @@ class SyncLink:
 
     def _try(self, wires: Wires, copies: Copies) -> None:
         """Asks, once, whether the server can do what is asked for at all: StoreRefused if not."""
-        for request in copies.trial:
-            (reply,) = wires.ask_all([request])
+        for asked in copies.trial:
+            (reply,) = wires.ask_all([asked])
             try:
-                copies.tried(request, reply)
+                copies.tried(asked, reply)
             except rx.ResponseError as error:
-                self._refused(wires, error)
+                self._suspect(wires, error)
                 raise
 
     def _wired(self) -> Wires:

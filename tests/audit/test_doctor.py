@@ -15,7 +15,7 @@ from idemgate import Gate
 from idemgate.cli import main
 from idemgate.core import keys
 from idemgate.core.acl import rule
-from idemgate.core.diagnosis import Check, Seen, diagnose
+from idemgate.core.diagnosis import Check, Seen, diagnose, notifications
 from idemgate.link.embedded import find_server
 from tests import cluster as servers
 
@@ -300,30 +300,99 @@ FINE = {"redis_version": "7.0.15", "aof_enabled": 1, "total_system_memory": 100,
 SAYINGS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "nothing wrong": ({}, {}),
     "too old": ({"redis_version": "6.0.9"}, {"server": "error"}),
+    "a little too old": ({"redis_version": "6.1.999"}, {"server": "error"}),
     "old enough": ({"redis_version": "6.2.0"}, {}),
     "Valkey, which calls itself Redis 7.2 too": ({"redis_version": "7.2.4", "valkey_version": "9.1.0"}, {}),
     "neither": ({"dragonfly_version": "1.2"}, {"server": "warning"}),
+    "none of the two": ({"kvrocks_version": "1.2", "redis_version": "4.0"}, {"server": "warning"}),
+    "a replica": ({"role": "slave", "master_host": "h", "master_port": 1}, {"role": "error"}),
     "loading": ({"loading": 1}, {"role": "error"}),
+    "would drop keys": ({"maxmemory_policy": "allkeys-lru"}, {"eviction": "warning"}),
+    "drops keys": ({"maxmemory_policy": "allkeys-lru", "maxmemory": 100}, {"eviction": "error"}),
     "evicted": ({"evicted_keys": 3}, {"evicted": "error"}),
-    "getting full": ({"used_memory": 85}, {"memory": "warning"}),
+    "not full": ({"used_memory": 79}, {}),
+    "getting full": ({"used_memory": 80}, {"memory": "warning"}),
+    "almost full": ({"used_memory": 94}, {"memory": "warning"}),
     "full": ({"used_memory": 95}, {"memory": "error"}),
+    "full, and of a machine that is not": ({"used_memory": 10, "maxmemory": 10}, {"memory": "error"}),
+    "a server that does not say": ({"total_system_memory": 0}, {"memory": "skipped"}),
     "a disk that is full": ({"aof_last_write_status": "err"}, {"disk": "error"}),
     "a snapshot that failed": ({"rdb_last_bgsave_status": "err"}, {"disk": "error"}),
+    "enough connections": ({"connected_clients": 89, "maxclients": 100}, {}),
     "many connections": ({"connected_clients": 9, "maxclients": 10}, {"connections": "warning"}),
+    "replicas that need not be there": ({"connected_slaves": 2}, {"replicas": "warning"}),
+    "a node of a cluster": ({"cluster_enabled": 1}, {"cluster": "error"}),
 }
+ALWAYS = ["server", "eviction", "memory", "persistence", "clock"]
+"""What is said of every server, in this order."""
 
 
 @pytest.mark.parametrize("name", SAYINGS)
 def test_what_a_server_says_of_itself(name: str) -> None:
     info, expected = SAYINGS[name]
     found = diagnose(Seen(FINE | info, {"appendfsync": "always"}, 0.0, 0.0, False, {}))
-    assert {one.name: one.state for one in found if one.state not in ("ok", "skipped")} == expected
+    assert {one.name: one.state for one in found if one.state != "ok"} == expected
+    assert [one.name for one in found if one.name in ALWAYS] == ALWAYS
     assert all(one.mend for one in found if one.state in ("warning", "error"))
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str, str]] = {
+    "whatever is known": ({"aof_enabled": 1}, {}, "persistence", "ok"),
+    "always": ({"aof_enabled": 1}, {"appendfsync": "always"}, "persistence", "ok"),
+    "every second": ({"aof_enabled": 1}, {"appendfsync": "everysec"}, "persistence", "ok"),
+    "some time": ({"aof_enabled": 1}, {"appendfsync": "no"}, "persistence", "warning"),
+    "snapshots": ({"aof_enabled": 0}, {"save": "3600 1 300 100"}, "persistence", "warning"),
+    "nothing": ({"aof_enabled": 0}, {"save": ""}, "persistence", "error"),
+    "may not be asked": ({"aof_enabled": 0}, None, "persistence", "warning"),
+    "goes on": ({"rdb_last_bgsave_status": "err"}, {"stop-writes-on-bgsave-error": "no"}, "disk", "warning"),
+    "one must be there": ({"connected_slaves": 1}, {"min-replicas-to-write": "1"}, "replicas", "ok"),
+    "none must be there": ({"connected_slaves": 1}, {"min-replicas-to-write": "0"}, "replicas", "warning"),
+    "replicas that may not be asked about": ({"connected_slaves": 1}, None, "replicas", "ok"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_how_a_server_is_set(name: str) -> None:
+    info, config, check, state = SETTINGS[name]
+    found = diagnose(Seen(FINE | info, config, 0.0, 0.0, False, {}))
+    (one,) = [one for one in found if one.name == check]
+    assert one.state == state
+    assert one.mend or state == "ok"
+
+
+def test_how_much_snapshots_forget_and_how_large_a_memory_is() -> None:
+    info = FINE | {"aof_enabled": 0, "used_memory": 3 * 1024**3 // 2, "maxmemory": 3000 * 1024**3}
+    said = {one.name: one.what for one in diagnose(Seen(info, {"save": "300 100 3600 1"}, 0.0, 0.0, False, {}))}
+    assert "up to 3,600 s" in said["persistence"]
+    assert said["memory"] == "2 GiB of 3,000 GiB, 0%"
+    small = diagnose(Seen(FINE | {"used_memory": 1023, "maxmemory": 10240}, {}, 0.0, 0.0, False, {}))
+    assert {one.name: one.what for one in small}["memory"] == "1,023 B of 10 KiB, 10%"
+
+
+def test_a_server_that_may_not_be_asked_is_skipped_but_for_its_clock() -> None:
+    found = diagnose(Seen({}, None, None, 0.0, False, {}))
+    assert [(one.name, one.state) for one in found] == [("server", "skipped"), ("clock", "skipped")]
+    late = diagnose(Seen({}, None, 60.0, 0.0, False, {}))
+    assert [(one.name, one.state) for one in late] == [("server", "skipped"), ("clock", "warning")]
+
+
+@pytest.mark.parametrize(("flags", "state"), [(None, "skipped"), ("", "warning"), ("KE", "warning"), ("AKE", "ok")])
+def test_whether_a_server_tells_of_keys_that_expire(flags: str | None, state: str) -> None:
+    found = notifications(flags)
+    assert (found.name, found.state) == ("expiry", state)
+    assert found.mend or state != "warning"
 
 
 @pytest.mark.parametrize(
     ("apart", "jumped", "state"),
-    [(0.0, 0.0, "ok"), (6.0, 0.0, "warning"), (-6.0, 0.0, "warning"), (0.0, 1.0, "error"), (60.0, -1.0, "error")],
+    [
+        (0.0, 0.0, "ok"),
+        (5.0, -0.5, "ok"),
+        (5.1, 0.5, "warning"),
+        (-6.0, 0.0, "warning"),
+        (0.0, 0.51, "error"),
+        (60.0, -1.0, "error"),
+    ],
 )
 def test_clocks(apart: float, jumped: float, state: str) -> None:
     found = diagnose(Seen(FINE, {}, apart, jumped, False, {}))

@@ -115,6 +115,32 @@ async def test_one_millisecond_before_its_end_a_lease_still_holds(face: Any, clo
     assert (await face.claim("k")).retry_after == 0.001
 
 
+@pytest.mark.parametrize("hold", [False, True])
+async def test_at_its_very_end_a_lease_holds_nobody_back(face: Any, clock: Clock, hold: bool) -> None:
+    # Given keys whose leases end at this very moment
+    policy = {"lease": "30s", "scope": "s", "on_lease_loss": "hold" if hold else "retry"}
+    for key in ("forgotten", "marked", "marked with others"):
+        await face.claim(key, **policy)
+    clock.advance("29.999s")
+    assert await face.first_many(["marked with others"], "1h", scope="s") == [False]
+    clock.advance("1ms")
+    # Then they may be forgotten, and, unless somebody has to decide, be marked
+    assert await face.forget("forgotten", scope="s")
+    assert await face.first("marked", "1h", scope="s") is not hold
+    assert await face.first_many(["other", "marked with others"], "1h", scope="s") == [True, not hold]
+
+
+async def test_at_the_very_end_of_its_retention_nothing_is_known_of_a_key(face: Any, clock: Clock) -> None:
+    for key in ("forgotten", "marked", "claimed"):
+        await (await face.claim(key, scope="s")).complete("done", retention="60s")
+    clock.advance("59.999s")
+    assert (await face.claim("claimed", scope="s")).state == "done"
+    clock.advance("1ms")
+    assert not await face.forget("forgotten", scope="s")
+    assert await face.first("marked", "1h", scope="s")
+    assert (await face.claim("claimed", scope="s")).attempt == 1
+
+
 async def test_a_lapsed_owner_may_still_finish_as_long_as_nobody_took_over(face: Any, clock: Clock) -> None:
     owner = await face.claim("k", lease="30s")
     clock.advance("5m")
@@ -177,6 +203,19 @@ async def test_whoever_asks_ends_a_lease_that_a_clock_left_far_ahead(face: Any, 
     assert await ask() in (True, [False, True])
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_after_a_clock_set_back_a_lease_ends_for_who_waits_and_who_does_not(
+    gate: Gate, clock: Clock, wait: bool
+) -> None:
+    record, claims = gate.claims.key("s", "k"), gate.claims
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    clock.set(clock.now().timestamp() - 3600)
+    for left in (30_000, 1):
+        assert gate.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).left_ms == left
+        clock.advance(left / 1000 - 0.001 if left > 1 else 0.001)
+    assert gate.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).state == "started"
+
+
 async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:
     await face.claim("k", lease="30s")
     clock.set(clock.now().timestamp() - 3600)
@@ -213,20 +252,42 @@ def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
     assert not raw.exists(*record)
 
 
+@pytest.mark.parametrize("end", ["release", "complete"])
 @pytest.mark.parametrize("hold", [False, True])
-def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, hold: bool) -> None:
-    record, owners = gate.claims.key("s", "k"), [token(), token()]
+def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
+    record, owners, claims = gate.claims.key("s", "k"), [token(), token()], gate.claims
     with raw.pubsub() as listener:
         listener.subscribe(record[0])
         # When two owners end one after the other, and only of the second it was said that somebody waits
         for owner, wait in zip(owners, (False, True), strict=True):
-            gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000, hold=hold))
-            gate.link.run(gate.claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
-            assert gate.link.run(gate.claims.release(record, owner, 60_000))
+            fence = gate.link.run(claims.claim(record, owner, 30_000, 60_000, hold=hold)).token
+            gate.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
+            if end == "release":
+                assert gate.link.run(claims.release(record, owner, 60_000))
+            else:
+                assert gate.link.run(claims.complete(record, owner, fence, 60_000, b"n", b""))
+                clock.advance("60s")
             raw.publish(record[0], b"ended")
+        raw.publish(record[0], b"all")
         # Then only that one is told
-        heard = [listener.get_message(timeout=30)["data"] for _ in range(4)]
-    assert heard == [1, b"ended", owners[1], b"ended"]
+        heard = [listener.get_message(timeout=30)["data"]]
+        while heard[-1] != b"all":
+            heard.append(listener.get_message(timeout=30)["data"])
+    assert heard == [1, b"ended", owners[1], b"ended", b"all"]
+
+
+def test_a_decision_about_an_owner_that_was_taken_over_decides_nothing(gate: Gate, clock: Clock) -> None:
+    # Given an owner that vanished, as somebody saw it, and another that has taken over and vanished since
+    record, claims = gate.claims.key("s", "k"), gate.claims
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    clock.advance("30s")
+    seen = gate.link.run(claims.inspect(record))
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    clock.advance("30s")
+    # Then what was decided about the first changes nothing
+    assert gate.link.run(claims.resolve(record, token(), seen, True, 60_000, b"n", b""))[0] == "changed"
+    assert gate.link.run(claims.forget(record, token(), seen, False))[0] == "changed"
+    assert gate.link.run(claims.inspect(record)).state == "lapsed"
 
 
 async def test_a_released_claim_is_over_for_its_owner(face: Any) -> None:

@@ -23,6 +23,8 @@ FOREIGN: dict[str, tuple[Put, str]] = {
     "nothing": (lambda raw, key: raw.set(key, ""), "another layout"),
     "a later layout": (lambda raw, key: raw.set(key, b"\xc2v" + bytes(60)), "another layout"),
     "an unknown state": (lambda raw, key: raw.set(key, b"\xc1z" + bytes(60)), "another layout"),
+    "a state that is any letter": (lambda raw, key: raw.set(key, b"\xc1." + bytes(60)), "another layout"),
+    "a state that is no letter": (lambda raw, key: raw.set(key, b"\xc1%" + bytes(60)), "another layout"),
     "what ends too early": (lambda raw, key: raw.set(key, b"\xc1v" + bytes(34)), "another layout"),
     "a fingerprint that ends too early": (
         lambda raw, key: raw.set(key, b"\xc1v" + bytes(35) + b"\x10" + bytes(15)),

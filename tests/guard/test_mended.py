@@ -16,6 +16,12 @@ async def test_a_held_key_outlives_lease_and_retention_on_the_servers_own_clock(
     # Then Redis itself does not drop its record while somebody still has to decide
     (record,) = raw.scan_iter(match=f"ig1:{{{face.gate.namespace}:once:claim:k}}")
     assert raw.pttl(record) > 9 * 365 * 86_400_000
+    # And one that is not held is dropped some time after its lease, also where it was extended
+    claim = await face.claim("other", lease="1s", retention="1s")
+    (record,) = raw.scan_iter(match=f"ig1:{{{face.gate.namespace}:once:claim:other}}")
+    assert 0 < raw.pttl(record) < 30 * 86_400_000
+    assert await claim.extend("2s")
+    assert 0 < raw.pttl(record) < 30 * 86_400_000
 
 
 async def test_errors_name_the_scope_that_mends_them(face: Any, clock: Clock) -> None:
@@ -55,6 +61,18 @@ async def test_what_is_remembered_follows_forget_and_the_test_clock(face: Any, c
     clock.advance("2h")
     await guarded(x="a")
     assert runs == ["a", "a", "a"]
+
+
+async def test_what_others_did_is_remembered_until_its_retention_ends_and_no_longer(face: Any, clock: Clock) -> None:
+    # Given a key that was done elsewhere, which this process learns
+    await (await face.claim("a", scope="rem")).complete("there", retention="60s")
+    guarded = face.once(key="{x}", scope="rem", remember=10)(lambda x: "here")
+    assert await guarded(x="a") == "there"
+    clock.advance("59.999s")
+    assert await guarded(x="a") == "there"
+    # Then it knows when that ends
+    clock.advance("1ms")
+    assert await guarded(x="a") == "here"
 
 
 async def test_one_key_is_not_many(face: Any) -> None:

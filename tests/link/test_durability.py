@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from idemgate import BadInput, Gate, NotConfigured, NotDurable, StoreRefused
+from idemgate.core.calls import Call
+from idemgate.core.durability import durability_of
 from idemgate.link.embedded import find_server
+from idemgate.lua import names, script, source
 from tests.cluster import server, unused_ports, wait_for
 from tests.replication import Pair, pair
 
@@ -274,3 +277,13 @@ def mark(ask: Any, key: str) -> Any:
 async def done(call: Callable[..., Any], *args: Any) -> Any:
     found = await asyncio.to_thread(call, *args)
     return await found if asyncio.iscoroutine(found) else found
+
+
+def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
+    asked = durability_of("replicas", "n")
+    assert asked is not None
+    exempt = {name for name in names() if not asked.concerns(Call(script(name), (), (), str))}
+    reads = {name for name in names() if "Writes nothing." in source(name)}
+    leases = {"once/renew", "topic/take", "topic/extend", "members/announce", "members/leave"}
+    # A change of slots that was not ended is ended by whoever goes on with it
+    assert exempt - reads == leases | {"topic/resized"}

@@ -3,7 +3,7 @@
     poe mutation --sample 400 --seed 1          so many mutants of the scripts, of each file its share
     poe mutation --all                          all of them
     poe mutation --only topic/take:120          those of a line, or of a file
-    poe mutation --core --sample 400            of idemgate/core; needs mutmut (pip install --group mutation)
+    poe mutation --core --sample 400            of idemgate/core, where what only words a text is left out
 
 What survives is explained in `tests/mutation/survivors.md`, or gets a test: what is neither is printed, and makes this
 end with 1. With --record the figures become a row of docs/reliability.md.
@@ -14,25 +14,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import re
 import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from idemgate.link.embedded import start
 from tests import reliability
-from tests.mutation import core, judging, operators
+from tests.mutation import edits, judging, operators
+from tests.mutation.core import Modules
+from tests.mutation.judging import Scripts
 
 SURVIVORS = Path(__file__).parent / "survivors.md"
 
 
 class Tried(NamedTuple):
-    """A mutant and what became of it: killed, timeout, survived, discarded, wording."""
+    """A mutant and what became of it: killed, timeout, survived, discarded."""
 
     file: str
     change: str
@@ -51,17 +51,16 @@ def explained() -> dict[tuple[str, str], str]:
     return found
 
 
-def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
-    every = [one for file in operators.files() for one in operators.mutants(file)]
+def tried(options: argparse.Namespace) -> tuple[list[Tried], int]:
+    judge, every = (Modules, _edits()) if options.core else (Scripts, _mutants())
     found = [one for one in every if not options.only or any(_under(str(one), only) for only in options.only)]
     if options.sample:
         found = operators.sampled(found, options.sample, options.seed)
-    random.Random(options.seed).shuffle(found)
-    print(f"{len(found)} of {len(every)} mutants of scripts, seed {options.seed}", flush=True)
+    print(f"{len(found)} of {len(every)} mutants, seed {options.seed}", flush=True)
     began, known = time.monotonic(), _known(options.resume)
     former = {one: known[str(one)] for one in found if str(one) in known}
 
-    def say(one: operators.Mutant, verdict: judging.Verdict) -> None:
+    def say(one: Any, verdict: judging.Verdict) -> None:
         if options.verbose or verdict.outcome != "killed":
             print(f"{time.monotonic() - began:.0f} s: {verdict.outcome} {one} {verdict.by}", flush=True)
         if options.resume:
@@ -69,8 +68,19 @@ def scripts(options: argparse.Namespace) -> tuple[list[Tried], int]:
                 file.write(json.dumps([str(one), *verdict]) + "\n")
 
     rest = [one for one in found if one not in former or former[one].outcome != "killed"]
-    verdicts = former | judging.judged(rest, options.jobs, options.budget, options.minutes, say)
+    made = judge(rest, options.jobs, options.budget, options.minutes, say)
+    if rest and options.minutes > 0:
+        judging.judged(made)
+    verdicts = former | made.verdicts
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
+
+
+def _mutants() -> list[Any]:
+    return [one for file in operators.files() for one in operators.mutants(file)]
+
+
+def _edits() -> list[Any]:
+    return [one for file in edits.files() for one in edits.edits(file)]
 
 
 def _known(file: Path | None) -> dict[str, judging.Verdict]:
@@ -83,42 +93,44 @@ def _under(told: str, only: str) -> bool:
     return told.startswith((f"{only}:", f"{only} "))
 
 
-def modules(options: argparse.Namespace) -> tuple[list[Tried], int]:
-    with tempfile.TemporaryDirectory() as directory:
-        found = core.judged(Path(directory), options.sample, options.seed, options.only or (), options.jobs)
-        tried = [Tried(f"core/{one.module}", one.change, one.outcome, one.told) for one in found]
-        return tried, core.counted(Path(directory))
-
-
-def summary(tried: Iterable[Tried], known: Mapping[tuple[str, str], str], every: int) -> dict[str, int]:
+def summary(found: Iterable[Tried], known: Mapping[tuple[str, str], str], every: int) -> dict[str, int]:
     """Figures of a run. Equivalent: survived, and explained."""
     count = Counter(
-        "equivalent" if one.outcome == "survived" and (one.file, one.change) in known else one.outcome for one in tried
+        "equivalent" if one.outcome == "survived" and (one.file, one.change) in known else one.outcome for one in found
     )
-    return {name: count[name] for name in ("killed", "timeout", "equivalent", "survived", "discarded", "wording")} | {
-        "of": every
-    }
+    return {name: count[name] for name in ("killed", "timeout", "equivalent", "survived", "discarded")} | {"of": every}
 
 
 def record(fault: str, figures: Mapping[str, int], seed: int) -> None:
-    """A row of docs/reliability.md. What was discarded, or differs in wording only, was no mutant."""
+    """A row of docs/reliability.md. What was discarded was no mutant."""
     with start() as server:
         used = reliability.server_of(server.url)
     judged = sum(figures[name] for name in ("killed", "timeout", "equivalent", "survived"))
     row = {
         "fault": fault, "test": "tests/mutation", "n": judged, "promises": [], "violations": figures["survived"],
-        "exhaustive": judged + figures["discarded"] + figures["wording"] == figures["of"], "seed": seed, "server": used,
+        "exhaustive": judged + figures["discarded"] == figures["of"], "seed": seed, "server": used,
         "figures": {name: value for name, value in figures.items() if value and name != "survived"}, "passed": True,
     }  # fmt: skip
     reliability.replace([row | reliability.surroundings()])
 
 
+def by_file(found: Iterable[Tried], known: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Of each file how many were noticed, of those that are not explained."""
+    files = defaultdict[str, list[bool]](list)
+    for one in found:
+        if one.outcome != "discarded" and (one.outcome != "survived" or (one.file, one.change) not in known):
+            files[one.file].append(one.outcome != "survived")
+    for file, noticed in sorted(files.items()):
+        yield f"{file:20}{sum(noticed):5} of {len(noticed):4} {100 * sum(noticed) / len(noticed):6.1f} %"
+
+
 def main() -> int:
     options = _parser().parse_args()
-    tried, every = modules(options) if options.core else scripts(options)
+    found, every = tried(options)
     known = explained()
-    figures = summary(tried, known, every)
-    for one in tried:
+    figures = summary(found, known, every)
+    print(*by_file(found, known), sep="\n")
+    for one in found:
         if one.outcome == "survived" and (one.file, one.change) not in known:
             print(f"\nSURVIVED {one.told}\n- `` {one.change} ``: ")
     print(", ".join(f"{name} {value}" for name, value in figures.items()), f"(seed {options.seed})")
@@ -140,11 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
-        help="of tests for a mutant of a script, as they took without one; 0 = all that come by (default)")  # fmt: skip
+        help="of tests for a mutant, as they took without one; 0 = all that come by (default)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=math.inf,
-        help="begin with none after so many: what was judged by then is a sample of the sample")  # fmt: skip
+        help="begin with none after so many, and count those judged by then; 0 = add up --resume")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
-        help="remember verdicts on scripts there, and do not try again what it says was killed")  # fmt: skip
+        help="remember verdicts there, and do not try again what it says was killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
     parser.add_argument("--verbose", action="store_true", help="say what noticed each mutant")
     return parser

@@ -1,170 +1,197 @@
-"""Mutants of `idemgate/core`, made and judged by mutmut, in a copy of the checkout.
+"""Mutants of `idemgate/core`: what is peculiar to judging them.
 
-A mutant in which nothing but the wording of a text differs is counted apart: what a message says is not what is tested.
+In the fork of a mutant the changed module is loaded a second time, and what differs in it is put into the first: the
+code and defaults of functions, and the values of constants wherever they were imported to. So nobody's classes change.
 """
 
 from __future__ import annotations
 
 import ast
-import json
-import os
-import random
-import re
-import subprocess
 import sys
-import textwrap
-from collections import defaultdict
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
-from idemgate.link.embedded import start
+from tests.mutation.edits import CORE, Edit, files, text
+from tests.mutation.judging import Judge
 
-__all__ = ["TESTS", "Tried", "counted", "judged"]
+__all__ = ["Modules"]
 
-ROOT = Path(__file__).parents[2]
-TESTS = [
-    "tests/unit",
-    "--ignore=tests/unit/test_imports.py",  # mutants import more
-    *(
-        f"tests/{one}.py"
-        for one in [
-            "guard/test_bad_input",
-            "guard/test_passage",
-            "guard/test_claims",
-            "guard/test_shapes",
-            "guard/test_failures",
-            "topic/test_triggers",
-            "topic/test_deliveries",
-            "topic/test_dead",
-            "topic/test_refusals",
-            "topic/test_registry",
-            "topic/test_partial",
-            "topic/test_changes",
-            "topic/test_windows",
-            "lua/test_contracts",
-            "work/test_members",
-            "security/test_acl",
-            "link/test_durability",
-        ]
-    ),
-]
-"""What is about `core` alone, and what asks Redis by it."""
-OUTCOMES = {0: "survived", 1: "killed", 3: "killed", 33: "survived", 36: "timeout", -24: "timeout", 24: "timeout"}
-"""By how the tests end; 33 = no test comes by."""
+PLAIN = (int, float, str, bytes, type(None))
 
 
-NAMES = """
-import pytest
+class Modules(Judge[Edit]):
+    """Of mutants of `idemgate/core`."""
+
+    none = Edit("core/clock", 1, 0, 0, "", False)
+    tests = [  # noqa: RUF012
+        "tests/unit",
+        *(
+            f"tests/{one}.py"
+            for one in [
+                "guard/test_bad_input",
+                "guard/test_passage",
+                "guard/test_claims",
+                "guard/test_shapes",
+                "guard/test_failures",
+                "guard/test_compact",
+                "guard/test_keep",
+                "guard/test_records",
+                "guard/test_once",
+                "guard/test_mended",
+                "topic/test_triggers",
+                "topic/test_deliveries",
+                "topic/test_dead",
+                "topic/test_refusals",
+                "topic/test_registry",
+                "topic/test_partial",
+                "topic/test_changes",
+                "topic/test_windows",
+                "topic/test_merging",
+                "topic/test_limits",
+                "topic/test_groups",
+                "topic/test_forwarding",
+                "topic/test_reslot",
+                "topic/test_merge_decorator",
+                "lua/test_contracts",
+                "audit/test_audit",
+                "audit/test_doctor",
+                "audit/test_history",
+                "topic/test_events",
+                "topic/test_priorities",
+                "work/test_members",
+                "work/test_subscribers_expiry",
+                "security/test_acl",
+                "link/test_durability",
+            ]
+        ),
+    ]
+
+    def sound(self, found: list[Edit]) -> list[Edit]:
+        return found
+
+    def tracing(self, directory: Path) -> Callable[[], list[str]]:
+        here, seen = str(CORE), set[tuple[str, int]]()
+
+        def line(frame: FrameType, event: str, arg: object) -> Any:
+            seen.add((frame.f_code.co_filename, frame.f_lineno))
+            return line
+
+        def called(frame: FrameType, event: str, arg: object) -> Any:
+            return line(frame, event, arg) if frame.f_code.co_filename.startswith(here) else None
+
+        def told() -> list[str]:
+            lines = sorted(f"core/{Path(name).stem}:{number}" for name, number in [*seen])
+            seen.clear()
+            sys.settrace(called)
+            return lines
+
+        threading.settrace(called)
+        sys.settrace(called)
+        return told
+
+    def change(self, one: Edit) -> None:
+        name = f"idemgate.{one.file.replace('/', '.')}"
+        old, new = import_module(name), ModuleType(name)
+        new.__file__ = old.__file__
+        exec(compile(one.source, str(old.__file__), "exec"), new.__dict__)
+        _graft(old, vars(new), name, one.inside)
+        for module in _ours():
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+    def reaching(self, one: Edit) -> set[str]:
+        """Of what is done when a module is loaded, all those that come by the module."""
+        if not one.inside:
+            by = (own for line, own in self.comes_by.items() if line.startswith(f"{one.file}:"))
+            return self.naming(one).union(*by)
+        begin, end = _statement(one.file, one.line)
+        return set().union(*(self.comes_by[f"{one.file}:{line}"] for line in range(begin, end + 1)))
+
+    def naming(self, one: Edit) -> set[str]:
+        """Of what is done when a module is loaded, those whose files import from it: they read what it defines."""
+        module = f"from idemgate.{one.file.replace('/', '.')} import"
+        return {name for name, item in self.items.items() if not one.inside and module in _written(item.path)}
+
+    def traced(self) -> list[str]:
+        return [text(file) for file in files()]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc):
-    for mark in metafunc.definition.iter_markers("parametrize"):
-        object.__setattr__(mark._param_ids_from or mark, "_param_ids_generated", None)
-"""
-"""pytest keeps names of parameters on the mark and escapes their backslashes once more each time it runs in a process,
-as in mutmut, which would not find those tests again. Here it makes them anew."""
+@cache
+def _written(path: Path) -> str:
+    return path.read_text()
 
 
-class Tried(NamedTuple):
-    module: str
-    change: str
-    outcome: str
-    """killed, timeout, survived, wording."""
-    told: str
+def _ours() -> list[ModuleType]:
+    return [module for name, module in sys.modules.items() if name.startswith(("idemgate", "tests."))]
 
 
-def judged(directory: Path, sample: int, seed: int, only: Iterable[str], jobs: int) -> list[Tried]:
-    """Makes all mutants in an empty directory, and tries those that are asked for."""
-    _copy(directory)
-    with start() as server:
-        own = {"IDEMGATE_TEST_URL": server.url}
-        without = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")  # the copy is what is tested
-        environment = {name: value for name, value in os.environ.items() if name not in without} | own
-
-        def mutmut(*words: str, found: bool = True) -> None:
-            command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *words]
-            with (directory / "mutmut.log").open("a+") as log:
-                ended = subprocess.run(command, cwd=directory, env=environment, check=False, stdout=log)
-                if found and ended.returncode:
-                    log.seek(0)
-                    raise RuntimeError(f"mutmut: {log.read()[-3000:]}")
-
-        mutmut("none of them", found=False)  # makes them, and learns which tests come by; then says that there is none
-        chosen = _sampled([one for one in _found(directory) if _named(one, only)], sample, seed)
-        mutmut(*chosen)
-        late = [name for name in chosen if _found(directory)[name] == "timeout"]
-        if late:
-            mutmut("--max-children", "1", *late)
-    found = _found(directory)
-    return [_tried(directory, name, found[name]) for name in chosen]
+def _graft(holder: Any, new: Mapping[str, Any], module: str, inside: bool) -> None:
+    """Makes of a module or a class what another version of it is; `inside`: only functions differ."""
+    for name, value in new.items():
+        prior = vars(holder).get(name)
+        if isinstance(value, type) and isinstance(prior, type) and value.__module__ == module:
+            _graft(prior, vars(value), module, inside)
+        elif (function := _function(prior)) and (changed := _function(value)):
+            _swap(function, changed)
+        elif not inside and not name.startswith("__") and _is_plain(value) and _is_plain(prior) and value != prior:
+            _replace(holder, name, prior, value)
 
 
-def counted(directory: Path) -> int:
-    """How many there are in all."""
-    return len(_found(directory))
+def _function(value: Any) -> FunctionType | None:
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, cached_property):
+        value = value.func
+    elif isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    value = getattr(value, "__wrapped__", value)
+    return value if isinstance(value, FunctionType) else None
 
 
-def _named(name: str, only: Iterable[str]) -> bool:
-    return not only or any(name.removeprefix("idemgate.core.").startswith(one) for one in only)
+def _swap(old: FunctionType, new: FunctionType) -> None:
+    if isinstance(old.__code__, CodeType) and old.__code__.co_freevars == new.__code__.co_freevars:
+        old.__code__ = new.__code__
+        old.__defaults__ = new.__defaults__
+        old.__kwdefaults__ = new.__kwdefaults__
+        for cell, other in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
+            _refill(cell, other)
 
 
-def _copy(directory: Path) -> None:
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_bytes((ROOT / name).read_bytes())
-    (directory / "conftest.py").write_text(NAMES)
-    beside = sorted(path.name for path in directory.iterdir() if path.name != "pyproject.toml")
-    with (directory / "pyproject.toml").open("a") as file:
-        file.write(
-            "\n[tool.mutmut]\n"
-            'source_paths = ["idemgate/core"]\n'
-            f"also_copy = {json.dumps(beside)}\n"
-            f"pytest_add_cli_args_test_selection = {json.dumps(TESTS)}\n"
-        )
+def _refill(cell: CellType, other: CellType) -> None:
+    if (function := _function(cell.cell_contents)) and (changed := _function(other.cell_contents)):
+        _swap(function, changed)
 
 
-def _found(directory: Path) -> dict[str, str]:
-    codes: dict[str, int | None] = {}
-    for file in sorted((directory / "mutants").rglob("*.meta")):
-        codes |= json.loads(file.read_text())["exit_code_by_key"]
-    return {name: "untried" if code is None else OUTCOMES.get(code, "killed") for name, code in codes.items()}
+def _is_plain(value: Any) -> bool:
+    """Whether it is made of values alone, also of named tuples."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(key) and _is_plain(one) for key, one in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, PLAIN) or type(value).__module__ in ("re", "_struct", "datetime")
 
 
-def _sampled(names: list[str], n: int, seed: int) -> list[str]:
-    """About so many at random: of each module its share, and three at least."""
-    drawn, modules = random.Random(seed), defaultdict[str, list[str]](list)
-    for name in names:
-        modules[name.split(".")[2]].append(name)
-    shares = {module: max(3, round(n * len(own) / len(names))) if n else len(own) for module, own in modules.items()}
-    return [one for module, own in modules.items() for one in drawn.sample(own, min(shares[module], len(own)))]
+def _replace(holder: Any, name: str, prior: Any, value: Any) -> None:
+    setattr(holder, name, value)
+    if isinstance(holder, ModuleType):
+        for module in _ours():
+            if name in vars(module) and vars(module)[name] is prior:
+                setattr(module, name, value)
 
 
-# -- wording ----------------------------------------------------------------------------------------------------------
-
-
-def _tried(directory: Path, name: str, outcome: str) -> Tried:
-    command = [sys.executable, "-m", "mutmut", "show", name]
-    shown = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in shown.splitlines() if not re.match(r"--- |\+\+\+ |@@|#", line)]
-    before, after = ("\n".join(line[1:] for line in lines if line[:1] != sign) for sign in "+-")
-    gone, new = (" ".join(line[1:].strip() for line in lines if line[:1] == sign) for sign in "-+")
-    module = name.split(".")[2]
-    worded = outcome == "survived" and _silent(before) == _silent(after)
-    change = f"{gone} -> {new or '(nothing)'}"
-    return Tried(module, change, "wording" if worded else outcome, f"{name}: {change}")
-
-
-def _silent(code: str) -> str:
-    """The code, every text that has a space in it left empty."""
-    try:
-        tree = ast.parse(textwrap.dedent(code))
-    except SyntaxError:
-        return code
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            node.value = ""
-    return ast.dump(tree)
+def _statement(file: str, line: int) -> tuple[int, int]:
+    """The lines of the smallest statement that has this one; of one with a body, those of its head."""
+    found = (1, line)
+    for node in ast.walk(ast.parse(text(file))):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+            if node.lineno <= line <= end and end - node.lineno <= found[1] - found[0]:
+                found = (node.lineno, end)
+    return found

@@ -1,7 +1,8 @@
 """Tests that are collected once, and run in a fork of this process for each mutant, until the first one fails.
 
 Only those tests run that come by the changed line, those first that noticed changes of the same file before. A mutant
-that no server compiles is none. One that is not through in time is tried again alone before it counts as noticed.
+that cannot be loaded is none. One that is not through in time is tried again alone before it counts as noticed.
+`Scripts` knows what is peculiar to mutants of scripts, `tests/mutation/core.py` to those of `idemgate/core`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import signal
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import pytest
 import redis
@@ -29,7 +31,7 @@ from idemgate.link.embedded import ENVIRONMENT, find_server, start
 from tests.mutation.operators import Mutant, files
 from tests.mutation.tracing import Log, marked, place, wrapped
 
-__all__ = ["TESTS", "Judge", "Verdict", "judged"]
+__all__ = ["Judge", "Say", "Scripts", "Verdict", "judged"]
 
 ROOT = Path(__file__).parents[2]
 TESTS = [
@@ -71,24 +73,13 @@ TESTS = [
     ]
 ]
 """Those that are about scripts; where nothing is known yet, in this order."""
-SKIPPED = (
-    "valkey-server",
-    "[awaiting",
-    "24_bytes",
-    "killed_anywhere",
-    "a_fault_in_a_script_is_found",
-    "planted",
-    "taken_for_a_known_one",
-    "goes_on_meanwhile",
-)
+SKIPPED = ("valkey-server", "[awaiting", "24_bytes", "killed_anywhere", "goes_on_meanwhile")
 """Parts of names: tests of the other flavour, which sends the same, or of another server; tests that take long and
-notice nothing that others do not, that race, or that change scripts themselves."""
+notice nothing that others do not, or that race."""
+PLANTING = ("a_fault_in_a_script_is_found", "planted", "taken_for_a_known_one")
+"""Tests that change scripts themselves."""
 LOGS = "IDEMGATE_MUTATION_LOGS"
 SLOW = "Timeout (>"
-
-
-_NONE = Mutant("lib/now", 1, "none", "", "")
-"""No mutant: judged as all others are, it must survive."""
 
 
 class Verdict(NamedTuple):
@@ -98,12 +89,9 @@ class Verdict(NamedTuple):
     """The first test that failed."""
 
 
-def judged(
-    found: Iterable[Mutant], jobs: int, budget: float, minutes: float, say: Callable[[Mutant, Verdict], None]
-) -> dict[Mutant, Verdict]:
+def judged(judge: Judge[Any]) -> None:
     """Raises RuntimeError where the tests are not green without any mutant."""
-    judge = Judge(list(found), jobs, budget, minutes, say)
-    words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *TESTS]
+    words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *judge.tests]
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         for name in ("PATH", ENVIRONMENT):  # given back at the end
             patch.setenv(name, os.environ.get(name, ""))
@@ -111,7 +99,6 @@ def judged(
         code = pytest.main(words, plugins=[judge])
     if judge.red or code:
         raise RuntimeError(f"without any mutant: {judge.red or f'pytest ends with {code}'}")
-    return judge.verdicts
 
 
 def _logging_server(directory: Path) -> None:
@@ -276,25 +263,68 @@ def _end(child: _Child) -> None:
     os.waitpid(child.pid, 0)
 
 
-class Judge:
+class Change(Protocol):
+    """A mutant."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+
+
+One = TypeVar("One", bound=Change)
+Say = Callable[[One, Verdict], None]
+
+
+class Judge(ABC, Generic[One]):
     """A pytest plugin: instead of running what was collected, it judges mutants by it."""
 
-    def __init__(
-        self, found: list[Mutant], jobs: int, budget: float, minutes: float, say: Callable[[Mutant, Verdict], None]
-    ) -> None:
+    tests: ClassVar[list[str]]
+    """Where nothing is known yet, in this order."""
+    skipped: ClassVar[tuple[str, ...]] = SKIPPED
+    none: One
+    """No mutant: judged as all others are, it must survive."""
+
+    def __init__(self, found: Iterable[One], jobs: int, budget: float, minutes: float, say: Say[One]) -> None:
         self.until = time.monotonic() + 60 * minutes
-        self.found = found
+        self.found = list(found)
         self.jobs = jobs
         self.budget = budget
         self.say = say
         self.red = ""
-        self.verdicts: dict[Mutant, Verdict] = {}
+        self.verdicts: dict[One, Verdict] = {}
         self.items: dict[str, pytest.Item] = {}
         self.took: Counter[str] = Counter()
         self.comes_by: defaultdict[str, set[str]] = defaultdict(set)
-        self.whole: dict[str, set[str]] = {}
         self.killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.best: Counter[str] = Counter()
+
+    @abstractmethod
+    def sound(self, found: list[One]) -> list[One]:
+        """Those that can be loaded at all."""
+
+    @abstractmethod
+    def tracing(self, directory: Path) -> Callable[[], list[str]]:
+        """In a fork, makes the code tell by which lines a test comes; what tells those since it was asked last."""
+
+    @abstractmethod
+    def change(self, one: One) -> None:
+        """In a fork, makes the change."""
+
+    @abstractmethod
+    def reaching(self, one: One) -> set[str]:
+        """The tests that come by its line."""
+
+    def naming(self, one: One) -> set[str]:
+        """Those of them that are about what is changed, though they may run nothing of it."""
+        return set()
+
+    @abstractmethod
+    def traced(self) -> list[str]:
+        """The texts on which a trace depends."""
+
+    def check_trace(self) -> None:
+        """Says in `red` what is wrong with it."""
 
     def pytest_collection(self) -> None:
         from hypothesis import Phase, settings
@@ -306,16 +336,16 @@ class Judge:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if not any(part in item.nodeid for part in SKIPPED)]
+        items[:] = [item for item in items if not any(part in item.nodeid for part in self.skipped)]
         self.items = {item.nodeid: item for item in items}
 
     def pytest_runtestloop(self) -> bool:
         with tempfile.TemporaryDirectory() as directory:
             self._trace(Path(directory))
         if not self.red:
-            compiling = _compiling(self.found)
-            self.verdicts |= {one: Verdict("discarded", "") for one in self.found if one not in compiling}
-            self._judge([_NONE, *compiling], self.jobs)
+            loading = {*self.sound(self.found)}
+            self.verdicts |= {one: Verdict("discarded", "") for one in self.found if one not in loading}
+            self._judge([self.none, *(one for one in self.found if one in loading)], self.jobs)
             late = [one for one, verdict in self.verdicts.items() if verdict.outcome == "timeout"]
             self._judge(late, 1)
         return True
@@ -323,7 +353,7 @@ class Judge:
     # Which tests come by which line; and whether all are green.
 
     def _trace(self, directory: Path) -> None:
-        known = Path(tempfile.gettempdir()) / f"idemgate-mutation-{_fingerprint([*self.items])}.json"
+        known = Path(tempfile.gettempdir()) / f"idemgate-mutation-{self._fingerprint()}.json"
         if not known.exists():
             found = self._traces(directory)
             if self.red:
@@ -334,12 +364,7 @@ class Judge:
             for name, lines in found["seen"].items():
                 for line in lines:
                     self.comes_by[line].add(name)
-        unseen = {*lua.names()} - {line.partition(":")[0] for line in self.comes_by}
-        if len(unseen) > len(lua.names()) / 4:
-            self.red = f"no test comes by {sorted(unseen)}: is tracing broken?"
-        for file in files():
-            own = {module.__file__ for module, _, _ in _texts(lua.source(file))}
-            self.whole[file] = {name for name, item in self.items.items() if str(item.path) in own}
+        self.check_trace()
 
     def _traces(self, directory: Path) -> list[Any]:
         work = [
@@ -379,10 +404,7 @@ class Judge:
     def _traced(self, names: list[str], directory: Path) -> Callable[[], Any]:
         def work() -> Any:
             directory.mkdir()
-            os.environ[LOGS] = str(directory)
-            log = Log(directory)
-            _replace({name: marked(name, lua.source(name)) for name in files()}, wrapped)
-            reports = _Reports(lambda: sorted(log.lines()))
+            reports = _Reports(self.tracing(directory))
             _run([self.items[name] for name in names], reports, stop=False)
             return {"failed": reports.failed, "took": reports.took, "seen": reports.seen}
 
@@ -405,6 +427,8 @@ class Judge:
                 verdict = Verdict("timeout", "")
             elif answer.get("error"):
                 verdict = Verdict("killed", answer["error"])
+            elif answer.get("unsound"):
+                verdict = Verdict("discarded", answer["unsound"])
             elif not answer["failed"]:
                 verdict = Verdict("survived", "" if self._tests(one) else "no test comes by")
             else:
@@ -412,7 +436,7 @@ class Judge:
                 verdict = Verdict("timeout" if SLOW in text else "killed", name)
                 self.killers[one.file][name] += 1
                 self.best[name] += 1
-            if one is not _NONE:
+            if one is not self.none:
                 self.verdicts[one] = verdict
                 self.say(one, verdict)
             elif verdict.outcome != "survived":
@@ -420,21 +444,32 @@ class Judge:
                 return
 
     def _tests(self, one: Mutant) -> list[str]:
-        names = [*self._mixed(list(self.items))] if one is _NONE else self._ordered(one)
-        spent = accumulate((self.took[name] for name in names), initial=0.0)
-        return [name for name, before in zip(names, spent, strict=False) if not self.budget or before < self.budget]
+        names = [*self._mixed(list(self.items))] if one is self.none else self._ordered(one)
+        if not self.budget:
+            return names
+        quick = [name for name in names if self.took[name] < self.budget / 8] or names  # one must not use it up alone
+        spent = accumulate((self.took[name] for name in quick), initial=0.0)
+        return [name for name, before in zip(quick, spent, strict=False) if before < self.budget]
 
-    def _ordered(self, one: Mutant) -> list[str]:
-        known = self.killers[one.file]
-        first = [name for name, _ in known.most_common(12)] + [name for name, _ in self.best.most_common(40)]
-        reached = self.comes_by[place(one.file, one.line, lua.source(one.file))] | self.whole[one.file]
-        rest = [name for name in self.items if name in reached and name not in first]
-        return [*dict.fromkeys(name for name in first if name in reached), *self._mixed(rest)]
+    def _ordered(self, one: One) -> list[str]:
+        """In turn one that noticed changes before, one that comes by lines close by, by which few come, and any."""
+        reached = self.reaching(one)
+        known = [name for name, _ in self.killers[one.file].most_common(12) + self.best.most_common(40)]
+        near = defaultdict[str, float](float)
+        for line in range(one.line - 3, one.line + 6):
+            tests = self.comes_by.get(f"{one.file}:{line}", set())
+            for name in tests:
+                near[name] += 1 / len(tests)
+        for name in self.naming(one):
+            near[name] += 1
+        close = sorted(reached, key=lambda name: (self.took[name] + 0.02) / (near[name] + 1e-6))
+        turns = zip_longest((name for name in known if name in reached), close, self._mixed([*reached]))
+        return [*dict.fromkeys(filter(None, chain.from_iterable(turns)))]
 
     def _mixed(self, names: list[str]) -> Iterator[str]:
         """Of each file one after the other, the quick ones first: what differs most from test to test notices most."""
         by_file: defaultdict[str, list[str]] = defaultdict(list)
-        for name in sorted(names, key=lambda name: self.took[name]):
+        for name in sorted(names, key=lambda name: (self.took[name], name)):
             by_file[name.partition("::")[0]].append(name)
         turns = chain.from_iterable(zip_longest(*by_file.values()))
         return filter(None, turns)
@@ -447,11 +482,11 @@ class Judge:
 
         def work() -> Any:
             os.environ["IDEMGATE_TEST_URL"] = _server()
-            source = lua.source(one.file)
-            changed = source if one is _NONE else one.source
-            for module, name, text in _texts(source):
-                setattr(module, name, text.replace(source, changed))
-            _replace({one.file: changed})
+            if one is not self.none:
+                try:
+                    self.change(one)
+                except Exception as error:
+                    return {"unsound": repr(error)}
             reports = _Reports(lambda: None)
             if names:
                 _run([self.items[name] for name in names], reports, stop=True)
@@ -459,12 +494,48 @@ class Judge:
 
         return work
 
+    def _fingerprint(self) -> str:
+        """Of all that a trace depends on."""
+        tests = {ROOT / name.partition("::")[0] for name in self.items}
+        texts = [path.read_text() for path in sorted(tests)] + self.traced()
+        return hashlib.sha256("\0".join([*sorted(self.items), *texts]).encode()).hexdigest()[:16]
 
-def _fingerprint(names: list[str]) -> str:
-    """Of all that a trace depends on."""
-    tests = {ROOT / name.partition("::")[0] for name in names}
-    texts = [path.read_text() for path in sorted(tests)] + [lua.source(name) for name in files()]
-    return hashlib.sha256("\0".join([*sorted(names), *texts]).encode()).hexdigest()[:16]
+
+class Scripts(Judge[Mutant]):
+    """Of mutants of scripts."""
+
+    tests = TESTS
+    skipped = (*SKIPPED, *PLANTING)
+    none = Mutant("lib/now", 1, "none", "", "")
+
+    def sound(self, found: list[Mutant]) -> list[Mutant]:
+        return _compiling(found)
+
+    def tracing(self, directory: Path) -> Callable[[], list[str]]:
+        os.environ[LOGS] = str(directory)
+        log = Log(directory)
+        _replace({name: marked(name, lua.source(name)) for name in files()}, wrapped)
+        return lambda: sorted(log.lines())
+
+    def change(self, one: Mutant) -> None:
+        source, changed = lua.source(one.file), one.source
+        for module, name, text in _texts(source):
+            setattr(module, name, text.replace(source, changed))
+        _replace({one.file: changed})
+
+    def reaching(self, one: Mutant) -> set[str]:
+        """Those that have a script of their own, made of the file, too."""
+        own = {module.__file__ for module, _, _ in _texts(lua.source(one.file))}
+        whole = {name for name, item in self.items.items() if str(item.path) in own}
+        return self.comes_by[place(one.file, one.line, lua.source(one.file))] | whole
+
+    def traced(self) -> list[str]:
+        return [lua.source(name) for name in files()]
+
+    def check_trace(self) -> None:
+        unseen = {*lua.names()} - {line.partition(":")[0] for line in self.comes_by}
+        if len(unseen) > len(lua.names()) / 4:
+            self.red = f"no test comes by {sorted(unseen)}: is tracing broken?"
 
 
 def _scene(name: str) -> tuple[str, str]:

@@ -480,3 +480,15 @@ def test_every_script_has_a_role() -> None:
     only_admin = {"topic/exhume", "topic/pause"}
     reslots = {f"topic/{verb}" for verb in ("close", "load", "purge", "resize", "resized", "retell", "unload")}
     assert given == set(names()) - only_admin - reslots
+
+
+def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
+    def words(**options: bool) -> set[str]:
+        return {*rule(["guard"], "shop", "shop-guard", **options)}
+
+    plain = words()
+    assert {"+eval", "+evalsha", "+ping", "+select", "+client|setname", "+subscribe"} <= plain
+    assert words(cluster=True) - plain == {"+asking", "+cluster|slots", "+cluster|shards", "+command"}
+    assert words(durable=True) - plain == {"+wait", "~ig1:{shop:touched}"}
+    assert words(since_7_2=True) - plain == {"+client|setinfo"}
+    assert words(durable=True, since_7_2=True) - words(durable=True) == {"+client|setinfo", "+waitaof"}

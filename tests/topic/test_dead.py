@@ -214,6 +214,17 @@ async def test_beyond_the_cap_the_oldest_are_discarded_and_counted(face: Any, cl
     await conserved(topic, [])
 
 
+async def test_what_dies_of_lapsed_leases_is_capped_too(face: Any, clock: Clock, conserved: Any) -> None:
+    topic = face.topic("t", max_dead=1, max_attempts=1, lease="30s")
+    await topic.trigger_many([(n, n) for n in range(3)])
+    assert len(await topic.take(10)) == 3
+    clock.advance("30s")
+    assert await topic.take(10) == []
+    stats = await topic.stats()
+    assert (stats.dead, stats["buried"], stats["expired"]) == (1, 3, 2)
+    await conserved(topic, [])
+
+
 async def test_a_lower_cap_is_reached(face: Any, url: str, namespace: str, clock: Clock) -> None:
     topic = face.topic("t")
     await topic.trigger_many([(n, n) for n in range(20)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import BadInput, Delivery, Gate
+from idemgate import BadInput, Delivery, ForeignData, Gate
 from idemgate.core.topics import TopicCalls
 from idemgate.testing import Clock
 
@@ -138,16 +138,18 @@ async def test_a_longer_lease_is_as_long_as_it_was_asked_for(face: Any, clock: C
     assert {await topic.ack(one) for one in held} == {"ok"}
 
 
-async def test_a_rate_goes_on_though_the_clock_was_set_back(face: Any, clock: Clock) -> None:
-    topic = face.topic("t", rate="1/1s")
-    await topic.trigger_many([(n, n) for n in range(3)])
-    assert len(await topic.take(10)) == 1
+@pytest.mark.parametrize("burst", [1, 3])
+async def test_a_rate_goes_on_though_the_clock_was_set_back(face: Any, clock: Clock, burst: int) -> None:
+    topic = face.topic("t", rate="1/1s", burst=burst)
+    await topic.trigger_many([(n, n) for n in range(burst + 2)])
+    assert len(await topic.take(10)) == burst
     clock.set(clock.now().timestamp() - 3600)
-    await topic.flush(1)
-    await topic.flush(2)
+    await topic.flush()
+    # The burst is used up, as it was before
     assert await topic.take(10) == []
     clock.advance("1s")
     assert len(await topic.take(10)) == 1
+    assert await topic.take(10) == []
 
 
 async def test_a_lapsed_lease_is_taken_over_by_the_next_take(face: Any, clock: Clock, conserved: Any) -> None:
@@ -462,6 +464,29 @@ async def test_every_message_has_an_id_of_its_own_that_stays_when_it_is_tried_ag
     (joined,) = await topic.take()
     assert joined.payload == [3, 4]
     assert joined.id not in (first.id, second.id, third.id)
+
+
+async def test_a_take_from_a_topic_that_stands_still_writes_nothing(
+    face: Any, everything: Callable[[], dict[bytes, bytes]]
+) -> None:
+    topic = face.topic("t", priority=True)
+    await topic.trigger("k", priority=3)
+    await topic.pause()
+    before = everything()
+    assert await topic.take(10) == []
+    assert everything() == before
+
+
+@pytest.mark.damages("orphan")
+async def test_a_lease_of_nothing_is_named(face: Any, raw: Any, namespace: str, clock: Clock) -> None:
+    # Given a lease that lapsed, and no delivery that it could belong to
+    topic = face.topic("t", lease="30s")
+    await topic.trigger("k")
+    lease = f"ig1:{{{namespace}:topic:t:0/1}}:lease"
+    raw.zadd(lease, {"nobody": clock.now().timestamp() * 1000 - 1})
+    with pytest.raises(ForeignData, match="nobody") as caught:
+        await topic.take(10)
+    assert caught.value.redis_key == lease
 
 
 async def test_a_take_that_finds_nothing_writes_nothing(

@@ -283,3 +283,53 @@ async def test_a_retry_that_is_triggered_again_keeps_its_group(face: Any) -> Non
     assert (await topic.trigger("a", group="g")).status == "merged"
     # Then the other waits as before
     assert await topic.take(10) == []
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+async def test_a_line_is_ordered_by_name_alone(face: Any, raw: Any, namespace: str, ranked: bool) -> None:
+    topic = face.topic("orders", priority=ranked)
+    await topic.trigger_many([_trigger(f"o{n}", "ann") for n in range(4)])
+    assert len(await topic.take(10)) == 1
+    line = raw.zrange(f"ig1:{{{namespace}:topic:orders:0/1}}:line", 0, -1, withscores=True)
+    assert [score for _, score in line] == [0.0] * 3
+
+
+async def test_a_take_walks_over_a_thousand_that_are_blocked_and_no_more(face: Any) -> None:
+    topic = face.topic("orders")
+    await topic.trigger("first", group="hot")
+    assert len(await topic.take(1)) == 1
+    await topic.trigger_many([_trigger(f"hot{n:04}", "hot") for n in range(1100)])
+    blocked = []
+    for _ in range(2):
+        assert await topic.take(1) == []
+        blocked.append((await topic.stats()).blocked)
+    assert blocked == [1000, 1100]
+
+
+async def test_a_group_is_not_freed_by_putting_off_what_waits_behind_its_delivery(face: Any) -> None:
+    # Given a delivery of a group, and a message of its key behind it
+    topic = face.topic("orders")
+    await topic.trigger("k", group="ann")
+    running = await topic.take(1)
+    await topic.trigger("k", group="ann")
+    # When that is put off, and others of the group come
+    await topic.trigger("k", group="ann", delay="60s")
+    await topic.trigger("other", group="ann")
+    # Then they wait until the delivery has ended
+    assert await keys_taken(topic) == []
+    await topic.ack(running)
+    assert await keys_taken(topic) == ["other"]
+
+
+async def test_a_retry_that_becomes_more_important_keeps_its_group(face: Any, clock: Clock) -> None:
+    # Given a message between two attempts
+    topic = face.topic("orders", priority=True)
+    await topic.trigger("k", group="ann")
+    await topic.nack(await topic.take(1), delay="60s")
+    await topic.trigger("other", group="ann")
+    # When it gets another priority, and no other time
+    await topic.trigger("k", group="ann", priority=5)
+    # Then its group still waits for it
+    assert await keys_taken(topic) == []
+    clock.advance("60s")
+    assert await keys_taken(topic) == ["k"]

@@ -42,6 +42,18 @@ async def test_no_faster_than_the_rate_and_no_slower(face: Any, clock: Clock) ->
     assert len(out) == 2 + 19
 
 
+def test_a_take_says_when_the_rate_permits_the_next(gate: Gate, clock: Clock) -> None:
+    # Given more than the rate permits
+    topic = gate.topic("calls", rate="1/60s", lease="1h")
+    topic.trigger_many([(n, n) for n in range(3)])
+    first, second = (gate.link.run(topic.open().take(0, 10)) for _ in range(2))
+    # Then who comes too early sleeps until the next may go, and who took looks again before that at the latest
+    later = round(clock.now().timestamp() * 1000) + 60_000
+    assert (len(first.deliveries), len(second.deliveries)) == (1, 0)
+    assert second.next_due_ms == later
+    assert first.next_due_ms <= later
+
+
 async def test_a_rate_over_slots_is_the_rate(face: Any, clock: Clock) -> None:
     topic = face.topic("calls", rate="100/s", burst=4, slots=4)
     await topic.trigger_many([(f"k{n}", n) for n in range(1000)])

@@ -55,6 +55,8 @@ async def test_the_named_items_of_a_union_come_back_and_all_triggers_stay_counte
     # Then it is not known whose the items were: none of the triggers is done
     (again,) = await topic.take(10)
     assert (again.payload, again.count) == (["a", "c"], 3)
+    # And it is other work than before, of as many triggers
+    assert again.id != delivery.id
     assert (await topic.stats())["acked_triggers"] == 0
     await conserved(topic, ["k"])
     # Until all items are

@@ -506,6 +506,27 @@ async def test_a_delivery_that_was_due_at_no_time_says_so(face: Any, raw: Any, n
     assert await topic.ack(delivery) == "ok"
 
 
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize(("stands", "asked"), [("g", "g"), ("g", None), (None, "g")])
+@pytest.mark.parametrize("damage", ["flight", "busy"])
+async def test_a_trigger_that_meets_a_group_looks_at_what_is_stored_of_it(
+    face: Any, raw: Any, everything: Dumps, namespace: str, stands: str | None, asked: str | None, damage: str
+) -> None:
+    # Given a message behind a delivery of its key, another one of the group in flight, and either not as it was written
+    topic = face.topic("t")
+    await topic.trigger_many([Trigger("k", group=stands), Trigger("other", group="g")])
+    await topic.take(2)
+    await topic.trigger("k", group=stands)
+    key, field = f"ig1:{{{namespace}:topic:t:0/1}}:{damage}", "k" if damage == "flight" else "g"
+    raw.hset(key, field, b"spoilt")
+    before = everything()
+    # Then whoever triggers it is told, and nothing is written
+    with pytest.raises(ForeignData, match="Nothing was written") as caught:
+        await topic.trigger("k", group=asked)
+    assert caught.value.redis_key == key
+    assert everything() == before
+
+
 @pytest.mark.damages("wrong-type")
 async def test_a_slot_of_another_layout_is_left_alone(
     face: Any, raw: Any, clock: Clock, everything: Dumps, namespace: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
+from idemgate.core.resizing import _close, _Entry, _load, _retell, _unload
 from idemgate.core.topics import Settlement, TopicCalls, failed
 from idemgate.errors import ForeignData
 from idemgate.testing import Clock
+from tests.lua.states import MESSAGE
 
 Dumps = Callable[[], dict[bytes, bytes]]
 
@@ -219,6 +222,104 @@ async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from
     assert (outcomes, taken) == (["ok"], ([], 0))
     with pytest.raises(ForeignData, match="ripe"):
         await stage.run(stage.calls.take(0, 2))
+
+
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("verb", ["take", "settle", "turn"])
+async def test_a_remembered_reply_that_is_none_of_ours_is_named(
+    stage: Stage, raw: Any, everything: Dumps, verb: str
+) -> None:
+    # Given a call whose reply is remembered, and is not as it was written
+    ends = [Settlement("ack", stage.other)]
+    call = {"take": stage.calls.take(0, 1), "settle": stage.calls.settle(0, ends), "turn": stage.calls.turn(0, ends, 0)}
+    await stage.run(call[verb])
+    (told,) = [key for key in stage.calls.keys(0) if b":told" in key and raw.exists(key)]
+    raw.hset(told, mapping={name: b"spoilt" for name in raw.hkeys(told) if name})
+    before = everything()
+    # When a copy of it comes, then it is told which key is to blame, and has no effect
+    with pytest.raises(ForeignData, match="no reply of ours") as caught:
+        await stage.run(call[verb])
+    assert caught.value.redis_key == told.decode()
+    assert everything() == before
+
+
+async def test_replies_are_shown_with_the_requests_they_were_given_to(stage: Stage, clock: Clock) -> None:
+    # Given replies of this half minute and of the one before
+    ends = [Settlement("ack", stage.other)]
+    clock.set(clock.now().timestamp() // 30 * 30)
+    calls = [stage.calls.settle(0, ends), stage.calls.cancel("ripe")]
+    for call in calls:
+        clock.advance("30s")
+        await stage.run(call)
+    # Then of each log all of them are shown, and nothing else
+    shown = [await stage.run(_retell(stage.calls, 0, log, b"0")) for log in (0, 1)]
+    names = [entry.name for _, entries in shown for entry in entries]
+    assert {bytes(call.args[1])[2:16] for call in calls} <= {*names}
+    assert all(len(name) == 14 for name in names)
+    # And of what is older, nothing
+    clock.advance("90s")
+    assert [await stage.run(_retell(stage.calls, 0, log, b"0")) for log in (0, 1)] == [(b"0", []), (b"0", [])]
+
+
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("part", ["pending", "flight"])
+async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
+    stage: Stage, raw: Any, everything: Dumps, part: str
+) -> None:
+    # Given a key of which what is pending, or in flight, is not as it was written
+    (key,) = [key for key in stage.calls.keys(0) if key.endswith(f":{part}".encode())]
+    raw.hset(key, "flying", b"spoilt")
+    before = everything()
+    calls = stage.calls
+    for call in (
+        calls.cancel("flying"),
+        calls.reschedule(Trigger("flying", delay=1)),
+        calls.flush("flying"),
+        calls.settle(0, [Settlement("nack", stage.flying, 5)]),
+        calls.turn(0, [Settlement("nack", stage.flying, 5)], 2),
+        *([calls.extend(0, [stage.flying])] if part == "flight" else []),
+    ):
+        # Then whatever would change it says so, and changes nothing
+        with pytest.raises(ForeignData, match="flying") as caught:
+            await stage.run(call)
+        assert caught.value.redis_key == key.decode()
+        assert everything() == before
+
+
+@pytest.mark.damages("undecodable", "closed")
+@pytest.mark.parametrize("part", ["pending", "flight"])
+async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
+    stage: Stage, raw: Any, everything: Dumps, part: str
+) -> None:
+    # Given a slot that takes another one in, and holds of a key what is not as it was written
+    (key,) = [key for key in stage.calls.keys(0) if key.endswith(f":{part}".encode())]
+    await stage.run(_close(stage.calls, 0, b"change"))
+    raw.hset(key, "flying", b"spoilt")
+    before = everything()
+    # When a message of that key comes
+    arrives = _Entry(b"p", b"flying", b"1700000000000", MESSAGE, b"", b"")
+    with pytest.raises(ForeignData, match="flying") as caught:
+        await stage.run(_load(stage.calls, 0, b"change", 1, 1, [arrives]))
+    # Then the key that is to blame is named, and nothing was written
+    assert caught.value.redis_key == key.decode()
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable", "closed")
+@pytest.mark.parametrize("part", ["pending", "flight", "grave"])
+@pytest.mark.parametrize("spoilt", [b"spoilt", b"\x92\xa6buried\xa1x"])
+async def test_what_is_none_of_ours_goes_to_no_other_slot(stage: Stage, raw: Any, part: str, spoilt: bytes) -> None:
+    # Given a slot that is closed, in which what is stored of a key is not as it was written
+    (key,) = [key for key in stage.calls.keys(0) if key.endswith(f":{part}".encode())]
+    await stage.run(_close(stage.calls, 0, b"change"))
+    name = raw.hkeys(key)[0]
+    raw.hset(key, name, spoilt)
+    # When all of it is to be shown to another slot, batch by batch, then the key that is to blame is named instead
+    with pytest.raises(ForeignData, match=re.escape(name.decode())) as caught:
+        for batch in range(4):
+            await stage.run(_unload(stage.calls, 0, b"change", batch))
+    assert caught.value.redis_key == key.decode()
+    assert raw.hget(key, name) == spoilt
 
 
 async def test_a_copy_of_a_take_still_says_what_lapsed(stage: Stage, clock: Clock, everything: Dumps) -> None:

@@ -447,3 +447,33 @@ async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
     assert (await topic.reslot(8)).after == 8
     assert await _seen(topic) == seen
     assert set(await topic.ack(list(flying.values()))) == {"ok"}
+
+
+@pytest.mark.damages("unplaced")
+async def test_what_stands_nowhere_is_scheduled_when_the_slots_change(face: Face, raw: Any) -> None:
+    # Given a pending message that other hands took out of where it stood
+    topic = face.topic("t", slots=1)
+    await topic.trigger("k", 1)
+    raw.zrem(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:due", "k")
+    assert await topic.take(10) == []
+    # When the number of slots is changed
+    await topic.reslot(2)
+    # Then it is found
+    assert [one.payload for one in await topic.take(10)] == [1]
+
+
+async def test_a_rate_that_is_used_up_is_so_in_every_layout(face: Face, clock: Clock) -> None:
+    topic = face.topic("t", slots=1, rate="1/60s")
+    await topic.trigger_many([Trigger(f"k{i}", i) for i in range(20)])
+    assert len(await topic.take(10)) == 1
+    assert (await topic.reslot(2)).moved >= 20
+    assert await topic.take(10) == []
+    clock.advance("120s")
+    assert len(await topic.take(10)) == 2
+
+
+async def test_the_same_number_of_slots_moves_nothing(face: Face) -> None:
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k", 1)
+    done = await topic.reslot(2)
+    assert (done.before, done.after, done.moved) == (2, 2, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -313,3 +313,53 @@ def test_facts_are_forgotten_when_their_time_has_passed(gate: Gate, raw: Any, cl
     clock.advance("61s")
     topic.trigger("c", version=1)
     assert raw.hkeys(memo) == [b"vc"]
+
+
+@pytest.mark.parametrize("first", [{"delay": "10s"}, {"delay": "90s"}])
+async def test_a_time_that_is_named_in_a_batch_holds_for_the_rest_of_it(
+    face: Any, clock: Clock, first: dict[str, Any]
+) -> None:
+    # Given a message that is due in a minute
+    topic = face.topic("t", window="60s", merge="append")
+    await topic.trigger("k", 1)
+    # When a batch names another time, and then triggers it once more
+    receipts = await topic.trigger_many([Trigger("k", 2, **first), Trigger("k", 3)])
+    # Then that time stands
+    due = clock.now() + timedelta(seconds=float(first["delay"].rstrip("s")))
+    assert [(one.status, one.due_at) for one in receipts] == [("replaced", due), ("merged", due)]
+    assert (await topic.peek("k")).due_at == due
+    clock.set(due.timestamp())
+    (delivery,) = await topic.take(10)
+    assert (delivery.payload, delivery.reason) == ([1, 2, 3], "time")
+
+
+async def test_whoever_sleeps_is_told_of_what_is_due_first(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
+    # Given a message that is due in a minute
+    topic = face.topic("t")
+    await topic.trigger("k", delay="60s")
+    with raw.pubsub() as heard:
+        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        # When one comes that is due later, then one that is due sooner
+        await topic.trigger("later", delay="90s")
+        await topic.trigger("sooner", delay="30s")
+        # And one of them is made due at once
+        await topic.flush("later")
+        told = [heard.get_message(timeout=30) for _ in range(3)]
+    # Then of the latter two is told, and when they are due
+    now = round(clock.now().timestamp() * 1000)
+    assert [one["type"] for one in told] == ["subscribe", "message", "message"]
+    assert [int(one["data"]) for one in told[1:]] == [now + 30_000, now]
+
+
+async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
+    # Given one message that is due in a minute
+    topic = face.topic("t")
+    await topic.trigger("k", delay="60s")
+    with raw.pubsub() as heard:
+        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        # When everything is made due, and again, where nothing is left to be
+        assert [await topic.flush(), await topic.flush()] == [1, 0]
+        raw.publish(f"ig1:{{{namespace}:topic:t:0/1}}:due", b"all")
+        told = [heard.get_message(timeout=30)["data"] for _ in range(3)]
+    # Then that is told once
+    assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]

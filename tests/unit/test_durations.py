@@ -19,6 +19,10 @@ NAIVE = datetime(2024, 1, 1)  # noqa: DTZ001
 ZONES = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
 
 
+def test_the_longest_span_is_a_hundred_years() -> None:
+    assert LONGEST_MS == 100 * 365.25 * 86_400_000
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +188,14 @@ def test_an_event_says_which_slot_it_belongs_to() -> None:
 def test_the_pages_of_kept_values_are_known_for_what_they_are() -> None:
     for number, key in enumerate(keys.kept("ns", "s:1", 31)):
         assert keys.owner_of("ns", key) == keys.Owner("seen", "s%3A1", 31, part=f"kept{number}")
+
+
+def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
+    table = page.partition("## Topics")[2].partition("## Members")[0]
+    named = [name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall("`(.+?)`", row)]
+    assert sorted(named) == sorted(keys.PARTS)
+    # And a key of each is known for what it is
+    for part, key in zip(keys.PARTS, keys.slot("shop", "images", 3, 8), strict=True):
+        assert key == f"ig1:{{shop:topic:images:3/8}}:{part}".encode()
+        assert keys.owner_of("shop", key) == ("slot", "images", 3, 8, part)

@@ -165,3 +165,8 @@ def test_a_slot_gets_its_share_of_the_limits() -> None:
     assert shares == [(2, 500_000, 3), (2, 500_000, 2), (1, 500_000, 2), (1, 500_000, 2)]
     # None has no burst at all, which would be no delivery ever
     assert policy(slots=4, rate=1000, burst=1).limits(3) == (0, 4000, 1)
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(None, 1), ("1/s", 1), ("4/s", 1), ("16/s", 2), ("100/s", 10)])
+def test_a_burst_that_nobody_named_is_a_tenth_of_a_second(rate: str | None, burst: int) -> None:
+    assert policy(rate=rate).burst == burst

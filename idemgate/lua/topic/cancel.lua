@@ -53,7 +53,6 @@ end
 if d then
   d = cmsgpack.unpack(d)
   d[delivery.cancelled] = 1
-  redis.call("HDEL", K.flight, key)
   redis.call("HSET", K.flight, key, cmsgpack.pack(d))
 end
 return tell(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

@@ -1,0 +1,63 @@
+"""The record of a guarded key, as those read it who look from outside."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from idemgate.core.records import stored
+
+
+def _long(letter: bytes, owner: bytes, print_: bytes, data: bytes) -> bytes:
+    """As `lua/lib/record.lua` packs it."""
+    numbers = b"".join(number.to_bytes(width, "big") for number, width in ((7, 7), (8, 6), (9, 6), (1, 4), (0, 4)))
+    lease = (30_000).to_bytes(6, "big")
+    return b"\xc1" + letter + numbers + lease + b"\1" + _short(owner) + _short(print_) + data
+
+
+def _short(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+@pytest.mark.parametrize(
+    ("letter", "state", "kind"),
+    [
+        (b"p", "in progress", b""),
+        (b"r", "released", b""),
+        (b"v", "done", b"v"),
+        (b"n", "done", b"n"),
+        (b"e", "failed", b"e"),
+    ],
+)
+@pytest.mark.parametrize("owner", [b"", b"o" * 16, b"o" * 255])
+@pytest.mark.parametrize("fingerprint", [b"", b"f" * 16])
+def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, owner: bytes, fingerprint: bytes) -> None:
+    packed = _long(letter, owner, fingerprint, b"data")
+    assert stored(packed) == (state, kind, b"data", 7)
+    # What is cut within its fields is none
+    for cut in (1, len(packed) - len(b"data") - 1):
+        with pytest.raises(ValueError, match="no state of ours"):
+            stored(packed[:cut])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "beside"),
+    [
+        (248, b"v", 0), (249, b"v", 16), (250, b"n", 0), (251, b"n", 16), (252, b"e", 0), (253, b"e", 16),
+        (254, b"n", 16), (255, b"n", 32),
+    ],
+)  # fmt: skip
+def test_the_short_form_says_what_was_done_at_the_first_attempt(code: int, kind: bytes, beside: int) -> None:
+    head = bytes([code]) + struct.pack(">Q", 7)[1:] + b"\0\1\0\2"
+    found = stored(head + b"x" * beside + b"data")
+    assert found == ("failed" if kind == b"e" else "done", kind, b"data", 7)
+    assert stored(head + b"x" * beside).data == b""
+    with pytest.raises(ValueError, match="no state of ours"):
+        stored((head + b"x" * beside)[:-1])
+
+
+@pytest.mark.parametrize("packed", [b"", b"text", bytes([194]), bytes([247]) + b"x" * 40, b"\xc1"])
+def test_anything_else_is_none(packed: bytes) -> None:
+    with pytest.raises(ValueError, match=r"no state of ours|no record of this program"):
+        stored(packed)
