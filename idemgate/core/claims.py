@@ -204,13 +204,14 @@ class Claims:
         hold: bool = False,
         wait: bool = False,
     ) -> Call[Entry]:
+        claim = script("once/claim")
         stays, terms, tail = _terms(lease, keep, max_attempts, hold, wait)
         if self.clock is not None:
-            return Call(script("once/claim"), record, (stamp(self.clock), owner, fingerprint, stays, terms), _entry)
+            return Call(claim, record, (stamp(self.clock), owner, fingerprint, stays, terms), _entry)
         [name], framed = record, b""
         if len(owner) == _OWNER and not fingerprint:
-            framed = _CLAIM % (head("once/claim", 5), len(name), name, owner, tail)
-        return Call(script("once/claim"), record, (b"", owner, fingerprint, stays, terms), _entry, None, framed)
+            framed = _CLAIM % (head(claim.sha, 5), len(name), name, owner, tail)
+        return Call(claim, record, (b"", owner, fingerprint, stays, terms), _entry, None, framed)
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
         return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _told)
@@ -241,14 +242,14 @@ class Claims:
     def complete(
         self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
     ) -> Call[bool]:
+        done = script("once/complete")
         if self.clock is not None:
-            args = (stamp(self.clock), owner, fence, retention, kind, result)
-            return Call(script("once/complete"), record, args, _kept)
+            return Call(done, record, (stamp(self.clock), owner, fence, retention, kind, result), _kept)
         [name], framed = record, b""
         if len(owner) == _OWNER and _FENCES <= fence < 10 * _FENCES:
             common = _kind(retention, kind)
-            framed = _COMPLETE % (head("once/complete", 6), len(name), name, owner, fence, common, len(result), result)
-        return Call(script("once/complete"), record, (b"", owner, fence, retention, kind, result), _kept, None, framed)
+            framed = _COMPLETE % (head(done.sha, 6), len(name), name, owner, fence, common, len(result), result)
+        return Call(done, record, (b"", owner, fence, retention, kind, result), _kept, None, framed)
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
         return call("once/renew", record, (stamp(self.clock), owner, lease, keep), _held)

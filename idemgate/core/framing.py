@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from idemgate.lua import script
-
 __all__ = ["bulk", "head"]
 
 
@@ -18,6 +16,6 @@ def bulk(word: bytes) -> bytes:
 
 
 @lru_cache(1024)
-def head(name: str, args: int) -> bytes:
-    """A call of the script of that name, with one key and so many arguments: what comes before its key."""
-    return b"*%d\r\n$7\r\nEVALSHA\r\n%b$1\r\n1\r\n" % (4 + args, bulk(script(name).sha))
+def head(sha: bytes, args: int) -> bytes:
+    """A call of the script with that SHA-1, one key and so many arguments: what comes before its key."""
+    return b"*%d\r\n$7\r\nEVALSHA\r\n%b$1\r\n1\r\n" % (4 + args, bulk(sha))

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.core import calls
+from idemgate.core import calls, claims
 from idemgate.core.claims import Claims, Record
 from idemgate.core.tokens import token
 from idemgate.errors import StoreUnavailable
@@ -207,6 +207,7 @@ def test_a_spoilt_script_is_found(bug: str, url: str, namespace: str, monkeypatc
         Script(name, script(name).text.decode().replace(before, after)) if one == name else script(one)
     )
     monkeypatch.setattr(calls, "script", spoilt)
+    monkeypatch.setattr(claims, "script", spoilt)
     for number in range(100):
         history = History(url, f"{namespace}-{number}", random.Random(number))
         history.run()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.core import calls
+from idemgate.core import calls, claims
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
 
@@ -40,6 +40,7 @@ def test_calls_of_two_versions_share_what_is_stored(
         return drawn.choice(versions[name])
 
     monkeypatch.setattr(calls, "script", either)
+    monkeypatch.setattr(claims, "script", either)
     clock, ran, handled = Clock(), list[str](), list[int]()
     with Gate(url, namespace=namespace, clock=clock) as gate:
         topic = gate.topic("t", merge="append", slots=2, lease="10s", backoff=0)
