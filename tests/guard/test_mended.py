@@ -75,6 +75,14 @@ async def test_what_others_did_is_remembered_until_its_retention_ends_and_no_lon
     assert await guarded(x="a") == "here"
 
 
+async def test_a_remembered_result_that_can_be_changed_is_nobody_elses(face: Any) -> None:
+    guarded = face.once(key="{x}", remember=10)(lambda x: [x])
+    for _ in range(3):
+        result = await guarded(x="a")
+        assert result == ["a"]
+        result.append("changed by its caller")
+
+
 async def test_one_key_is_not_many(face: Any) -> None:
     with pytest.raises(BadInput, match="one value, not many"):
         await face.first_many("abc", "1s")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 import tenacity
 
-from idemgate import BadInput, Delivery, ForeignData, Gate
-from idemgate.core.topics import TopicCalls
+from idemgate import BadInput, Delivery, ForeignData, Gate, Trigger
+from idemgate.core.messages import Forward
+from idemgate.core.topics import Settlement, TopicCalls
 from idemgate.testing import Clock
 
 At = Callable[[float], datetime]
@@ -475,6 +476,31 @@ async def test_a_take_from_a_topic_that_stands_still_writes_nothing(
     before = everything()
     assert await topic.take(10) == []
     assert everything() == before
+
+
+async def test_where_nothing_is_due_ever_there_is_no_next_time(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", slots=4)
+    assert await topic.next_due() is None
+    await topic.trigger("k", delay="60s")
+    assert await topic.next_due() == clock.now() + timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("how", ["take", "turn", "forward"])
+def test_whoever_takes_is_told_when_to_come_again(gate: Gate, clock: Clock, how: str) -> None:
+    # Given one that is in flight, one that is due, and one that is due in a minute
+    topic = gate.topic("t", lease="1h")
+    topic.trigger("first")
+    taken = topic.take(1)
+    topic.trigger_many([Trigger("now"), Trigger("late", delay="60s")])
+    calls = topic.open()
+    call: Any = {
+        "take": calls.take(0, 10),
+        "turn": calls.turn(0, [Settlement("ack", taken[0])], 10),
+        "forward": calls.forward(0, Forward("list", None, 0), 10),
+    }[how]
+    now = round(clock.now().timestamp() * 1000)
+    found = gate.link.run(call)
+    assert (found.now_ms, found.next_due_ms) == (now, now + 60_000)
 
 
 @pytest.mark.damages("orphan")

@@ -49,6 +49,12 @@ async def test_a_policy(face: Any, merge: str, payloads: list[Any], expected: An
         assert [type(item) for item in payload] == [type(item) for item in expected]
 
 
+@pytest.mark.parametrize("payloads", [[1.5, 0.5], [1, 1.0]])
+async def test_a_sum_of_floats_is_a_float_also_where_it_is_whole(face: Any, payloads: list[Any]) -> None:
+    payload = (await _merged(face, "sum", payloads)).payload
+    assert (payload, type(payload)) == (2.0, float)
+
+
 async def test_a_sum_beyond_what_counts_exactly_says_so_by_its_type(face: Any) -> None:
     payload = (await _merged(face, "sum", [2**53, 2**53])).payload
     assert (payload, type(payload)) == (2.0**54, float)

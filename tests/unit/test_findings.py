@@ -35,6 +35,14 @@ def test_every_kind_that_is_found_is_explained_and_no_other() -> None:
     assert named - {*KINDS} <= {*PARTS, "WRONGTYPE"}
 
 
+def test_what_mends_it_is_a_command() -> None:
+    sources = [path.read_text() for path in (ROOT / "core").glob("*audit.py")]
+    calls = [one for source in sources for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)]
+    made = [one for one in calls if ast.unparse(one.func) == "seen.finding" and len(one.args) > 3]
+    words = {one.args[3].value for one in made if isinstance(one.args[3], ast.Constant)}
+    assert words == {"HDEL", "HSET", "PERSIST", "PEXPIRE", "ZREM"}
+
+
 def test_what_breaks_a_promise_is_an_error_and_the_rest_a_warning() -> None:
     warnings = {"room", "forgotten-never", "foreign", "layout", "unread", "owner"}
     assert {name for name, kind in KINDS.items() if kind.severity != "error"} == warnings

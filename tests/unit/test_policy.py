@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import msgpack
@@ -170,3 +171,11 @@ def test_a_slot_gets_its_share_of_the_limits() -> None:
 @pytest.mark.parametrize(("rate", "burst"), [(None, 1), ("1/s", 1), ("4/s", 1), ("16/s", 2), ("100/s", 10)])
 def test_a_burst_that_nobody_named_is_a_tenth_of_a_second(rate: str | None, burst: int) -> None:
     assert policy(rate=rate).burst == burst
+
+
+def test_a_rate_is_one_a_day_to_a_million_a_second() -> None:
+    assert policy(rate="1/24h").rate == Fraction(1, 86_400)
+    assert policy(rate=1_000_000).rate == 1_000_000
+    for rate in ("1/24h1s", 1_000_001):
+        with pytest.raises(BadInput, match="out of range"):
+            policy(rate=rate)
