@@ -488,7 +488,7 @@ def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
 
     plain = words()
     assert {"+eval", "+evalsha", "+ping", "+select", "+client|setname", "+subscribe"} <= plain
-    assert words(cluster=True) - plain == {"+asking", "+cluster|slots", "+cluster|shards", "+command"}
+    assert words(cluster=True) - plain == {"+asking", "+cluster|slots"}
     assert words(durable=True) - plain == {"+wait", "~ig1:{shop:touched}"}
     assert words(since_7_2=True) - plain == {"+client|setinfo"}
     assert words(durable=True, since_7_2=True) - words(durable=True) == {"+client|setinfo", "+waitaof"}

@@ -210,7 +210,7 @@ def command(url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Cal
 def test_topics_are_listed_changed_and_forgotten(
     command: Any, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("topics") == (0, f"no topics in namespace {namespace!r}\n", "")
+    assert command("topics") == (0, f"no topics in namespace {namespace!r} (--namespace names another)\n", "")
     with Gate(url, namespace=namespace) as gate:
         gate.topic("images", window="1h", merge={"n": "sum"}, slots=2).trigger_many(
             [(f"k{i}", {"n": 1}) for i in range(9)]
@@ -239,7 +239,7 @@ def test_topics_are_listed_changed_and_forgotten(
         assert "it holds 9 pending messages, 0 in flight and 0 dead letters" in err
         code, out, _ = command("forget", "images", "--discard")
         assert (code, out) == (0, "images is forgotten; discarded: 9 pending, 0 in flight, 0 dead letters\n")
-        assert command("topics")[1] == f"no topics in namespace {namespace!r}\n"
+        assert command("topics")[1] == f"no topics in namespace {namespace!r} (--namespace names another)\n"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import msgpack
 import pytest
 
 from idemgate.core.codec import Codec
+from idemgate.core.durations import LATEST_MS
 from idemgate.core.merging import merge_of
 from idemgate.core.messages import Message
-from idemgate.core.stored import LATEST_MS
 from idemgate.errors import NotDecodable
 
 PLACES: list[Any] = [2, 1, 2, 3, 4, b"window", 0, b"", b"\xa1\x01", b"no", b"", b"group", 5, 6]
