@@ -9,7 +9,7 @@ __all__ = ["BATCH", "BYTES", "portions"]
 
 T = TypeVar("T")
 BATCH = 200
-"""Most triggers, or deliveries."""
+"""Most deliveries."""
 BYTES = 131_072
 """Most bytes of messages, or one message: Lua makes a text of it up to seven times, each costs the server 1 ms a MB. As
 in `lua/lib/most_bytes.lua`."""

@@ -46,6 +46,8 @@ __all__ = ["Opened", "Settlement", "TopicCalls", "failed", "most_of", "open_topi
 T = TypeVar("T")
 Asked = tuple[bytes, bytes, bytes, bytes]
 """A trigger that was checked: its key, what it asks for (`lua/lib/asked.lua`), its accumulator; and its route."""
+MANY = 128
+"""Most triggers of one script call."""
 FEW = 50
 """Most deliveries that end at once, if some are not just done: that takes several times as long."""
 
@@ -241,19 +243,19 @@ class TopicCalls:
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 200 triggers, or 128 KiB of them. All are checked before the first call is
+        """One script call per slot and 128 triggers, or 128 KiB of them. All are checked before the first call is
         made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
     def put_many(self, triggers: list[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
         if self.policy.slots == 1:
-            return Batch([self._triggers(0, part) for part in portions(triggers, _size)], _flat)
+            return Batch([self._triggers(0, part) for part in portions(triggers, _size, MANY)], _flat)
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, asked in enumerate(triggers):
             by_slot[self.at(asked[3])].append(place)
         sizes = list(map(_size, triggers))
-        placed = [(slot, part) for slot, found in by_slot.items() for part in portions(found, sizes.__getitem__)]
+        placed = [(slot, part) for slot, found in by_slot.items() for part in portions(found, sizes.__getitem__, MANY)]
         calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
         return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
 

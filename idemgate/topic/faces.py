@@ -183,7 +183,7 @@ class Topic(_Face):
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
-        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 200 triggers,
+        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 128 triggers,
         or 128 KiB of them, each atomic.
 
         All triggers are checked before the first is sent; what is neither a Trigger nor a (key, payload) tuple is
