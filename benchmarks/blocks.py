@@ -11,6 +11,7 @@ from benchmarks.peers.speak import payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
+from idemgate.core.topics import Settlement
 from idemgate.lua import script
 
 __all__ = ["run"]
@@ -37,11 +38,13 @@ def _guard(gate: Gate, tag: str, plan: Plan) -> None:
     for key in keys:
         gate.claim(key).complete("a result of just thirty bytes.")
     gate.first_many(keys, "24h")
+    gate.first_many(keys, "24h", compact=True)
+    gate.keep_many([(key, "sixteen bytes...") for key in keys], "24h")
 
 
 def _topic(gate: Gate, tag: str, plan: Plan) -> None:
-    """Full batches on top of what is there: 500 triggers, new and merging ones, 100 taken and settled, as a worker
-    does."""
+    """Full batches on top of what is there: 128 triggers, new and merging ones; 100 taken, and as many settled as go at
+    once, also in turns, as a worker does."""
     topic, n = gate.topic(tag), plan.size(20_000)
     triggers = [Trigger(f"key:{number}", payload(number)) for number in range(n)]
     topic.trigger_many(triggers)
@@ -49,6 +52,8 @@ def _topic(gate: Gate, tag: str, plan: Plan) -> None:
     topic.stats()
     for end_them in (topic.ack, topic.nack):
         _through(topic, end_them, n // 4)
+    for verb, many in (("ack", 100), ("nack", 50)):
+        _turning(gate, topic.open(), verb, many, n // 8)
     topic.flush()
     _through(topic, topic.bury, n // 4)
 
@@ -74,6 +79,13 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
         topic.extend(taken)
         end_them(taken)
         done += max(1, len(taken))
+
+
+def _turning(gate: Gate, calls: Any, verb: str, many: int, n: int) -> None:
+    held = gate.link.run(calls.take(0, many)).deliveries
+    for _ in range(n // many):
+        endings = [Settlement(verb, one) for one in held[:many]]
+        held = held[many:] + gate.link.run(calls.turn(0, endings, 100)).taken.deliveries
 
 
 def _note(server: Any, found: dict[str, Row], of: str) -> None:

@@ -33,6 +33,8 @@ def run(plan: Plan) -> list[Row]:
             rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), many))
             rows.append(_grown(server, "idemgate, compact, 16-byte result", lambda n: _kept(gate, n), many))
             rows.append(_grown(server, "idemgate, event id of a topic", lambda n: _events(gate, server, n), many))
+            rows.append(_grown(server, "idemgate, a pending message", lambda n: _pending(gate, server, n), n))
+            rows.append(_grown(server, "idemgate, a message in flight", lambda n: _in_flight(gate, server, n), n))
         with contestants(list(PEERS), url) as sides:
             for who, side in sides.items():
                 rows.append(_grown(server, who, lambda n, side=side, who=who: _ask(side, PEERS[who], n), n))
@@ -100,7 +102,26 @@ def _events(gate: Gate, server: Any, n: int) -> None:
     for at in range(0, n, 500):
         topic.trigger_many([Trigger("k", event_id=f"order:{number:015}") for number in range(at, at + 500)])
     topic.ack(topic.take(1))
-    server.delete(*server.scan_iter("*:told[01]"))  # replies, which go by themselves after a minute
+    _forget_replies(server)
+
+
+def _pending(gate: Gate, server: Any, n: int) -> None:
+    """With a payload of 30 bytes."""
+    topic = gate.topic("memory")
+    for at in range(0, n, 500):
+        topic.trigger_many([(f"order:{number:015}", RESULT) for number in range(at, min(n, at + 500))])
+    _forget_replies(server)
+
+
+def _in_flight(gate: Gate, server: Any, n: int) -> None:
+    _pending(gate, server, n)
+    assert len(gate.topic("memory").take(n)) == n
+    _forget_replies(server)
+
+
+def _forget_replies(server: Any) -> None:
+    """Those that are remembered go by themselves after a minute."""
+    server.delete(*server.scan_iter("*:told[01]"))
 
 
 def _ask(side: Any, step: str, n: int) -> None:

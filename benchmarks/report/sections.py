@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import Any
 
 from benchmarks import results
 from benchmarks.dispatch import NOTHING
@@ -51,11 +52,23 @@ def machine() -> str:
     common = table(["", ""], ([name, said] for name, said in shared.items() if name not in OWN))
     runs = table(
         ["part", *OWN, "operations"],
-        ([part, *(run["facts"][name] for name in OWN), f"{run['share']:.0%}"] for part, run in found.items()),
+        ([part, *(_own(run, name) for name in OWN), f"{run['share']:.0%}"] for part, run in found.items()),
     )
     busy = [part for part, run in found.items() if float(run["facts"]["load"].split()[0]) > _BUSY]
     warning = f"\n\nOthers used this machine during {', '.join(busy)}: rates there are too low, and ratios are rough."
     return common + "\n\n" + runs + (warning if busy else "")
+
+
+def _own(run: Any, name: str) -> str:
+    if name != "repetitions":
+        return str(run["facts"][name])
+    took = sorted(
+        {len(figures) for row in run["rows"] for name in _REPEATED if len(figures := row.get(name) or []) > 1}
+    )
+    return " or ".join(map(str, took)) or "1"
+
+
+_REPEATED = ("rate", "client_us", "server_us", "p50")
 
 
 def wire() -> str:
@@ -194,11 +207,15 @@ def _merged(rows: Rows, row: Row, who: str, step: str) -> list[str]:
 
 def backlog() -> str:
     """From what `benchmarks/backlog.py --json` wrote."""
-    sizes = results.load("backlog") or []
+    found: dict[str, Any] = results.load("backlog") or {"sizes": []}
+    sizes = found["sizes"]
     names = sizes[0]["microseconds"] if sizes else {}
     lines = [[name, *(count(size["microseconds"][name]["cpu"]) for size in sizes)] for name in names]
     lines.append(["bytes per message", *(count(size["bytes_per_message"]) for size in sizes)])
-    return table(["us of the server, per message", *(f"{size['size']:,}" for size in sizes)], lines)
+    if not sizes:
+        return "Not measured."
+    said = "Commit {commit}, {date}, {repetitions} repetitions, load {load}.".format_map(found)
+    return table(["us of the server, per message", *(f"{size['size']:,}" for size in sizes)], lines) + f"\n\n{said}"
 
 
 def memory() -> str:

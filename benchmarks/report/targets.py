@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks import results
 from benchmarks.report.figures import Rows, best, count, cpu, cpu_ratio, middle, ratios, rows_of, table
 from benchmarks.report.sections import name_of
 
@@ -59,7 +60,7 @@ def reasons() -> str:
 def _all() -> list[Target]:
     return [
         *_guards(rows_of("guard")), *_scheduling(rows_of("scheduler")), *_timing(), *_merging(rows_of("merging")),
-        *_rest(),
+        *_growth(), *_rest(),
     ]  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def _scheduling(rows: Rows) -> Iterator[Target]:
     python = best(rows, "drain", PYTHON)
     yield _against(f"drain: against the best in Python ({name_of(python)})", 20, rows, "drain", TOPIC, python, "worker")
     yield _against("drain: against BullMQ on Node", 6, rows, "drain", TOPIC, "bullmq_node", "worker")
-    yield Target("sent and consumed at the same time", 50_000, middle(rows, TOPIC, "both"), "/s", why="worker")
+    yield Target("sent and consumed at the same time", 50_000, middle(rows, TOPIC, "both"), "/s", why="both")
 
 
 def _timing() -> Iterator[Target]:
@@ -123,6 +124,16 @@ def _merging(rows: Rows) -> Iterator[Target]:
         f"triggers that merge: against the best in Python ({name_of(python)})", 15, rows, "keep_first", TOPIC, python,
         "merging",
     )  # fmt: skip
+
+
+def _growth() -> Iterator[Target]:
+    sizes = (results.load("backlog") or {"sizes": []})["sizes"]
+    few, many = (next((one for one in sizes if one["size"] == size), None) for size in (10_000, 5_000_000))
+    for name in ("trigger", "trigger, 100 a call", "take and ack", "take and ack, 100 a call"):
+        share = None
+        if few is not None and many is not None:
+            share = many["microseconds"][name]["cpu"] / few["microseconds"][name]["cpu"]
+        yield Target(f"5,000,000 pending against 10,000: {name}", 2, share, most=True, why="backlog")
 
 
 def _rest() -> Iterator[Target]:

@@ -705,7 +705,7 @@ _FACTS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"opened", b
 
 
 def _size(asked: Asked) -> int:
-    return len(asked[2])
+    return sum(map(len, asked))  # the route is the key or the group: counted twice, for it is stored twice
 
 
 def _group(group: Key) -> bytes:

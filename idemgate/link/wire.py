@@ -161,7 +161,8 @@ class Wire(asyncio.Protocol):
     async def drain(self) -> None:
         """Waits for the replies that are due, as long as one may take."""
         if self._waiting:
-            self._drained = self._loop.create_future()
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
             await asyncio.wait({self._drained}, timeout=self._patience)
 
     async def close(self) -> None:
