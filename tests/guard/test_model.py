@@ -358,6 +358,8 @@ class GuardMachine(RuleBasedStateMachine):
             )
         elif made.verb == "forget" and word == "forgotten":
             promises.rested()
+        elif word in ("in_progress", "busy"):  # where the clock was set back, the lease is a whole one from now on
+            promises.until = min(promises.until, now + self.models[made.key].key.lease)
 
     def make(self, key: int, verb: str, *arguments: Any, owner: bytes | None = b"") -> Answer:
         if owner != b"":

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 import redis.exceptions as rx
 
 from idemgate import Gate
@@ -27,6 +28,7 @@ from idemgate.errors import ForeignData, StoreRefused, StoreUnavailable
 from idemgate.link import clients, embedded
 from idemgate.link.faults import Patience, is_passing
 from idemgate.link.url import of_url
+from idemgate.link.wire import connected
 from tests.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +52,20 @@ async def eventually(happens: Callable[[], object], within: float = 30.0) -> Non
     while not happens():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+# -- ending ------------------------------------------------------------------------------------------------------------
+
+
+async def test_two_who_wait_for_the_last_reply_both_hear_of_it(url: str) -> None:
+    client = redis.asyncio.Redis.from_url(url)
+    wire = await connected(client.connection_pool, patience=86_400)
+    async with asyncio.timeout(30):
+        asked = wire.send(b"*1\r\n$4\r\nPING\r\n")
+        await asyncio.gather(wire.drain(), wire.drain())
+        assert await asked == b"PONG"
+        await wire.close()
+    await client.aclose()
 
 
 # -- scripts the server does not know ---------------------------------------------------------------------------------
