@@ -196,11 +196,12 @@ async def test_an_entry_stays_pending_while_another_owner_runs(one: Gate, stream
     async with one.aio.subscribers():
         # When its entry comes, and comes again an hour later
         stream.add(order=7)
-        await until(lambda: one.counters["stream.in_progress"] == 1)
-        stream.age()
-        await until(lambda: one.counters["stream.in_progress"] == 2)
-        # Then it is left pending, and neither was an attempt
-        await until(lambda: [entry["times_delivered"] for entry in stream.pending()] == [0])
+        for times in (1, 2):
+            await until(lambda times=times: one.counters["stream.in_progress"] == times)
+            # Then it is left pending, and that was no attempt
+            await until(lambda: [entry["times_delivered"] for entry in stream.pending()] == [0])
+            if times == 1:
+                stream.age()
         assert ran == []
         # When the other owner is done, and the entry comes a third time
         assert elsewhere.complete("charged")
