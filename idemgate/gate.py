@@ -321,10 +321,10 @@ class Gate:
         told it, and whether it is the `first`, its own. Atomic, one round trip; 40 to 48 bytes a key.
 
         `value`: text or bytes of at most 16 bytes, a whole number of 128 bits or a UUID; anything else is BadInput.
-        What is answered has the type of what was kept: keep one type in a scope, and use one `retention` in it (of two the
-        shorter counts). These values are a set of their own:
-        `claim`, `first`, `inspect` and `forget` neither see nor change them. A new key is taken for another one, and
-        gets its value, with a probability of n / 2^69, n = keys kept within `retention`.
+        What is answered has the type of what was kept: keep one type in a scope, and with one `retention` (of two the
+        shorter counts). These values are a set of their own: `claim`, `first`, `inspect` and `forget` neither see nor
+        change them. A new key is taken for another one, and gets its value, with a probability of n / 2^69, n = keys
+        kept within `retention`.
         """
         return self.link.run(self.seen.keep(scope, key, value, retention))
 
