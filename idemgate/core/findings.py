@@ -67,6 +67,11 @@ KINDS: dict[str, Kind] = {
         "the number of slots was changed past the library, or a key was renamed",
         "trigger it again, and delete it here",
     ),
+    "changing": Kind(
+        "warning",
+        "a command that gives the topic other slots, or forgets it, is at it, or was killed",
+        "unless one is at it now, begin it again: idemgate slots TOPIC N, or idemgate forget TOPIC",
+    ),
     "closed": Kind(
         "error",
         "a change of the number of slots was cut off, and its mark in the registry was lost",
