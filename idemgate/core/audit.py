@@ -107,9 +107,8 @@ def check_change(
         what = f"a change of slots is noted of topic {topic!r}, which is not there"
         yield Finding("orphan", key, what, f"HDEL {quoted(registry)} {quoted(topic + ' to')}")
     elif not (named and to.isdigit() and len(to) <= MOST_DIGITS):
-        yield Finding(
-            "undecodable", key, f"of topic {topic!r} is noted what is no change of its slots: {shown(change)}"
-        )
+        what = f"what is noted of topic {topic!r} is no change of its slots: {shown(change)}"
+        yield Finding("undecodable", key, what)
     else:
         slots = int(to)
         how, command = (f"given {slots} slots", f"slots {topic} {slots}") if slots else ("forgotten", f"forget {topic}")

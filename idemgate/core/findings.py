@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
     "wrong-type": Kind("error", _OTHERS, "rename or delete that key; until then every call to it is refused"),
     "layout": Kind(
         "warning",
-        "a newer or older idemgate uses this namespace",
+        f"a newer or older idemgate uses this namespace; of a slot that says none: {_OTHERS}",
         "let one version at a time use it, or delete what was left behind",
     ),
     "unread": Kind(

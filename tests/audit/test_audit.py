@@ -157,6 +157,7 @@ def _left_and_holds(hand: Hand) -> None:
     assert report.sound
     assert report.counted["members"] == 0
     hand.raw.hset(hand.name("members:crew}:held"), "t:0", "m1")
+    hand.raw.expire(hand.name("members:crew}:held"), 60)
 
 
 def _page(hand: Hand, kind: str) -> bytes:
