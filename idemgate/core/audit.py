@@ -15,7 +15,22 @@ from idemgate.core.records import stored
 from idemgate.core.slotaudit import Declared, far_token, shown
 from idemgate.errors import NotDecodable
 
-__all__ = ["check_crew", "check_lasting", "check_page", "check_record", "check_registered", "check_stranger"]
+__all__ = [
+    "check_brief",
+    "check_change",
+    "check_crew",
+    "check_lasting",
+    "check_page",
+    "check_record",
+    "check_registered",
+    "check_stranger",
+]
+
+
+_LEFT = b"9007199254740991 "
+"""What the facts say, for a minute, of a member that has left (`lua/members/leave.lua`)."""
+MOST_DIGITS = 9
+"""Of a number of slots; Python refuses to read one of thousands."""
 
 
 def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Codec) -> Iterator[Finding]:
@@ -82,20 +97,48 @@ def check_registered(owner: keys.Owner, key: bytes, topics: Mapping[str, Declare
         yield Finding("unregistered", text(key), f"topic {owner.name!r} has {topic.slots} slots, counted from 0")
 
 
+def check_change(
+    registry: bytes, topic: str, change: bytes, topics: Mapping[str, Declared | None]
+) -> Iterator[Finding]:
+    """A change of a topic's slots that has begun and not ended. `change`: as the registry has it, the number of slots
+    (0: it is being forgotten) and a name."""
+    key, (to, named, _) = text(registry), change.partition(b" ")
+    if topic not in topics:
+        what = f"a change of slots is noted of topic {topic!r}, which is not there"
+        yield Finding("orphan", key, what, f"HDEL {quoted(registry)} {quoted(topic + ' to')}")
+    elif not (named and to.isdigit() and len(to) <= MOST_DIGITS):
+        what = f"what is noted of topic {topic!r} is no change of its slots: {shown(change)}"
+        yield Finding("undecodable", key, what)
+    else:
+        slots = int(to)
+        how, command = (f"given {slots} slots", f"slots {topic} {slots}") if slots else ("forgotten", f"forget {topic}")
+        what = f"topic {topic!r} is being {how}, and what of it is closed stands still"
+        yield Finding("changing", key, what, f"unless a command is at it now: idemgate {command}")
+
+
 def check_lasting(key: bytes, left_ms: int) -> Iterator[Finding]:
     """A key that must stay."""
     if left_ms >= 0:
         yield Finding("expires", text(key), f"it will be gone in {left_ms / 1000:.0f} s", f"PERSIST {quoted(key)}")
 
 
-def check_crew(lives: Mapping[bytes, int], held: Mapping[bytes, bytes], alive: Sequence[bytes]) -> Iterator[Finding]:
-    """The keys of a group of members go when nobody announces itself any more; what is `held`, somebody holds.
-    `lives`: ms, in the order of `keys.members`."""
+def check_brief(key: bytes, left_ms: int) -> Iterator[Finding]:
+    """A key that must go by itself, within the hour."""
+    if left_ms == -1:
+        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 3600000")
+
+
+def check_crew(
+    lives: Mapping[bytes, int], held: Mapping[bytes, bytes], alive: Sequence[bytes], facts: Mapping[bytes, bytes]
+) -> Iterator[Finding]:
+    """The keys of a group of members go when nobody announces itself any more; what is `held`, somebody holds: one that
+    is `alive`, or lapsed and nobody has noticed yet, but none that has left. `lives`: ms, in the order of
+    `keys.members`."""
     for key, left_ms in lives.items():
         if left_ms == -1:
             yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
     key = list(lives)[-1]
     for slot, member in held.items():
-        if member not in alive:
+        if member not in alive or facts.get(b"m:" + member, b"").startswith(_LEFT):
             what = f"slot {shown(slot)} is held by {shown(member)}, which is not there"
             yield Finding("owner", text(key), what, f"HDEL {quoted(key)} {quoted(slot)}")

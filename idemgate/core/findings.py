@@ -67,6 +67,11 @@ KINDS: dict[str, Kind] = {
         "the number of slots was changed past the library, or a key was renamed",
         "trigger it again, and delete it here",
     ),
+    "changing": Kind(
+        "warning",
+        "a command that gives the topic other slots, or forgets it, is at it, or was killed",
+        "unless one is at it now, begin it again: idemgate slots TOPIC N, or idemgate forget TOPIC",
+    ),
     "closed": Kind(
         "error",
         "a change of the number of slots was cut off, and its mark in the registry was lost",
@@ -84,7 +89,7 @@ KINDS: dict[str, Kind] = {
     "wrong-type": Kind("error", _OTHERS, "rename or delete that key; until then every call to it is refused"),
     "layout": Kind(
         "warning",
-        "a newer or older idemgate uses this namespace",
+        f"a newer or older idemgate uses this namespace; of a slot that says none: {_OTHERS}",
         "let one version at a time use it, or delete what was left behind",
     ),
     "unread": Kind(

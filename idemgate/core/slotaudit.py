@@ -283,8 +283,8 @@ def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec
         return [] if (topic and topic.changing) or not _holds(found) else [_left_behind(slot, found)]
     seen = _Seen(slot, found, topic, codec)
     checks = (
-        _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement, _places,
-        _lifetimes,
+        _layout, _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement,
+        _places, _lifetimes,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
 
@@ -296,6 +296,11 @@ def _holds(found: Contents) -> int:
 def _left_behind(slot: Slot, found: Contents) -> Finding:
     what = f"the slot is closed and holds {_holds(found)} messages, and nobody changes the number of slots"
     return Finding("closed", slot.key("facts"), what)
+
+
+def _layout(seen: _Seen) -> Iterator[Finding]:
+    if seen.found.facts and b"v" not in seen.found.facts:
+        yield seen.finding("layout", "facts", "the slot does not say of which layout it is", "HSETNX", b"v", b"1")
 
 
 def _standing(seen: _Seen) -> Iterator[Finding]:

@@ -8,7 +8,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core import keys
-from idemgate.core.audit import check_crew, check_lasting, check_page, check_record, check_registered, check_stranger
+from idemgate.core.audit import (
+    check_brief,
+    check_change,
+    check_crew,
+    check_lasting,
+    check_page,
+    check_record,
+    check_registered,
+    check_stranger,
+)
 from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
@@ -104,6 +113,7 @@ class _Audit:
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
         self.topics: dict[str, Declared | None] = {}
+        self.changes: dict[bytes, bytes] = {}
         self.slots: defaultdict[str, set[Slot]] = defaultdict(set)
         self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
 
@@ -132,6 +142,15 @@ class _Audit:
         doubtful |= {topic for topic in self.slots if list(self._balance(topic))}
         for topic in sorted(doubtful):
             yield from self._again(link, topic)
+        yield from self._changing(link)
+
+    def _changing(self, link: SyncLink) -> Iterator[Finding]:
+        """What was being changed when this began, and still is, by the same change: nothing in the store tells whether
+        somebody is at it, but most changes are shorter than an audit."""
+        key = keys.topics(self.namespace)
+        for field, change in self.changes.items():
+            if _asked(link, "HGET", key, field) == change:
+                yield from check_change(key, text(field.removesuffix(b" to")), change, self.topics)
 
     def _balance(self, topic: str) -> Iterator[Finding]:
         yield from check_balance(topic, text(keys.topics(self.namespace)), self.balances[topic])
@@ -177,6 +196,7 @@ class _Audit:
             yield Finding("wrong-type", text(key), f"the registry of topics cannot be read: {error}")
             return
         found: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
+        self.changes = {name: change for name, change in found.items() if name.endswith(b" to")}
         for name, packed in found.items():
             if b" " in name:  # what is noted of a change of slots
                 continue
@@ -194,6 +214,8 @@ class _Audit:
                 yield from self._page(server, key)
             if owner.kind in ("topics", "out"):
                 yield from check_lasting(key, server.command("PTTL", key))
+            elif owner.kind == "touched":
+                yield from check_brief(key, server.command("PTTL", key))
 
     def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
         left, head = server.at_once([("PTTL", key), ("HGET", key, "")])
@@ -225,15 +247,15 @@ class _Audit:
 
     def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
         try:
-            link.run(attendance(self.namespace, group, self.clock))
+            present = link.run(attendance(self.namespace, group, self.clock))
         except ForeignData as error:
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
         crew = keys.members(self.namespace, group)
-        asked = [("ZRANGE", crew[0], 0, -1), ("HGETALL", crew[2]), *(("PTTL", key) for key in crew)]
-        alive, held, *lives = server.at_once(asked)
-        self.counted["members"] += len(alive)
-        yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive)
+        asked = [("ZRANGE", crew[0], 0, -1), *(("HGETALL", key) for key in crew[1:]), *(("PTTL", key) for key in crew)]
+        alive, facts, held, *lives = server.at_once(asked)
+        self.counted["members"] += len(present.members)
+        yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive, facts)
 
     def _slot(self, link: SyncLink, slot: Slot, key: bytes, counted: Counter[str] | None = None) -> Iterator[Finding]:
         try:

@@ -51,15 +51,17 @@ class Serving:
         membership.on_change(self._on_change)
 
     async def join(self, stop: asyncio.Event) -> asyncio.Task[None]:
-        """Becomes a member until `stop` is set; returns when it is one. StoreError if it cannot announce itself."""
+        """Becomes a member until `stop` is set; returns when it is one. StoreError if it cannot announce itself.
+        Cancelled meanwhile, it sets `stop` and leaves first; cancelled again, it says nothing, as if killed."""
         topics = {due.topic.name: due.number for due in self._dues}
         task = asyncio.create_task(self._membership.run(stop, topics))
         heard = asyncio.create_task(self._heard.wait())
         try:
             await asyncio.wait({task, heard}, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            task.cancel()
-            await to_the_end(asyncio.wait({task}))
+            stop.set()  # an announcement may have been heard: cut short, it would hold its slots for its whole ttl
+            await to_the_end(asyncio.wait({task}), task.cancel)
+            _ = task.cancelled() or task.exception()  # that the store is away is nobody's business any more
             raise
         finally:
             heard.cancel()

@@ -176,6 +176,21 @@ def test_a_wrong_password_is_said_once(start: Any, doctor: Doctor) -> None:
     assert "wrong" not in str(told)
 
 
+def test_a_refused_login_is_said_with_the_audit_too(start: Any, doctor: Doctor) -> None:
+    url, client = start(*SOUND)
+    client.execute_command("ACL", "SETUSER", "eye", "on", ">secret", "+@all", "~*", "&*")
+    code, told = doctor("--url", url.replace("//", "//eye:wrong@"), "--audit")
+    assert (code, wrong(told)) == (1, {"login": "error", "audit": "error"})
+    assert "audit" not in told
+
+
+@pytest.mark.parametrize("more", [(), ("--audit",)])
+def test_a_store_that_is_away_is_said_in_the_one_object(doctor: Doctor, more: tuple[str, ...]) -> None:
+    code, told = doctor("--url", "redis://127.0.0.1:1/0", *more)
+    assert (code, wrong(told)) == (1, {"store": "error"} | ({"audit": "error"} if more else {}))
+    assert "no answer from the store" in told["checks"][-1]["what"]
+
+
 def test_the_environment_names_the_namespace_too(
     start: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +304,7 @@ def test_a_command_line_that_is_wrong_is_2_and_a_store_that_is_away_1(
     assert "--url" in capsys.readouterr().err
     assert main(["doctor", "--url", url, "--namespace", "a b"]) == 2
     assert main(["doctor", "--url", "redis://127.0.0.1:1/0"]) == 1
-    assert "no answer from the store" in capsys.readouterr().err
+    assert "no answer from the store" in capsys.readouterr().out
     monkeypatch.setenv("IDEMGATE_URL", url)
     assert main(["doctor", "--namespace", "nobody"]) in (0, 1)
 

@@ -346,6 +346,7 @@ FOREIGN_KEYS = {"expiry/look"}
 """What is asked of keys of the user's own: no role has them before somebody names them."""
 
 
+@pytest.mark.damages("changing")
 @pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_may_not_do_changes_nothing(
     role: str, gate: Gate, users: Callable[..., str], raw: Any, namespace: str, clock: Clock

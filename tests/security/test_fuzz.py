@@ -133,6 +133,7 @@ SPOILT = {
 }  # fmt: skip
 
 
+@pytest.mark.damages("changing")
 def test_what_a_script_cannot_read_makes_it_refuse_before_it_writes(
     gate: Gate, clock: Clock, raw: Any, namespace: str
 ) -> None:

@@ -420,6 +420,52 @@ def test_what_is_no_membership_is_refused(gate: Gate, members: Any) -> None:
         gate.aio.worker(members=members)
 
 
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_worker_that_is_cancelled_while_it_joins_is_no_member(gate: Gate, heard: bool) -> None:
+    # Given a worker whose announcement is under way: it was not heard yet, or its answer has not come
+    gate.topic("t", **POLICY).handler(print)
+    under_way, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(RedisMembership):
+        async def announce(self, said: Any) -> Any:
+            if heard:
+                roll = await super().announce(said)
+            under_way.set()
+            await go.wait()
+            return roll if heard else await super().announce(said)
+
+    membership = Slow(gate)
+    working = asyncio.create_task(gate.aio.worker(members=membership).run(asyncio.Event()))
+    await under_way.wait()
+    # When it is cancelled, once
+    working.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    # Then it has left, and holds nothing
+    assert (await membership.attendance())[2:] == ({}, {})
+
+
+async def test_a_worker_that_is_cancelled_twice_while_it_joins_does_not_wait_for_the_store(gate: Gate) -> None:
+    gate.topic("t", **POLICY).handler(print)
+    under_way = asyncio.Event()
+
+    class Hanging(RedisMembership):
+        async def announce(self, said: Any) -> Any:
+            under_way.set()
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(gate.aio.worker(members=Hanging(gate)).run(asyncio.Event()))
+    await under_way.wait()
+    for _ in range(2):
+        working.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(working, 30)
+
+
 async def test_one_membership_for_two_workers_at_once_is_refused(gate: Gate) -> None:
     membership, topic = RedisMembership(gate), gate.topic("t", **POLICY)
     topic.handler(print)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from idemgate.cli.arguments import add_namespace, add_url, url_of
-from idemgate.cli.doctor.examine import Namespace, examined
+from idemgate.cli.doctor.examine import Namespace, Told, examined
 from idemgate.cli.doctor.showing import as_json, show
-from idemgate.errors import BadInput
+from idemgate.core.diagnosis import Check
+from idemgate.errors import BadInput, StoreError
 from idemgate.testing.audit import audit
 
 __all__ = ["add_to"]
 
+T = TypeVar("T")
 DESCRIPTION = """\
 Looks at the server's version, eviction, persistence, replicas, clock, memory and permissions, and at the namespace, and
 says what is wrong and what mends it. Changes nothing, but for one record of its own that is gone after a second: the
@@ -42,17 +45,31 @@ def add_to(commands: Any) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """0 without errors, 1 with. Raises NotConfigured, BadInput, StoreError."""
+    """0 without errors, 1 with; what cannot be looked at is an error, beside what could be. Raises NotConfigured,
+    BadInput."""
     asked = options.durability
     if asked is not None and options.read_only:
         raise BadInput("--durability", asked, "only a write shows it", "Leave out --read-only")
     asked = int(asked) if asked is not None and asked.isdecimal() else asked
     where = Namespace(url_of(options), options.namespace, asked)
-    report = audit(where.url, where.name) if options.audit else None  # before there is a record of the doctor's own
-    checks = examined(where, writes=not options.read_only)
+    failures: list[Told] = []
+    report = None
+    if options.audit:  # before there is a record of the doctor's own
+        report = _unless_away("audit", lambda: audit(where.url, where.name), failures)
+    checks = _unless_away("store", lambda: examined(where, writes=not options.read_only), failures) or []
+    checks += failures
     if options.json:
         print(as_json(where, checks, report))
     else:
         show(where, checks, report)
     failed = any(check.state == "error" for _, check in checks)
     return 1 if failed or (report is not None and report.errors) else 0
+
+
+def _unless_away(name: str, look: Callable[[], T], failures: list[Told]) -> T | None:
+    """What is seen; None, and an error by that name among the failures, where the store does not let it be seen."""
+    try:
+        return look()
+    except StoreError as error:
+        failures.append(("", Check(name, "error", str(error), "a server that answers, and the URL and login for it")))
+        return None
