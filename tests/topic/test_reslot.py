@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from idemgate import BadInput, Gate, PolicyChanged, StoreRefused, StoreUnavailable, Trigger
 from idemgate.core.calls import Batch
+from idemgate.core.keys import slot_of
 from idemgate.core.resizing import resizing
 from idemgate.errors import TopicInUse
 from idemgate.testing import Clock
@@ -477,3 +479,170 @@ async def test_the_same_number_of_slots_moves_nothing(face: Face) -> None:
     await topic.trigger("k", 1)
     done = await topic.reslot(2)
     assert (done.before, done.after, done.moved) == (2, 2, 0)
+
+
+def _of_slot(name: str, slot: int) -> str:
+    """A name that begins so and belongs to that one of two slots."""
+    return next(one for n in range(99) if slot_of((one := f"{name}{n}").encode(), 2) == slot)
+
+
+BOTH_ORDERS = pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+
+
+@BOTH_ORDERS
+async def test_a_key_of_two_groups_keeps_no_place_in_the_other(
+    face: Face, clock: Clock, sound: Any, first: int, second: int
+) -> None:
+    # Given a key that is between two attempts in one group, and waits behind a live delivery of another
+    a, b = _of_slot("a", first), _of_slot("b", second)
+    topic = face.topic("t", slots=2)
+    await topic.trigger("other", 1, group=b)
+    (live,) = await topic.take(1)
+    await topic.trigger("k", 1, group=a)
+    await topic.nack(await topic.take(1), delay="0s")
+    clock.advance("1s")
+    await topic.trigger("k", 2, group=b)
+    await topic.trigger("next", 3, group=a)
+    # When they come into one slot
+    await topic.reslot(1)
+    # Then it is not handed out beside the live one, and its former group goes on
+    sound(face.gate)
+    assert [one.key for one in await topic.take(10)] == ["next"]
+    await topic.ack(live)
+    (taken,) = await topic.take(10)
+    assert (taken.key, taken.group) == ("k", b)
+
+
+@BOTH_ORDERS
+async def test_no_group_waits_for_a_time_named_in_another(
+    face: Face, clock: Clock, sound: Any, first: int, second: int
+) -> None:
+    # Given a key that is between two attempts in one group, and was triggered for a far time in another
+    a, b = _of_slot("a", first), _of_slot("b", second)
+    topic = face.topic("t", slots=2)
+    for number, (held, far) in enumerate(((a, b), (b, a))):
+        key = f"k{number}"
+        if held == b:
+            await topic.trigger(key, 2, group=far, delay="30d")
+            clock.advance("1s")
+        await topic.trigger(key, 1, group=held)
+        (taken,) = await topic.take(1)
+        await topic.nack(taken, delay="1s")
+        if held == a:
+            clock.advance("1ms")
+            await topic.trigger(key, 2, group=far, delay="30d")
+        await topic.trigger(f"other{number}", 3, group=far)
+        await topic.trigger(f"beside{number}", 3, group=held)
+        # When they come into one slot
+        await topic.reslot(1)
+        # Then both groups go on
+        sound(face.gate)
+        clock.advance("2s")
+        taken = await topic.take(10)
+        assert sorted(one.key for one in taken) == [f"beside{number}", f"other{number}"]
+        await topic.ack(taken)
+        await topic.cancel(key, group=a)
+        await topic.reslot(2)
+
+
+async def test_a_key_that_left_its_group_holds_none(face: Face, sound: Any) -> None:
+    # Given a key that is between two attempts in a group, and was triggered without one
+    group, key = _of_slot("a", 1), _of_slot("k", 0)
+    topic = face.topic("t", slots=2)
+    await topic.trigger(key, 1, group=group)
+    await topic.nack(await topic.take(1), delay="1h")
+    await topic.trigger(key, 2)
+    # When they come into one slot
+    await topic.reslot(1)
+    # Then nothing holds the group, nor the one without a name
+    sound(face.gate)
+    await topic.flush(key)
+    await topic.ack(await topic.take(10))
+    sound(face.gate)
+
+
+@BOTH_ORDERS
+@pytest.mark.parametrize("lined", [False, True])
+async def test_a_group_does_not_wait_for_a_delivery_of_another(
+    face: Face, clock: Clock, sound: Any, first: int, second: int, lined: bool
+) -> None:
+    # Given a key in flight in one group, and between two attempts in another, in which something waits
+    a, b = _of_slot("a", first), _of_slot("b", second)
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k", 1, group=b)
+    await topic.nack(await topic.take(1), delay="1h")
+    await topic.trigger("k", 2, group=a)
+    (flying,) = await topic.take(1)
+    await topic.trigger("other", 3, group=b)
+    if lined:
+        assert await topic.take(10) == []
+    # When they come into one slot
+    await topic.reslot(1)
+    # Then what waits in the other group goes on, and the key once its delivery is done
+    sound(face.gate)
+    (other,) = await topic.take(10)
+    assert other.key == "other"
+    sound(face.gate)
+    assert await topic.ack([flying, other]) == ["ok", "ok"]
+    sound(face.gate)
+    clock.advance("1h")
+    assert [one.key for one in await topic.take(10)] == ["k"]
+
+
+@BOTH_ORDERS
+async def test_a_line_goes_on_behind_a_delivery_that_counts_as_lapsed(
+    face: Face, sound: Any, first: int, second: int
+) -> None:
+    # Given a key in flight in two groups, in each of which something stands in line
+    a, b = _of_slot("a", first), _of_slot("b", second)
+    topic = face.topic("t", slots=2)
+    await topic.trigger_many([Trigger("k", 1, group=group) for group in (a, b)])
+    flying = await topic.take(10)
+    await topic.trigger_many([Trigger(f"in-{group}", 1, group=group) for group in (a, b)])
+    assert await topic.take(10) == []
+    # When they come into one slot
+    await topic.reslot(1)
+    # Then the group of the one that counts as lapsed goes on, and the other when its delivery is done
+    sound(face.gate)
+    lapsed, kept = (a, b) if slot_of(a.encode(), 2) == 1 else (b, a)
+    assert [one.key for one in await topic.take(10)] == [f"in-{lapsed}"]
+    assert sorted(await topic.ack(flying)) == ["lost", "ok"]
+    assert [one.key for one in await topic.take(10)] == [f"in-{kept}"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_done_between_changes_no_group_has_more_live_deliveries_than_it_may(
+    gate: Gate, clock: Clock, sound: Any, seed: int
+) -> None:
+    drawn = random.Random(seed)
+    limit = drawn.choice([1, 1, 2])
+    topic = gate.topic("t", slots=2, lease="1h", merge="append", max_attempts=9, group_concurrency=limit).aio
+    several = [_of_slot(name, slot) for name in "ab" for slot in (0, 1)]
+    live: list[Any] = []
+    for number in range(50):
+        clock.advance("10ms")  # two slots grant the same token only in the same microsecond
+        verb = drawn.choice(["trigger", "trigger", "trigger", "take", "end", "reslot"])
+        if verb == "trigger":
+            delay = {"delay": "30s"} if drawn.random() < 0.2 else {}
+            await topic.trigger(f"k{drawn.randrange(3)}", number, group=drawn.choice(several), **delay)
+        elif verb == "take":
+            live += await topic.take(1)
+        elif verb == "end" and live:
+            one = live.pop(drawn.randrange(len(live)))
+            ends = [topic.ack, topic.give_back, lambda d: topic.nack(d, delay=drawn.choice(["0s", "20s"]))]
+            await drawn.choice(ends)(one)
+        elif verb == "reslot":
+            await topic.reslot(drawn.choice([1, 2, 4]))
+        if live:
+            held = await topic.extend(live)
+            live = [one for one, answer in zip(live, held, strict=True) if answer == "ok"]
+        sound(gate)
+        groups = [one.group for one in live]
+        assert all(groups.count(one) <= limit for one in groups)
+    # And all of it can be done in the end
+    await topic.ack(live)
+    clock.advance("60s")
+    while taken := await topic.take(100):
+        await topic.ack(taken)
+    stats = await topic.stats()
+    assert (stats.pending, stats.in_flight) == (0, 0)

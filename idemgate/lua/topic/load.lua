@@ -1,5 +1,6 @@
 --- Take in a batch of another slot, once, while this slot is closed by the same change.
---- What two slots held of one key becomes one: pending messages merge; of two deliveries the second counts as lapsed.
+--- What two slots held of one key becomes one: pending messages merge; of two deliveries the second counts as lapsed. It stays inside of
+--- the group it then has only if it was, and need not wait longer there than before.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
@@ -18,6 +19,8 @@
 --- @include "lib/policy"
 --- @include "lib/restore"
 --- @include "lib/unplace"
+--- @include "lib/vacate"
+--- @include "lib/advance"
 --- @include "lib/sortable"
 --- @include "lib/lined"
 --- @include "lib/place"
@@ -42,49 +45,81 @@ local function add(name, n)
   done[name] = (done[name] or 0) + n
 end
 
-local function enter(m, key, inside)
+local function enter(group, key, inside)
   if inside == "1" then
-    occupy(K, m[message.group], key, math.huge)
+    occupy(K, group, key, math.huge)
+  end
+end
+
+-- A message and the pending one that another slot had of its key become one.
+local function unite(key, m, inside, flying)
+  local group, waiting = m[message.group], cmsgpack.unpack(redis.call("HGET", K.pending, key))
+  local stood = tonumber(redis.call("ZSCORE", K.due, key)) or waiting[message.due]
+  add("folded", restore(K, p, key, m, m[message.due], m[message.why]))
+  if flying then
+    return
+  end
+  m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
+  if m[message.pinned] == 1 or m[message.group] ~= group and m[message.due] > stood then
+    -- No group waits for a time that its caller named, nor for that of a message which was not inside.
+    vacate(K, m[message.group], key, p.group_limit)
+  elseif m[message.group] == group then
+    enter(group, key, inside)
+  end
+end
+
+local function stand(kind, key, at, m)
+  if kind == "b" then
+    place(K, key, m)
+  elseif kind == "p" then
+    redis.call("ZADD", K.due, at, key)
+  elseif kind == "r" then
+    redis.call("ZADD", K.ready, at, sortable(m[message.due], key))
+  else
+    redis.call("ZADD", K.line, 0, lined(key, m))
   end
 end
 
 local function pend(kind, key, at, packed, inside)
-  local m = cmsgpack.unpack(packed)
+  local m, flying = cmsgpack.unpack(packed), redis.call("HEXISTS", K.flight, key) == 1
   if kind == "p" and tonumber(at) ~= m[message.due] then
     m[message.due], m[message.why] = tonumber(at), "flush"
     packed = cmsgpack.pack(m)
   end
+  local group = m[message.group]
   if redis.call("HEXISTS", K.pending, key) == 1 then
-    add("folded", restore(K, p, key, m, m[message.due], m[message.why]))
+    unite(key, m, inside, flying)
   else
     redis.call("HSET", K.pending, key, packed)
-    if kind == "b" or redis.call("HEXISTS", K.flight, key) == 1 then
-      place(K, key, m)
-    elseif kind == "p" then
-      redis.call("ZADD", K.due, at, key)
-    elseif kind == "r" then
-      redis.call("ZADD", K.ready, at, sortable(m[message.due], key))
-    else
-      redis.call("ZADD", K.line, 0, lined(key, m))
+    if not flying then
+      stand(kind, key, at, m)
+      enter(group, key, inside)
     end
   end
-  enter(m, key, inside)
+  if flying and (kind == "p" or kind == "r") then
+    -- It waits now for a delivery of another group: its own does not, and its line, which came first, goes on.
+    advance(K, group, p.group_limit)
+  end
 end
 
 local function fly(key, ends, packed, inside)
   local m = cmsgpack.unpack(cmsgpack.unpack(packed)[delivery.message])
+  local group = m[message.group]
   if redis.call("HEXISTS", K.flight, key) == 1 then
     add("lapsed", 1)
     add("folded", restore(K, p, key, m, now_ms, "retry"))
+    advance(K, group, p.group_limit)
     return
   end
   local waiting = redis.call("HGET", K.pending, key)
   if waiting then
-    unplace(K, key, cmsgpack.unpack(waiting))
+    waiting = cmsgpack.unpack(waiting)
+    unplace(K, key, waiting)
+    vacate(K, waiting[message.group], key, p.group_limit)
   end
   redis.call("HSET", K.flight, key, packed)
   redis.call("ZADD", K.lease, ends, key)
-  enter(m, key, inside)
+  enter(group, key, inside)
 end
 
 local function entomb(id, died, packed)

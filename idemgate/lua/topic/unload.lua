@@ -145,8 +145,9 @@ end
 -- The next batch: the same until it is forgotten, since nothing else changes a closed slot.
 local function batch()
   entries, bytes = {}, 0
-  local parts = { "lease", "due", "ready", "line", "dead", "fade" }
-  for n, add_one in ipairs({ add_flight, add_pending, add_ready, add_lined, add_letter, add_memo }) do
+  -- The lines come first: what stands before them may lose its place where it is taken in (topic/load), and they go on.
+  local parts = { "line", "lease", "due", "ready", "dead", "fade" }
+  for n, add_one in ipairs({ add_lined, add_flight, add_pending, add_ready, add_letter, add_memo }) do
     local part = parts[n]
     local found = redis.call("ZRANGE", K[part], 0, 499, "WITHSCORES")
     for i = 1, #found, 2 do
