@@ -28,10 +28,11 @@ SLOTS = 16_384
 
 
 def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
-    """Polls; what redis-py raises counts as not yet."""
+    """Polls; what redis-py raises counts as not yet. (A connection to a port on which nobody listens yet may be one to
+    itself, whose answer is the question: AttributeError.)"""
     deadline = time.monotonic() + within
     while True:
-        with suppress(redis.exceptions.RedisError):
+        with suppress(redis.exceptions.RedisError, AttributeError):
             if happens():
                 return
         assert time.monotonic() < deadline, "it did not happen"
