@@ -270,7 +270,7 @@ def alone() -> Iterator[str]:
         yield server.url
 
 
-def test_an_id_with_a_value_of_16_bytes_takes_at_most_50_bytes(alone: str, clock: Clock) -> None:
+def test_an_id_with_a_value_of_16_bytes_takes_at_most_48_bytes(alone: str, clock: Clock) -> None:
     many, parts = 160_000, 8
     with Gate(alone, clock=clock) as gate, redis.Redis.from_url(alone) as raw:
         gate.keep_many([(number, "x" * 16) for number in range(100)], "1h", scope="warm")
@@ -282,7 +282,8 @@ def test_an_id_with_a_value_of_16_bytes_takes_at_most_50_bytes(alone: str, clock
             assert all(kept.first for kept in gate.keep_many(part, "1h"))
             measured.append((raw.info("memory")["used_memory"] - before) / many)
         # Then as soon as a window is full, and from then on, each id within the window takes at most that
-        assert max(measured[parts - 1 :]) <= 50, measured  # 48 on Redis 7.0, 48.4 seen on 8.0
+        most = 50 if raw.info("server")["redis_version"].startswith("8.0.") else 48  # 48.4 was seen there
+        assert max(measured[parts - 1 :]) <= most, measured
         # And every key goes by itself within two windows
         left = [raw.pttl(key) for key in raw.scan_iter("ig1:*:seen:*", count=1000)]
         assert len(left) >= 64

@@ -419,7 +419,7 @@ async def test_a_refusal_names_the_script_and_the_fix(faces: Callable[..., Any])
     face = faces("viewer")
     with pytest.raises(StoreRefused, match=r"this user's access list .* `idemgate acl`") as told:
         await face.first("k", "1h")
-    assert "once/mark" in str(told.value) or " @user_script:" in str(told.value)  # Valkey does not say which script
+    assert "once/mark" in str(told.value) or "script: on @user_script" in str(told.value)  # Valkey names no script
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

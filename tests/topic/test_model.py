@@ -498,6 +498,6 @@ def test_a_topic_is_its_model(gate: Gate, clock: Clock, name: str, record_fault:
         policies=1,
     )
     print(f"{name}: {sum(seen[verb] for verb in verbs)} steps, in which {dict(sorted(seen.items()))}")
-    # A walk that never gets anywhere would agree, too. (One that is left to chance may miss what is rare.)
-    by_chance = set() if "IDEMGATE_STEPS" not in os.environ else {*HAPPENED}
-    assert [verb for verb in (*verbs, *HAPPENED) if not seen[verb] and verb not in by_chance] == []
+    # A walk that never gets anywhere would agree, too. (A short one that is left to chance may miss what is rare.)
+    short = "IDEMGATE_STEPS" in os.environ and sum(seen[verb] for verb in verbs) < 5_000
+    assert [verb for verb in (*verbs, *(() if short else HAPPENED)) if not seen[verb]] == []
