@@ -33,7 +33,8 @@ from idemgate.core.small import Small
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.pulse import Pulse
-from idemgate.once.claim import AioClaim, Claim
+from idemgate.once.batch import AioClaimBatch, ClaimBatch, answers, completing, releasing
+from idemgate.once.claim import AioClaim, Claim, Claimed
 from idemgate.once.options import decorate, guard_of
 from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
@@ -279,6 +280,66 @@ class Gate:
         same scope guards the same keys.
         """
         return Claim(self, self._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)).ask()
+
+    def _passages(
+        self,
+        keys: Iterable[Key],
+        scope: str,
+        lease: Duration,
+        retention: Duration,
+        on_lease_loss: OnLeaseLoss,
+        max_attempts: int | None,
+    ) -> list[Passage]:
+        guard = guard_of(
+            self.codec, scope, retention, lease, "replay", "wait", "30s", "release", on_lease_loss, "raise",
+            max_attempts, None, False, None, False,
+        )  # fmt: skip
+        passages: list[Passage] = []
+        for key in each(keys, "keys", "Pass a list of keys"):
+            try:
+                passages.append(Passage(guard, self.claims, key, b""))
+            except BadInput as error:
+                raise BadInput(f"keys[{len(passages)}]", error.value, error.problem, error.fix) from None
+        return passages
+
+    def claim_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        scope: str = "claim",
+        lease: Duration = "30s",
+        retention: Duration = "24h",
+        on_lease_loss: OnLeaseLoss = "retry",
+        max_attempts: int | None = None,
+    ) -> ClaimBatch:
+        """`claim` for the keys of a batch: a list of claims in their order, which travel together, one round trip (on a
+        cluster one to each node, at the same time). Not atomic as a whole: each claim is.
+
+        What KeyReused, OutcomeUnknown, AttemptsExhausted or ForeignData says of one key is that claim's `error`; the
+        others are as they are. Any other StoreError is raised, and what was granted is given back, if the store can be
+        asked; else its leases run out. Of equal keys the first is granted; the others are "in_progress" until it ends.
+
+        Use it as a block, `with gate.claim_many(keys) as claims:`, in which heartbeats keep them: see `ClaimBatch`. End
+        them with `complete_many`, or one by one. BadInput names the place of a key that is none; nothing was asked
+        then.
+        """
+        passages = self._passages(keys, scope, lease, retention, on_lease_loss, max_attempts)
+        return ClaimBatch(self, [Claim(self, one) for one in passages]).ask()
+
+    def complete_many(
+        self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
+    ) -> list[bool]:
+        """`Claim.complete` for many (claim, result), answers in their order: False for those that were lost. They
+        travel together, as in `claim_many`; each is written by itself.
+
+        BadInput if one of the results cannot be stored; nothing is written then, and all are still held. After a
+        StoreError some may be done: the same again is answered alike.
+        """
+        return answers(self.link.run_each(completing(self, pairs, retention)))
+
+    def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
+        """`Claim.release` for many, as `complete_many`."""
+        return answers(self.link.run_each(releasing(self, claims)))
 
     def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is
@@ -661,6 +722,30 @@ class AioGate:
         """As `Gate.claim`: `await` it, or use it in `async with`."""
         passage = self._gate._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)
         return AioClaim(self._gate, passage)
+
+    def claim_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        scope: str = "claim",
+        lease: Duration = "30s",
+        retention: Duration = "24h",
+        on_lease_loss: OnLeaseLoss = "retry",
+        max_attempts: int | None = None,
+    ) -> AioClaimBatch:
+        """As `Gate.claim_many`: `await` it, or use it in `async with`."""
+        passages = self._gate._passages(keys, scope, lease, retention, on_lease_loss, max_attempts)
+        return AioClaimBatch(self._gate, [AioClaim(self._gate, one) for one in passages])
+
+    async def complete_many(
+        self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
+    ) -> list[bool]:
+        """As `Gate.complete_many`."""
+        return answers(await self.link.run_each(completing(self._gate, pairs, retention)))
+
+    async def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
+        """As `Gate.release_many`."""
+        return answers(await self.link.run_each(releasing(self._gate, claims)))
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """As `Gate.first`."""

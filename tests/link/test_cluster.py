@@ -342,6 +342,17 @@ async def test_a_batch_is_one_write_to_each_node(gate: Gate, operator: servers.O
 
 
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_claims_of_a_batch_are_one_write_to_each_node(gate: Gate, operator: servers.Operator, face: Face) -> None:
+    warm = await face.claim_many([f"w{n}" for n in range(50)])
+    await face.complete_many([(claim, 1) for claim in warm])
+    before = reads(operator)
+    claims = await face.claim_many([f"k{n}" for n in range(100)])
+    assert {claim.state for claim in claims} == {"started"}
+    assert await face.complete_many([(claim, 1) for claim in claims]) == [True] * 100
+    assert [after - was for after, was in zip(reads(operator), before, strict=True)] == [2 + 1] * 3
+
+
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator: servers.Operator) -> None:
     link = gate.aio.link
     await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))

@@ -139,6 +139,23 @@ async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) 
     assert await call(1) == "receipt"
 
 
+async def test_a_batch_of_claims_that_is_not_durable_is_given_back(two: Pair, asker: Any) -> None:
+    ask = asker(two.urls[0], durability="replicas", timeout="300ms")
+
+    async def claim_many(keys: list[str]) -> Any:
+        if ask.awaiting:
+            return await ask.gate.aio.claim_many(keys, lease="1h")
+        return await asyncio.to_thread(ask.gate.claim_many, keys, lease="1h")
+
+    assert [one.started for one in await claim_many(["a", "b"])] == [True, True]
+    two.cut()
+    with pytest.raises(NotDurable):
+        await claim_many(["c", "d", "e"])
+    states = [(await ask.run(ask.claims.inspect(ask.claims.key("claim", key)))).state for key in "abcde"]
+    assert states[:2] == ["in_progress"] * 2
+    assert set(states[2:]) <= {"absent", "released"}
+
+
 async def test_a_completion_that_is_not_durable_is_counted(two: Pair, asker: Any) -> None:
     # Given a function during whose run the replica is lost
     ask = asker(two.urls[0], durability="replicas", timeout="300ms")
