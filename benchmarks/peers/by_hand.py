@@ -35,7 +35,20 @@ def steps(client: redis.Redis) -> None:
                 pipeline.execute()
         return answer
 
-    main(**blocking(guarded), **awaiting(aguarded), first_many=many)
+    def claim_many(tag: str, n: int, batch: int) -> Answer:
+        with timed(n) as answer:
+            for start in range(0, n, batch):
+                keys = [f"{tag}:{number}" for number in range(start, start + batch)]
+                pipeline = client.pipeline(transaction=False)
+                for key in keys:
+                    pipeline.set(key, "running", nx=True, px=LEASE)
+                for key, mine in zip(keys, pipeline.execute(), strict=True):
+                    if mine:
+                        pipeline.set(key, RESULT, px=KEPT)
+                pipeline.execute()
+        return answer
+
+    main(**blocking(guarded), **awaiting(aguarded), first_many=many, claim_many=claim_many)
 
 
 if __name__ == "__main__":
