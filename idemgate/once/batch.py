@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -30,7 +29,7 @@ class _Batch(list[C]):
         super().__init__(claims)
         self._gate = gate
         self._asked = False
-        self._stack = ExitStack()
+        self._inside: list[C] = []
 
     @property
     def _passages(self) -> list[Passage]:
@@ -42,15 +41,15 @@ class _Batch(list[C]):
         self._asked = True
 
     def _enter_block(self) -> None:
-        for claim in self:
-            if claim.error is None:
-                claim._enter_block(inside=False)
-                self._stack.callback(claim._leave_block)
+        self._inside = [claim for claim in self if claim.error is None]
+        for claim in self._inside:
+            claim._enter_block(inside=False)
 
     def _leave_block(self) -> list[Call[bool]]:
         """How the block gives back what its body has not ended."""
-        self._stack.close()
-        return releasing(self._gate, [claim for claim in self if claim._held])
+        for claim in self._inside:
+            claim._leave_block()
+        return releasing(self._gate, [claim for claim in self._inside if claim._held])
 
     def _count(self, held: list[bool]) -> None:
         if lost := held.count(False):

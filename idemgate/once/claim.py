@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -34,11 +33,11 @@ class Claimed:
     `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent,
     `recovered` what one of
     them left with `checkpoint`.
-    `error`: why there is no state (KeyReused, OutcomeUnknown, AttemptsExhausted, ForeignData), of a claim of
-    `claim_many`, which raises it when anything else of it is asked for; else None.
+    `error`: why there is no state (KeyReused, OutcomeUnknown, AttemptsExhausted, ForeignData, or NotDecodable for what
+    a former one left), of a claim of `claim_many`, which raises it when anything else of it is asked for; else None.
     """
 
-    __slots__ = ("_ended", "_entry", "_error", "_execution", "_gate", "_passage", "_stack")
+    __slots__ = ("_blocks", "_ended", "_entry", "_error", "_execution", "_gate", "_passage")
 
     def __init__(self, gate: Gate, passage: Passage) -> None:
         self._gate = gate
@@ -47,7 +46,7 @@ class Claimed:
         self._error: IdemgateError | None = None
         self._ended = False
         self._execution: Execution | None = None
-        self._stack: ExitStack | None = None
+        self._blocks: list[beating | None] = []  # which it is inside of, with what keeps it alive there
 
     def __repr__(self) -> str:
         entry = self._entry
@@ -59,9 +58,9 @@ class Claimed:
             raise error
         self._entry = entry
         self._passage.entry = entry
-        if self._stack is not None and entry.state == "started":
+        if self._blocks and entry.state == "started":
             # Granted inside of its block, by `wait`, which another task may have awaited: `current()` stays as it is.
-            self._stack.enter_context(self._keeping_alive(inside=False))
+            self._blocks[-1] = self._kept_alive(inside=False)
 
     def _hear(self, outcome: Entry | StoreError) -> None:
         """As `_take`, of many: what is wrong with one is for who asks that one."""
@@ -69,6 +68,7 @@ class Claimed:
             if isinstance(outcome, StoreError):
                 raise outcome
             self._take(outcome)
+            self.recovered  # noqa: B018 - what cannot be read back is found out now, and not inside of a block
         except (Refused, StoreError) as error:
             self._error = error
 
@@ -170,15 +170,9 @@ class Claimed:
         return passage.claims.checkpoint(passage.record, passage.owner, passage.guard.codec.encode(data, "checkpoint"))
 
     def _enter_block(self, inside: bool = True) -> None:
-        started, outer, self._stack = self.started, self._stack, ExitStack()
-        self._stack.callback(self._back_to, outer)
-        if started:
-            self._stack.enter_context(self._keeping_alive(inside))
+        self._blocks.append(self._kept_alive(inside) if self.started else None)
 
-    def _back_to(self, outer: ExitStack | None) -> None:
-        self._stack = outer
-
-    def _keeping_alive(self, inside: bool) -> beating:
+    def _kept_alive(self, inside: bool) -> beating:
         passage = self._passage
 
         def save(data: object) -> tuple[Gate, Call[bool]]:
@@ -186,11 +180,13 @@ class Claimed:
 
         if self._execution is None:
             self._execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
-        return beating(self._gate, passage.guard.lease, passage.renew, self._execution, inside)
+        beats = beating(self._gate, passage.guard.lease, passage.renew, self._execution, inside)
+        beats.__enter__()
+        return beats
 
     def _leave_block(self) -> None:
-        if self._stack is not None:
-            self._stack.close()
+        if (beats := self._blocks.pop()) is not None:
+            beats.__exit__()
 
     def _exit_call(self, error: BaseException | None) -> Call[bool] | None:
         """How a `with` block ends a claim that its body has not ended itself."""

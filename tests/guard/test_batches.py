@@ -16,6 +16,7 @@ from idemgate import (
     ForeignData,
     Gate,
     KeyReused,
+    NotDecodable,
     NotInside,
     OutcomeUnknown,
     StoreRefused,
@@ -114,6 +115,20 @@ async def test_what_is_wrong_with_one_key_is_told_by_its_claim_and_the_others_ar
     assert await face.complete_many([(claim, 1) for claim in claims if claim.error is None]) == [True, True]
     assert raw.get(foreign) == b"somebody else's"
     raw.delete(foreign)
+
+
+async def test_a_note_that_cannot_be_read_back_is_that_claims_error(face: Any, gate: Gate, url: str) -> None:
+    # Given a note of a former owner, larger than another gate reads
+    former = await face.claim("a")
+    await former.checkpoint("x" * 100)
+    await former.release()
+    with Gate(url, namespace=gate.namespace, clock=gate.clock, max_bytes=32) as small:
+        other = type(face)(small, face.awaiting)
+        async with block(other, ["a", "b"]) as (a, b):
+            assert isinstance(a.error, NotDecodable)
+            assert b.started
+        await small.aio.close()
+    assert await states(face, ["b"]) == ["released"]
 
 
 @pytest.mark.parametrize(
