@@ -25,6 +25,7 @@ from idemgate.core.limits import Rate
 from idemgate.core.locks import freed_at_fork
 from idemgate.core.many import each
 from idemgate.core.merging import MergeSpec
+from idemgate.core.numbers import whole
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
 from idemgate.core.registry import Entry as RegistryEntry
@@ -74,6 +75,12 @@ class Gate:
       number of them: so many replicas acknowledged it (WAIT); "fsync": it is in the append-only file on disk (WAITAOF:
       Redis 7.2 or Valkey, `appendonly yes`). Else NotDurable, after `timeout`; StoreRefused, and nothing is written,
       where the server can never do it. Not on a cluster. What it gives and what not: docs/promises.md.
+    - `connections`: how many connections the awaiting face has to a server (to each node of a cluster), 1 to 64, for
+      each event loop. One carries the calls of all tasks. More help where one is slow and the event loop is not: a
+      server on another machine with large values, or with several `io-threads`. They do not help where Python is busy,
+      as it mostly is with small values: all connections are served by the one event loop, and calls that would have
+      shared a write do not. Calls that nobody awaited in between may then be done in any order. Blocking calls have a
+      connection for each thread, whatever this says.
     - `clock`: a test clock that every script is told (`idemgate.testing.Clock`).
 
     Safe to share between threads and event loops; a forked child makes its own connections.
@@ -88,12 +95,14 @@ class Gate:
         timeout: Duration = "5s",
         max_bytes: int = 262_144,
         durability: Asked = None,
+        connections: int = 1,
         clock: Clock | None = None,
     ) -> None:
         if url is not None and client is not None:
             raise BadInput("client", client, "a URL was given too", "Pass one of url and client")
         self.namespace = check_name(namespace, "namespace")
         self.seconds = milliseconds(timeout, "timeout") / 1000
+        self.connections = whole("connections", connections, 1, 64)
         self.clock = clock
         self.durability = durability_of(durability, self.namespace)
         self.codec = Codec(max_bytes)
@@ -157,7 +166,7 @@ class Gate:
         if self._alink is None:
             from idemgate.link.aio import AsyncLink
 
-            self._alink = AsyncLink(self.endpoint, self.seconds, self.durability)
+            self._alink = AsyncLink(self.endpoint, self.seconds, self.durability, self.connections)
         return self._alink
 
     def seconds_now(self) -> float:

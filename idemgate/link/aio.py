@@ -35,9 +35,9 @@ class _Loop:
 
     __slots__ = ("ear", "lines", "loop", "tasks")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self.loop = loop
-        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds)
+        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds, connections)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
 
@@ -118,12 +118,15 @@ class AsyncLink:
     """Carries calls and awaits. No call is ever cancelled half-way.
 
     The calls of one tick of an event loop travel together, over one connection (`link.wire`); to a cluster over one to
-    each node (`link.cluster_aio`).
+    each node (`link.cluster_aio`). With more `connections` they are spread over so many (`link.line`).
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, seconds: float, durability: Durability | None = None, connections: int = 1
+    ) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._connections = connections
         self._copies = copies_of(durability, endpoint, seconds)
         self._last: _Loop | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
@@ -135,7 +138,7 @@ class AsyncLink:
             here = self._loops.get(loop)
             if here is None:
                 self._leave_ended()
-                here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds)
+                here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds, self._connections)
             self._last = here
         return here
 

@@ -362,6 +362,28 @@ async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator
     assert {one.state for one in entries} == {"started"}
 
 
+async def test_each_node_gets_so_many_connections(ports: list[int], namespace: str, operator: servers.Operator) -> None:
+    # Given a gate with three connections to each node
+    made = Gate(
+        "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), namespace=namespace, connections=3
+    )
+    before = [_connected(node) for node in operator.nodes]
+    # When many calls travel, and batches
+    for turn in range(20):
+        entries = await asyncio.gather(
+            *(made.aio.link.run(one) for one in claims(made, [f"{turn}:{n}" for n in range(90)]))
+        )
+        assert {one.state for one in entries} == {"started"}
+        batch = await made.aio.claim_many([f"{turn}:b{n}" for n in range(30)])
+        assert await made.aio.complete_many([(claim, 1) for claim in batch]) == [True] * 30
+    # Then all of them are there, until it is closed
+    assert [_connected(node) - was for node, was in zip(operator.nodes, before, strict=True)] == [3] * 3
+    await made.aio.close()
+    async with asyncio.timeout(30):
+        while [_connected(node) for node in operator.nodes] != before:
+            await asyncio.sleep(0.005)
+
+
 @pytest.mark.parametrize("awaiting", [False, True])
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(

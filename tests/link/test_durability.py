@@ -112,6 +112,15 @@ async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> Non
     await gate.aio.close()
 
 
+async def test_each_of_several_connections_waits_for_its_own_writes(two: Pair, namespace: str) -> None:
+    gate = Gate(two.urls[0], namespace=namespace, durability="replicas", connections=3, timeout="500ms")
+    assert await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100))) == [True] * 100
+    two.cut()
+    refused = await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100, 130)), return_exceptions=True)
+    assert all(isinstance(one, NotDurable) for one in refused)
+    await gate.aio.close()
+
+
 async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) -> None:
     # Given a guarded function
     ask, runs = asker(two.urls[0], durability="replicas", timeout="300ms"), []
