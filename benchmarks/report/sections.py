@@ -17,7 +17,7 @@ __all__ = [
     "backlog",
     "blocks", "ceilings", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "imports", "lateness",
     "machine", "memory", "merging", "microseconds", "peers",
-    "pieces", "scheduler", "scheduler_alone", "wire",
+    "pieces", "scheduler", "scheduler_alone", "unpinned", "wire",
 ]  # fmt: skip
 
 NAMES = {
@@ -187,6 +187,27 @@ def _job(rows: Rows, who: str) -> list[str]:
     times = "" if who == "idemgate_scheduler" else ratio(ratios(rows, "drain", "idemgate_scheduler", who))
     enqueue, emptied = _rate(rows, who, "enqueue"), _rate(rows, who, "drain")
     return [count(median(drain["ops"])), *enqueue, emptied[0], times, *emptied[1:]]
+
+
+_UNPINNED = {
+    "first": "guard, first call, one caller", "replay": "guard, replay, one caller",
+    "first_async": "guard, first call, 200 tasks", "replay_async": "guard, replay, 200 tasks",
+    "enqueue_many": "`trigger_many`, 500 a call", "drain": "worker, async handler",
+    "both": "sent and consumed at once, two processes",
+}  # fmt: skip
+
+
+def unpinned() -> str:
+    rows = rows_of("unpinned")
+    lines = [
+        [said, *_rate(rows, "pinned", step), *_rate(rows, "not pinned", step), _as_fast(rows, step)]
+        for step, said in _UNPINNED.items()
+    ]
+    return table(["", "pinned, per s", *COSTS, "not pinned, per s", *COSTS, "not pinned is"], lines)
+
+
+def _as_fast(rows: Rows, step: str) -> str:
+    return ratio(ratios(rows, step, "not pinned", "pinned"))
 
 
 def lateness() -> str:
