@@ -46,7 +46,8 @@ def openssl(home: Path, *words: str) -> None:
 def signed(home: Path, name: str, ca: str, subject: str) -> None:
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
     openssl(home, "req", *key, "-subj", f"/CN={subject}", "-out", f"{name}.csr")
-    (home / f"{name}.ext").write_text(f"subjectAltName=DNS:{subject}\n")
+    # From Python 3.13 on a certificate has to say which key signed it, and that of the CA what it is for.
+    (home / f"{name}.ext").write_text(f"subjectAltName=DNS:{subject}\nauthorityKeyIdentifier=keyid\n")
     by = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "1", "-extfile", f"{name}.ext"]
     openssl(home, "x509", "-req", "-in", f"{name}.csr", *by, "-out", f"{name}.pem")
 
@@ -56,7 +57,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
     home = tmp_path_factory.mktemp("tls")
     for ca in ("ca", "other"):
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{ca}.key"]
-        openssl(home, "req", "-x509", *key, "-days", "1", "-subj", f"/CN={ca}", "-out", f"{ca}.pem")
+        use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+        openssl(home, "req", "-x509", *key, "-days", "1", "-subj", f"/CN={ca}", *use, "-out", f"{ca}.pem")
     signed(home, "server", "ca", "localhost")
     signed(home, "client", "ca", "shop")
     signed(home, "stranger", "other", "shop")
