@@ -38,6 +38,7 @@ from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
 from idemgate.core.portions import BATCH, portions
+from idemgate.core.stored import as_ours
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput, NotDecodable
 
@@ -688,10 +689,11 @@ def _receipts(reply: list[Any]) -> list[Receipt]:
 def _stats(answers: list[list[list[Any]]]) -> Stats:
     replies: list[list[Any]] = _flat(answers)
     counters: dict[str, int] = defaultdict(int)
-    for reply in replies:
-        for name, value in zip(reply[9::2], reply[10::2], strict=True):
-            if name not in _FACTS and not name.startswith(b"from:"):
-                counters[text(name)] += int(value)
+    with as_ours("counters"):
+        for reply in replies:
+            for name, value in zip(reply[9::2], reply[10::2], strict=True):
+                if name not in _FACTS and not name.startswith(b"from:"):
+                    counters[text(name)] += int(value)
     sums = [sum(reply[i] for reply in replies) for i in range(2, 8)]
     soonest = min((reply[8] for reply in replies if reply[8]), default=0)
     scheduled, ready, waiting, blocked, in_flight, dead = sums

@@ -264,6 +264,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.zadd(h.key("ready", "r"), {"soon": 0}),
     ),
     "a policy that is garbage": ("undecodable", "topics}", lambda h: h.raw.hset(h.name("topics}"), "u", b"\xc1")),
+    "sizes that a topic never had": (
+        "undecodable",
+        "topics}",
+        lambda h: h.raw.hset(h.name("topics}"), "r was", "9" * 5000),
+    ),
     "scheduled later than due": ("disagrees", "due", lambda h: h.raw.zadd(h.key("due"), {"waits": 9_999_999_999_999})),
     "scheduled earlier than due": ("disagrees", "due", lambda h: h.raw.zincrby(h.key("due"), -1, "waits")),
     "scheduled earlier than due, after a flush": ("disagrees", "due", _earlier_after_a_flush),
