@@ -285,5 +285,4 @@ def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     exempt = {name for name in names() if not asked.concerns(Call(script(name), (), (), str))}
     reads = {name for name in names() if "Writes nothing." in source(name)}
     leases = {"once/renew", "topic/take", "topic/extend", "members/announce", "members/leave"}
-    # A change of slots that was not ended is ended by whoever goes on with it
-    assert exempt - reads == leases | {"topic/resized"}
+    assert exempt - reads == leases
