@@ -505,16 +505,18 @@ def _of_slot(name: str, slot: int) -> str:
     return next(one for n in range(99) if slot_of((one := f"{name}{n}").encode(), 2) == slot)
 
 
-BOTH_ORDERS = pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+@pytest.fixture(params=[(0, 1), (1, 0)])
+def apart(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Two groups, one in each of two slots, either way round."""
+    first, second = request.param
+    return _of_slot("a", first), _of_slot("b", second)
 
 
-@BOTH_ORDERS
 async def test_a_key_of_two_groups_keeps_no_place_in_the_other(
-    face: Face, clock: Clock, sound: Any, first: int, second: int
+    face: Face, clock: Clock, sound: Any, apart: tuple[str, str]
 ) -> None:
     # Given a key that is between two attempts in one group, and waits behind a live delivery of another
-    a, b = _of_slot("a", first), _of_slot("b", second)
-    topic = face.topic("t", slots=2)
+    (a, b), topic = apart, face.topic("t", slots=2)
     await topic.trigger("other", 1, group=b)
     (live,) = await topic.take(1)
     await topic.trigger("k", 1, group=a)
@@ -532,13 +534,11 @@ async def test_a_key_of_two_groups_keeps_no_place_in_the_other(
     assert (taken.key, taken.group) == ("k", b)
 
 
-@BOTH_ORDERS
 async def test_no_group_waits_for_a_time_named_in_another(
-    face: Face, clock: Clock, sound: Any, first: int, second: int
+    face: Face, clock: Clock, sound: Any, apart: tuple[str, str]
 ) -> None:
     # Given a key that is between two attempts in one group, and was triggered for a far time in another
-    a, b = _of_slot("a", first), _of_slot("b", second)
-    topic = face.topic("t", slots=2)
+    (a, b), topic = apart, face.topic("t", slots=2)
     for number, (held, far) in enumerate(((a, b), (b, a))):
         key = f"k{number}"
         if held == b:
@@ -580,14 +580,12 @@ async def test_a_key_that_left_its_group_holds_none(face: Face, sound: Any) -> N
     sound(face.gate)
 
 
-@BOTH_ORDERS
 @pytest.mark.parametrize("lined", [False, True])
 async def test_a_group_does_not_wait_for_a_delivery_of_another(
-    face: Face, clock: Clock, sound: Any, first: int, second: int, lined: bool
+    face: Face, clock: Clock, sound: Any, apart: tuple[str, str], lined: bool
 ) -> None:
     # Given a key in flight in one group, and between two attempts in another, in which something waits
-    a, b = _of_slot("a", first), _of_slot("b", second)
-    topic = face.topic("t", slots=2)
+    (a, b), topic = apart, face.topic("t", slots=2)
     await topic.trigger("k", 1, group=b)
     await topic.nack(await topic.take(1), delay="1h")
     await topic.trigger("k", 2, group=a)
@@ -608,13 +606,11 @@ async def test_a_group_does_not_wait_for_a_delivery_of_another(
     assert [one.key for one in await topic.take(10)] == ["k"]
 
 
-@BOTH_ORDERS
 async def test_a_line_goes_on_behind_a_delivery_that_counts_as_lapsed(
-    face: Face, sound: Any, first: int, second: int
+    face: Face, sound: Any, apart: tuple[str, str]
 ) -> None:
     # Given a key in flight in two groups, in each of which something stands in line
-    a, b = _of_slot("a", first), _of_slot("b", second)
-    topic = face.topic("t", slots=2)
+    (a, b), topic = apart, face.topic("t", slots=2)
     await topic.trigger_many([Trigger("k", 1, group=group) for group in (a, b)])
     flying = await topic.take(10)
     await topic.trigger_many([Trigger(f"in-{group}", 1, group=group) for group in (a, b)])
