@@ -173,9 +173,6 @@ class TopicCalls:
     def keys(self, slot: int) -> tuple[bytes, ...]:
         return keys.slot(self.namespace, self.name, slot, self.policy.slots)
 
-    def slot_of(self, key: Key, group: Key | None = None) -> int:
-        return self.at(keys.raw(key if group is None else group))
-
     def at(self, route: bytes) -> int:
         """The slot of what has this route: a group, or a key without one."""
         return keys.slot_of(route, self.policy.slots)

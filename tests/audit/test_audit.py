@@ -409,11 +409,41 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert bool(report.errors) is (KINDS[kind].severity == "error")
 
 
+SAID: dict[str, tuple[str, str]] = {
+    "behind an empty group": ("'behind' stands behind group 'g', which is empty", ""),
+    "no last token": ("the slot's last one is missing", "HSET {facts} fence {fence}"),
+    "a token above the last": ("the slot's last one is 1", "HSET {facts} fence {fence}"),
+    "a slot that does not say its layout": ("of which layout", "HSETNX {facts} v 1"),
+    "messages that end": ("it will be gone in 1000 s", "PERSIST {pending}"),
+}
+
+
+@pytest.mark.parametrize("fault", SAID)
+def test_a_fault_is_told_with_the_command_that_mends_it(hand: Hand, found: Any, fault: str) -> None:
+    what, mend = SAID[fault]
+    last = int(hand.raw.hget(hand.key("facts"), "fence"))
+    FAULTS[fault][2](hand)
+    report = found()
+    names = {"facts": hand.key("facts").decode(), "pending": hand.key("pending").decode(), "fence": last}
+    assert any(what in one.what for one in report.findings), str(report)
+    assert {one.mend for one in report.findings} == {mend.format(**names)}, [*report.findings]
+
+
+def test_a_key_that_stands_in_two_places_is_told_with_both(hand: Hand, found: Any) -> None:
+    (member,) = hand.raw.zrange(hand.key("line"), 0, -1)
+    assert member.endswith(b"behind")
+    hand.raw.zadd(hand.key("due"), {"behind": 1})
+    told = [one.what for one in found().findings if one.kind == "misplaced"]
+    assert told == ["'behind' stands in 2 places: due, line"]
+
+
 def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
     # Given leases of every length, and times that were changed in every way
     topic = full.topics["t"]
     (ready,) = full.topics["r"].take(1)
     assert full.topics["r"].extend(ready, "30d") == "ok"
+    assert audit(full).sound
+    assert full.topics["r"].cancel(ready.key) == "in_flight"
     assert audit(full).sound
     topic.trigger_many([Trigger(f"k{n}", n, delay=f"{n + 1}m") for n in range(8)])
     assert topic.flush("k1")

@@ -279,6 +279,13 @@ async def done(call: Callable[..., Any], *args: Any) -> Any:
     return await found if asyncio.iscoroutine(found) else found
 
 
+def test_what_is_waited_for_is_what_was_asked_for() -> None:
+    for asked, wait in (("fsync", ("WAITAOF", 1, 0, 50)), ("replicas", ("WAIT", 1, 50)), (2, ("WAIT", 2, 50))):
+        made = durability_of(asked, "n")
+        assert made is not None
+        assert made.commands(50)[1] == wait
+
+
 def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     asked = durability_of("replicas", "n")
     assert asked is not None

@@ -11,7 +11,7 @@ import pytest
 from idemgate import BadInput, ForeignData, Gate, PolicyChanged, StoreRefused, StoreUnavailable, Trigger
 from idemgate.core.calls import Batch
 from idemgate.core.keys import slot_of
-from idemgate.core.resizing import resizing
+from idemgate.core.resizing import Progress, resizing
 from idemgate.errors import TopicInUse
 from idemgate.testing import Clock
 from tests.conftest import Awaited, Face
@@ -491,6 +491,18 @@ async def test_a_rate_that_is_used_up_is_so_in_every_layout(face: Face, clock: C
     assert await topic.take(10) == []
     clock.advance("120s")
     assert len(await topic.take(10)) == 2
+
+
+async def test_how_far_it_is_is_told(face: Face) -> None:
+    topic = face.topic("t", slots=2)
+    await topic.trigger_many([(key, 1) for key in KEYS])
+    told: list[Progress] = []
+    done = await topic.reslot(4, told.append)
+    assert done.moved >= len(KEYS)
+    assert told[-1] == Progress(2, 2, done.moved)
+    # While a part is moved, and when it is done
+    assert {(one.done, one.parts) for one in told} == {(0, 2), (1, 2), (2, 2)}
+    assert [one.moved for one in told] == sorted(one.moved for one in told)
 
 
 async def test_the_same_number_of_slots_moves_nothing(face: Face) -> None:
