@@ -28,6 +28,7 @@ CASES: list[tuple[bytes, list[bytes], list[bytes]]] = [
     (b"[\\]]", [b"]"], [b"\\", b"a"]),
     (b"[ab", [b"a", b"b"], [b"[ab", b"c"]),
     (b"[a-", [b"a", b"-"], [b"b", b"`"]),
+    (b"[\\", [b"\\"], [b"a", b"["]),
     (b"[\\a", [b"a"], [b"\\", b"b"]),
     (b"[^0]", [b"1", b"\x10"], [b"0"]),
     (b"[]x", [], [b"x", b"]x", b"[]x"]),
