@@ -249,6 +249,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.hset(h.key("pending"), "waits", b"\x91\x01"),
     ),
     "a payload that is garbage": ("undecodable", "pending", lambda h: h.edit("pending", b"waits", 9, b"\xc1")),
+    "a delivery that is cancelled and not": ("undecodable", "flight", lambda h: h.edit("flight", b"flies", 3, 7)),
     "a delivery that is garbage": ("undecodable", "flight", lambda h: h.raw.hset(h.key("flight"), "flies", b"")),
     "a letter that is garbage": (
         "undecodable",
