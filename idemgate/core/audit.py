@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from idemgate.core.slotaudit import Declared, far_token, shown
 from idemgate.errors import NotDecodable
 
 __all__ = [
+    "MOST_SLOTS",
     "check_brief",
     "check_change",
     "check_crew",
@@ -23,14 +25,17 @@ __all__ = [
     "check_page",
     "check_record",
     "check_registered",
+    "check_sizes",
     "check_stranger",
+    "sizes",
 ]
 
 
 _LEFT = b"9007199254740991 "
 """What the facts say, for a minute, of a member that has left (`lua/members/leave.lua`)."""
-MOST_DIGITS = 9
-"""Of a number of slots; Python refuses to read one of thousands."""
+MOST_SLOTS = 16_384
+"""More no topic has."""
+_SIZE = re.compile(rb"[1-9][0-9]{0,4}")
 
 
 def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Codec) -> Iterator[Finding]:
@@ -106,7 +111,7 @@ def check_change(
     if topic not in topics:
         what = f"a change of slots is noted of topic {topic!r}, which is not there"
         yield Finding("orphan", key, what, f"HDEL {quoted(registry)} {quoted(topic + ' to')}")
-    elif not (named and to.isdigit() and len(to) <= MOST_DIGITS):
+    elif not (named and (to == b"0" or sizes(to))):
         what = f"what is noted of topic {topic!r} is no change of its slots: {shown(change)}"
         yield Finding("undecodable", key, what)
     else:
@@ -114,6 +119,20 @@ def check_change(
         how, command = (f"given {slots} slots", f"slots {topic} {slots}") if slots else ("forgotten", f"forget {topic}")
         what = f"topic {topic!r} is being {how}, and what of it is closed stands still"
         yield Finding("changing", key, what, f"unless a command is at it now: idemgate {command}")
+
+
+def check_sizes(registry: bytes, name: bytes, noted: bytes) -> Iterator[Finding]:
+    """The numbers of slots that a topic had. `name`: of the field; one of another kind is looked at elsewhere."""
+    if name.endswith(b" was") and sizes(noted) is None:
+        what = f"what is noted as {shown(name)} is no numbers of slots: {shown(noted)}"
+        yield Finding("undecodable", text(registry), what, f"HDEL {quoted(registry)} {quoted(text(name))}")
+
+
+def sizes(noted: bytes) -> list[int] | None:
+    """The numbers of slots that are noted by spaces; None for what is none (`lua/lib/noted.lua`)."""
+    words = noted.split()
+    good = all(_SIZE.fullmatch(word) and int(word) <= MOST_SLOTS for word in words)
+    return [int(word) for word in words] if good else None
 
 
 def check_lasting(key: bytes, left_ms: int) -> Iterator[Finding]:

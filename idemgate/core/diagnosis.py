@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -66,7 +67,7 @@ def _server(seen: Seen) -> Iterator[Check]:
     if others:
         what = f"{others[0].partition('_')[0]} {seen.info[others[0]]}: not tested with idemgate"
         yield Check("server", "warning", what, "use Redis >= 6.2 or Valkey")
-    elif tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    elif tuple(map(int, re.findall(r"[0-9]{1,9}", version))) < OLDEST:
         yield Check("server", "error", f"{name} is too old", "use Redis >= 6.2 or Valkey")
     else:
         yield Check("server", "ok", name)

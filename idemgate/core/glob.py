@@ -28,7 +28,7 @@ def _starred(between: list[bytes]) -> bytes:
     if len(between) == 1:
         return between[0]
     first, *others, last = between
-    return first + b"".join(b"(?>.*?%b)" % one for one in others if one) + b".*" + last
+    return first + b"".join(b"(?>.*?%b)" % one for one in others) + b".*" + last
 
 
 def _part(pattern: bytes, at: int) -> tuple[bytes, int]:

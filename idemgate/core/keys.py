@@ -252,11 +252,12 @@ class Owner(NamedTuple):
 
 
 _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
+_SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<topics>topics)\}|(?P<touched>touched)\}"
-    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d*)\}}:(?P<page>(?:kept)?[01])"
-    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|[1-9]\d*)/(?P<slots>[1-9]\d*)\}}:(?P<part>{'|'.join(PARTS)}|out)"
+    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:kept)?[01])"
+    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{'|'.join(PARTS)}|out)"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
     re.ASCII,
 )

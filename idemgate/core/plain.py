@@ -230,6 +230,10 @@ def _read_datetime(data: bytes) -> datetime:
     return value
 
 
+def _read_date(data: bytes) -> date:
+    return date.fromisoformat(data.decode("ascii"))
+
+
 def _read_list(data: bytes) -> list[object]:
     value: object = unpack(data)
     if type(value) is not list:
@@ -239,7 +243,7 @@ def _read_list(data: bytes) -> list[object]:
 
 _READERS: dict[int, Callable[[bytes], object]] = {
     wire.DATETIME: _read_datetime,
-    wire.DATE: lambda data: date.fromisoformat(data.decode("ascii")),
+    wire.DATE: _read_date,
     wire.TIMEDELTA: lambda data: timedelta(microseconds=_read_int(data)),
     wire.DECIMAL: lambda data: Decimal(data.decode("ascii")),
     wire.UUID: lambda data: UUID(bytes=data),

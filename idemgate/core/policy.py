@@ -200,8 +200,9 @@ def _one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> Any:
 
 
 def slots_of(stored: bytes) -> int:
-    """The number of slots of a stored policy."""
-    return int(_unpacked(stored)["slots"])
+    """The number of slots of a stored policy. NotDecodable for what is none."""
+    with as_ours("a policy"):
+        return _power_of_two(_unpacked(stored)["slots"])
 
 
 def with_slots(stored: bytes, slots: int) -> bytes:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, call, text
 from idemgate.core.clock import stamp
+from idemgate.core.messages import Stats
 from idemgate.core.policy import check_slots, from_stored, slots_of, with_slots
-from idemgate.core.registry import Entry
+from idemgate.core.registry import Entry, registered
 from idemgate.core.tokens import token
 from idemgate.core.topics import TopicCalls
 from idemgate.errors import BadInput, StoreRefused, TopicInUse
@@ -183,8 +184,10 @@ def _one(made: Call[T]) -> Plan[T]:
 
 
 def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) -> Plan[Resized]:
-    """Gives a topic that many slots. Raises BadInput, TopicInUse, StoreRefused."""
+    """Gives a topic that many slots. Raises BadInput, TopicInUse, StoreRefused; ForeignData or NotDecodable for what is
+    none of ours, before anything is written unless it is one message among others."""
     check_slots(topic.policy, slots)
+    yield from _sound(topic, slots)
     begun = yield from _started(topic, slots)
     if begun.word == "absent":
         raise _unknown(topic.name)
@@ -200,6 +203,13 @@ def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) 
     while stored is not None:
         stored = yield from _one(_end(topic, begun.change, "done", stored, with_slots(stored, slots)))
     return Resized(before, slots, moving.moved)
+
+
+def _sound(topic: TopicCalls, slots: int) -> Plan[None]:
+    """Looks, before a change is begun, at both layouts."""
+    known = yield from _one(registered(topic.namespace, topic.clock, topic.name))
+    if known is not None and known.to < 0 and (before := from_stored(known.policy, topic.policy).slots) != slots:
+        yield from _depth(topic.laid_out(before), slots)
 
 
 class _Moving:
@@ -308,10 +318,14 @@ def forgetting(topic: TopicCalls, known: Entry | None, discard: bool) -> Plan[Fo
 
 def _looked(calls: TopicCalls, discard: bool) -> Plan[None]:
     """What is refused is refused before anything is closed: TopicInUse, and ForeignData for what is none of ours."""
-    depth = calls.depth(-1)
-    held = depth.join((yield from _all(depth.calls)))
+    held = yield from _depth(calls, -1)
     if not discard and (held.pending or held.in_flight or held.dead):
         raise _full(calls.name, held.pending, held.in_flight, held.dead)
+
+
+def _depth(calls: TopicCalls, to: int) -> Plan[Stats]:
+    depth = calls.depth(to)
+    return depth.join((yield from _all(depth.calls)))
 
 
 def _total(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:

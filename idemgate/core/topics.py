@@ -38,6 +38,7 @@ from idemgate.core.partial import Part
 from idemgate.core.parts import in_order
 from idemgate.core.policy import Policy, slots_of
 from idemgate.core.portions import BATCH, portions
+from idemgate.core.stored import as_ours
 from idemgate.core.tokens import token
 from idemgate.errors import BadInput, NotDecodable
 
@@ -171,9 +172,6 @@ class TopicCalls:
 
     def keys(self, slot: int) -> tuple[bytes, ...]:
         return keys.slot(self.namespace, self.name, slot, self.policy.slots)
-
-    def slot_of(self, key: Key, group: Key | None = None) -> int:
-        return self.at(keys.raw(key if group is None else group))
 
     def at(self, route: bytes) -> int:
         """The slot of what has this route: a group, or a key without one."""
@@ -688,10 +686,11 @@ def _receipts(reply: list[Any]) -> list[Receipt]:
 def _stats(answers: list[list[list[Any]]]) -> Stats:
     replies: list[list[Any]] = _flat(answers)
     counters: dict[str, int] = defaultdict(int)
-    for reply in replies:
-        for name, value in zip(reply[9::2], reply[10::2], strict=True):
-            if name not in _FACTS and not name.startswith(b"from:"):
-                counters[text(name)] += int(value)
+    with as_ours("counters"):
+        for reply in replies:
+            for name, value in zip(reply[9::2], reply[10::2], strict=True):
+                if name not in _FACTS and not name.startswith(b"from:"):
+                    counters[text(name)] += int(value)
     sums = [sum(reply[i] for reply in replies) for i in range(2, 8)]
     soonest = min((reply[8] for reply in replies if reply[8]), default=0)
     scheduled, ready, waiting, blocked, in_flight, dead = sums

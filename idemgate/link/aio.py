@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -33,13 +33,14 @@ T = TypeVar("T")
 class _Loop:
     """What belongs to one event loop: its way to the store, its ear, and the calls under way."""
 
-    __slots__ = ("ear", "lines", "loop", "tasks")
+    __slots__ = ("ear", "lines", "loading", "loop", "tasks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self.loop = loop
         self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds, connections)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.loading: dict[bytes, asyncio.Event] = {}
 
 
 class Asking(Generic[T]):
@@ -156,8 +157,7 @@ class AsyncLink:
     async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
         if isinstance(error, rx.NoScriptError):
             try:
-                reply = await self._ask("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
-                return await self._answered(call, reply, patience)
+                return await self._answered(call, await self._load(call), patience)
             except FAILURES as failure:
                 error = failure
         await asyncio.sleep(patience.pause(error))
@@ -256,7 +256,22 @@ class AsyncLink:
         try:
             return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         except rx.NoScriptError:
+            return await self._load(call)
+
+    async def _load(self, call: Call[Any]) -> list[Any]:
+        """Brings the script along; who needs the same one meanwhile waits for that and names it again: a server that
+        was restarted is not sent it by all who call. One that did not get there, or to this node, is sent once more."""
+        script, loading, words = call.script, self._here.loading, (len(call.keys), *call.keys, *call.args)
+        while (brought := loading.get(script.sha)) is not None:
+            await brought.wait()
+            with suppress(rx.NoScriptError):
+                return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+        brought = loading[script.sha] = asyncio.Event()
+        try:
             return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
+        finally:
+            del loading[script.sha]
+            brought.set()
 
     async def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
         script, words = call.script, (len(call.keys), *call.keys, *call.args)

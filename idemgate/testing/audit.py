@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from idemgate.core import keys
 from idemgate.core.audit import (
+    MOST_SLOTS,
     check_brief,
     check_change,
     check_crew,
@@ -16,7 +17,9 @@ from idemgate.core.audit import (
     check_page,
     check_record,
     check_registered,
+    check_sizes,
     check_stranger,
+    sizes,
 )
 from idemgate.core.calls import text
 from idemgate.core.clock import Clock
@@ -51,8 +54,6 @@ BATCH = 100
 """Records read at once: each may hold a result of 256 KiB."""
 CODEC = Codec(max_bytes=2**31)
 """Whatever a gate may be permitted to store: its own limit is another's business."""
-MOST_SLOTS = 16_384
-"""More no topic has."""
 OF_LAYOUT = ("closed", "conservation", "unregistered", "wrong-slot")
 """Findings that go by how many slots a topic has."""
 
@@ -182,7 +183,7 @@ class _Audit:
     def _known(self, topic: str, entry: list[bytes | None]) -> set[Slot]:
         """Every slot that a topic has or had: SCAN may have missed one that was made meanwhile."""
         now = self.topics.get(topic)
-        had = [int(word) for word in (entry[2] or b"").split() if word.isdigit()]
+        had = sizes(entry[2] or b"") or ()
         numbers = {*had, now.slots} if now else {*had}
         return {Slot(self.namespace, topic, at, slots) for slots in numbers for at in range(min(slots, MOST_SLOTS))}
 
@@ -199,6 +200,7 @@ class _Audit:
         self.changes = {name: change for name, change in found.items() if name.endswith(b" to")}
         for name, packed in found.items():
             if b" " in name:  # what is noted of a change of slots
+                yield from check_sizes(key, name, packed)
                 continue
             self.topics[text(name)] = declared(packed, name + b" to" in found)
             self.counted["topics"] = len(self.topics)

@@ -249,6 +249,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.hset(h.key("pending"), "waits", b"\x91\x01"),
     ),
     "a payload that is garbage": ("undecodable", "pending", lambda h: h.edit("pending", b"waits", 9, b"\xc1")),
+    "a delivery that is cancelled and not": ("undecodable", "flight", lambda h: h.edit("flight", b"flies", 3, 7)),
     "a delivery that is garbage": ("undecodable", "flight", lambda h: h.raw.hset(h.key("flight"), "flies", b"")),
     "a letter that is garbage": (
         "undecodable",
@@ -264,6 +265,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.zadd(h.key("ready", "r"), {"soon": 0}),
     ),
     "a policy that is garbage": ("undecodable", "topics}", lambda h: h.raw.hset(h.name("topics}"), "u", b"\xc1")),
+    "sizes that a topic never had": (
+        "undecodable",
+        "topics}",
+        lambda h: h.raw.hset(h.name("topics}"), "r was", "9" * 5000),
+    ),
     "scheduled later than due": ("disagrees", "due", lambda h: h.raw.zadd(h.key("due"), {"waits": 9_999_999_999_999})),
     "scheduled earlier than due": ("disagrees", "due", lambda h: h.raw.zincrby(h.key("due"), -1, "waits")),
     "scheduled earlier than due, after a flush": ("disagrees", "due", _earlier_after_a_flush),
@@ -404,11 +410,41 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert bool(report.errors) is (KINDS[kind].severity == "error")
 
 
+SAID: dict[str, tuple[str, str]] = {
+    "behind an empty group": ("'behind' stands behind group 'g', which is empty", ""),
+    "no last token": ("the slot's last one is missing", "HSET {facts} fence {fence}"),
+    "a token above the last": ("the slot's last one is 1", "HSET {facts} fence {fence}"),
+    "a slot that does not say its layout": ("of which layout", "HSETNX {facts} v 1"),
+    "messages that end": ("it will be gone in 1000 s", "PERSIST {pending}"),
+}
+
+
+@pytest.mark.parametrize("fault", SAID)
+def test_a_fault_is_told_with_the_command_that_mends_it(hand: Hand, found: Any, fault: str) -> None:
+    what, mend = SAID[fault]
+    last = int(hand.raw.hget(hand.key("facts"), "fence"))
+    FAULTS[fault][2](hand)
+    report = found()
+    names = {"facts": hand.key("facts").decode(), "pending": hand.key("pending").decode(), "fence": last}
+    assert any(what in one.what for one in report.findings), str(report)
+    assert {one.mend for one in report.findings} == {mend.format(**names)}, [*report.findings]
+
+
+def test_a_key_that_stands_in_two_places_is_told_with_both(hand: Hand, found: Any) -> None:
+    (member,) = hand.raw.zrange(hand.key("line"), 0, -1)
+    assert member.endswith(b"behind")
+    hand.raw.zadd(hand.key("due"), {"behind": 1})
+    told = [one.what for one in found().findings if one.kind == "misplaced"]
+    assert told == ["'behind' stands in 2 places: due, line"]
+
+
 def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
     # Given leases of every length, and times that were changed in every way
     topic = full.topics["t"]
     (ready,) = full.topics["r"].take(1)
     assert full.topics["r"].extend(ready, "30d") == "ok"
+    assert audit(full).sound
+    assert full.topics["r"].cancel(ready.key) == "in_flight"
     assert audit(full).sound
     topic.trigger_many([Trigger(f"k{n}", n, delay=f"{n + 1}m") for n in range(8)])
     assert topic.flush("k1")

@@ -426,3 +426,20 @@ def test_clocks(apart: float, jumped: float, state: str) -> None:
 def test_what_a_cluster_says_of_itself(said: dict[str, str], state: str) -> None:
     found: list[Check] = diagnose(Seen(FINE | {"cluster_enabled": 1}, {}, 0.0, 0.0, True, said))
     assert [one.state for one in found if one.name == "cluster"] == [state]
+
+
+@pytest.mark.parametrize(("setting", "refused"), [("yes", True), ("no", False)])
+def test_a_failed_snapshot_says_whether_writes_are_refused(setting: str, refused: bool) -> None:
+    info = FINE | {"rdb_last_bgsave_status": "err"}
+    seen = Seen(info, {"stop-writes-on-bgsave-error": setting}, 0.0, 0.0, False, {})
+    (disk,) = [one for one in diagnose(seen) if one.name == "disk"]
+    assert ("every write is refused" in disk.what) is refused
+    assert disk.state == ("error" if refused else "warning")
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("6.2.0", "ok"), ("6.1.99", "error"), ("6.2-rc1", "ok"), ("10.0", "ok"), ("?", "error")]
+)
+def test_a_version_is_read_however_it_ends(version: str, state: str) -> None:
+    found = diagnose(Seen(FINE | {"redis_version": version}, {}, 0.0, 0.0, False, {}))
+    assert {one.name: one.state for one in found}["server"] == state

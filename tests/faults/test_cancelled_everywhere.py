@@ -25,10 +25,10 @@ Check = Callable[[Any], Awaitable[None]]
 
 
 class Case:
-    """`work` is cancelled, `check` is told what came of it."""
+    """`work` is cancelled, `twice` or once, and `check` is told what came of it."""
 
-    def __init__(self, gate: Gate, clock: Clock, key: str) -> None:
-        self.gate, self.aio, self.clock, self.key = gate, gate.aio, clock, key
+    def __init__(self, gate: Gate, clock: Clock, key: str, twice: bool) -> None:
+        self.gate, self.aio, self.clock, self.key, self.twice = gate, gate.aio, clock, key, twice
         self.topic = gate.topic("t", merge="append", lease="30s", backoff=0).aio
         self.runs = 0
 
@@ -280,7 +280,7 @@ def worker_that_is_run(case: Case) -> tuple[Work, Check]:
 
     async def check(outcome: Any) -> None:
         handled.clear()
-        await work(moving=True)  # and it can be begun anew; who was cancelled twice may have left a lease to lapse
+        await work(moving=case.twice)  # begun anew; who was cancelled twice may have left a lease to lapse
         assert handled
 
     return work, check
@@ -289,33 +289,39 @@ def worker_that_is_run(case: Case) -> tuple[Work, Check]:
 # -- subscribers ------------------------------------------------------------------------------------------------------
 
 
-def channel(case: Case) -> tuple[Work, Check]:
-    heard: list[bytes] = []
+def told(case: Case, handle: Callable[[Any], Any], happened: Callable[[], object], grace: float) -> Work:
+    """Listens to a channel, in which something is published until it `happened`; that ends it."""
     name = f"{case.gate.namespace}:{case.key}"
-
-    @case.gate.on(name)
-    async def handle(one: Any) -> None:
-        await asyncio.sleep(0)
-        heard.append(one.data)
-
+    case.gate.on(name)(handle)
     listener = case.gate.subscribers.pop()
 
     async def work() -> None:
-        """What it hears ends it."""
         stop, ready = asyncio.Event(), asyncio.Event()
 
         async def publish() -> None:
             await ready.wait()
-            while not heard:
+            while not happened():
                 await case.aio.link.command("PUBLISH", name, "news")
                 await asyncio.sleep(0.01)
             stop.set()
 
         publishing = asyncio.create_task(publish())
         try:
-            await listener.run(stop, grace=5.0, ready=ready.set)
+            await listener.run(stop, grace=grace, ready=ready.set)
         finally:
             publishing.cancel()
+
+    return work
+
+
+def channel(case: Case) -> tuple[Work, Check]:
+    heard: list[bytes] = []
+
+    async def handle(one: Any) -> None:
+        await asyncio.sleep(0)
+        heard.append(one.data)
+
+    work = told(case, handle, lambda: heard, grace=5.0)
 
     async def check(outcome: Any) -> None:
         heard.clear()
@@ -393,69 +399,30 @@ def stream(case: Case) -> tuple[Work, Check]:
 
 def channel_that_is_busy(case: Case) -> tuple[Work, Check]:
     """Stopped while a callback runs, which ends when it is cancelled only."""
-    running: list[str] = []
-    name = f"{case.gate.namespace}:{case.key}"
+    running: list[Any] = []
 
-    @case.gate.on(name)
     async def handle(one: Any) -> None:
-        running.append(name)
+        running.append(one)
         try:
             await asyncio.Event().wait()
         finally:
             running.pop()
 
-    listener = case.gate.subscribers.pop()
-
-    async def work() -> None:
-        stop, ready = asyncio.Event(), asyncio.Event()
-
-        async def publish() -> None:
-            await ready.wait()
-            while not running:
-                await case.aio.link.command("PUBLISH", name, "news")
-                await asyncio.sleep(0.01)
-            stop.set()
-
-        publishing = asyncio.create_task(publish())
-        try:
-            await listener.run(stop, grace=0.05, ready=ready.set)
-        finally:
-            publishing.cancel()
-
     async def check(outcome: Any) -> None:
         assert not running
 
-    return work, check
+    return told(case, handle, lambda: running, grace=0.05), check
 
 
 def channel_of_threads(case: Case) -> tuple[Work, Check]:
     heard: list[bytes] = []
-    name = f"{case.gate.namespace}:{case.key}"
-    case.gate.on(name)(lambda one: heard.append(one.data))
-    listener = case.gate.subscribers.pop()
-
-    async def work() -> None:
-        stop, ready = asyncio.Event(), asyncio.Event()
-
-        async def publish() -> None:
-            await ready.wait()
-            while not heard:
-                await case.aio.link.command("PUBLISH", name, "news")
-                await asyncio.sleep(0.01)
-            stop.set()
-
-        publishing = asyncio.create_task(publish())
-        try:
-            await listener.run(stop, grace=5.0, ready=ready.set)
-        finally:
-            publishing.cancel()
 
     async def check(outcome: Any) -> None:
         async with asyncio.timeout(30):
             while [one for one in threading.enumerate() if one.name.startswith("idemgate-subscriber")]:
                 await asyncio.sleep(0.003)
 
-    return work, check
+    return told(case, lambda one: heard.append(one.data), lambda: heard, grace=5.0), check
 
 
 def expiring(case: Case) -> tuple[Work, Check]:
@@ -533,7 +500,7 @@ async def test_cancelled_at_every_await(
     numbers = itertools.count()
     for gap in GAPS[: many(2)]:
         for at in itertools.count():
-            case = Case(gate, clock, f"k{next(numbers)}")
+            case = Case(gate, clock, f"k{next(numbers)}", twice=gap > 0)
             work, check = CASES[name](case)
             # When it is cancelled at this await
             async with asyncio.timeout(30):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from idemgate import ForeignData, Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
+from idemgate.core.compact import SHARDS, SeenSets
 from idemgate.link.embedded import start
 from idemgate.testing import Clock
 
@@ -292,3 +293,9 @@ def test_a_remembered_id_takes_at_most_25_bytes(alone: str, clock: Clock) -> Non
         left = [raw.pttl(key) for key in raw.scan_iter("ig1:*:seen:*", count=1000)]
         assert len(left) >= 64
         assert all(0 < ms <= 2 * 3_600_000 for ms in left)
+
+
+def test_ids_of_a_seen_set_are_spread_over_so_many_shards_and_no_more() -> None:
+    sets = SeenSets("n", None)
+    found = {sets.first("s", f"k{n}", "1h").keys[0] for n in range(1000)}
+    assert found == {keys.seen("n", "s", shard)[0] for shard in range(SHARDS)}

@@ -100,3 +100,21 @@ def test_seen_keeps_what_was_learnt_last() -> None:
     now[0] += 5
     assert seen.recall(b"a", b"") is None
     assert seen.recall(b"never", b"") is None
+
+
+def test_an_owner_is_drawn_once_whoever_asks_first() -> None:
+    passage = passing()
+    owner = passage.owner
+    assert len(owner) == 16
+    assert passage.enter().args.count(owner) == 1
+    assert passage.owner == owner
+
+
+def test_what_the_next_caller_is_answered_has_the_token_of_the_work() -> None:
+    passage = passing()
+    passage.entry = Entry("started", token=77)
+    passage.result = b"v", b"data"
+    known = passage.finished()
+    assert (known.state, known.token, known.left_ms, known.kind, known.result) == (
+        "done", 77, 86_400_000, b"v", b"data",
+    )  # fmt: skip

@@ -306,11 +306,17 @@ async def done(call: Callable[..., Any], *args: Any) -> Any:
     return await found if asyncio.iscoroutine(found) else found
 
 
+def test_what_is_waited_for_is_what_was_asked_for() -> None:
+    for asked, wait in (("fsync", ("WAITAOF", 1, 0, 50)), ("replicas", ("WAIT", 1, 50)), (2, ("WAIT", 2, 50))):
+        made = durability_of(asked, "n")
+        assert made is not None
+        assert made.commands(50)[1] == wait
+
+
 def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     asked = durability_of("replicas", "n")
     assert asked is not None
     exempt = {name for name in names() if not asked.concerns(Call(script(name), (), (), str))}
     reads = {name for name in names() if "Writes nothing." in source(name)}
     leases = {"once/renew", "topic/take", "topic/extend", "members/announce", "members/leave"}
-    # A change of slots that was not ended is ended by whoever goes on with it
-    assert exempt - reads == leases | {"topic/resized"}
+    assert exempt - reads == leases

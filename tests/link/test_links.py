@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,25 @@ async def test_forgotten_scripts_of_a_batch_are_sent_again(asker: Any, own: redi
     # Then each has its own answer, in order
     assert [one.state for one in answers] == ["started", "in_progress", "in_progress", "absent"]
     assert answers[1].owner == calls[0].args[1].hex()
+
+
+async def test_a_forgotten_script_is_sent_once_for_all_who_await_it(
+    own: redis.Redis, own_url: str, namespace: str
+) -> None:
+    # Given a server that has forgotten all scripts
+    async with AsyncExitStack() as ending:
+        gate = Gate(own_url, namespace=namespace)
+        ending.callback(gate.close)
+        ending.push_async_callback(gate.aio.close)
+        await gate.aio.first("before", "60s")
+        for forgets in range(2):
+            own.script_flush()
+            own.config_resetstat()
+            # When many ask at once
+            found = await asyncio.gather(*(gate.aio.first(f"k{forgets}{n % 50}", "60s") for n in range(100)))
+            # Then one of them brings the script along, and each is answered once
+            assert found == [True] * 50 + [False] * 50
+            assert own.info("commandstats")["cmdstat_eval"]["calls"] == 1
 
 
 # -- what errors mean -------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="poe mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     many = parser.add_mutually_exclusive_group(required=True)
-    many.add_argument("--sample", type=int, default=0, metavar="N", help="about so many, at random")
+    many.add_argument("--sample", type=int, default=0, metavar="N", help="so many, at random")
     many.add_argument("--all", action="store_true", help="every one")
     many.add_argument("--only", action="append", metavar="FILE[:LINE]", help="those of a file or a line")
     parser.add_argument("--core", action="store_true", help="of idemgate/core instead of the scripts")

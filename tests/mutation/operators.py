@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from idemgate import lua
@@ -91,13 +92,16 @@ def mutants(file: str) -> Iterator[Mutant]:
 
 
 def sampled(found: Sequence[Mutant], n: int, seed: int) -> list[Mutant]:
-    """About `n` of them at random: of each file its share, and two at least; those of the hot path first."""
+    """`n` of them at random: of each file its share, three times as large on the hot path, which comes first; less than
+    `n` where a file has less than its share."""
     drawn, by_file = random.Random(seed), dict[str, list[Mutant]]()
     for one in found:
         by_file.setdefault(one.file, []).append(one)
     weights = {file: len(own) * (3 if HOT.match(file) else 1) for file, own in by_file.items()}
-    share = n / sum(weights.values())
-    shares = {file: max(2, math.floor(share * weight + 0.5)) for file, weight in weights.items()}
+    share, files = n / sum(weights.values()), drawn.sample([*by_file], len(by_file))
+    # Rounded is how many there are up to a file, so that parts of one come to be one somewhere.
+    ends = [0, *(math.floor(end * share + 0.5) for end in accumulate(weights[file] for file in files))]
+    shares = {file: end - begin for file, (begin, end) in zip(files, pairwise(ends), strict=True)}
     chosen = [one for file, own in by_file.items() for one in drawn.sample(own, min(shares[file], len(own)))]
     drawn.shuffle(chosen)
     return sorted(chosen, key=lambda one: not HOT.match(one.file))

@@ -6,9 +6,10 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgpack
 import pytest
 
-from idemgate import ForeignData, Gate, Trigger
+from idemgate import ForeignData, Gate, NotDecodable, Trigger
 from idemgate.cli import main
 from idemgate.core.registry import registered
 from idemgate.core.resizing import forgetting
@@ -64,6 +65,44 @@ async def test_a_registry_that_is_none_is_said(looking: Any, gate: Gate, raw: An
     raw.set(f"ig1:{{{gate.namespace}:topics}}", "text")
     with pytest.raises(ForeignData, match="holds a string, expected a hash"):
         await looking.stored_topics()
+
+
+NOTED = {
+    "sizes that are no numbers": ("t was", "2 many"),
+    "a size that is far too long": ("t was", "9" * 5000),
+    "a size above all": ("t was", "2 16385"),
+    "a change that is none": ("t to", "many n"),
+    "a change to more than there can be": ("t to", "99999999999 n"),
+    "a policy of no number of slots": ("t", msgpack.packb({"slots": "many"})),
+    "a policy of three slots": ("t", msgpack.packb({"slots": 3})),
+}
+
+
+@pytest.mark.damages("undecodable", "wrong-slot", "unregistered")
+@pytest.mark.parametrize("field", NOTED)
+async def test_an_entry_that_is_none_of_ours_is_said(
+    face: Face, looking: Any, raw: Any, everything: Dumps, field: str
+) -> None:
+    # Given a topic whose entry in the registry somebody has spoilt
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k", 1)
+    raw.hset(f"ig1:{{{face.gate.namespace}:topics}}", *NOTED[field])
+    before = everything()
+    # When anybody goes by it, then it is an error that says so, and nothing is written
+    for ask in (looking.stored_topics, lambda: topic.reslot(4), topic.forget, lambda: topic.forget(discard=True)):
+        with pytest.raises((ForeignData, NotDecodable), match=r"holds under t|not a policy"):
+            await ask()
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_counter_that_is_no_number_is_said(face: Face, looking: Any, raw: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", 1)
+    raw.hset(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:facts", "accepted", "many")
+    for ask in (topic.stats, looking.stored_topics):
+        with pytest.raises(NotDecodable, match=r"not counters of ours: .*many"):
+            await ask()
 
 
 async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Clock, everything: Dumps) -> None:

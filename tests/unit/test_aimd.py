@@ -221,3 +221,8 @@ def test_bad_input_is_named(options: dict[str, Any], name: str) -> None:
 def test_to_be_overloaded_is_a_reason_to_try_again() -> None:
     assert issubclass(Overloaded, Retry)
     assert Overloaded("429", delay="2s").delay == "2s"
+
+
+def test_how_long_handlers_take_is_told_by_those_that_were_not_turned_away() -> None:
+    assert Limit(1, ended=20, overloaded=10, seconds=1.0).mean == 0.1
+    assert Limit(1, ended=10, overloaded=10, seconds=1.0).mean == 0.0

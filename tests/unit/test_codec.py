@@ -438,3 +438,16 @@ def test_stored_digests_stay_what_they_are() -> None:
     )
     assert len(digest(value)) == 16
     assert digest(value, 32).hex() == "13a363a56779aa763b8688f52fec94bc6f0f11e39f6f14b0ffe9cc05c988720e"
+
+
+def test_the_order_of_texts_is_that_of_texts_and_of_other_keys_that_of_their_bytes() -> None:
+    texts = canonical({"b": 1, "aa": 2})
+    assert texts.index(b"aa") < texts.index(b"\xa1b")
+    assert canonical({"b": 1, 2: 1}) == canonical({2: 1, "b": 1})
+
+
+def test_what_msgpack_holds_as_an_integer_is_stored_as_one() -> None:
+    for value in (-(2**63), 2**64 - 1):
+        assert CODEC.encode(value).endswith(msgpack.packb(value))
+    for value in (-(2**63) - 1, 2**64):
+        assert CODEC.decode(CODEC.encode(value)) == value

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import idemgate
+from idemgate.core.audit import check_lasting
 from idemgate.core.findings import KINDS, Finding, Report, quoted
 from idemgate.core.keys import PARTS
+from idemgate.core.slotaudit import far_token
 
 ROOT = Path(idemgate.__file__).parent
 
@@ -74,3 +76,14 @@ def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
 )
 def test_a_word_is_written_as_redis_cli_reads_it(word: bytes | str, written: str) -> None:
     assert quoted(word) == written
+
+
+def test_a_key_that_goes_this_very_moment_goes() -> None:
+    assert [one.kind for one in check_lasting(b"k", 0)] == ["expires"]
+    assert [*check_lasting(b"k", -1)] == []
+
+
+@pytest.mark.parametrize("token", [-1, 2**53])
+def test_a_token_that_scripts_cannot_count_is_named(token: int) -> None:
+    assert "scripts count exactly" in far_token(token, 10**15)
+    assert far_token(10**15, 10**15) == ""

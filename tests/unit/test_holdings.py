@@ -190,3 +190,15 @@ def test_a_slot_that_comes_back_while_it_is_drained_is_taken_from_once_the_store
     assert holdings.draining == set()
     told(3, None)
     assert holdings.assigned == everything == {("t", number) for number in range(16)}
+
+
+def test_the_first_wait_that_ends_is_when_something_is_seized() -> None:
+    # Given slots in other hands, of which the second part is asked for a while after the first
+    holdings = Holdings(ME, {"t": 4 * LIMIT}, grace=1000)
+    answered(holdings, set())
+    all_of_it = set(holdings.share)
+    assert len(all_of_it) > LIMIT
+    answered(holdings, all_of_it, now=100)
+    answered(holdings, all_of_it, now=600)
+    # Then the first part is seized when its own wait ends
+    assert holdings.seizes_at == 1100

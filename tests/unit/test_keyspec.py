@@ -457,3 +457,10 @@ def test_a_fingerprint_that_cannot_be_taken_names_the_argument() -> None:
     assert refused.value.name == "fingerprint['a']['x']"
     with pytest.raises(BadInput, match="KeyError"):
         fingerprint(["a[x]"], {})
+
+
+def test_an_argument_that_must_be_named_is_none_of_those_that_are_not() -> None:
+    def pay(order: str, *rest: str, amount: int = 5) -> None: ...
+
+    assert compile_key("{amount}", pay).of(None, ("o", "p", "q"), {"amount": 7}) == "7"
+    assert compile_key("{amount}", pay).of(None, ("o", "p", "q"), {}) == "5"

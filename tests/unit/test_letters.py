@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
+import msgpack
 import pytest
 
-from idemgate.core.letters import PAGE, Chosen, Pages
+from idemgate.core.codec import Codec
+from idemgate.core.letters import PAGE, Chosen, Pages, place_of
+from idemgate.core.merging import merge_of
+from idemgate.core.messages import DeadLetter, Message
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,42 @@ def test_where_nothing_is_left_it_ends() -> None:
     pages = Pages(Chosen(), 7)
     assert pages.turn((0, [])) == []
     assert (pages.at, pages.found) == (None, [])
+
+
+def _letter(number: int) -> DeadLetter:
+    at = datetime(2024, 1, 1, tzinfo=UTC) - timedelta(seconds=number)
+    return DeadLetter(f"0-{number}", f"k{number}", "no", at, 1, 1, at, at, _MESSAGE)
+
+
+_PLACES = [1, 1, 2, 3, 1, b"", 0, b"", b"\xa1\x01", b"no", b"", b"", 5, 6]
+_MESSAGE = Message(msgpack.packb(_PLACES), merge_of("last"), Codec())
+
+
+def test_it_goes_on_until_all_were_seen() -> None:
+    pages = Pages(Chosen())
+    # When a page shows some of all, then the next begins behind its last one
+    assert len(pages.turn((5, [_letter(1), _letter(2)]))) == 2
+    assert pages.at == place_of(_letter(2))
+    # And one that is not the first says by itself nothing of how many there are: others were deleted meanwhile
+    assert len(pages.turn((2, [_letter(3), _letter(4)]))) == 2
+    assert pages.at == place_of(_letter(4))
+    pages.turn((2, []))
+    assert pages.at is None
+
+
+def test_a_first_page_with_all_of_them_is_the_only_one() -> None:
+    pages = Pages(Chosen())
+    pages.turn((2, [_letter(1), _letter(2)]))
+    assert pages.at is None
+
+
+def test_as_many_as_were_wanted_are_found_and_no_more_are_asked_for() -> None:
+    pages = Pages(Chosen(key="k[1-3]"), 2)
+    assert pages.turn((9, [_letter(7), _letter(1), _letter(8)])) == [_letter(1)]
+    assert pages.at is not None
+    pages.turn((9, [_letter(2)]))
+    assert (pages.at, pages.found) == (None, [_letter(1), _letter(2)])
+    # A page is as large as what is still wanted
+    some = Pages(Chosen(), 7)
+    some.turn((9, [_letter(n) for n in range(4)]))
+    assert some.size == 3

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.core.merging import EXACT, NAMES, MergeSpec, append, merge_of, union
+from idemgate.core.merging import EXACT, NAMES, MergeSpec, _items, append, merge_of, union
 from idemgate.errors import BadInput
 
 CODEC = Codec(10_000)
@@ -100,3 +100,14 @@ def _unpacked(lifted: bytes) -> Any:
     import msgpack
 
     return msgpack.unpackb(lifted, raw=True)
+
+
+@pytest.mark.parametrize("other", [b"\x91\x01", b"\x81\x01\x01", b"\xc4\x01x", b"\xd4\x01x", b"\x91\xa1x"])
+def test_items_are_texts_and_nothing_else(other: bytes) -> None:
+    assert _items(b"\xa1x\xa0") == [b"x", b""]
+    with pytest.raises(ValueError, match="exceeds"):
+        _items(b"\xa1x" + other)
+
+
+def test_what_is_collected_is_bounded_as_is_promised() -> None:
+    assert append(5).spec["bytes"] == union(5).spec["bytes"] == 1024**2

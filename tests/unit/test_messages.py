@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgpack
@@ -10,7 +11,7 @@ import pytest
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
 from idemgate.core.merging import merge_of
-from idemgate.core.messages import Message
+from idemgate.core.messages import Delivery, Message, Trigger
 from idemgate.errors import NotDecodable
 
 PLACES: list[Any] = [2, 1, 2, 3, 4, b"window", 0, b"", b"\xa1\x01", b"no", b"", b"group", 5, 6]
@@ -51,3 +52,15 @@ def test_a_place_of_another_kind_makes_it_none(at: int) -> None:
 def test_what_is_no_list_of_so_many_is_none(places: Any) -> None:
     with pytest.raises(NotDecodable):
         _read(places)
+
+
+def test_a_trigger_is_told_when_and_what_by_name() -> None:
+    with pytest.raises(TypeError):
+        Trigger("k", 1, datetime.now(UTC))  # type: ignore[misc]
+
+
+def test_a_delivery_begins_uncancelled_and_held() -> None:
+    taken = Delivery[Any]("t", 0, b"k", 7, 5, _read(PLACES))
+    assert (taken.cancelled, taken.lost) == (False, False)
+    # When it is due is what its slot says, and any number of it is read
+    assert _read([*PLACES[:3], LATEST_MS + 1, *PLACES[4:]]).due_ms == LATEST_MS + 1

@@ -61,3 +61,9 @@ def test_the_short_form_says_what_was_done_at_the_first_attempt(code: int, kind:
 def test_anything_else_is_none(packed: bytes) -> None:
     with pytest.raises(ValueError, match=r"no state of ours|no record of this program"):
         stored(packed)
+
+
+@pytest.mark.parametrize("code", [*range(240, 248), 0, 192, 194])
+def test_what_begins_as_no_record_does_is_none(code: int) -> None:
+    with pytest.raises(ValueError, match="as no record of this program does"):
+        stored(bytes([code]) + bytes(40))

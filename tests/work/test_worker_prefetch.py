@@ -10,6 +10,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.testing import Clock
+from idemgate.topic.faces import Topic
 from idemgate.work.worker import Worker
 
 
@@ -21,18 +22,24 @@ async def idle(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
         await made.aio.close()
 
 
-@pytest.mark.parametrize("awaiting", [False, True])
-async def test_what_waits_behind_slow_handlers_is_handled_elsewhere(
-    gate: Gate, idle: Gate, clock: Clock, eventually: Any, awaiting: bool
-) -> None:
-    # Given a worker whose places are all taken by handlers that do not end, and two deliveries that wait behind them
-    topic, go, there = gate.topic("t"), asyncio.Event(), []
-    loop = asyncio.get_running_loop()
+def stuck(topic: Topic[Any], threaded: bool = False) -> asyncio.Event:
+    """Gives it a handler that does not end before this is set."""
+    go, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    async def stuck(delivery: Any) -> None:
+    async def wait(delivery: Any) -> None:
         await go.wait()
 
-    topic.handler(stuck if awaiting else lambda one: asyncio.run_coroutine_threadsafe(stuck(one), loop).result(60))
+    topic.handler((lambda one: asyncio.run_coroutine_threadsafe(wait(one), loop).result(60)) if threaded else wait)
+    return go
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+async def test_what_waits_behind_slow_handlers_is_handled_elsewhere(
+    gate: Gate, idle: Gate, clock: Clock, eventually: Any, threaded: bool
+) -> None:
+    # Given a worker whose places are all taken by handlers that do not end, and two deliveries that wait behind them
+    topic, there = gate.topic("t"), []
+    go = stuck(topic, threaded)
     idle.topic("t").handler(lambda one: there.append((one.key, one.attempt)))
     await topic.aio.trigger_many([(n, n) for n in range(10)])
     async with Worker(gate, concurrency=8) as worker:
@@ -59,11 +66,8 @@ async def test_what_is_given_back_keeps_its_place_in_its_group(
     gate: Gate, idle: Gate, clock: Clock, eventually: Any
 ) -> None:
     # Given the first message of a group, which waits behind slow handlers, and two more of the group behind it
-    topic, go, there = gate.topic("t"), asyncio.Event(), []
-
-    @topic.handler
-    async def stuck(delivery: Any) -> None:
-        await go.wait()
+    topic, there = gate.topic("t"), []
+    go = stuck(topic)
 
     @idle.topic("t").handler
     async def note(delivery: Any) -> None:
@@ -88,12 +92,8 @@ async def test_what_is_given_back_keeps_its_place_in_its_group(
 async def test_a_number_that_was_named_is_held_however_long_it_waits(
     gate: Gate, idle: Gate, clock: Clock, eventually: Any
 ) -> None:
-    topic, go, there = gate.topic("t"), asyncio.Event(), []
-
-    @topic.handler
-    async def stuck(delivery: Any) -> None:
-        await go.wait()
-
+    topic, there = gate.topic("t"), []
+    go = stuck(topic)
     idle.topic("t").handler(lambda one: there.append(one.key))
     await topic.aio.trigger_many([(n, n) for n in range(4)])
     async with Worker(gate, concurrency=1, prefetch=3):

@@ -9,15 +9,17 @@
 ---         {"resized", now ms, stored policy, to} (another number of slots, which the asked one was changed to: ask with that)
 ---         {"foreign", now ms, problem}; `to` is how many slots it is being given, 0 = it is being forgotten, -1 = neither
 --- @include "lib/now"
+--- @include "lib/noted"
 --- @include "lib/same"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
   return { "foreign", now_ms, "holds a " .. kind .. ", expected a hash" }
 end
-local to = tonumber(string.match(redis.call("HGET", KEYS[1], ARGV[2] .. " to") or "-1", "^%-?%d+") or "")
+local was = redis.call("HGET", KEYS[1], ARGV[2] .. " was")
+local to = noted(redis.call("HGET", KEYS[1], ARGV[2] .. " to"), was)
 if not to then
-  return { "foreign", now_ms, "holds under " .. ARGV[2] .. " to what is no number of slots" }
+  return { "foreign", now_ms, "holds under " .. ARGV[2] .. " to, or was, what is no number of slots" }
 end
 local stored = redis.call("HGET", KEYS[1], ARGV[2])
 if not stored then
@@ -32,8 +34,7 @@ if not whole or type(before) ~= "table" then
   return { "foreign", now_ms, "holds under " .. ARGV[2] .. " what is no policy" }
 end
 local after = cmsgpack.unpack(ARGV[3])
-local was = " " .. (redis.call("HGET", KEYS[1], ARGV[2] .. " was") or "") .. " "
-if before.slots ~= after.slots and string.find(was, " " .. tostring(after.slots) .. " ", 1, true) then
+if before.slots ~= after.slots and string.find(" " .. (was or "") .. " ", " " .. tostring(after.slots) .. " ", 1, true) then
   return { "resized", now_ms, stored, to }
 end
 if ARGV[4] ~= "1" or before.slots ~= after.slots or not same(before.merge, after.merge) then

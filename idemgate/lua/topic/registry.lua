@@ -4,6 +4,7 @@
 --- Returns {"ok", now ms, then four a topic: name, policy, slots it is to have or -1 (nothing changes), slots it had, by spaces}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
+--- @include "lib/noted"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
@@ -21,11 +22,12 @@ table.sort(named)
 for _, name in ipairs(named) do
   reply[#reply + 1] = name
   reply[#reply + 1] = found[name]
-  local to = tonumber(string.match(found[name .. " to"] or "-1", "^%-?%d+") or "")
+  local was = found[name .. " was"]
+  local to = noted(found[name .. " to"], was)
   if not to then
-    return { "foreign", now_ms, "holds under " .. name .. " to what is no number of slots" }
+    return { "foreign", now_ms, "holds under " .. name .. " to, or was, what is no number of slots" }
   end
   reply[#reply + 1] = to
-  reply[#reply + 1] = found[name .. " was"] or ""
+  reply[#reply + 1] = was or ""
 end
 return reply

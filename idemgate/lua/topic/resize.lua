@@ -9,6 +9,7 @@
 ---         {"absent", now ms} {"same", now ms, policy} {"changing", now ms, policy, slots it is to have, name of the change}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
+--- @include "lib/noted"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
@@ -20,7 +21,7 @@ if not stored then
 end
 local mark = redis.call("HGET", KEYS[1], ARGV[2] .. " to")
 local whole, policy = pcall(cmsgpack.unpack, stored)
-if not whole or type(policy) ~= "table" or mark and not string.match(mark, "^%d+ ") then
+if not whole or type(policy) ~= "table" or not noted(mark, redis.call("HGET", KEYS[1], ARGV[2] .. " was")) then
   return { "foreign", now_ms, "holds under " .. ARGV[2] .. " what is no policy, or no change of it" }
 end
 if not mark and policy.slots == tonumber(ARGV[3]) then

@@ -1,0 +1,39 @@
+"""The sample of the mutants is as large as was said, and of each file its share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutation import edits, operators
+
+FILES = {f"core/{n}": n for n in range(1, 60)} | {"topic/take": 60}
+FOUND = [
+    operators.Mutant(file, number, "", f"after {number}", f"before {number}")
+    for file, many in FILES.items()
+    for number in range(many)
+]
+
+
+@pytest.mark.parametrize("n", [1, 5, 40, 400])
+def test_a_sample_is_as_large_as_was_said(n: int) -> None:
+    chosen = operators.sampled(FOUND, n, 1)
+    assert len({*chosen}) == len(chosen) == n
+    assert {*chosen} <= {*FOUND}
+    assert chosen == operators.sampled(FOUND, n, 1)
+    assert {one.file for one in chosen} != {one.file for one in operators.sampled(FOUND, n, 2)} or n > 50
+
+
+def test_a_sample_of_more_than_there_are_is_all() -> None:
+    assert {*operators.sampled(FOUND, 10_000, 1)} == {*FOUND}
+
+
+def test_each_file_has_its_share_and_the_hot_path_three_times_that() -> None:
+    chosen = [one.file for one in operators.sampled(FOUND, 390, 1)]
+    assert chosen.count("core/59") in (12, 13)  # of 390 each, of 1,770 + 180
+    assert (hot := chosen.count("topic/take")) in (36, 37)
+    assert chosen[:hot] == ["topic/take"] * hot
+
+
+def test_what_is_changed_in_core_can_be_sampled() -> None:
+    found = edits.edits("core/clock")
+    assert len(operators.sampled(found, 3, 1)) == 3

@@ -1,0 +1,57 @@
+"""Bytes of packed values are judged before objects are made of them: the two ways, and each header of either."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from idemgate.core import wire
+
+SHORT = [bytes([0xA0 + n]) + b"\xc4" * n for n in range(32)]
+LONG = [b"\xd9\xff" + b"\xc4" * 255, b"\xda\x01\x00" + b"\xc4" * 256, b"\xdb\x00\x01\x00\x00" + b"\xc4" * 65_536]
+PLAIN = [
+    msgpack.packb(value)
+    for value in (
+        None, True, False, 0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**64 - 1, -1, -32, -33, -128,
+        -129, -32_768, -32_769, -(2**31), -(2**31) - 1, -(2**63), 1.5, "x" * 32, "x" * 255, "x" * 256, "x" * 65_536,
+        [], [1], [1] * 15, [1] * 16, [1] * 65_536, {}, {"a": 1}, dict.fromkeys(range(15)), dict.fromkeys(range(16)),
+    )
+]  # fmt: skip
+SINGLE = b"\xca\x00\x00\x00\x00"
+ALL = [*SHORT, *LONG, *PLAIN, SINGLE]
+
+
+@pytest.mark.parametrize("body", ALL, ids=lambda body: f"{body[:2].hex()}-{len(body)}")
+def test_a_plain_value_is_known_as_such_both_ways_and_ends_where_it_ends(body: bytes) -> None:
+    for packed in (body, b"\x91" + body, b"\x92" + body * 2):
+        assert wire.measure(packed, 3, 200_000)
+        # Bytes of texts and numbers look like any header, and any number of them like containers
+        assert wire.looks_plain(packed, 3 + len(packed))
+        for other in (packed[:-1], packed + b"\xc0"):
+            with pytest.raises(ValueError, match=r"cut short|more bytes|never written"):
+                wire.measure(other, 3, 200_000)
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"x" * 256, b"x" * 65_536, msgpack.ExtType(wire.UUID, b"x" * 16),
+    msgpack.ExtType(wire.BIG_INT, b"1234567"), msgpack.ExtType(wire.DECIMAL, b"1" * 300)])  # fmt: skip
+def test_what_is_not_plain_is_told_by_both(value: object) -> None:
+    for packed in (msgpack.packb(value), msgpack.packb([value, 1]), msgpack.packb({"a": "b" * 40, "c": [1.5, value]})):
+        assert not wire.measure(packed, 3, 100)
+        assert not wire.looks_plain(packed, len(packed))
+
+
+def test_how_deep_bytes_may_nest_is_counted_by_what_could_begin_a_container() -> None:
+    assert wire.nests_little(msgpack.packb([[1]]), 2)
+    assert not wire.nests_little(msgpack.packb([[1]]), 1)
+    assert wire.nests_little(b"\xc4\x03abc", 0)
+    assert wire.looks_plain(msgpack.packb([[1]]), 2) is True
+    assert wire.looks_plain(msgpack.packb([[1]]), 1) is False
+
+
+def test_after_a_header_of_a_long_container_it_goes_on() -> None:
+    many = msgpack.packb([["x" * 40] * 20, dict.fromkeys(range(20), "y" * 300), 1.5])
+    assert wire.looks_plain(many, len(many))
+    assert not wire.looks_plain(many[:-3] + b"\xc4\x00", len(many))
+    # A text that is longer than what is there is none
+    for cut in (b"\xd9\x05a\xc4c", b"\xda\x00\x05\xc4", b"\xa5\xc4abc"):
+        assert wire.looks_plain(cut, 9) is False
