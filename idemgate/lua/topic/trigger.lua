@@ -4,9 +4,11 @@
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/policy)
---- ARGV[4..] three a trigger: key; what it asks for (lib/asked); accumulator
+--- ARGV[4] id of the request in front of it, or "": where some of that are left, all of this are, so that each key keeps its order
+--- ARGV[5..] three a trigger: key; what it asks for (lib/asked); accumulator
 --- Returns {"ok", now ms, a number a trigger...}: 8 * (when it is due, ms from now) + 0 to 4, which stand for these, then
----         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; or 5: it is left for
+---         another request, as are all behind it, since 128 KiB have been read of what those before it join
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -15,6 +17,8 @@
 --- @include "lib/told"
 --- @include "lib/tell"
 --- @include "lib/fold"
+--- @include "lib/weighed"
+--- @include "lib/most_bytes"
 --- @include "lib/place"
 --- @include "lib/unplace"
 --- @include "lib/advance"
@@ -32,7 +36,7 @@
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local names, asks, ask = {}, {}, nil
-for i = 4, #ARGV, 3 do
+for i = 5, #ARGV, 3 do
   local text, n = ARGV[i + 1], #names + 1
   if not ask or text ~= ask.text then -- one after the other they often ask for the same
     ask = asked(text, now_ms)
@@ -48,7 +52,35 @@ local given = told(K, ARGV[2], now_ms)
 if given then
   return given
 end
-local stored, before, flying = redis.call("HMGET", K.pending, unpack(names)), head(K), redis.call("HLEN", K.flight)
+
+-- How many of the triggers go, one at least: as many as meet `most_bytes`. What is stored of a key is read where it is first met; of a
+-- message that grows by each trigger an eighth counts each time, for its text is made anew. Where nothing large was ever held
+-- (lib/weighed), they meet no more than that by their number.
+local function reach()
+  local grows = p.merge.op == "append" or p.merge.op == "fields"
+  local large, sizes, room = redis.call("HEXISTS", K.facts, "large") == 1, {}, most_bytes
+  for n = 1, (grows or large) and #names or 0 do
+    local key = names[n]
+    local size = sizes[key]
+    local cost = size and (grows and size / 8 or 0)
+    if not size then
+      size = large and redis.call("HSTRLEN", K.pending, key) or 0
+      cost = large and size + redis.call("HSTRLEN", K.flight, key) or 0
+    end
+    if cost > room and n > 1 then
+      return n - 1
+    end
+    room, sizes[key] = room - cost, size + #ARGV[3 * n + 4]
+  end
+  return #names
+end
+local prior = ARGV[4] ~= "" and told(K, ARGV[4], now_ms)
+if prior and prior[1] == "foreign" then
+  return prior
+end
+local going = prior and prior[#prior] == 5 and 0 or #names > 1 and reach() or #names
+local stored = going > 0 and redis.call("HMGET", K.pending, unpack(names, 1, going)) or {}
+local before, flying = head(K), redis.call("HLEN", K.flight)
 
 -- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
 local seen
@@ -95,7 +127,7 @@ end
 local function write_all()
   for key, m in pairs(changed) do
     words[#words + 1] = key
-    words[#words + 1] = pack(m)
+    words[#words + 1] = weighed(K, pack(m))
   end
   if #words > 0 then
     redis.call("HSET", K.pending, unpack(words))
@@ -197,7 +229,7 @@ end
 local function begin(key, ask, acc, serial)
   local before, n = ask.before or begun(ask), #words
   local m = before .. (p.raw and (headers[#acc] or header(acc)) or "") .. acc .. ask.behind .. pack(serial) .. "\0"
-  pending[key], words[n + 1], words[n + 2] = m, key, m
+  pending[key], words[n + 1], words[n + 2] = m, key, #m > 1024 and weighed(K, m) or m
   if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then
     n = #scheduled
     scheduled[n + 1], scheduled[n + 2] = ask.score, key
@@ -235,7 +267,7 @@ local function problem_of(key, packed, ask)
 end
 
 local met = {}
-for n = 1, #names do
+for n = 1, going do
   if stored[n] or asks[n].noted then
     problem = problem_of(names[n], stored[n], asks[n])
     if problem then
@@ -255,8 +287,8 @@ local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate 
 local done, reply = {}, { "ok", now_ms }
 local before_all = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 local serial = before_all
-for i = 4, #ARGV, 3 do
-  local key, ask, acc = ARGV[i], asks[(i - 1) / 3], ARGV[i + 2]
+for i = 5, 4 + 3 * going, 3 do
+  local key, ask, acc = ARGV[i], asks[(i - 2) / 3], ARGV[i + 2]
   local receipt, due = ask.noted and admit(key, ask.version, ask.event, ask.group), now_ms
   if not receipt then
     local old = pending[key]
@@ -273,6 +305,9 @@ for i = 4, #ARGV, 3 do
   end
   done[receipt] = (done[receipt] or 0) + 1
   reply[#reply + 1] = 8 * (due - now_ms) + codes[receipt]
+end
+for _ = going + 1, #names do
+  reply[#reply + 1] = 5
 end
 done.scheduled, done.accepted = nil, serial - before_all
 write_all()
