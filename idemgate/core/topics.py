@@ -48,9 +48,10 @@ Asked = tuple[bytes, bytes, bytes, bytes]
 """A trigger that was checked: its key, what it asks for (`lua/lib/asked.lua`), its accumulator; and its route."""
 MANY = 128
 """Most triggers of one script call."""
-FEW = 40
-"""Most triggers, if some ask for more than a time, and most deliveries that end, if some are not just done: those take
-several times as long."""
+SOME = 40
+"""Most triggers of one, if some ask for more than a time: those take two to four times as long."""
+FEW = 32
+"""Most deliveries that end at once, if some are not just done: those take several times as long."""
 
 
 class Settlement(NamedTuple):
@@ -250,7 +251,7 @@ class TopicCalls:
 
     def put_many(self, triggers: list[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
-        most = FEW if any(asked[1].startswith(_MORE) for asked in triggers) else MANY
+        most = SOME if any(asked[1].startswith(_MORE) for asked in triggers) else MANY
         if self.policy.slots == 1:
             return Batch(self._puts(0, portions(triggers, _size, most)), _flat)
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
@@ -408,7 +409,7 @@ class TopicCalls:
         return self._call("turn", slot, args, read, again)
 
     def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
-        """One script call per slot and 100 deliveries, 40 if not all are just done, or 128 KiB of them; and more where
+        """One script call per slot and 100 deliveries, 32 if not all are just done, or 128 KiB of them; and more where
         large messages wait behind them. The outcomes are in the order of the settlements."""
         found = list(settlements)
         return self._spread(

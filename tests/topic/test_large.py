@@ -441,3 +441,24 @@ async def test_a_slot_knows_that_it_holds_something_large_however_that_came(
     end(delivery, reason="no " * 200)
     assert raw.hget(facts, "large") == b"1"
     assert "large" not in topic.stats().counters
+
+
+async def test_what_is_left_is_done_where_its_slot_has_moved(gate: Gate, clock: Clock) -> None:
+    # Given triggers and ends of which a part was done, when the slot becomes two, and the replies are lost
+    topic = gate.topic("t", window="1m", merge="append")
+    await topic.aio.trigger_many([Trigger(f"d{number}", "small", delay=0) for number in range(5)])
+    held = topic.take(5)
+    await topic.aio.trigger_many([(f"d{number}", LARGE) for number in range(5)])
+    keys = await grown(topic.aio, 6)
+    puts = topic.open().trigger_many([Trigger(keys[number % 6], number) for number in range(200)])
+    ends = topic.open().settle_many([Settlement("ack", one) for one in held])
+    assert {replied(gate, call)[-1] for call in puts.calls} == {5}
+    assert {replied(gate, call)[-1] for call in ends.calls} == {b"left"}
+    topic.reslot(2)
+    # When copies of them come, then all is done, in its order
+    assert [one.status for one in gate.link.run_all(puts)] == ["merged"] * 200
+    assert gate.link.run_all(ends) == ["ok"] * 5
+    clock.advance("1m")
+    found = {one.key: one.payload for one in topic.take(20)}
+    assert {key: found[key] for key in keys} == {key: [LARGE, *range(at, 200, 6)] for at, key in enumerate(keys)}
+    assert {found[f"d{number}"][0] for number in range(5)} == {LARGE}
