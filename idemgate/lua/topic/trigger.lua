@@ -13,22 +13,13 @@
 --- @include "lib/now"
 --- @include "lib/slot"
 --- @include "lib/wrong"
---- @include "lib/sound"
 --- @include "lib/told"
 --- @include "lib/tell"
---- @include "lib/fold"
 --- @include "lib/weighed"
 --- @include "lib/most_bytes"
---- @include "lib/place"
---- @include "lib/unplace"
---- @include "lib/advance"
---- @include "lib/vacate"
 --- @include "lib/policy"
 --- @include "lib/window"
 --- @include "lib/asked"
---- @include "lib/remember"
---- @include "lib/recall"
---- @include "lib/events"
 --- @include "lib/fade"
 --- @include "lib/count"
 --- @include "lib/head"
@@ -82,38 +73,8 @@ local going = prior and prior[#prior] == 5 and 0 or #names > 1 and reach() or #n
 local stored = going > 0 and redis.call("HMGET", K.pending, unpack(names, 1, going)) or {}
 local before, flying = head(K), redis.call("HLEN", K.flight)
 
--- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
-local seen
-local function admit(key, version, event, group)
-  if event ~= "" and witnessed(seen, event, now_ms) then
-    return "duplicate"
-  end
-  if version ~= "" then
-    local held = recall(K, "v" .. key, now_ms)
-    if held and tonumber(version) < tonumber(string.match(held, "^[^ ]+")) then
-      return "dropped"
-    end
-  end
-  if p.leading and recall(K, "k" .. key, now_ms) then
-    if p.quiet then
-      remember(K, "k" .. key, group, now_ms + p.quiet)
-    end
-    return "dropped"
-  end
-end
-
-local function note(key, version, event, due, group)
-  if event ~= "" then
-    witness(seen, event, math.max(now_ms, due) + p.remember, now_ms)
-  end
-  if version ~= "" then
-    remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
-  end
-  if p.leading then
-    remember(K, "k" .. key, group, now_ms + (p.window or p.quiet))
-  end
-end
-
+-- What is needed where something is met, made there (`meet`), and the event ids that were read.
+local seen, admit, note, join, problem_of, store_seen
 -- What is pending of the keys named here, as it was packed by this call or read and unpacked once; what is to be written of them,
 -- together at the end; and when they are scheduled, false for those that are not, as far as it is known.
 local pending, words, changed, scheduled, standing = {}, {}, {}, {}, {}
@@ -134,77 +95,152 @@ local function write_all()
   end
   schedule_all()
   if seen then
+    store_seen()
+  end
+end
+
+-- What is needed where a trigger meets something: a message of its key, or what is remembered. Made then: making a function costs about as
+-- much as asking for a key, and most triggers that come alone meet nothing.
+local function meet()
+--- @include "lib/fold"
+--- @include "lib/place"
+--- @include "lib/unplace"
+--- @include "lib/advance"
+--- @include "lib/vacate"
+--- @include "lib/remember"
+--- @include "lib/recall"
+--- @include "lib/events"
+--- @include "lib/sound"
+
+  -- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
+  function admit(key, version, event, group)
+    if event ~= "" and witnessed(seen, event, now_ms) then
+      return "duplicate"
+    end
+    if version ~= "" then
+      local held = recall(K, "v" .. key, now_ms)
+      if held and tonumber(version) < tonumber(string.match(held, "^[^ ]+")) then
+        return "dropped"
+      end
+    end
+    if p.leading and recall(K, "k" .. key, now_ms) then
+      if p.quiet then
+        remember(K, "k" .. key, group, now_ms + p.quiet)
+      end
+      return "dropped"
+    end
+  end
+
+  function note(key, version, event, due, group)
+    if event ~= "" then
+      witness(seen, event, math.max(now_ms, due) + p.remember, now_ms)
+    end
+    if version ~= "" then
+      remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
+    end
+    if p.leading then
+      remember(K, "k" .. key, group, now_ms + (p.window or p.quiet))
+    end
+  end
+
+  -- Groups and lines are changed in the store: what was to be scheduled goes there first, and what is known of it may be so no more.
+  local function unsettle()
+    schedule_all()
+    shifted, standing = true, {}
+  end
+  local function stands_at(key)
+    if standing[key] == nil then
+      schedule_all()
+      standing[key] = tonumber(redis.call("ZSCORE", K.due, key)) or false
+    end
+    return standing[key]
+  end
+
+  -- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
+  -- time by its caller, holds it no longer. `old` are the places that say where it stood.
+  local function shift(key, old, stands, m, at)
+    local other = old[message.priority] ~= m[message.priority]
+    local elsewhere = old[message.group] ~= m[message.group]
+    if stands then
+      if m[message.due] ~= stands then
+        shifted, standing[key] = true, m[message.due]
+        scheduled[#scheduled + 1] = m[message.due]
+        scheduled[#scheduled + 1] = key
+      end
+    elseif old[message.due] ~= m[message.due] or other or elsewhere then
+      unsettle()
+      if unplace(K, key, old) then
+        place(K, key, m)
+      end
+    end
+    local later = at or m[message.due] > (stands or old[message.due]) or elsewhere
+    if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
+      return
+    end
+    unsettle()
+    if later then
+      vacate(K, old[message.group], key, p.group_limit)
+    else
+      -- It may have been the first of its group to go, and be so no more.
+      advance(K, m[message.group], p.group_limit)
+    end
+  end
+
+  -- One trigger into the pending message of its key. Returns its receipt.
+  function join(key, old, ask, acc, serial)
+    -- Where and when it stands: scheduled; false behind a delivery of its key or its group, or when it is ready.
+    local stands = stands_at(key)
+    local stood = {
+      [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
+      [message.rank] = old[message.rank],
+    }
+    local new = { 1, now_ms, now_ms, 0, 0, "", 0, ask.version, acc, "", ask.priority, ask.group, serial, 0 }
+    local receipt = "merged"
+    local m = fold(p.merge, old, new)
+    if stands and stands ~= m[message.due] then
+      m[message.due], m[message.why] = stands, "flush"
+    end
+    if ask.at then
+      receipt = "replaced"
+      m[message.due], m[message.why], m[message.pinned] = ask.at, "time", 1
+    elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
+      -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
+      m[message.due], m[message.why] = window(p, m, false, now_ms)
+    end
+    pending[key], changed[key] = m, m
+    shift(key, stood, stands, m, ask.at)
+    return receipt, m[message.due]
+  end
+
+  -- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version and the events that are remembered.
+  function problem_of(key, packed, ask)
+    if ask.event ~= "" then
+      seen = seen or events(K)
+      if not readable(seen, bucket_of(seen, ask.event)) then
+        return seen.problem
+      end
+    end
+    if packed and not pending[key] then
+      pending[key] = sound_message(packed, p.merge)
+      if not pending[key] then
+        return unsound(K.pending, key)
+      end
+    end
+    if ask.version ~= "" then
+      local name = "v" .. key
+      local held = recall(K, name, now_ms)
+      if held and not tonumber(string.match(held, "^[^ ]+") or "") then
+        return unsound(K.memo, name)
+      end
+    end
+    if packed and (ask.group ~= "" or pending[key][message.group] ~= "") then
+      return broken(K, p, { key }) or sound(K, ask.group, p.group_limit)
+    end
+  end
+
+  function store_seen()
     store_events(seen)
   end
-end
-
--- Groups and lines are changed in the store: what was to be scheduled goes there first, and what is known of it may be so no more.
-local function unsettle()
-  schedule_all()
-  shifted, standing = true, {}
-end
-local function stands_at(key)
-  if standing[key] == nil then
-    schedule_all()
-    standing[key] = tonumber(redis.call("ZSCORE", K.due, key)) or false
-  end
-  return standing[key]
-end
-
--- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
--- time by its caller, holds it no longer. `old` are the places that say where it stood.
-local function shift(key, old, stands, m, at)
-  local other = old[message.priority] ~= m[message.priority]
-  local elsewhere = old[message.group] ~= m[message.group]
-  if stands then
-    if m[message.due] ~= stands then
-      shifted, standing[key] = true, m[message.due]
-      scheduled[#scheduled + 1] = m[message.due]
-      scheduled[#scheduled + 1] = key
-    end
-  elseif old[message.due] ~= m[message.due] or other or elsewhere then
-    unsettle()
-    if unplace(K, key, old) then
-      place(K, key, m)
-    end
-  end
-  local later = at or m[message.due] > (stands or old[message.due]) or elsewhere
-  if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
-    return
-  end
-  unsettle()
-  if later then
-    vacate(K, old[message.group], key, p.group_limit)
-  else
-    -- It may have been the first of its group to go, and be so no more.
-    advance(K, m[message.group], p.group_limit)
-  end
-end
-
--- One trigger into the pending message of its key. Returns its receipt.
-local function join(key, old, ask, acc, serial)
-  -- Where and when it stands: scheduled; false behind a delivery of its key or its group, or when it is ready.
-  local stands = stands_at(key)
-  local stood = {
-    [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
-    [message.rank] = old[message.rank],
-  }
-  local new = { 1, now_ms, now_ms, 0, 0, "", 0, ask.version, acc, "", ask.priority, ask.group, serial, 0 }
-  local receipt = "merged"
-  local m = fold(p.merge, old, new)
-  if stands and stands ~= m[message.due] then
-    m[message.due], m[message.why] = stands, "flush"
-  end
-  if ask.at then
-    receipt = "replaced"
-    m[message.due], m[message.why], m[message.pinned] = ask.at, "time", 1
-  elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
-    -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
-    m[message.due], m[message.why] = window(p, m, false, now_ms)
-  end
-  pending[key], changed[key] = m, m
-  shift(key, stood, stands, m, ask.at)
-  return receipt, m[message.due]
 end
 
 -- What is common to new messages whose triggers ask for the same is packed once: the places of lib/message around the accumulator, which
@@ -240,35 +276,12 @@ local function begin(key, ask, acc, serial)
   return "scheduled", ask.due
 end
 
--- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version and the events that are remembered.
-local function problem_of(key, packed, ask)
-  if ask.event ~= "" then
-    seen = seen or events(K)
-    if not readable(seen, bucket_of(seen, ask.event)) then
-      return seen.problem
-    end
-  end
-  if packed and not pending[key] then
-    pending[key] = sound_message(packed, p.merge)
-    if not pending[key] then
-      return unsound(K.pending, key)
-    end
-  end
-  if ask.version ~= "" then
-    local name = "v" .. key
-    local held = recall(K, name, now_ms)
-    if held and not tonumber(string.match(held, "^[^ ]+") or "") then
-      return unsound(K.memo, name)
-    end
-  end
-  if packed and (ask.group ~= "" or pending[key][message.group] ~= "") then
-    return broken(K, p, { key }) or sound(K, ask.group, p.group_limit)
-  end
-end
-
 local met = {}
 for n = 1, going do
   if stored[n] or asks[n].noted then
+    if not join then
+      meet()
+    end
     problem = problem_of(names[n], stored[n], asks[n])
     if problem then
       return { "foreign", now_ms, problem }
@@ -294,6 +307,9 @@ for i = 5, 4 + 3 * going, 3 do
     local old = pending[key]
     serial = serial + 1
     if old then
+      if not join then
+        meet() -- a message of this call
+      end
       old = type(old) == "table" and old or cmsgpack.unpack(old)
       receipt, due = join(key, old, ask, p.raw and acc or cmsgpack.unpack(acc), serial)
     else
