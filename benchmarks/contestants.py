@@ -1,4 +1,4 @@
-"""Contestants as processes: started, pinned, asked, ended."""
+"""Contestants as processes: started, on a core of theirs unless that is not wanted, asked, ended."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Ask = subprocess.Popen[str]
 
 
 @contextmanager
-def contestants(names: Sequence[str], url: str) -> Iterator[dict[str, Ask]]:
-    """Those of `names` that can run here, started; the others are said once."""
+def contestants(names: Sequence[str], url: str, core: int | None = CLIENT) -> Iterator[dict[str, Ask]]:
+    """Those of `names` that can run here, started; the others are said once. `core`: None for any."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        there = {name: stack.enter_context(_contestant(name, url)) for name in names if made(name)}
+        there = {name: stack.enter_context(_contestant(name, url, core)) for name in names if made(name)}
         if absent := [name for name in names if name not in there]:
             print(f"left out, without an environment (python -m benchmarks peers): {', '.join(absent)}")
         yield there
 
 
 @contextmanager
-def _contestant(name: str, url: str) -> Iterator[Ask]:
+def _contestant(name: str, url: str, core: int | None) -> Iterator[Ask]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "POWERTOOLS_TRACE_DISABLED": "true"}
-    words = pinned(CLIENT, command(name, url))
+    words = pinned(core, command(name, url))
     pipe, log = subprocess.PIPE, LOG.open("a")
     with log, subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=log, text=True, env=env, cwd=CACHE) as process:
         try:

@@ -20,6 +20,7 @@ def run(plan: Plan) -> list[Row]:
     for tasks in TASKS:
         words = {"n": n if tasks == 1 else 2 * n, "tasks": tasks}
         groups.append([Step(f"{word}_async", words, label=f"{word}_async_{tasks}") for word in ("first", "replay")])
-    groups += [[Step("first_many", {"n": many, "batch": 200})], [Step("known", {"n": 10 * many})]]
+    batches = {"n": many, "batch": 200}
+    groups += [[Step("first_many", batches)], [Step("claim_many", batches)], [Step("known", {"n": 10 * many})]]
     with started() as server, contestants(SIDES, f"redis://127.0.0.1:{port_of(server)}/0") as sides:
         return rounds(server, sides, groups, plan.repetitions)

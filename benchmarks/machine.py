@@ -19,9 +19,10 @@ SERVER = CORES[0] if CORES else 0
 CLIENT = CORES[-1] if CORES else 0
 
 
-def pinned(core: int, command: list[str]) -> list[str]:
-    """The command, bound to a core where the system can do that."""
-    return ["taskset", "-c", str(core), *command] if CORES and shutil.which("taskset") else command
+def pinned(core: int | None, command: list[str]) -> list[str]:
+    """The command, bound to a core where the system can do that; None: to none."""
+    bound = core is not None and CORES and shutil.which("taskset")
+    return ["taskset", "-c", str(core), *command] if bound else command
 
 
 def pin(pid: int, core: int) -> None:

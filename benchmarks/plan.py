@@ -10,6 +10,7 @@ PARTS = {
     "wire": "limits of the server, of redis-py and of a bare socket",
     "guard": "guards, first call and replay",
     "scheduler": "enqueue, drain, and both at once",
+    "unpinned": "some of both, with the server and the clients on any core",
     "lateness": "how long after due, at 200 a second",
     "merging": "100,000 triggers of 1,000 keys",
     "memory": "bytes per remembered key",

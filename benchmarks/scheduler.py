@@ -10,7 +10,7 @@ from benchmarks.measuring import Row, Step, rounds
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, spent, started
 
-__all__ = ["SIDES", "run"]
+__all__ = ["SIDES", "both", "run"]
 
 LESS = {
     "bullmq_python": 2_000, "docket": 2_000, "arq": 2_000, "saq": 2_000, "dramatiq": 2_000,
@@ -28,7 +28,7 @@ def run(plan: Plan) -> list[Row]:
         with contestants(["idemgate_scheduler", "bare"], url) as ours:
             rows = rounds(server, ours, _own(plan), plan.repetitions)
         with contestants(["idemgate_scheduler"], url) as sent, contestants(["idemgate_scheduler"], url) as taken:
-            rows.append(_both(server, sent, taken, plan))
+            rows.append(both(server, sent, taken, plan.size(100_000), plan.repetitions))
         with contestants(["idemgate_scheduler", *SIDES], url) as sides:
             return rows + rounds(server, sides, _against(plan), plan.repetitions)
 
@@ -49,7 +49,8 @@ def _against(plan: Plan) -> list[list[Step]]:
     return [[Step("enqueue", {"n": n, "delay": DELAY}, less), Step("drain", {"n": n, "wait": DELAY}, less)]]
 
 
-def _both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], plan: Plan) -> Row:
+def both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], n: int, repetitions: int) -> Row:
+    """The row of sending and consuming at once, each by a process of its own."""
     row: Row = {
         "who": "idemgate_scheduler",
         "step": "both",
@@ -58,8 +59,7 @@ def _both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], plan: 
         "server_us": [],
         "sender_us": [],
     }
-    n = plan.size(100_000)
-    for repetition in range(plan.repetitions):
+    for repetition in range(repetitions):
         server.flushall()
         before, tag = spent(server), f"both{repetition}"
         begin(taken["idemgate_scheduler"], "drain", tag=tag, n=n, wait=0.1)

@@ -1,4 +1,4 @@
-"""The server under test: Debian's redis-server on a core of its own, nothing saved."""
+"""The server under test: Debian's redis-server, on a core of its own unless that is not wanted, nothing saved."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Spent(NamedTuple):
 
 
 @contextmanager
-def started(*options: str) -> Iterator[Any]:
-    """A client of a new, empty server, which is gone afterwards."""
+def started(*options: str, core: int | None = SERVER) -> Iterator[Any]:
+    """A client of a new, empty server, which is gone afterwards. `core`: None for any."""
     port = _unused_port()
     with tempfile.TemporaryDirectory() as home:
         words = ["--port", str(port), "--dir", home, "--save", "", "--bind", "127.0.0.1", *options]
         program = shutil.which("redis-server")
         if program is None:
             raise SystemExit("redis-server is not on PATH: apt-get install redis-server")
-        process = subprocess.Popen(pinned(SERVER, [program, *words]), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(pinned(core, [program, *words]), stdout=subprocess.DEVNULL)
         try:
             with redis.Redis(port=port, decode_responses=True) as client:
                 _wait(client)

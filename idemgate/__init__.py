@@ -41,6 +41,7 @@ from idemgate.errors import (
     TopicInUse,
 )
 from idemgate.gate import AioGate, Gate, default_gate
+from idemgate.once.batch import AioClaimBatch, ClaimBatch
 from idemgate.once.claim import AioClaim, Claim
 from idemgate.once.current import Execution, current
 from idemgate.topic.faces import AioTopic, Topic
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adaptive",
     "AioClaim",
+    "AioClaimBatch",
     "AioGate",
     "AioTopic",
     "AlreadyDone",
@@ -62,6 +64,7 @@ __all__ = [
     "BadInput",
     "Bury",
     "Claim",
+    "ClaimBatch",
     "DeadLetter",
     "Delivery",
     "Duration",

@@ -25,6 +25,7 @@ from idemgate.core.limits import Rate
 from idemgate.core.locks import freed_at_fork
 from idemgate.core.many import each
 from idemgate.core.merging import MergeSpec
+from idemgate.core.numbers import whole
 from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
 from idemgate.core.policy import Edge, Policy, policy_of
 from idemgate.core.registry import Entry as RegistryEntry
@@ -33,7 +34,8 @@ from idemgate.core.small import Small
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.pulse import Pulse
-from idemgate.once.claim import AioClaim, Claim
+from idemgate.once.batch import AioClaimBatch, ClaimBatch, answers, completing, releasing
+from idemgate.once.claim import AioClaim, Claim, Claimed
 from idemgate.once.options import decorate, guard_of
 from idemgate.topic.faces import AioTopic, Topic
 from idemgate.topic.merged import Merged, merged
@@ -73,6 +75,12 @@ class Gate:
       number of them: so many replicas acknowledged it (WAIT); "fsync": it is in the append-only file on disk (WAITAOF:
       Redis 7.2 or Valkey, `appendonly yes`). Else NotDurable, after `timeout`; StoreRefused, and nothing is written,
       where the server can never do it. Not on a cluster. What it gives and what not: docs/promises.md.
+    - `connections`: how many connections the awaiting face has to a server (to each node of a cluster), 1 to 64, for
+      each event loop. One carries the calls of all tasks. More help where connections are slow and the event loop is
+      not: values of 100 kB and more, a server on another machine, several `io-threads`. With small values it is Python
+      that is busy, and more connections cost it some 10 %: calls that would have shared a write do not. What one task
+      awaits in turn is done in turn; what several tasks ask may be done in any order. Blocking calls have a connection
+      for each thread, whatever this says.
     - `clock`: a test clock that every script is told (`idemgate.testing.Clock`).
 
     Safe to share between threads and event loops; a forked child makes its own connections.
@@ -87,12 +95,14 @@ class Gate:
         timeout: Duration = "5s",
         max_bytes: int = 262_144,
         durability: Asked = None,
+        connections: int = 1,
         clock: Clock | None = None,
     ) -> None:
         if url is not None and client is not None:
             raise BadInput("client", client, "a URL was given too", "Pass one of url and client")
         self.namespace = check_name(namespace, "namespace")
         self.seconds = milliseconds(timeout, "timeout") / 1000
+        self.connections = whole("connections", connections, 1, 64)
         self.clock = clock
         self.durability = durability_of(durability, self.namespace)
         self.codec = Codec(max_bytes)
@@ -156,7 +166,7 @@ class Gate:
         if self._alink is None:
             from idemgate.link.aio import AsyncLink
 
-            self._alink = AsyncLink(self.endpoint, self.seconds, self.durability)
+            self._alink = AsyncLink(self.endpoint, self.seconds, self.durability, self.connections)
         return self._alink
 
     def seconds_now(self) -> float:
@@ -279,6 +289,66 @@ class Gate:
         same scope guards the same keys.
         """
         return Claim(self, self._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)).ask()
+
+    def _passages(
+        self,
+        keys: Iterable[Key],
+        scope: str,
+        lease: Duration,
+        retention: Duration,
+        on_lease_loss: OnLeaseLoss,
+        max_attempts: int | None,
+    ) -> list[Passage]:
+        guard = guard_of(
+            self.codec, scope, retention, lease, "replay", "wait", "30s", "release", on_lease_loss, "raise",
+            max_attempts, None, False, None, False,
+        )  # fmt: skip
+        passages: list[Passage] = []
+        for key in each(keys, "keys", "Pass a list of keys"):
+            try:
+                passages.append(Passage(guard, self.claims, key, b""))
+            except BadInput as error:
+                raise BadInput(f"keys[{len(passages)}]", error.value, error.problem, error.fix) from None
+        return passages
+
+    def claim_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        scope: str = "claim",
+        lease: Duration = "30s",
+        retention: Duration = "24h",
+        on_lease_loss: OnLeaseLoss = "retry",
+        max_attempts: int | None = None,
+    ) -> ClaimBatch:
+        """`claim` for the keys of a batch: a list of claims in their order, which travel together, one round trip (on a
+        cluster one to each node, at the same time). Not atomic as a whole: each claim is.
+
+        What KeyReused, OutcomeUnknown, AttemptsExhausted or ForeignData says of one key is that claim's `error`; the
+        others are as they are. Any other StoreError is raised, and what was granted is given back, if the store can be
+        asked; else its leases run out. Of equal keys the first is granted; the others are "in_progress" until it ends.
+
+        Use it as a block, `with gate.claim_many(keys) as claims:`, in which heartbeats keep them: see `ClaimBatch`. End
+        them with `complete_many`, or one by one. BadInput names the place of a key that is none; nothing was asked
+        then.
+        """
+        passages = self._passages(keys, scope, lease, retention, on_lease_loss, max_attempts)
+        return ClaimBatch(self, [Claim(self, one) for one in passages]).ask()
+
+    def complete_many(
+        self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
+    ) -> list[bool]:
+        """`Claim.complete` for many (claim, result), answers in their order: False for those that were lost. They
+        travel together, as in `claim_many`; each is written by itself.
+
+        BadInput if one of the results cannot be stored; nothing is written then, and all are still held. After a
+        StoreError some may be done: the same again is answered alike.
+        """
+        return answers(self.link.run_each(completing(self, pairs, retention)))
+
+    def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
+        """`Claim.release` for many, as `complete_many`."""
+        return answers(self.link.run_each(releasing(self, claims)))
 
     def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is
@@ -661,6 +731,30 @@ class AioGate:
         """As `Gate.claim`: `await` it, or use it in `async with`."""
         passage = self._gate._passage(key, scope, lease, retention, fingerprint, on_lease_loss, max_attempts)
         return AioClaim(self._gate, passage)
+
+    def claim_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        scope: str = "claim",
+        lease: Duration = "30s",
+        retention: Duration = "24h",
+        on_lease_loss: OnLeaseLoss = "retry",
+        max_attempts: int | None = None,
+    ) -> AioClaimBatch:
+        """As `Gate.claim_many`: `await` it, or use it in `async with`."""
+        passages = self._gate._passages(keys, scope, lease, retention, on_lease_loss, max_attempts)
+        return AioClaimBatch(self._gate, [AioClaim(self._gate, one) for one in passages])
+
+    async def complete_many(
+        self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
+    ) -> list[bool]:
+        """As `Gate.complete_many`."""
+        return answers(await self.link.run_each(completing(self._gate, pairs, retention)))
+
+    async def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
+        """As `Gate.release_many`."""
+        return answers(await self.link.run_each(releasing(self._gate, claims)))
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """As `Gate.first`."""

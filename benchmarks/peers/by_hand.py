@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import redis
 import redis.asyncio
 
@@ -26,16 +28,37 @@ def steps(client: redis.Redis) -> None:
             return RESULT
         return await aclient.get(key)
 
-    def many(tag: str, n: int, batch: int) -> Answer:
-        with timed(n) as answer:
-            for start in range(0, n, batch):
-                pipeline = client.pipeline(transaction=False)
-                for number in range(start, start + batch):
-                    pipeline.set(f"{tag}:{number}", "1", nx=True, px=KEPT)
-                pipeline.execute()
-        return answer
+    def first_many(tag: str, n: int, batch: int) -> Answer:
+        return batches(tag, n, batch, lambda keys: marked(client, keys))
 
-    main(**blocking(guarded), **awaiting(aguarded), first_many=many)
+    def claim_many(tag: str, n: int, batch: int) -> Answer:
+        return batches(tag, n, batch, lambda keys: completed(client, keys))
+
+    main(**blocking(guarded), **awaiting(aguarded), first_many=first_many, claim_many=claim_many)
+
+
+def batches(tag: str, n: int, batch: int, work: Callable[[list[str]], object]) -> Answer:
+    with timed(n) as answer:
+        for start in range(0, n, batch):
+            work([f"{tag}:{number}" for number in range(start, start + batch)])
+    return answer
+
+
+def marked(client: redis.Redis, keys: list[str]) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for key in keys:
+        pipeline.set(key, "1", nx=True, px=KEPT)
+    pipeline.execute()
+
+
+def completed(client: redis.Redis, keys: list[str]) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for key in keys:
+        pipeline.set(key, "running", nx=True, px=LEASE)
+    for key, mine in zip(keys, pipeline.execute(), strict=True):
+        if mine:
+            pipeline.set(key, RESULT, px=KEPT)
+    pipeline.execute()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""idemgate's guard: the decorator, sync and async, and `first_many`."""
+"""idemgate's guard: the decorator, sync and async, `first_many` and `claim_many`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def first_many(tag: str, n: int, batch: int) -> Answer:
     return answer
 
 
+def claim_many(tag: str, n: int, batch: int) -> Answer:
+    with timed(n) as answer:
+        for start in range(0, n, batch):
+            with gate.claim_many([f"{tag}:{number}" for number in range(start, start + batch)]) as claims:
+                gate.complete_many([(claim, RESULT) for claim in claims if claim.started])
+    return answer
+
+
 def known(tag: str, n: int) -> Answer:
     """Keys that this process knows to be done; how they came to be known is not timed."""
     some = [f"{tag}:{number}" for number in range(100)]
@@ -43,4 +51,4 @@ def known(tag: str, n: int) -> Answer:
 
 
 if __name__ == "__main__":
-    main(**blocking(guarded), **awaiting(aguarded), first_many=first_many, known=known)
+    main(**blocking(guarded), **awaiting(aguarded), first_many=first_many, claim_many=claim_many, known=known)

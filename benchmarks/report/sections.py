@@ -17,7 +17,7 @@ __all__ = [
     "backlog",
     "blocks", "ceilings", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "imports", "lateness",
     "machine", "memory", "merging", "microseconds", "peers",
-    "pieces", "scheduler", "scheduler_alone", "wire",
+    "pieces", "scheduler", "scheduler_alone", "unpinned", "wire",
 ]  # fmt: skip
 
 NAMES = {
@@ -124,12 +124,18 @@ def guard_async() -> str:
     ]
     steps = [(tasks, f"first_async_{tasks}", f"replay_async_{tasks}") for tasks in (1, 50, 200)]
     lines = [[str(tasks), name_of(who), *_both(rows, who, a, b)] for tasks, a, b in steps for who in whos]
-    many = [[f"{name_of(who)}", *_rate(rows, who, "first_many")] for who in ("idemgate_guard", "by_hand")]
-    return (
-        table(head, lines)
-        + "\n\n"
-        + table(["200 keys at once (`first_many`; a pipeline of `SET NX`)", "keys per s", *COSTS], many)
-    )
+    many = [
+        [said, name_of(who), *_rate(rows, who, step)]
+        for step, said in _MANY.items()
+        for who in ("idemgate_guard", "by_hand")
+    ]
+    return table(head, lines) + "\n\n" + table(["200 keys at once", "", "keys per s", *COSTS], many)
+
+
+_MANY = {
+    "first_many": "`first_many`; a pipeline of `SET NX`",
+    "claim_many": "`claim_many`, `complete_many`; a pipeline of `SET NX`, run, one of `SET`",
+}
 
 
 def _both(rows: Rows, who: str, *steps: str) -> list[str]:
@@ -181,6 +187,27 @@ def _job(rows: Rows, who: str) -> list[str]:
     times = "" if who == "idemgate_scheduler" else ratio(ratios(rows, "drain", "idemgate_scheduler", who))
     enqueue, emptied = _rate(rows, who, "enqueue"), _rate(rows, who, "drain")
     return [count(median(drain["ops"])), *enqueue, emptied[0], times, *emptied[1:]]
+
+
+_UNPINNED = {
+    "first": "guard, first call, one caller", "replay": "guard, replay, one caller",
+    "first_async": "guard, first call, 200 tasks", "replay_async": "guard, replay, 200 tasks",
+    "enqueue_many": "`trigger_many`, 500 a call", "drain": "worker, async handler",
+    "both": "sent and consumed at once, two processes",
+}  # fmt: skip
+
+
+def unpinned() -> str:
+    rows = rows_of("unpinned")
+    lines = [
+        [said, *_rate(rows, "pinned", step), *_rate(rows, "not pinned", step), _as_fast(rows, step)]
+        for step, said in _UNPINNED.items()
+    ]
+    return table(["", "pinned, per s", *COSTS, "not pinned, per s", *COSTS, "not pinned is"], lines)
+
+
+def _as_fast(rows: Rows, step: str) -> str:
+    return ratio(ratios(rows, step, "not pinned", "pinned"))
 
 
 def lateness() -> str:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.stored import BROKEN, not_ours
-from idemgate.errors import ForeignData
+from idemgate.errors import ForeignData, NotDecodable
 from idemgate.lua import Script, script
 
-__all__ = ["Arg", "Batch", "Call", "Elsewhere", "Moved", "Unfinished", "call", "text"]
+__all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Elsewhere", "Moved", "Unfinished", "call", "text"]
 
 T = TypeVar("T")
 Arg = bytes | str | int
+OF_ONE_KEY = (ForeignData, NotDecodable)
+"""Errors about what is stored under one key. All others of the store concern every call."""
 Reply = list[Any]
 """What a script answers: a status word, the server's time in ms, then what its header says; bytes and ints only."""
 

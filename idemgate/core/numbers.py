@@ -7,8 +7,9 @@ from idemgate.errors import BadInput
 __all__ = ["whole"]
 
 
-def whole(name: str, value: int, least: int = 1) -> int:
-    """A whole number of at least `least`, or BadInput."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise BadInput(name, value, f"not a whole number of at least {least}", "Pass an int")
+def whole(name: str, value: int, least: int = 1, most: int | None = None) -> int:
+    """A whole number of at least `least` and, if that is said, at most `most`, or BadInput."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise BadInput(name, value, f"not a whole number {bounds}", "Pass an int")
     return value

@@ -198,7 +198,7 @@ def _message(packed: Any, merge: Merge | None, codec: Codec) -> _Message:
 
 
 def _flight(packed: bytes, merge: Merge | None, codec: Codec) -> _Flight:
-    fence, request, cancelled, message, due, count, group = _unpacked(packed, 7)
+    fence, request, cancelled, due, count, group, message = _unpacked(packed, 7)
     _text(request)
     if cancelled not in (0, 1):
         raise ValueError(f"{cancelled!r} where 0 or 1 belongs")

@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import Batch, Call, Moved, Unfinished
+from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved, Unfinished
 from idemgate.core.durability import Durability
-from idemgate.errors import StoreUnavailable
+from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.link.cluster_aio import ClusterLines
 from idemgate.link.copies import Copies, copies_of
 from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint
-from idemgate.link.faults import FAILURES, Patience
+from idemgate.link.faults import FAILURES, Patience, unheard
 from idemgate.link.line import OneLine, raised
 from idemgate.link.listen import Ear
 from idemgate.link.resp import pack, request
@@ -35,9 +35,9 @@ class _Loop:
 
     __slots__ = ("ear", "lines", "loop", "tasks")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self.loop = loop
-        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds)
+        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds, connections)
         self.ear = Ear(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
 
@@ -118,12 +118,15 @@ class AsyncLink:
     """Carries calls and awaits. No call is ever cancelled half-way.
 
     The calls of one tick of an event loop travel together, over one connection (`link.wire`); to a cluster over one to
-    each node (`link.cluster_aio`).
+    each node (`link.cluster_aio`). With more `connections` they are spread over so many (`link.line`).
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, seconds: float, durability: Durability | None = None, connections: int = 1
+    ) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
+        self._connections = connections
         self._copies = copies_of(durability, endpoint, seconds)
         self._last: _Loop | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
@@ -135,7 +138,7 @@ class AsyncLink:
             here = self._loops.get(loop)
             if here is None:
                 self._leave_ended()
-                here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds)
+                here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds, self._connections)
             self._last = here
         return here
 
@@ -167,6 +170,14 @@ class AsyncLink:
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """As `SyncLink.run_all`."""
         return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
+
+    async def run_each(self, calls: Sequence[Call[Any]], within: float | None = None) -> list[Any]:
+        """As `SyncLink.run_each`."""
+        return await asyncio.shield(self.start_each(calls, within))
+
+    def start_each(self, calls: Sequence[Call[Any]], within: float | None = None) -> asyncio.Task[list[Any]]:
+        """Sends calls, which go on whatever becomes of who asked; its result is that of `run_each`."""
+        return self.spawn(self._run_each(calls, self._patience(within)))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         try:
@@ -206,7 +217,28 @@ class AsyncLink:
         there = elsewhere.there(await self._insist(elsewhere.ask(), patience), by)
         return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
+    async def _run_each(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        down, outcomes = None, list[Any]()
+        try:
+            replies = await self._sent_together(calls, patience)
+        except StoreError as error:
+            return [error] * len(calls)
+        for call, reply in zip(calls, replies, strict=True):
+            if down is not None and unheard(reply):
+                outcomes.append(down)
+                continue
+            try:
+                outcomes.append(await self._told(call, reply, patience))
+            except StoreError as error:
+                outcomes.append(error)
+                down = down if isinstance(error, OF_ONE_KEY) else error
+        return outcomes
+
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        replies = await self._sent_together(calls, patience)
+        return [await self._told(call, reply, patience) for call, reply in zip(calls, replies, strict=True)]
+
+    async def _sent_together(self, calls: Sequence[Call[Any]], patience: Patience) -> Sequence[Any]:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
@@ -214,15 +246,11 @@ class AsyncLink:
                 patience.mind(replies)
             except FAILURES as error:
                 await asyncio.sleep(patience.pause(error))
-        # What has no reply, or an error for one, goes again by itself, with the same tokens.
-        return [
-            await (
-                self._insist(call, patience)
-                if reply is None or isinstance(reply, Exception)
-                else self._answered(call, reply, patience)
-            )
-            for call, reply in zip(calls, replies, strict=True)
-        ]
+        return replies
+
+    async def _told(self, call: Call[T], reply: Any, patience: Patience) -> T:
+        """What has no reply, or an error for one, goes again by itself, with the same tokens."""
+        return await (self._insist(call, patience) if unheard(reply) else self._answered(call, reply, patience))
 
     async def _send(self, call: Call[Any]) -> list[Any]:
         script, copies, words = call.script, self._copies, (len(call.keys), *call.keys, *call.args)

@@ -10,7 +10,7 @@ from typing import Any
 from idemgate.link.clients import SOCKET_TIMEOUT, async_client
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES
-from idemgate.link.line import Line, raised
+from idemgate.link.line import Line, Lines, line_of, raised
 from idemgate.link.topology import WHO_SERVES, Address, Topology, Trip, Way, node_of
 from idemgate.link.wire import Wire
 
@@ -21,11 +21,12 @@ class ClusterLines:
     """As `cluster.ClusterWires`, for the running event loop only: what is asked of a node in one tick, by all tasks,
     travels together."""
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
+        self._connections = connections
         self._topology = Topology(endpoint.nodes)
-        self._nodes: dict[Address, Line] = {}
+        self._nodes: dict[Address, Line | Lines] = {}
         self._reading: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -96,11 +97,11 @@ class ClusterLines:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _line(self, node: Address) -> Line:
+    def _line(self, node: Address) -> Line | Lines:
         found = self._nodes.get(node)
         if found is None:
             pool = async_client(node_of(self._endpoint, node), self._seconds).connection_pool
-            found = self._nodes[node] = Line(pool, min(self._seconds, SOCKET_TIMEOUT))
+            found = self._nodes[node] = line_of(pool, min(self._seconds, SOCKET_TIMEOUT), self._connections)
         return found
 
     async def _owner(self, key: bytes) -> Address:

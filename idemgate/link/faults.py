@@ -17,7 +17,7 @@ from idemgate.core.backoff import retry_pause
 from idemgate.errors import NotDurable, StoreRefused, StoreUnavailable
 from idemgate.lua import names, script
 
-__all__ = ["FAILURES", "Patience", "Short", "is_passing"]
+__all__ = ["FAILURES", "Patience", "Short", "is_passing", "unheard"]
 
 FAILURES = (rx.RedisError,)
 """Everything redis-py raises for what went wrong on the way or at the server."""
@@ -39,6 +39,11 @@ class Short(rx.RedisError):
     def __init__(self, text: str, passing: bool) -> None:
         Exception.__init__(self, text)
         self.passing = passing
+
+
+def unheard(reply: Any) -> bool:
+    """Whether a call of many has no reply, or an error for one."""
+    return reply is None or isinstance(reply, Exception)
 
 
 def is_passing(error: Exception) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
@@ -14,8 +15,10 @@ from idemgate.link.copies import Copies
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.wire import Wire, connected
 
-__all__ = ["Line", "OneLine", "raised"]
+__all__ = ["Line", "Lines", "OneLine", "line_of", "raised"]
 
+A_MOMENT = 1.0
+"""In seconds: after one of several connections could not be made, until it is tried again."""
 A_DAY = 86_400.0
 """In seconds: longer than anybody lets a command block."""
 
@@ -38,19 +41,28 @@ class Line:
         wire = self._wire
         return wire if wire is not None and wire.ready else None
 
+    @property
+    def lost(self) -> bool:
+        """There is no wire: it was never made, or it cannot be used any more."""
+        return self._wire is None or self._wire.closed
+
     def made(self, wire: Wire) -> bool:
         """Whether this is the present wire, or the last one."""
         return self._wire is wire
+
+    def begin(self) -> asyncio.Task[Wire]:
+        """Connects, unless that is under way."""
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(self._connected)
+        return self._connecting
 
     async def wire(self) -> Wire:
         """The wire; waits while it is being made, and while the server reads too slowly. Raises what connecting
         raises, to all who wait for the same connection."""
         wire = self._wire
         if wire is None or wire.closed:
-            if self._connecting is None:
-                self._connecting = asyncio.get_running_loop().create_task(self._connect())
-                self._connecting.add_done_callback(self._connected)
-            wire = await asyncio.shield(self._connecting)
+            wire = await asyncio.shield(self.begin())
         if wire.crowded:
             await wire.room()
         return wire
@@ -102,15 +114,83 @@ class Line:
             await self._wire.close()
 
 
+class Lines:
+    """Several lines to one server, as one `Line`: each call goes over the one on which the fewest wait for a reply.
+
+    A caller that awaits each answer has its calls done in turn; nothing else keeps its order. Those of one `ask_all`
+    go over one line, and so does what waits for copies of a write.
+    """
+
+    __slots__ = ("_lines", "_tried")
+
+    def __init__(self, pool: Any, patience: float, number: int) -> None:
+        self._lines = [Line(pool, patience) for _ in range(number)]
+        self._tried = -A_MOMENT
+
+    @property
+    def _wire(self) -> Wire | None:
+        """As `at_hand`: of those that can be written to at once, the one that has least to do."""
+        best, lost = None, False
+        for line in self._lines:
+            wire = line._wire
+            if wire is None or wire.closed:
+                lost = True
+            elif wire.ready and (best is None or wire.load < best.load):
+                best = wire
+        if lost:
+            self._restore()
+        return best
+
+    def _restore(self) -> None:
+        """Connects those that are not, beside what goes on: nobody waits for them while there is another."""
+        now = monotonic()
+        if now - self._tried >= A_MOMENT:
+            self._tried = now
+            for line in self._lines:
+                if line.lost:
+                    line.begin()
+
+    def at_hand(self) -> Wire | None:
+        return self._wire
+
+    def made(self, wire: Wire) -> bool:
+        return any(line.made(wire) for line in self._lines)
+
+    async def wire(self) -> Wire:
+        """As that of `Line`, of the line that has least to do; of one that has to be made only where all have."""
+        self._restore()
+        there = [line for line in self._lines if not line.lost]
+        return await min(there or self._lines[:1], key=_load).wire()
+
+    def apart(self) -> AbstractAsyncContextManager[Wire]:
+        return self._lines[0].apart()
+
+    async def drain(self) -> None:
+        await asyncio.gather(*(line.drain() for line in self._lines))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(line.close() for line in self._lines))
+
+
+def _load(line: Line) -> tuple[bool, int]:
+    wire = line._wire
+    return (wire.crowded, wire.load) if wire is not None else (True, 0)
+
+
+def line_of(pool: Any, patience: float, number: int) -> Line | Lines:
+    """The way to one server over so many connections."""
+    return Line(pool, patience) if number == 1 else Lines(pool, patience, number)
+
+
 class OneLine:
     """The way to a single server, or to the master that sentinels name, for the running event loop only. As
     `cluster_aio.ClusterLines`, with keys that do not matter."""
 
     __slots__ = ("_client", "_line", "_sentinel")
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self._client = async_client(endpoint, seconds)
-        self._line = Line(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT))
+        self._line = line_of(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT), connections)
         self._sentinel = endpoint.kind == "sentinel"
 
     def at_hand(self, _key: bytes) -> Wire | None:

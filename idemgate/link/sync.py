@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import Batch, Call, Moved, Unfinished
+from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved, Unfinished
 from idemgate.core.durability import Durability
 from idemgate.core.locks import freed_at_fork
+from idemgate.errors import StoreError
 from idemgate.link.blocking import Wires
 from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
 from idemgate.link.cluster import ClusterWires
 from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint, one_node
-from idemgate.link.faults import FAILURES, Patience
+from idemgate.link.faults import FAILURES, Patience, unheard
 from idemgate.link.resp import pack, request
 from idemgate.link.topology import key_of
 
@@ -138,7 +139,32 @@ class SyncLink:
         of each node, all at the same time."""
         return batch.join(self._run_together(batch.calls, Patience(self.seconds if within is None else within)))
 
+    def run_each(self, calls: Sequence[Call[Any]], within: float | None = None) -> list[Any]:
+        """As `run_all`, the answer of each call or the StoreError it came to, which is raised to nobody.
+
+        Where the store cannot be asked at all, what has no reply by then is not asked again: it came to the same.
+        """
+        patience, down, outcomes = Patience(self.seconds if within is None else within), None, list[Any]()
+        try:
+            replies = self._sent_together(calls, patience)
+        except StoreError as error:
+            return [error] * len(calls)
+        for call, reply in zip(calls, replies, strict=True):
+            if down is not None and unheard(reply):
+                outcomes.append(down)
+                continue
+            try:
+                outcomes.append(self._told(call, reply, patience))
+            except StoreError as error:
+                outcomes.append(error)
+                down = down if isinstance(error, OF_ONE_KEY) else error
+        return outcomes
+
     def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+        replies = self._sent_together(calls, patience)
+        return [self._told(call, reply, patience) for call, reply in zip(calls, replies, strict=True)]
+
+    def _sent_together(self, calls: Sequence[Call[Any]], patience: Patience) -> Sequence[Any]:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
@@ -146,13 +172,11 @@ class SyncLink:
                 patience.mind(replies)
             except FAILURES as error:
                 time.sleep(patience.pause(error))
-        # What has no reply, or an error for one, goes again by itself, with the same tokens.
-        return [
-            self._insist(call, patience)
-            if reply is None or isinstance(reply, Exception)
-            else self._answered(call, reply, patience)
-            for call, reply in zip(calls, replies, strict=True)
-        ]
+        return replies
+
+    def _told(self, call: Call[T], reply: Any, patience: Patience) -> T:
+        """What has no reply, or an error for one, goes again by itself, with the same tokens."""
+        return self._insist(call, patience) if unheard(reply) else self._answered(call, reply, patience)
 
     def _send(self, call: Call[Any]) -> list[Any]:
         copies = self._copies

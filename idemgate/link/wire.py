@@ -89,6 +89,11 @@ class Wire(asyncio.Protocol):
         replies.add_done_callback(lambda done: whole.cancel() if done.cancelled() else whole.set_result(done.result()))
 
     @property
+    def load(self) -> int:
+        """How many replies are due."""
+        return len(self._waiting)
+
+    @property
     def crowded(self) -> bool:
         """The other side reads more slowly than we write; `await room()` before sending more."""
         return not self._room.is_set()

@@ -1,13 +1,14 @@
 """The scripts: data in files, one verb each, and the reader that expands their includes.
 
-A line `--- @include "lib/x"` is replaced by that file, each file once a script (the idea is BullMQ's).
+A line `--- @include "lib/x"` is replaced by that file, each file once a script (the idea is BullMQ's). Names of places
+in a packed array, such as `message.due`, are replaced by their numbers: looking them up took a tenth of a trigger.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 __all__ = ["Script", "commands", "names", "script", "source"]
@@ -15,6 +16,8 @@ __all__ = ["Script", "commands", "names", "script", "source"]
 _HERE = Path(__file__).parent  # importlib.resources would cost more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
 _INCLUDE = re.compile(r'^--- @include "([a-z_/]+)"$', re.MULTILINE)
+_ARRAYS = {"lib/message": re.compile(r"\bmessage\.([a-z]+)\b"), "lib/delivery": re.compile(r"\bdelivery\.([a-z]+)\b")}
+_PLACE = re.compile(r"(\w+) = (\d+)")
 
 
 class Script:
@@ -45,9 +48,21 @@ def _expand(name: str, seen: set[str]) -> str:
         if wanted in seen:
             return ""
         seen.add(wanted)
-        return _expand(wanted, seen)
+        return "" if wanted in _ARRAYS else _expand(wanted, seen)
 
-    return _INCLUDE.sub(include, source(name))
+    return _INCLUDE.sub(include, _numbered(source(name)))
+
+
+def _numbered(text: str) -> str:
+    for name, named in _ARRAYS.items():
+        if named.search(text):
+            numbers = dict(_PLACE.findall(source(name)))
+            text = named.sub(partial(_number, numbers), text)
+    return text
+
+
+def _number(numbers: dict[str, str], named: re.Match[str]) -> str:
+    return numbers[named[1]]
 
 
 @cache

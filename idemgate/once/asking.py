@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from idemgate.core.calls import OF_ONE_KEY, Call
 from idemgate.core.claims import Entry
 from idemgate.core.keys import text_of
 from idemgate.core.passage import Passage
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from idemgate.gate import Gate
     from idemgate.link.aio import Asking
 
-__all__ = ["asked", "claimed", "left", "undone"]
+__all__ = ["asked", "asked_together", "claimed", "claimed_together", "left", "undone"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -65,3 +67,64 @@ async def _give_back(gate: Gate, passage: Passage, asking: asyncio.Future[Entry]
             await gate.aio.link.run(passage.release(undo=True))
     except StoreError as error:
         log.warning("once.cancelled_claim_left", extra={"key": text_of(passage.key), "error": str(error)})
+
+
+# Many at once: all travel together, and either all are answered, or none is kept.
+
+Outcome = Entry | StoreError
+"""Of one claim of many: its answer, or what is wrong with what is stored under its key."""
+
+
+def asked_together(gate: Gate, passages: Sequence[Passage]) -> list[Outcome]:
+    """The claims' answers. Where the store failed, what was granted is given back, if that can be done at once."""
+    outcomes = gate.link.run_each([one.enter() for one in passages])
+    if (error := _failure(outcomes)) is not None:
+        for calls in _returns(passages, outcomes):
+            gate.link.run_each(calls, within=0)
+        raise error
+    return outcomes
+
+
+async def claimed_together(gate: Gate, passages: Sequence[Passage]) -> list[Outcome]:
+    """As `asked_together`. Cancelled meanwhile: the outcomes are learnt and what was granted is given back, while the
+    cancellation goes on."""
+    link = gate.aio.link
+    asking = link.start_each([one.enter() for one in passages])
+    try:
+        outcomes = await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        link.spawn(_give_all_back(gate, passages, asking))
+        raise
+    if (error := _failure(outcomes)) is not None:
+        await asyncio.shield(link.spawn(_give_all_back(gate, passages, asking, within=0)))
+        raise error
+    return outcomes
+
+
+async def _give_all_back(
+    gate: Gate, passages: Sequence[Passage], asking: asyncio.Task[list[Outcome]], within: float | None = None
+) -> None:
+    for calls in _returns(passages, await asking):
+        for error in await gate.aio.link.run_each(calls, within):
+            if isinstance(error, StoreError) and within is None:
+                log.warning("once.cancelled_claim_left", extra={"error": str(error)})
+
+
+def _failure(outcomes: Sequence[Outcome]) -> StoreError | None:
+    """What went wrong for more than one key."""
+    for one in outcomes:
+        if isinstance(one, StoreError) and not isinstance(one, OF_ONE_KEY):
+            return one
+    return None
+
+
+def _returns(passages: Sequence[Passage], outcomes: Sequence[Outcome]) -> tuple[list[Call[bool]], list[Call[bool]]]:
+    """Gives back what was granted, though perhaps not as durably as asked: one, with which comes the script where the
+    server has it not, then all others."""
+    pairs = zip(passages, outcomes, strict=True)
+    calls = [passage.release(undo=True) for passage, outcome in pairs if _is_granted(outcome)]
+    return calls[:1], calls[1:]
+
+
+def _is_granted(outcome: Outcome) -> bool:
+    return outcome.state == "started" if isinstance(outcome, Entry) else isinstance(outcome, NotDurable)

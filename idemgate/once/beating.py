@@ -60,8 +60,8 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
 
     def overdue(self) -> None:
         self._gate.pulse.remove(self)
-        self._execution.lose()
-        self._gate.counters.add("once.lease_lost_while_running")
+        if self._execution.lose():
+            self._gate.counters.add("once.lease_lost_while_running")
 
 
 async def woken(wake: asyncio.Event, seconds: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,7 +12,7 @@ from idemgate.core.claims import Entry
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
 from idemgate.core.passage import Passage, failure_of, refusal
-from idemgate.errors import BadInput, ResultUnavailable
+from idemgate.errors import BadInput, IdemgateError, Refused, ResultUnavailable, StoreError
 from idemgate.once.asking import asked, claimed
 from idemgate.once.beating import beating, woken
 from idemgate.once.current import Execution
@@ -21,12 +20,12 @@ from idemgate.once.current import Execution
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioClaim", "Claim"]
+__all__ = ["AioClaim", "Claim", "Claimed"]
 
 State = Literal["started", "in_progress", "done"]
 
 
-class _Claimed:
+class Claimed:
     """What both flavours know of a claim.
 
     `state` is "started" (this owner may run), "in_progress" (another runs; `retry_after` seconds are left of its
@@ -34,20 +33,24 @@ class _Claimed:
     `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent,
     `recovered` what one of
     them left with `checkpoint`.
+    `error`: why there is no state (KeyReused, OutcomeUnknown, AttemptsExhausted, ForeignData, or NotDecodable for what
+    a former one left), of a claim of `claim_many`, which raises it when anything else of it is asked for; else None.
     """
 
-    __slots__ = ("_ended", "_entry", "_gate", "_passage", "_stack")
+    __slots__ = ("_blocks", "_ended", "_entry", "_error", "_execution", "_gate", "_passage")
 
     def __init__(self, gate: Gate, passage: Passage) -> None:
         self._gate = gate
         self._passage = passage
         self._entry: Entry | None = None
+        self._error: IdemgateError | None = None
         self._ended = False
-        self._stack: ExitStack | None = None
+        self._execution: Execution | None = None
+        self._blocks: list[beating | None] = []  # which it is inside of, with what keeps it alive there
 
     def __repr__(self) -> str:
         entry = self._entry
-        answer = f"{entry.state} token={entry.token}" if entry else "not asked"
+        answer = f"{entry.state} token={entry.token}" if entry else repr(self._error) if self._error else "not asked"
         return f"<{type(self).__name__} {text_of(self._passage.key)!r} {answer}>"
 
     def _take(self, entry: Entry) -> None:
@@ -55,12 +58,24 @@ class _Claimed:
             raise error
         self._entry = entry
         self._passage.entry = entry
-        if self._stack is not None and entry.state == "started":
+        if self._blocks and entry.state == "started":
             # Granted inside of its block, by `wait`, which another task may have awaited: `current()` stays as it is.
-            self._stack.enter_context(self._keeping_alive(inside=False))
+            self._blocks[-1] = self._kept_alive(inside=False)
+
+    def _hear(self, outcome: Entry | StoreError) -> None:
+        """As `_take`, of many: what is wrong with one is for who asks that one."""
+        try:
+            if isinstance(outcome, StoreError):
+                raise outcome
+            self._take(outcome)
+            self.recovered  # noqa: B018 - what cannot be read back is found out now, and not inside of a block
+        except (Refused, StoreError) as error:
+            self._error = error
 
     @property
     def _answer(self) -> Entry:
+        if self._error is not None:
+            raise self._error
         if self._entry is None:
             raise BadInput(
                 "claim",
@@ -77,6 +92,20 @@ class _Claimed:
     @property
     def started(self) -> bool:
         return self._answer.state == "started"
+
+    @property
+    def error(self) -> IdemgateError | None:
+        return self._error
+
+    @property
+    def lease_lost(self) -> bool:
+        """True when its heartbeats, inside of a `with` block, were told that the right to run is gone: stop."""
+        return self._execution is not None and self._execution.lease_lost
+
+    @property
+    def _held(self) -> bool:
+        """This owner may run, and has not ended it."""
+        return self._error is None and self.started and not self._ended
 
     @property
     def token(self) -> int:
@@ -121,13 +150,15 @@ class _Claimed:
 
     def _ending(self, call: Call[bool]) -> Call[bool]:
         self._ended = True
+        if self._execution is not None:
+            self._execution.end()
         return call
 
-    def _completing(self, result: object, retention: Duration | None) -> Call[bool]:
+    def _completing(self, result: object, retention: Duration | None, name: str = "result") -> Call[bool]:
         passage = self._passage
         kept = passage.guard.retention if retention is None else milliseconds(retention, "retention")
-        data = passage.guard.codec.encode(result, "result")
-        return self._ending(passage.claims.complete(passage.record, passage.owner, self.token, kept, b"v", data))
+        data = passage.guard.codec.encode(result, name)
+        return passage.claims.complete(passage.record, passage.owner, self.token, kept, b"v", data)
 
     def _extending(self, lease: Duration | None) -> Call[bool]:
         passage = self._passage
@@ -138,33 +169,33 @@ class _Claimed:
         passage = self._passage
         return passage.claims.checkpoint(passage.record, passage.owner, passage.guard.codec.encode(data, "checkpoint"))
 
-    def _enter_block(self) -> None:
-        self._stack = ExitStack()
-        if self.started:
-            self._stack.enter_context(self._keeping_alive(inside=True))
+    def _enter_block(self, inside: bool = True) -> None:
+        self._blocks.append(self._kept_alive(inside) if self.started else None)
 
-    def _keeping_alive(self, inside: bool) -> beating:
+    def _kept_alive(self, inside: bool) -> beating:
         passage = self._passage
 
         def save(data: object) -> tuple[Gate, Call[bool]]:
             return self._gate, self._noting(data)
 
-        execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
-        return beating(self._gate, passage.guard.lease, passage.renew, execution, inside)
+        if self._execution is None:
+            self._execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
+        beats = beating(self._gate, passage.guard.lease, passage.renew, self._execution, inside)
+        beats.__enter__()
+        return beats
 
     def _leave_block(self) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            stack.close()
+        if (beats := self._blocks.pop()) is not None:
+            beats.__exit__()
 
     def _exit_call(self, error: BaseException | None) -> Call[bool] | None:
         """How a `with` block ends a claim that its body has not ended itself."""
-        if not self.started or self._ended:
+        if not self._held:
             return None
-        return self._completing(None, None) if error is None else self._ending(self._passage.release())
+        return self._ending(self._completing(None, None) if error is None else self._passage.release())
 
 
-class Claim(_Claimed):
+class Claim(Claimed):
     """One owner's claim of a key, blocking; make it with `gate.claim`.
 
     In a `with` block heartbeats keep it while the body runs; leaving the block completes it (result None) unless the
@@ -174,7 +205,7 @@ class Claim(_Claimed):
 
     def ask(self) -> Self:
         """Asks, if nobody did yet; `gate.claim` does."""
-        if self._entry is None:
+        if self._entry is None and self._error is None:
             self._take(asked(self._gate, self._passage))
         return self
 
@@ -194,7 +225,7 @@ class Claim(_Claimed):
         written.
 
         BadInput if the result cannot be stored; the claim is then still held."""
-        return self._gate.link.run(self._completing(result, retention))
+        return self._gate.link.run(self._ending(self._completing(result, retention)))
 
     def release(self) -> bool:
         """Gives the right back: the next caller may run. False if the claim was lost."""
@@ -224,14 +255,14 @@ class Claim(_Claimed):
                 waiter.wait(min(left, 1.0, max(self._answer.left_ms / 1000, 0.01)))
 
 
-class AioClaim(_Claimed):
+class AioClaim(Claimed):
     """As `Claim`, awaiting: `claim = await gate.aio.claim(...)`, or `async with gate.aio.claim(...) as claim`."""
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._ask().__await__()
 
     async def _ask(self) -> Self:
-        if self._entry is None:
+        if self._entry is None and self._error is None:
             self._take(await claimed(self._gate, self._passage))
         return self
 
@@ -249,7 +280,7 @@ class AioClaim(_Claimed):
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """As `Claim.complete`."""
-        return await self._gate.aio.link.run(self._completing(result, retention))
+        return await self._gate.aio.link.run(self._ending(self._completing(result, retention)))
 
     async def release(self) -> bool:
         """As `Claim.release`."""

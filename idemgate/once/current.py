@@ -30,13 +30,14 @@ class Execution:
     form.
     """
 
-    __slots__ = ("_key", "_lost", "_save", "attempt", "recovered", "token")
+    __slots__ = ("_ended", "_key", "_lost", "_save", "attempt", "recovered", "token")
 
     def __init__(self, key: Key, token: int, attempt: int, recovered: object, save: Save | None) -> None:
         self._key = key
         self.token = token
         self.attempt = attempt
         self._lost = False
+        self._ended = False
         self.recovered = recovered
         self._save = save
 
@@ -49,9 +50,15 @@ class Execution:
     def lease_lost(self) -> bool:
         return self._lost
 
-    def lose(self) -> None:
-        """The heartbeat says: the right to run is gone."""
-        self._lost = True
+    def end(self) -> None:
+        """Whoever runs has completed or released it: that nothing is held any more is no loss."""
+        self._ended = True
+
+    def lose(self) -> bool:
+        """The heartbeat says: the right to run is gone. Whether that is a loss."""
+        if not self._ended:
+            self._lost = True
+        return not self._ended
 
     def checkpoint(self, data: object) -> bool:
         """Keeps a note for the next attempt, should this one not finish: "the card was charged". One round trip.

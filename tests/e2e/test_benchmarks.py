@@ -29,6 +29,7 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("first_async", {"n": 20, "tasks": 4}),
         ("replay_async", {"n": 20, "tasks": 4}),
         ("first_many", {"n": 200, "batch": 200}),
+        ("claim_many", {"n": 200, "batch": 200, "of": "claims"}),
         ("known", {"n": 20}),
     ],
     "idemgate_scheduler": [
@@ -42,7 +43,12 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("slots", {"n": 500, "of": "slots"}),
         ("merge", {"n": 500, "keys": 5, "keep": "last", "of": "merge"}),
     ],
-    "by_hand": [("first", {"n": 20}), ("replay", {"n": 20}), ("first_many", {"n": 200, "batch": 200})],
+    "by_hand": [
+        ("first", {"n": 20}),
+        ("replay", {"n": 20}),
+        ("first_many", {"n": 200, "batch": 200}),
+        ("claim_many", {"n": 200, "batch": 200, "of": "claims"}),
+    ],
     "bare": [("enqueue_many", SENT), ("take", TAKEN), ("first", {"n": 20})],
 }
 

@@ -115,6 +115,43 @@ def a_claim(case: Case) -> tuple[Work, Check]:
     return work, check
 
 
+def a_batch(case: Case) -> tuple[Work, Check]:
+    keys = [case.key, f"{case.key}b"]
+    got: list[Any] = []
+
+    async def work() -> None:
+        got.extend(await case.aio.claim_many([*keys, case.key], scope="s"))
+        await case.aio.complete_many([(got[0], "result")])
+        await case.aio.release_many(got[1:2])
+
+    async def check(outcome: Any) -> None:
+        states = [(await case.aio.inspect(key, scope="s")).state for key in keys]
+        if not got:
+            assert set(states) <= {"released", "absent"}
+        else:  # its holder knows, and may go on
+            assert states[0] in ("done", "in_progress")
+            assert states[1] in ("released", "in_progress")
+            assert await case.aio.complete_many([(got[0], "result")]) == [True]
+
+    return work, check
+
+
+def a_batch_in_a_block(case: Case) -> tuple[Work, Check]:
+    keys = [case.key, f"{case.key}b"]
+
+    async def work() -> None:
+        async with case.aio.claim_many(keys, scope="s") as claims:
+            await asyncio.sleep(0)
+            await case.aio.complete_many([(claims[0], "result")])
+
+    async def check(outcome: Any) -> None:
+        states = [(await case.aio.inspect(key, scope="s")).state for key in keys]
+        assert states == ["done", "released"] or is_cancelled(outcome)
+        assert "in_progress" not in states
+
+    return work, check
+
+
 def first(case: Case) -> tuple[Work, Check]:
     async def check(outcome: Any) -> None:
         assert not await case.aio.first(case.key, "1h") or is_cancelled(outcome)
@@ -442,6 +479,8 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "once, waiting": once_that_waits,
     "async with claim": a_block,
     "claim": a_claim,
+    "claim_many": a_batch,
+    "async with claim_many": a_batch_in_a_block,
     "first": first,
     "trigger": trigger,
     "trigger_many": trigger_many,

@@ -73,6 +73,14 @@ async def test_a_claim_lost_inside_the_block_is_counted(face: Any, gate: Gate) -
     assert (await face.inspect("k")).state == "absent"
 
 
+async def test_a_body_that_goes_on_after_it_completed_has_lost_nothing(lasting: Any) -> None:
+    async with lasting.inside("k", lease="0.3s") as claim:
+        await claim.complete("result")
+        await asyncio.sleep(0.2)  # while heartbeats find that nothing is held any more
+        assert not current().lease_lost
+    assert lasting.gate.counters["once.lease_lost_while_running"] == 0
+
+
 async def test_current_is_the_claim_inside_and_nothing_outside(face: Any, clock: Clock) -> None:
     with pytest.raises(NotInside, match="outside"):
         current()

@@ -96,6 +96,28 @@ async def test_one_for_a_compact_mark_and_one_a_shard_for_many(wired: Any, wire:
     assert wire.scripts == 32
 
 
+async def test_one_to_claim_a_batch_and_one_to_end_it(wired: Any, wire: Any, counted: Counted) -> None:
+    # Given replies that are held back, then 200 keys are claimed without waiting for the first reply
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.ensure_future(wired.claim_many(range(200)))
+    while wire.scripts < 200:
+        await asyncio.sleep(0.002)
+    wire.flowing.set()
+    claims = await task
+    assert {claim.state for claim in claims} == {"started"}
+    # And they are ended in the same way
+    wire.reset()
+    wire.flowing.clear()
+    ending = asyncio.ensure_future(wired.complete_many([(claim, 1) for claim in claims[:150]]))
+    while wire.scripts < 150:
+        await asyncio.sleep(0.002)
+    wire.flowing.set()
+    assert await ending == [True] * 150
+    assert wire.scripts == 150
+    assert (await counted(wired.release_many(claims[150:])))[0] == 50
+
+
 async def test_one_to_keep_a_value_and_one_to_ask_for_it(wired: Any, counted: Counted) -> None:
     assert await counted(wired.keep("x", 1, "1h")) == (1, 1)
     assert await counted(wired.keep("x", 2, "1h")) == (1, 1)

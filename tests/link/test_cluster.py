@@ -342,6 +342,17 @@ async def test_a_batch_is_one_write_to_each_node(gate: Gate, operator: servers.O
 
 
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
+async def test_claims_of_a_batch_are_one_write_to_each_node(gate: Gate, operator: servers.Operator, face: Face) -> None:
+    warm = await face.claim_many([f"w{n}" for n in range(50)])
+    await face.complete_many([(claim, 1) for claim in warm])
+    before = reads(operator)
+    claims = await face.claim_many([f"k{n}" for n in range(100)])
+    assert {claim.state for claim in claims} == {"started"}
+    assert await face.complete_many([(claim, 1) for claim in claims]) == [True] * 100
+    assert [after - was for after, was in zip(reads(operator), before, strict=True)] == [2 + 1] * 3
+
+
+@pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator: servers.Operator) -> None:
     link = gate.aio.link
     await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))
@@ -349,6 +360,28 @@ async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator
     entries = await asyncio.gather(*(link.run(one) for one in claims(gate, [f"k{n}" for n in range(100)])))
     assert [after - was for after, was in zip(reads(operator), before, strict=True)] == [1 + 1] * 3
     assert {one.state for one in entries} == {"started"}
+
+
+async def test_each_node_gets_so_many_connections(ports: list[int], namespace: str, operator: servers.Operator) -> None:
+    # Given a gate with three connections to each node
+    made = Gate(
+        "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), namespace=namespace, connections=3
+    )
+    before = [_connected(node) for node in operator.nodes]
+    # When many calls travel, and batches
+    for turn in range(20):
+        entries = await asyncio.gather(
+            *(made.aio.link.run(one) for one in claims(made, [f"{turn}:{n}" for n in range(90)]))
+        )
+        assert {one.state for one in entries} == {"started"}
+        batch = await made.aio.claim_many([f"{turn}:b{n}" for n in range(30)])
+        assert await made.aio.complete_many([(claim, 1) for claim in batch]) == [True] * 30
+    # Then all of them are there, until it is closed
+    assert [_connected(node) - was for node, was in zip(operator.nodes, before, strict=True)] == [3] * 3
+    await made.aio.close()
+    async with asyncio.timeout(30):
+        while [_connected(node) for node in operator.nodes] != before:
+            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("awaiting", [False, True])

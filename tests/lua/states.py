@@ -124,7 +124,7 @@ class Slot:
             resizing._Entry(kind, name, b"%d" % number, value, b"1" if kind == b"p" else b"", b"g")
             for kind, name, number, value in (
                 (b"p", b"k", far, MESSAGE),
-                (b"f", b"n", far, wrapped([9, b"r" * 16, 0, MESSAGE, 5, 1, b""])),
+                (b"f", b"n", far, wrapped([9, b"r" * 16, 0, 5, 1, b"", MESSAGE])),
                 (b"d", b"9", 5, wrapped([b"buried", MESSAGE, b"no", 5, 9])),
                 (b"m", b"vk", far, b"3"),
                 (b"e", keys.event("e", b"k", b"k"), far, b""),

@@ -269,7 +269,7 @@ def _pending(content: Any) -> dict[bytes, bytes]:
 def _flights(content: Any) -> dict[bytes, tuple[int, bool, bytes]]:
     """Fence, whether it was cancelled, and the message, by key."""
     unpacked = {key: msgpack.unpackb(packed, raw=True) for key, packed in _pairs(content[3]).items()}
-    return {key: (d[0], d[2] == 1, d[3]) for key, d in unpacked.items()}
+    return {key: (d[0], d[2] == 1, d[6]) for key, d in unpacked.items()}
 
 
 def _attempts_of(packed: bytes) -> int:

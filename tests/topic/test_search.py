@@ -35,14 +35,14 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, reco
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ending needs no token": (
-        "one key", "topic/settle", "if not d or d[delivery.fence] ~= given[2 * i] then", "if not d then"),
+        "one key", "topic/settle", "if not d or d[1] ~= given[2 * i] then", "if not d then"),
     "a key in flight is scheduled": (
         "one key", "topic/trigger", 'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
     "a take is not remembered": ("one key", "topic/take", "if given then", "if false then"),
     "a trigger is not remembered": ("one key", "topic/trigger", "if given then", "if false then"),
     "what is behind is forgotten": ("one key", "topic/settle", "if behind[key] then", "if false then"),
     "what was cancelled is tried again": (
-        "one key", "topic/settle", "elseif d[delivery.cancelled] == 1 then", "elseif false then"),
+        "one key", "topic/settle", "elseif d[3] == 1 then", "elseif false then"),
     "attempts are not counted": (
         "one key", "topic/take", "packed = attempted(m, packed)", "packed = packed or cmsgpack.pack(m)"),
     "what lapses is lost": (

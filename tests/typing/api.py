@@ -15,15 +15,18 @@ import idemgate
 from idemgate import (
     Adaptive,
     AioClaim,
+    AioClaimBatch,
     AioGate,
     AioTopic,
     AlreadyInProgress,
     Claim,
+    ClaimBatch,
     DeadLetter,
     Delivery,
     Execution,
     Failed,
     Gate,
+    IdemgateError,
     Kept,
     Message,
     Peek,
@@ -155,6 +158,12 @@ def claims() -> None:
     assert_type(claim, Claim)
     assert_type(claim.state, Literal["started", "in_progress", "done"])
     assert_type(claim.started, bool)
+    with gate.claim_many(["a", b"b", 3], lease="30s") as claims:
+        assert_type(claims, ClaimBatch)
+        assert_type(claims[0], Claim)
+        assert_type(claims[0].error, IdemgateError | None)
+        assert_type(gate.complete_many([(one, 1) for one in claims], retention="1h"), list[bool])
+        assert_type(gate.release_many(claims), list[bool])
     assert_type(claim.token, int)
     assert_type(claim.attempt, int)
     assert_type(claim.taken_over, int)
@@ -188,6 +197,12 @@ async def awaiting_claims() -> None:
     assert_type(await claim.wait(1), Literal["started", "in_progress", "done"])
     async with gate.aio.claim("k") as held:
         assert_type(held, AioClaim)
+    async with gate.aio.claim_many(["a"]) as claims:
+        assert_type(claims, AioClaimBatch)
+        assert_type(claims[0], AioClaim)
+    assert_type(await gate.aio.claim_many(["a"]), AioClaimBatch)
+    assert_type(await gate.aio.complete_many([(one, 1) for one in claims]), list[bool])
+    assert_type(await gate.aio.release_many(claims), list[bool])
     assert_type(await gate.aio.first("k", 20), bool)
     assert_type(await gate.aio.first_many([], 20), list[bool])
     assert_type(await gate.aio.keep("k", 7, 20), Kept[int])

@@ -26,10 +26,28 @@ local function lean(packed, at)
   return found
 end
 local function lean_message(packed)
-  local m = type(packed) == "string" and #packed > 1024 and lean(packed, message.acc)
-  return m and is_message(m) and m or sound_message(packed)
+  if type(packed) ~= "string" or #packed <= 1024 then
+    return sound_message(packed)
+  end
+  local m = lean(packed, message.acc)
+  local whole, found = pcall(is_message, m)
+  return whole and found or sound_message(packed)
+end
+-- All but the message, of which only its length is looked at: behind `at` stands one text, and nothing else.
+local function is_text(packed, at)
+  local kind, size = string.byte(packed, at + 1), #packed - at
+  return kind == 0xda and size == 3 + struct.unpack(">I2", packed, at + 2) or kind == 0xdb and size == 5 + struct.unpack(">I4", packed, at + 2)
+end
+local function fronted(packed, at, ...)
+  return is_text(packed, at) and is_delivery({ ... })
+end
+local function front_of(packed)
+  return string.byte(packed) == 0x97 and fronted(packed, cmsgpack.unpack_limit(packed, delivery.message - 1, 1))
 end
 local function lean_delivery(packed)
-  local d = #packed > 1024 and lean(packed, delivery.message)
-  return d and is_delivery(d) and d or sound_delivery(packed)
+  if #packed <= 1024 then
+    return sound_delivery(packed)
+  end
+  local whole, d = pcall(front_of, packed)
+  return whole and d or sound_delivery(packed)
 end

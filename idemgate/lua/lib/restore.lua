@@ -20,9 +20,7 @@ local function restore(K, p, key, m, due, why)
     if stood and stood ~= waiting[message.due] then
       waiting[message.due], waiting[message.why] = stood, "flush"
     end
-    for _, name in ipairs({ "due", "why", "pinned" }) do
-      kept[message[name]] = time[message[name]]
-    end
+    kept[message.due], kept[message.why], kept[message.pinned] = time[message.due], time[message.why], time[message.pinned]
     m = waiting[message.last] < m[message.last] and fold(p.merge, waiting, m) or fold(p.merge, m, waiting)
     for at, value in pairs(kept) do
       m[at] = value

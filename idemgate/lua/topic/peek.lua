@@ -25,5 +25,5 @@ if packed then
   end
 end
 local d = redis.call("HGET", K.flight, key)
-d = d and cmsgpack.unpack(d) or { 0, "", 0, "" }
+d = d and cmsgpack.unpack(d) or { [delivery.fence] = 0, [delivery.message] = "" }
 return { "ok", now_ms, packed or "", due, d[delivery.fence], tonumber(redis.call("ZSCORE", K.lease, key)) or 0, d[delivery.message] }

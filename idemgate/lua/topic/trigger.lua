@@ -24,6 +24,7 @@
 --- @include "lib/count"
 --- @include "lib/head"
 --- @include "lib/hint"
+--- @include "lib/header"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local names, asks, ask = {}, {}, nil
@@ -186,15 +187,21 @@ local function meet()
     end
   end
 
-  -- One trigger into the pending message of its key. Returns its receipt.
+  -- One trigger into the pending message of its key. Returns its receipt. (Most are alike: what they have in common is made once.)
+  local new = { 1, now_ms, now_ms, 0, 0, "", 0, "", "", "", "", "", 0, 0 }
+  local ungrouped = { [message.group] = "" }
   function join(key, old, ask, acc, serial)
     -- Where and when it stands: scheduled; false behind a delivery of its key or its group, or when it is ready.
     local stands = stands_at(key)
-    local stood = {
-      [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
-      [message.rank] = old[message.rank],
-    }
-    local new = { 1, now_ms, now_ms, 0, 0, "", 0, ask.version, acc, "", ask.priority, ask.group, serial, 0 }
+    local stood = ungrouped
+    if not stands or old[message.group] .. ask.group ~= "" then
+      stood = {
+        [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
+        [message.rank] = old[message.rank],
+      }
+    end
+    new[message.version], new[message.acc], new[message.priority] = ask.version, acc, ask.priority
+    new[message.group], new[message.serial] = ask.group, serial
     local receipt = "merged"
     local m = fold(p.merge, old, new)
     if stands and stands ~= m[message.due] then
@@ -245,11 +252,7 @@ end
 
 -- What is common to new messages whose triggers ask for the same is packed once: the places of lib/message around the accumulator, which
 -- only lacks a header that says how long it is.
-local headers, born = {}, "\158" .. pack(1, now_ms, now_ms)
-local function header(acc)
-  headers[#acc] = string.sub(pack(acc), 1, -#acc - 1)
-  return headers[#acc]
-end
+local born = "\158" .. pack(1, now_ms, now_ms)
 local function begun(ask)
   local due, why, pinned = ask.at, "time", 1
   if not due then
@@ -264,7 +267,7 @@ end
 -- A new message is scheduled, unless its key is in flight.
 local function begin(key, ask, acc, serial)
   local before, n = ask.before or begun(ask), #words
-  local m = before .. (p.raw and (headers[#acc] or header(acc)) or "") .. acc .. ask.behind .. pack(serial) .. "\0"
+  local m = before .. (p.raw and header.of(#acc) or "") .. acc .. ask.behind .. pack(serial) .. "\0"
   pending[key], words[n + 1], words[n + 2] = m, key, #m > 1024 and weighed(K, m) or m
   if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then
     n = #scheduled

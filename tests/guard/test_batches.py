@@ -1,0 +1,398 @@
+"""The claims of a batch: asked, kept and ended together, and each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from idemgate import (
+    AttemptsExhausted,
+    BadInput,
+    ForeignData,
+    Gate,
+    KeyReused,
+    NotDecodable,
+    NotInside,
+    OutcomeUnknown,
+    StoreRefused,
+    StoreUnavailable,
+    current,
+)
+from idemgate.testing import Clock, History
+
+Stored = Callable[[], dict[bytes, bytes]]
+
+
+@asynccontextmanager
+async def block(face: Any, keys: Any, **options: Any) -> AsyncIterator[Any]:
+    """`with gate.claim_many(...)` or `async with gate.aio.claim_many(...)`."""
+    if face.awaiting:
+        async with face.gate.aio.claim_many(keys, **options) as claims:
+            yield claims
+    else:
+        with face.gate.claim_many(keys, **options) as claims:
+            yield claims
+
+
+async def states(face: Any, keys: Any) -> list[str]:
+    return [(await face.inspect(key)).state for key in keys]
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+
+async def test_each_key_is_answered_as_it_is_in_the_order_of_the_keys(face: Any) -> None:
+    # Given a key that is done, and one that another owner runs
+    await (await face.claim("done")).complete({"n": 1})
+    await face.claim("runs", lease="20s")
+    # When they are claimed together with a new one
+    new, done, runs = claims = await face.claim_many(["new", "done", "runs"])
+    # Then each claim knows its own state
+    assert [claim.state for claim in claims] == ["started", "done", "in_progress"]
+    assert (new.attempt, done.result, runs.retry_after) == (1, {"n": 1}, 20.0)
+    assert [claim.error for claim in claims] == [None] * 3
+
+
+async def test_of_equal_keys_the_first_is_granted_and_the_others_are_told_that_it_runs(face: Any) -> None:
+    claims = await face.claim_many(["a", "b", "a", "a"])
+    assert [claim.state for claim in claims] == ["started", "started", "in_progress", "in_progress"]
+    assert await face.complete_many([(claims[0], "x")]) == [True]
+    wait = claims[2].wait if face.awaiting else lambda seconds: asyncio.to_thread(claims[2].wait, seconds)
+    assert (await wait(0), claims[2].result) == ("done", "x")
+
+
+async def test_the_options_are_those_of_a_single_claim(face: Any, clock: Clock) -> None:
+    options = {"scope": "s", "lease": "10s", "retention": "1h", "on_lease_loss": "hold", "max_attempts": 3}
+    [claim] = await face.claim_many(["k"], **options)
+    assert not (await face.claim("k", **options)).started
+    clock.advance("10s")
+    [held] = await face.claim_many(["k"], **options)
+    assert isinstance(held.error, OutcomeUnknown)
+    assert await face.complete_many([(claim, 1)]) == [True]
+    assert (await face.inspect("k", scope="s")).retention_left == 3600.0
+
+
+async def test_nothing_is_asked_for_no_keys(face: Any, stored: Stored) -> None:
+    assert await face.claim_many([]) == []
+    assert await face.complete_many([]) == []
+    assert await face.release_many([]) == []
+    async with block(face, iter(())) as claims:
+        assert claims == []
+    assert not stored()
+
+
+async def test_what_is_wrong_with_one_key_is_told_by_its_claim_and_the_others_are_granted(
+    face: Any, clock: Clock, raw: Any, gate: Gate
+) -> None:
+    # Given keys of which each is refused for a reason of its own
+    await (await face.claim("reused", fingerprint="x")).complete()
+    await face.claim("held", on_lease_loss="hold")
+    await face.claim("exhausted", max_attempts=1)
+    clock.advance("30s")
+    foreign = gate.claims.key("claim", "foreign")[0]
+    raw.set(foreign, "somebody else's")
+    # When they are claimed together with others
+    keys = ["reused", "one", "held", "exhausted", "foreign", "two"]
+    reused, one, held, exhausted, strange, two = claims = await face.claim_many(keys, max_attempts=1)
+    # Then each claim tells its own error, when it is used
+    assert one.started
+    assert two.started
+    wrong = [(reused, KeyReused), (held, OutcomeUnknown), (exhausted, AttemptsExhausted), (strange, ForeignData)]
+    for claim, kind in wrong:
+        assert isinstance(claim.error, kind)
+        assert kind.__name__ in repr(claim)
+        for name in ("state", "started", "token", "result", "retry_after"):
+            with pytest.raises(kind):
+                getattr(claim, name)
+        with pytest.raises(kind):
+            await face.complete_many([(one, 1), (claim, 2)])
+    # And the others are held, and can be ended
+    assert await face.complete_many([(claim, 1) for claim in claims if claim.error is None]) == [True, True]
+    assert raw.get(foreign) == b"somebody else's"
+    raw.delete(foreign)
+
+
+async def test_a_note_that_cannot_be_read_back_is_that_claims_error(face: Any, gate: Gate, url: str) -> None:
+    # Given a note of a former owner, larger than another gate reads
+    former = await face.claim("a")
+    await former.checkpoint("x" * 100)
+    await former.release()
+    with Gate(url, namespace=gate.namespace, clock=gate.clock, max_bytes=32) as small:
+        other = type(face)(small, face.awaiting)
+        async with block(other, ["a", "b"]) as (a, b):
+            assert isinstance(a.error, NotDecodable)
+            assert b.started
+        await small.aio.close()
+    assert await states(face, ["b"]) == ["released"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [(["a", 1.5], r"keys\[1\]"), (["", "a"], r"keys\[0\]"), ("abc", "keys"), (7, "keys")],
+    ids=repr,
+)
+async def test_a_key_that_is_none_is_named_and_nothing_is_claimed(
+    face: Any, stored: Stored, keys: Any, name: str
+) -> None:
+    with pytest.raises(BadInput, match=f"^{name}="):
+        await face.claim_many(keys)
+    assert not stored()
+
+
+# -- ending -----------------------------------------------------------------------------------------------------------
+
+
+async def test_completed_together_each_has_its_result_and_who_lost_it_is_told(face: Any, clock: Clock) -> None:
+    one, two, three = await face.claim_many(["one", "two", "three"])
+    # Given that another owner has taken one over
+    await face.forget("two", force=True)
+    await face.claim("two")
+    # When all are completed
+    assert await face.complete_many([(three, 3), (two, 2), (one, [1])], retention="1h") == [True, False, True]
+    # Then what was held is done, for as long as it was said
+    assert [claim.state for claim in await face.claim_many(["one", "two", "three"])] == ["done", "in_progress", "done"]
+    clock.advance(3599.999)
+    assert [(await face.claim(key)).result for key in ("one", "three")] == [[1], 3]
+    clock.advance("1ms")
+    assert (await face.claim("one")).started
+
+
+async def test_completing_again_is_answered_alike(face: Any, stored: Stored) -> None:
+    pairs = [(claim, "x") for claim in await face.claim_many(["a", "b"])]
+    assert await face.complete_many(pairs) == [True, True]
+    before = stored()
+    assert await face.complete_many(pairs) == [True, True]
+    assert stored() == before
+
+
+async def test_released_together_the_next_ones_may_run(face: Any) -> None:
+    claims = await face.claim_many(["a", "b", "a"])
+    assert await face.release_many(claims) == [True, True, False]
+    assert [claim.started for claim in await face.claim_many(["a", "b"])] == [True, True]
+
+
+async def test_single_claims_can_be_ended_together_too(face: Any, gate: Gate) -> None:
+    claims = [gate.claim("blocking"), await gate.aio.claim("awaiting")]
+    assert await face.complete_many([(claim, 1) for claim in claims]) == [True, True]
+    assert await states(face, ["blocking", "awaiting"]) == ["done", "done"]
+
+
+async def test_a_result_that_cannot_be_stored_is_named_and_all_are_still_held(face: Any, gate: Gate) -> None:
+    async with block(face, ["a", "b"]) as (one, two):
+        with pytest.raises(BadInput, match=r"^pairs\[1\]"):
+            await face.complete_many([(one, 1), (two, object())])
+        with pytest.raises(BadInput, match="retention"):
+            await face.complete_many([(one, 1)], retention="soon")
+        assert await states(face, ["a", "b"]) == ["in_progress", "in_progress"]
+        assert await face.complete_many([(one, 1)]) == [True]
+    assert await states(face, ["a", "b"]) == ["done", "released"]
+
+
+async def test_what_is_no_claim_of_this_gate_is_refused(face: Any, gate: Gate, url: str, namespace: str) -> None:
+    mine = await face.claim("a")
+    with Gate(url, namespace=namespace) as other:
+        for pairs in ([("a", 1)], [(mine, 1), 7], [mine, mine], {"a": 1}, "ab", [(other.claim("b"), 1)]):
+            with pytest.raises(BadInput, match="pairs"):
+                await face.complete_many(pairs)
+        for claims in (["a"], "ab", [mine, other.claim("c")], mine):
+            with pytest.raises(BadInput, match="claims"):
+                await face.release_many(claims)
+        for key in "bc":
+            other.forget(key, force=True)
+    assert await states(face, ["a"]) == ["in_progress"]
+
+
+# -- the block --------------------------------------------------------------------------------------------------------
+
+
+async def test_leaving_the_block_releases_what_it_has_not_completed(face: Any, gate: Gate) -> None:
+    await (await face.claim("done")).complete("before")
+    async with block(face, ["a", "b", "done", "c"]) as (a, _b, _done, c):
+        await face.complete_many([(a, 1)])
+        await face.release_many([c])
+    assert await states(face, ["a", "b", "c", "done"]) == ["done", "released", "released", "done"]
+    assert (await face.claim("done")).result == "before"
+    assert gate.counters["once.lease_lost"] == 0
+
+
+async def test_a_body_that_raises_keeps_what_it_completed(face: Any) -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        async with block(face, ["a", "b"]) as (a, _b):
+            await face.complete_many([(a, 1)])
+            raise RuntimeError("broken")
+    assert await states(face, ["a", "b"]) == ["done", "released"]
+
+
+async def test_a_refused_key_does_not_keep_the_block_from_ending_the_others(face: Any) -> None:
+    await (await face.claim("reused", fingerprint="x")).complete()
+    with pytest.raises(KeyReused):
+        async with block(face, ["a", "reused"]) as claims:
+            assert [claim.started for claim in claims]
+    assert await states(face, ["a"]) == ["released"]
+
+
+async def test_a_claim_lost_inside_the_block_is_counted(face: Any, gate: Gate) -> None:
+    async with block(face, ["a", "b", "c"]):
+        await face.forget("b", force=True)
+    assert gate.counters["once.lease_lost"] == 1
+
+
+async def test_a_claim_has_a_block_of_its_own_inside(face: Any, gate: Gate) -> None:
+    async with block(face, ["a", "b"]) as claims:
+        with pytest.raises(NotInside):
+            current()
+        one, _two = claims
+        if face.awaiting:
+            async with one:
+                assert current().key == "a"
+        else:
+            with one:
+                assert current().key == "a"
+        assert await states(face, ["a", "b"]) == ["done", "in_progress"]
+    assert await states(face, ["a", "b"]) == ["done", "released"]
+
+
+async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(lasting: Any) -> None:
+    # Given a block that runs for longer than the lease
+    async with block(lasting, ["a", "b", "c"], lease="0.3s") as (a, b, c):
+        await lasting.complete_many([(a, 1)])
+        await asyncio.sleep(0.5)
+        # Then what it holds is kept alive, and what it has ended is no loss
+        assert [claim.state for claim in await lasting.claim_many(["a", "b", "c"])] == [
+            "done",
+            "in_progress",
+            "in_progress",
+        ]
+        assert not any(claim.lease_lost for claim in (a, b, c))
+        assert lasting.gate.counters["once.lease_lost_while_running"] == 0
+    # And afterwards nothing does
+    assert not lasting.gate.pulse._beats
+
+
+async def test_a_claim_that_is_lost_while_the_block_runs_says_so(lasting: Any) -> None:
+    async with block(lasting, ["a", "b"], lease="0.3s") as (a, b):
+        await lasting.forget("a", force=True)
+        async with asyncio.timeout(30):
+            while not a.lease_lost:
+                await asyncio.sleep(0.005)
+        assert not b.lease_lost
+        assert await lasting.complete_many([(a, 1), (b, 2)]) == [False, True]
+    assert lasting.gate.counters["once.lease_lost_while_running"] == 1
+
+
+async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_then_on(lasting: Any) -> None:
+    owner = await lasting.claim("k")
+    async with block(lasting, ["k"], lease="0.3s") as (claim,):
+        await owner.release()
+        wait = claim.wait if lasting.awaiting else lambda seconds: asyncio.to_thread(claim.wait, seconds)
+        assert await wait("10s") == "started"
+        await asyncio.sleep(0.4)
+        assert not (await lasting.claim("k")).started
+    assert await states(lasting, ["k"]) == ["released"]
+
+
+async def test_an_awaiting_batch_has_to_be_awaited(gate: Gate) -> None:
+    claims = gate.aio.claim_many(["a", "b"])
+    with pytest.raises(BadInput, match="await"):
+        claims[0].state  # noqa: B018
+    assert (await claims) is claims
+    assert (await claims) is claims
+    assert (await claims[0]) is claims[0]
+    assert (await gate.aio.inspect("a")).attempts == 1
+
+
+# -- when the store fails ---------------------------------------------------------------------------------------------
+
+
+async def test_where_the_store_fails_midway_what_was_granted_is_given_back(face: Any, gate: Gate, raw: Any) -> None:
+    # Given one key that the server has not the right to change for this user
+    namespace = gate.namespace
+    user = f"u-{namespace}"
+    mine = gate.claims.key("claim", "mine")[0].decode()
+    raw.execute_command("ACL", "SETUSER", user, "on", ">secret", "+@all", f"~{mine}")
+    made = Gate(_as(gate, user), namespace=namespace, clock=gate.clock)
+    try:
+        limited = type(face)(made, face.awaiting)
+        # When it is claimed together with one that may be had
+        with pytest.raises(StoreRefused):
+            await limited.claim_many(["mine", "other"])
+        # Then that one is free, as if nobody had asked
+        record = await face.inspect("mine")
+        assert (record.state, record.attempts) == ("released", 0)
+    finally:
+        await made.aio.close()
+        made.close()
+        raw.execute_command("ACL", "DELUSER", user)
+
+
+def _as(gate: Gate, user: str) -> str:
+    settings = gate.endpoint.settings
+    if "path" in settings:
+        return f"unix://{user}:secret@{settings['path']}"
+    return f"redis://{user}:secret@{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+
+
+async def test_a_store_that_is_away_is_said_once(wired: Any, wire: Any) -> None:
+    claims = await wired.claim_many(["a", "b", "c"])
+    wire.cut()
+    with pytest.raises(StoreUnavailable):
+        await wired.claim_many(["d", "e", "f"])
+    with pytest.raises(StoreUnavailable):
+        await wired.complete_many([(claim, 1) for claim in claims])
+    wire.mend()
+    # What could not be completed can be completed again
+    assert await wired.complete_many([(claim, 1) for claim in claims]) == [True] * 3
+
+
+async def test_a_lost_reply_is_asked_for_again_with_the_same_tokens(wired: Any, wire: Any) -> None:
+    # Given claims that were granted, but whose replies were lost
+    await wired.claim("warm")
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.ensure_future(wired.claim_many(["a", "b", "a"]))
+    assert await asyncio.to_thread(wire.asked.wait, 30)
+    while wire.scripts < 3:
+        await asyncio.sleep(0.002)
+    wire.cut()
+    wire.flowing.set()
+    wire.mend()
+    # Then the same owner is told the same
+    claims = await task
+    assert [claim.state for claim in claims] == ["started", "started", "in_progress"]
+    assert [claim.attempt for claim in claims[:2]] == [1, 1]
+    assert await wired.complete_many([(claim, 1) for claim in claims]) == [True, True, False]
+
+
+# -- many consumers ---------------------------------------------------------------------------------------------------
+
+
+async def test_of_batches_that_overlap_each_key_is_done_by_one(face: Any) -> None:
+    # Given consumers that get the same messages in batches that overlap, some of which they fail to do
+    keys, history = [f"k{n}" for n in range(60)], History()
+
+    async def consume(random: Random) -> None:
+        batch = random.choices(keys, k=20)
+        async with block(face, batch) as claims:
+            mine = [(key, claim) for key, claim in zip(batch, claims, strict=True) if claim.started]
+            for key, claim in mine:
+                with history.run(key, claim.token, claim.attempt):
+                    await asyncio.sleep(0)
+            done = [one for one in mine if random.random() < 0.7]
+            assert await face.complete_many([(claim, key) for key, claim in done]) == [True] * len(done)
+            for key, claim in done:
+                history.done(key, claim.token)
+
+    async def consumer(number: int) -> None:
+        for turn in range(12):
+            await consume(Random(f"{number} {turn}"))
+
+    await asyncio.gather(*map(consumer, range(4)))
+    # Then nothing that was done ran again, no key ran twice at a time, and nothing is held
+    assert history.findings() == []
+    assert set(await states(face, keys)) <= {"done", "released", "absent"}
+    assert [one.result for one in await face.claim_many(keys) if one.state == "done"]
