@@ -44,8 +44,8 @@ def _guard(gate: Gate, tag: str, plan: Plan) -> None:
 
 
 def _topic(gate: Gate, tag: str, plan: Plan) -> None:
-    """Full batches on top of what is there: triggers, new and merging ones, also such as ask for more; what is taken, and
-    as many settled as go at once, also in turns, as a worker does."""
+    """Full batches on top of what is there: triggers, new and merging ones, also such as ask for more; what is taken,
+    and as many settled as go at once, also in turns, as a worker does."""
     topic, n = gate.topic(tag), plan.size(20_000)
     triggers = [Trigger(f"key:{number}", payload(number)) for number in range(n)]
     topic.trigger_many(triggers)
@@ -82,8 +82,8 @@ def _met(gate: Gate, tag: str, plan: Plan) -> None:
         topic = gate.topic(f"{tag}-{merge}", merge=merge, window="1h")
         topic.trigger_many([Trigger(key, "x", delay=0) for key in keys])
         held = topic.take(n)
-        for payload in ("x" * 100_000, "x"):
-            topic.trigger_many([Trigger(key, payload) for key in keys])
+        for length in (100_000, 1):
+            topic.trigger_many([Trigger(key, "x" * length) for key in keys])
         for part, end_them in ((held[::2], topic.ack), (held[1::2], topic.nack)):
             end_them(part)
         topic.trigger_many([Trigger(key, "x") for key in keys])
