@@ -364,13 +364,13 @@ class TopicCalls:
             "settle",
             slot,
             (part.request, self._policy, _ended(part.entries), *_others(part.entries)),
-            lambda reply: self._settled(
+            lambda reply: self._whole(
                 slot, part.entries, Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]), lambda found: found
             ),
             _resettled(part),
         )
 
-    def _settled(self, slot: int, settlements: Sequence[Settlement], found: Settled, made: Callable[[Settled], T]) -> T:
+    def _whole(self, slot: int, settlements: Sequence[Settlement], found: Settled, made: Callable[[Settled], T]) -> T:
         """What is `made` of how these ended, once all have."""
         outcomes = found.outcomes
         if "left" not in outcomes[-1:]:
@@ -395,7 +395,7 @@ class TopicCalls:
             end = len(reply) - len(settlements)
             taken = self._found(slot, reply, end)
             settled = Settled(_outcomes(reply[end:]), taken.next_due_ms, taken.now_ms)
-            return self._settled(slot, settlements, settled, lambda found: Turned(found, taken))
+            return self._whole(slot, settlements, settled, lambda found: Turned(found, taken))
 
         def again(calls: TopicCalls, slot: int) -> Batch[Turned]:
             # Each half by itself, as a copy of it that had been asked for alone.
