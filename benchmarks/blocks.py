@@ -11,8 +11,9 @@ from benchmarks.peers.speak import payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
-from idemgate.core.topics import Settlement
+from idemgate.core.topics import Settlement, most_of
 from idemgate.lua import script
+from idemgate.work.line import BATCH
 
 __all__ = ["run"]
 
@@ -23,7 +24,7 @@ def run(plan: Plan) -> list[Row]:
     with started("--slowlog-log-slower-than", "50", "--slowlog-max-len", "100000") as server:
         for repetition in range(plan.repetitions):
             with Gate(f"redis://127.0.0.1:{port_of(server)}/0", namespace="bench") as gate:
-                for work, of in ((_guard, ""), (_topic, ""), (_large, ", 100 kB a message")):
+                for work, of in ((_guard, ""), (_topic, ""), (_large, ", 100 kB a message"), (_met, ", meets 100 kB")):
                     server.flushall()
                     server.slowlog_reset()
                     work(gate, f"r{repetition}", plan)
@@ -43,17 +44,18 @@ def _guard(gate: Gate, tag: str, plan: Plan) -> None:
 
 
 def _topic(gate: Gate, tag: str, plan: Plan) -> None:
-    """Full batches on top of what is there: 128 triggers, new and merging ones; 100 taken, and as many settled as go at
-    once, also in turns, as a worker does."""
+    """Full batches on top of what is there: triggers, new and merging ones, also such as ask for more; what is taken,
+    and as many settled as go at once, also in turns, as a worker does."""
     topic, n = gate.topic(tag), plan.size(20_000)
     triggers = [Trigger(f"key:{number}", payload(number)) for number in range(n)]
     topic.trigger_many(triggers)
     topic.trigger_many(triggers[: n // 2])
+    topic.trigger_many([Trigger(f"key:{number}", 1, event_id=number, version=2) for number in range(n // 10)])
     topic.stats()
     for end_them in (topic.ack, topic.nack):
         _through(topic, end_them, n // 4)
-    for verb, many in (("ack", 100), ("nack", 50)):
-        _turning(gate, topic.open(), verb, many, n // 8)
+    for verb in ("ack", "nack"):
+        _turning(gate, topic.open(), verb, n // 8)
     topic.flush()
     _through(topic, topic.bury, n // 4)
 
@@ -72,6 +74,21 @@ def _large(gate: Gate, tag: str, plan: Plan) -> None:
     topic.forward_due(2 * n)
 
 
+def _met(gate: Gate, tag: str, plan: Plan) -> None:
+    """Small triggers and deliveries, 128 at a time, that meet large messages: what they join, and what waits behind."""
+    n = min(plan.size(200), 400)
+    keys = [f"key:{number}" for number in range(n)]
+    for merge in ("first", "append"):
+        topic = gate.topic(f"{tag}-{merge}", merge=merge, window="1h")
+        topic.trigger_many([Trigger(key, "x", delay=0) for key in keys])
+        held = topic.take(n)
+        for length in (100_000, 1):
+            topic.trigger_many([Trigger(key, "x" * length) for key in keys])
+        for part, end_them in ((held[::2], topic.ack), (held[1::2], topic.nack)):
+            end_them(part)
+        topic.trigger_many([Trigger(key, "x") for key in keys])
+
+
 def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
     done = 0
     while done < n:
@@ -81,11 +98,12 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
         done += max(1, len(taken))
 
 
-def _turning(gate: Gate, calls: Any, verb: str, many: int, n: int) -> None:
-    held = gate.link.run(calls.take(0, many)).deliveries
+def _turning(gate: Gate, calls: Any, verb: str, n: int) -> None:
+    held = gate.link.run(calls.take(0, BATCH)).deliveries
+    many = min(BATCH, most_of([Settlement(verb, one) for one in held]))
     for _ in range(n // many):
         endings = [Settlement(verb, one) for one in held[:many]]
-        held = held[many:] + gate.link.run(calls.turn(0, endings, 100)).taken.deliveries
+        held = held[many:] + gate.link.run(calls.turn(0, endings, many)).taken.deliveries
 
 
 def _note(server: Any, found: dict[str, Row], of: str) -> None:

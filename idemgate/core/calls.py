@@ -10,7 +10,7 @@ from idemgate.core.stored import BROKEN, not_ours
 from idemgate.errors import ForeignData, NotDecodable
 from idemgate.lua import Script, script
 
-__all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Elsewhere", "Moved", "call", "text"]
+__all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Elsewhere", "Moved", "Unfinished", "call", "text"]
 
 T = TypeVar("T")
 Arg = bytes | str | int
@@ -26,6 +26,15 @@ class Moved(Exception):
     def __init__(self, by: bytes) -> None:
         super().__init__(by)
         self.by = by
+
+
+class Unfinished(Exception):
+    """A part was done, as much as one script call may. `rest` is to be asked, call by call in this order, and makes of
+    their answers that to the whole."""
+
+    def __init__(self, rest: Batch[Any]) -> None:
+        super().__init__(rest)
+        self.rest = rest
 
 
 class Elsewhere(Protocol):
@@ -59,7 +68,8 @@ class Call(Generic[T]):
         self.framed = framed
 
     def answer(self, reply: Reply) -> T:
-        """What the caller gets for this reply. Raises ForeignData, Moved, or NotDecodable for what we never wrote."""
+        """What the caller gets for this reply. Raises ForeignData, Moved, Unfinished, or NotDecodable for what we never
+        wrote."""
         try:
             if reply[0] != b"foreign":
                 return self.read(reply)

@@ -8,7 +8,7 @@ from typing import TypeVar
 __all__ = ["BATCH", "BYTES", "portions"]
 
 T = TypeVar("T")
-BATCH = 200
+BATCH = 100
 """Most deliveries."""
 BYTES = 131_072
 """Most bytes of messages, or one message: Lua makes a text of it up to seven times, each costs the server 1 ms a MB. As

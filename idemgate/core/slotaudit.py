@@ -40,6 +40,9 @@ _NOT_COUNTED = (b"", b"v", b"opened", b"gone")
 """What the facts hold beside numbers."""
 LEASE_MS = 7 * 86_400_000
 """Where the slot does not say how long the longest lease was: a longer one is taken for a mistake."""
+_LARGE = 1024 + 64
+"""Bytes of a message or letter from which on a slot says that it has held one: lengths are asked there only. What a
+script adds to one that is stored is less than the difference."""
 AHEAD_US = 86_400_000_000
 """Tokens are never below the clock, and rise by one a grant: none is a day ahead of it."""
 _GONE = ("acked", "cancelled", "deleted", "expired", "forwarded")
@@ -516,6 +519,10 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
     for number, letter in seen.grave.items():
         if number != b"%d" % letter.fence or seen.found.dead.get(number, letter.died) != letter.died:
             yield seen.finding("disagrees", "grave", f"letter {text(number)} says another number or time")
+    large = [name for part in (seen.found.pending, seen.found.grave) for name in part if len(part[name]) > _LARGE]
+    if large and b"large" not in seen.found.facts:
+        what = f"{shown(large[0])} is large, and the slot does not say that it ever held such: a call may take long"
+        yield seen.finding("disagrees", "facts", what, "HSET", "large", 1)
 
 
 def _flushed(seen: _Seen, one: _Message) -> bool:

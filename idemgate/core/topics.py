@@ -9,7 +9,7 @@ from random import randrange
 from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys, parts
-from idemgate.core.calls import Arg, Batch, Call, call, text
+from idemgate.core.calls import Arg, Batch, Call, Unfinished, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
 from idemgate.core.durations import instant, milliseconds
@@ -49,8 +49,10 @@ Asked = tuple[bytes, bytes, bytes, bytes]
 """A trigger that was checked: its key, what it asks for (`lua/lib/asked.lua`), its accumulator; and its route."""
 MANY = 128
 """Most triggers of one script call."""
-FEW = 50
-"""Most deliveries that end at once, if some are not just done: that takes several times as long."""
+SOME = 40
+"""Most triggers of one, if some ask for more than a time: those take two to four times as long."""
+FEW = 32
+"""Most deliveries that end at once, if some are not just done: those take several times as long."""
 
 
 class Settlement(NamedTuple):
@@ -235,42 +237,62 @@ class TopicCalls:
         return self._call(
             "trigger",
             self.at(asked[3]),
-            (request, self._rules, *asked[:3]),
-            lambda reply: _receipts(reply)[0],
+            (request, self._rules, b"", *asked[:3]),
+            lambda reply: _receipts(reply[1], reply[2:])[0],
             lambda calls, _: _only(calls._trigger(request, asked)),
         )
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
-        """One script call per slot and 128 triggers, or 128 KiB of them. All are checked before the first call is
-        made."""
+        """One script call per slot and 128 triggers, 40 if some ask for more than a time, or 128 KiB of them; and more
+        where they join large messages. All are checked before the first call is made."""
         return self.put_many([self.checked(trigger) for trigger in triggers])
 
     def put_many(self, triggers: list[Asked]) -> Batch[list[Receipt]]:
         """As `trigger_many`, of triggers that were `checked`."""
+        most = SOME if any(asked[1].startswith(_MORE) for asked in triggers) else MANY
         if self.policy.slots == 1:
-            return Batch([self._triggers(0, part) for part in portions(triggers, _size, MANY)], _flat)
+            return Batch(self._puts(0, portions(triggers, _size, most)), _flat)
         by_slot: defaultdict[int, list[int]] = defaultdict(list)
         for place, asked in enumerate(triggers):
             by_slot[self.at(asked[3])].append(place)
         sizes = list(map(_size, triggers))
-        placed = [(slot, part) for slot, found in by_slot.items() for part in portions(found, sizes.__getitem__, MANY)]
-        calls = [self._triggers(slot, [triggers[place] for place in part]) for slot, part in placed]
-        return Batch(calls, lambda answers: in_order([part for _, part in placed], answers))
+        placed = {slot: portions(found, sizes.__getitem__, most) for slot, found in by_slot.items()}
+        calls = [
+            one
+            for slot, found in placed.items()
+            for one in self._puts(slot, [[triggers[place] for place in part] for part in found])
+        ]
+        return Batch(calls, lambda answers: in_order(_flat(placed.values()), answers))
 
-    def _triggers(self, slot: int, triggers: Sequence[Asked]) -> Call[list[Receipt]]:
-        return self._put(slot, parts.Part(token(), triggers))
+    def _puts(self, slot: int, portioned: Iterable[Sequence[Asked]]) -> list[Call[list[Receipt]]]:
+        """Each names the one in front of it: where that leaves some for another call, those behind wait for it."""
+        made, before = list[Call[list[Receipt]]](), b""
+        for some in portioned:
+            part = parts.Part(token(), some)
+            made.append(self._put(slot, part, before))
+            before = part.request
+        return made
 
-    def _put(self, slot: int, part: parts.Part[Asked]) -> Call[list[Receipt]]:
-        args: list[Arg] = [part.request, self._rules]
+    def _put(self, slot: int, part: parts.Part[Asked], before: bytes = b"") -> Call[list[Receipt]]:
+        args: list[Arg] = [part.request, self._rules, before]
         for key, wish, acc, _ in part.entries:
             args += (key, wish, acc)
         return self._call(
             "trigger",
             slot,
             args,
-            lambda reply: part.own(_receipts(reply)),
+            lambda reply: self._received(slot, part.entries, reply[1], part.own(reply[2:])),
             lambda calls, _: part.again(lambda asked: calls.at(asked[3]), calls._put, in_order),
         )
+
+    def _received(self, slot: int, triggers: Sequence[Asked], now_ms: int, codes: list[int]) -> list[Receipt]:
+        done = codes.index(_LEFT) if _LEFT in codes[-1:] else len(codes)
+        receipts = _receipts(now_ms, codes[:done])
+        if done == len(codes):
+            return receipts
+        rest = portions(list(triggers[done:]), _size, _next(done))
+        calls = [self._put(slot, parts.Part(token(), some)) for some in rest]
+        raise Unfinished(Batch(calls, lambda answers: receipts + _flat(answers)))
 
     def checked(self, trigger: Trigger) -> Asked:
         """A trigger as scripts get it, or BadInput."""
@@ -340,9 +362,26 @@ class TopicCalls:
             "settle",
             slot,
             (part.request, self._policy, _ended(part.entries), *_others(part.entries)),
-            lambda reply: Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]),
+            lambda reply: self._whole(
+                slot, part.entries, Settled(part.own(_outcomes(reply[3:])), reply[2], reply[1]), lambda found: found
+            ),
             _resettled(part),
         )
+
+    def _whole(self, slot: int, settlements: Sequence[Settlement], found: Settled, made: Callable[[Settled], T]) -> T:
+        """What is `made` of how these ended, once all have."""
+        outcomes = found.outcomes
+        if "left" not in outcomes[-1:]:
+            return made(found)
+        done = outcomes.index("left")
+        rest = portions(list(settlements[done:]), lambda entry: entry.size, _next(done))
+        calls = [self._settle(slot, parts.Part(token(), some)) for some in rest]
+
+        def whole(answers: list[Settled]) -> T:
+            ended = outcomes[:done] + _flat(one.outcomes for one in answers)
+            return made(Settled(ended, answers[-1].next_due_ms, answers[-1].now_ms))
+
+        raise Unfinished(Batch(calls, whole))
 
     def turn(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[Turned]:
         """`settle`, then `take`, in one step."""
@@ -353,7 +392,8 @@ class TopicCalls:
         def read(reply: list[Any]) -> Turned:
             end = len(reply) - len(settlements)
             taken = self._found(slot, reply, end)
-            return Turned(Settled(_outcomes(reply[end:]), taken.next_due_ms, taken.now_ms), taken)
+            settled = Settled(_outcomes(reply[end:]), taken.next_due_ms, taken.now_ms)
+            return self._whole(slot, settlements, settled, lambda found: Turned(found, taken))
 
         def again(calls: TopicCalls, slot: int) -> Batch[Turned]:
             # Each half by itself, as a copy of it that had been asked for alone.
@@ -367,8 +407,8 @@ class TopicCalls:
         return self._call("turn", slot, args, read, again)
 
     def settle_many(self, settlements: Iterable[Settlement]) -> Batch[list[str]]:
-        """One script call per slot and 200 deliveries, 50 if not all are just done, or 128 KiB of them; the outcomes in
-        the order of the settlements."""
+        """One script call per slot and 100 deliveries, 32 if not all are just done, or 128 KiB of them; and more where
+        large messages wait behind them. The outcomes are in the order of the settlements."""
         found = list(settlements)
         return self._spread(
             found,
@@ -479,7 +519,7 @@ class TopicCalls:
         return self._of_key("flush", _route(key, group), args, lambda reply: int(reply[2]))
 
     def flush_slot(self, slot: int) -> Call[tuple[int, int]]:
-        """(moved, still due later): one call moves at most 1,000."""
+        """(moved, still due later): one call moves at most 500."""
         return self._call(
             "flush",
             slot,
@@ -663,7 +703,7 @@ def _others(settlements: Sequence[Settlement]) -> list[Arg]:
     return words
 
 
-_OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost")}
+_OUTCOMES = {word.encode(): word for word in ("ok", "dead", "cancelled", "lost", "left")}
 
 
 def _outcomes(words: list[bytes]) -> list[str]:
@@ -674,9 +714,18 @@ _ACCEPTED: tuple[ReceiptStatus, ...] = ("scheduled", "merged", "replaced")
 _REFUSED: dict[int, ReceiptStatus] = {3: "dropped", 4: "duplicate"}
 
 
-def _receipts(reply: list[Any]) -> list[Receipt]:
-    now_ms: int = reply[1]
-    codes: list[int] = reply[2:]
+_LEFT = 5
+"""What is said of a trigger that is left for another call."""
+_MORE = b"\x95"
+"""With which begins what a trigger asks for that is more than a time."""
+
+
+def _next(done: int) -> int:
+    """How many to carry at once where a call did so many of its own: not all that are left, again and again."""
+    return 2 * done or BATCH
+
+
+def _receipts(now_ms: int, codes: list[int]) -> list[Receipt]:
     return [
         Receipt(_REFUSED[one], None) if one in _REFUSED else Receipt(_ACCEPTED[one & 7], now_ms + (one >> 3))
         for one in codes
@@ -699,7 +748,7 @@ def _stats(answers: list[list[list[Any]]]) -> Stats:
     return Stats(scheduled, ready, waiting, blocked, in_flight, dead, next_due, paused, dict(counters))
 
 
-_FACTS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"opened", b"batch", b"gone")
+_FACTS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"large", b"opened", b"batch", b"gone")
 """What a slot's facts hold beside counters."""
 
 

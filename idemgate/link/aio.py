@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved
+from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved, Unfinished
 from idemgate.core.durability import Durability
 from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.link.cluster_aio import ClusterLines
@@ -78,7 +78,7 @@ class Asking(Generic[T]):
             return
         try:
             result = self._call.answer(reply)
-        except Moved:
+        except (Moved, Unfinished):
             self.go_on(self._link._answered(self._call, reply, self._patience()))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
             self._tell(None, error)
@@ -207,6 +207,9 @@ class AsyncLink:
         """As that of `SyncLink`."""
         try:
             return call.answer(reply)
+        except Unfinished as found:
+            rest = found.rest
+            return rest.join([await self._insist(one, patience) for one in rest.calls])  # type: ignore[no-any-return]
         except Moved as moved:
             elsewhere, by = call.elsewhere, moved.by
         assert elsewhere is not None, "or it is not moved"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved
+from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved, Unfinished
 from idemgate.core.durability import Durability
 from idemgate.core.locks import freed_at_fork
 from idemgate.errors import StoreError
@@ -104,7 +104,7 @@ class SyncLink:
             except rx.ResponseError as error:
                 reply = self._refused(wires, error, call)
             return call.answer(reply)
-        except Moved:
+        except (Moved, Unfinished):  # asked again, with the same token, it says so again
             return self._insist(call, Patience(self.seconds if within is None else within, started))
         except FAILURES as error:
             patience = Patience(self.seconds if within is None else within, started)
@@ -121,9 +121,12 @@ class SyncLink:
                 return self._answered(call, reply, patience, hops)
 
     def _answered(self, call: Call[T], reply: list[Any], patience: Patience, hops: int = 0) -> T:
-        """What the reply means; where its slot has moved, what is answered there."""
+        """What the reply means; where its slot has moved, what is answered there; where a part is left, with that."""
         try:
             return call.answer(reply)
+        except Unfinished as found:
+            rest = found.rest
+            return rest.join([self._insist(one, patience) for one in rest.calls])  # type: ignore[no-any-return]
         except Moved as moved:
             elsewhere, by = call.elsewhere, moved.by
         assert elsewhere is not None, "or it is not moved"

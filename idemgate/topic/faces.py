@@ -183,8 +183,9 @@ class Topic(_Face):
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
-        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 128 triggers,
-        or 128 KiB of them, each atomic.
+        """Puts many triggers in, in order; receipts in the same order. One script call per slot and 128 triggers
+        (40, if some ask for more than a time), or 128 KiB of them, each atomic; and more of them where what they join
+        has more than 128 KiB.
 
         All triggers are checked before the first is sent; what is neither a Trigger nor a (key, payload) tuple is
         BadInput.
@@ -194,7 +195,7 @@ class Topic(_Face):
 
     def take(self, n: int = 1) -> list[Delivery[Any]]:
         """At most `n` deliveries that are due, oldest first within a slot; an empty list if none is. Their leases begin
-        now: `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 200 deliveries or
+        now: `extend` them, and end each with `ack`, `nack` or `bury`. One round trip per slot, and 100 deliveries or
         128 KiB of them, until `n` are found; where one fails, those that were found before are returned."""
         found: list[Delivery[Any]] = []
         _check_number(n)
@@ -212,7 +213,7 @@ class Topic(_Face):
 
     def forward_due(self, n: int = 1000) -> int:
         """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
-        own their loop. One round trip per slot and 200 messages, or 128 KiB of them, each atomic; where one fails, the
+        own their loop. One round trip per slot and 100 messages, or 128 KiB of them, each atomic; where one fails, the
         number of those that were sent before is returned. BadInput unless `forward` said where to."""
         to, calls, sent = self.opening.destination(), self.open(), 0
         try:
@@ -296,7 +297,7 @@ class Topic(_Face):
         )
 
     def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
-        """Makes what is pending due now: of one key, or (None) of the whole topic, 1,000 a call. How many were
+        """Makes what is pending due now: of one key, or (None) of the whole topic, 500 a call. How many were
         moved."""
         if key is not None:
             return self.run(lambda calls: calls.flush(key, group))

@@ -24,7 +24,7 @@ from idemgate.work.outcome import attempt_of
 __all__ = ["BATCH", "Ending", "Held", "Line"]
 
 log = logging.getLogger("idemgate.worker")
-BATCH = 100
+BATCH = 80
 
 
 class Held:
@@ -174,8 +174,9 @@ class Line:
         for held, _ in endings:
             held.ending = True
         calls, turns = self.calls, list[Coroutine[Any, Any, list[Held]]]()
-        for slot, some in _parts(calls, endings):
-            n = min(room, BATCH) if self._turns and self.due.has_work(slot) else 0
+        most = min(BATCH, most_of([settlement for _, settlement in endings]))
+        for slot, some in _parts(calls, endings, most):
+            n = min(room, most) if self._turns and self.due.has_work(slot) else 0
             room -= n
             turns.append(self._turn(calls, slot, some, n))
         return await turns[0] if len(turns) == 1 else [held for found in await gather(*turns) for held in found]
@@ -231,14 +232,13 @@ class Line:
             self.gate.pulse.remove(self._beat)
 
 
-def _parts(calls: TopicCalls, endings: list[Ending]) -> Iterable[tuple[int, list[Ending]]]:
-    """One script call each: by slot, at most a batch, and 128 KiB or one."""
+def _parts(calls: TopicCalls, endings: list[Ending], most: int) -> Iterable[tuple[int, list[Ending]]]:
+    """One script call each: by slot, at most so many, and 128 KiB or one."""
     by_slot: dict[int, list[Ending]] = {0: endings}
     if calls.policy.slots > 1:
         by_slot = defaultdict(list)
         for ending in endings:
             by_slot[calls.home(ending[1].delivery)].append(ending)
-    most = min(BATCH, most_of([settlement for _, settlement in endings]))
     for slot, some in by_slot.items():
         for part in portions(some, lambda ending: ending[1].size, most):
             yield slot, part

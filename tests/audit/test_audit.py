@@ -276,6 +276,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "in line with another time": ("disagrees", "line", _line_moved),
     "ready with another time": ("disagrees", "ready", _ready_moved),
     "a delivery that counts otherwise": ("disagrees", "flight", lambda h: h.edit("flight", b"flies", 5, 3)),
+    "large where nothing is": ("disagrees", "facts", lambda h: h.edit("pending", b"waits", 10, b"x" * 2000)),
     "a letter by another number": ("disagrees", "grave", lambda h: h.edit("grave", None, 5, 7)),
     "a letter that died at another time": (
         "disagrees",

@@ -94,7 +94,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         'gives "RPUSH" the key kind',
     ),
     "keys passed on": ("topic/peek", "slot(KEYS)", "slot({ unpack(KEYS) })", "in a way that cannot be checked"),
-    "another stride": ("topic/trigger", "for i = 4, #ARGV, 3 do", "for i = 4, #ARGV, 2 do", "its header says [(4, 3)]"),
+    "another stride": ("topic/trigger", "for i = 5, #ARGV, 3 do", "for i = 5, #ARGV, 2 do", "its header says [(5, 3)]"),
     "another start": ("topic/extend", "for i = 3, #ARGV, 2 do", "for i = 4, #ARGV, 2 do", "its header says [(3, 2)]"),
     "a place nobody reads": ("topic/settle", "ARGV[i + 3]", '""', "its header says [(5, 4)]"),
     "a place too few in the header": ("topic/extend", "two a delivery: key; fence", "two a delivery: key", "[(3, 0)]"),

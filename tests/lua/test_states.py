@@ -117,7 +117,7 @@ def _words(call: Call[Any], reply: Any) -> None:
     assert type(reply[1]) is int
     assert all(type(value) in (bytes, int) for value in reply)
     if call.script.name == "topic/trigger" and reply[0] == b"ok":
-        assert {receipt.status for receipt in _receipts(reply)} <= header.each
+        assert {receipt.status for receipt in _receipts(reply[1], reply[2:])} <= header.each
     elif header.each and reply[0] == b"ok":
         from_ = {"topic/settle": 3, "topic/extend": 2}.get(call.script.name)
         assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each

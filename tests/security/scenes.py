@@ -122,6 +122,8 @@ def triggers(on: Stage) -> None:
     topic.trigger("a", 4, group="i", delay="2s", priority=4)
     on.clock.advance("2h")
     topic.trigger("z", 1)  # what was remembered fades
+    for _ in range(2):  # the second call asks how large it is
+        topic.trigger_many([Trigger("large", "x" * 2000), Trigger("y")])
     topic.stats()
 
 

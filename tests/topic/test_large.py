@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from idemgate import ForeignData, Gate, Topic, Trigger
+from idemgate.core.calls import Call
 from idemgate.core.messages import Delivery, Forward, Taken
 from idemgate.core.portions import BYTES, portions
 from idemgate.core.topics import Settlement
@@ -259,3 +260,205 @@ async def test_a_large_value_that_is_none_of_ours_is_refused(
         with pytest.raises(ForeignData, match="holds under k what idemgate has not written"):
             await getattr(topic, verb)(delivery if part == "flight" else 1)
         assert everything() == before
+
+
+# -- what a call meets ------------------------------------------------------------------------------------------------
+
+
+def scripts_run(raw: Any) -> int:
+    """How many scripts the server has run."""
+    found = raw.info("commandstats")
+    return sum(found[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in found)
+
+
+def replied(gate: Gate, call: Call[Any]) -> list[Any]:
+    """The bare reply to a call."""
+    reply: list[Any] = gate.link.run(Call(call.script, call.keys, call.args, lambda reply: reply))
+    return reply
+
+
+async def grown(topic: Any, n: int) -> list[str]:
+    """Pending messages that are large, of policies that keep the first payload."""
+    keys = [f"k{number}" for number in range(n)]
+    await topic.trigger_many([(key, LARGE) for key in keys])
+    return keys
+
+
+async def behind(topic: Any, n: int) -> list[Delivery[Any]]:
+    """Small deliveries, each with a large message behind it."""
+    await topic.trigger_many([(f"k{number}", "small") for number in range(n)])
+    held: list[Delivery[Any]] = await topic.take(n)
+    await grown(topic, n)
+    return held
+
+
+async def test_triggers_go_with_as_many_calls_as_the_bytes_need_that_they_join(face: Any, raw: Any) -> None:
+    # Given twelve large messages
+    topic = face.topic("t", window="1h", merge="first")
+    keys = await grown(topic, 12)
+    before = scripts_run(raw)
+    # When each is joined by a trigger of a few bytes
+    receipts = await topic.trigger_many([(key, "x") for key in keys])
+    # Then they are joined two by two, and no call carries more than twice as many as the one before it did
+    assert [one.status for one in receipts] == ["merged"] * 12
+    assert scripts_run(raw) - before == 1 + 2 + 2 + 1
+    assert [(await topic.peek(key)).pending.count for key in keys] == [2] * 12
+
+
+async def test_triggers_that_join_small_messages_go_together(face: Any, raw: Any) -> None:
+    topic = face.topic("t", window="1h")
+    await topic.trigger_many([(number, "x" * 900) for number in range(128)])
+    before = raw.info("commandstats")
+    await topic.trigger_many([(number, "x") for number in range(128)])
+    # Then nobody asked for their lengths
+    after = raw.info("commandstats")
+    assert after["cmdstat_evalsha"]["calls"] - before["cmdstat_evalsha"]["calls"] == 1
+    assert after.get("cmdstat_hstrlen") == before.get("cmdstat_hstrlen")
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_triggers_of_a_key_stay_in_order_where_calls_leave_some(face: Any, clock: Clock, slots: int) -> None:
+    # Given six large messages, and 400 triggers for them, which are sent as several calls at once
+    topic = face.topic("t", window="1m", merge="append", slots=slots)
+    keys = await grown(topic, 6)
+    receipts = await topic.trigger_many([(keys[number % 6], number) for number in range(400)])
+    # Then each has its own receipt, and each key its triggers in their order
+    assert [one.status for one in receipts] == ["merged"] * 400
+    clock.advance("1m")
+    found = {one.key: one.payload for one in await topic.take(6)}
+    assert found == {key: [LARGE, *range(at, 400, 6)] for at, key in enumerate(keys)}
+
+
+async def test_what_grows_with_each_trigger_goes_in_more_calls(face: Any, raw: Any, clock: Clock) -> None:
+    # Given 100 kB of triggers of one key, whose message is made anew for each of them
+    topic = face.topic("t", window="1m", merge="append")
+    await topic.trigger("other")
+    before = scripts_run(raw)
+    await topic.trigger_many([("k", f"{number:01000}") for number in range(100)])
+    assert 3 <= scripts_run(raw) - before <= 20
+    # Then small ones go together as they did
+    before = scripts_run(raw)
+    await topic.trigger_many([("small", number) for number in range(100)])
+    assert scripts_run(raw) - before == 1
+    clock.advance("1m")
+    assert {one.key: one.count for one in await topic.take(3)} == {"k": 100, "small": 100, "other": 1}
+
+
+async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Gate, everything: Dumps) -> None:
+    # Given two calls that travel together, of which the first can do a part only
+    topic = gate.topic("t", window="1h", merge="append")
+    await grown(topic.aio, 4)
+    calls = topic.open().trigger_many([Trigger(f"k{number % 4}", number) for number in range(200)]).calls
+    first, second = (replied(gate, call) for call in calls)
+    # Then of the second nothing was done, so that what is left goes before it
+    done = len(first) - 2 - first.count(5)
+    assert 2 <= done < 128
+    assert first[2:] == [*first[2 : 2 + done], *[5] * (128 - done)]
+    assert second[2:] == [5] * 72
+    # And copies of either are told the same, also once what was left is done
+    before = everything()
+    assert [replied(gate, call)[2:] for call in calls] == [first[2:], second[2:]]
+    assert everything() == before
+    receipts = gate.link.run(calls[0]) + gate.link.run(calls[1])
+    assert [one.status for one in receipts] == ["merged"] * 200
+    before = everything()
+    assert [replied(gate, call)[2:] for call in calls] == [first[2:], second[2:]]
+    assert everything() == before
+    assert sum(topic.peek(f"k{number}").pending.count for number in range(4)) == 204
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "give_back"])
+async def test_deliveries_end_by_the_bytes_of_what_waits_behind_them(face: Any, raw: Any, verb: str) -> None:
+    topic = face.topic("t", merge="first", max_attempts=2)
+    held = await behind(topic, 6)
+    before = scripts_run(raw)
+    # When all end at once, then two do in each call
+    assert await getattr(topic, verb)(held) == ["dead" if verb == "bury" else "ok"] * 6
+    assert scripts_run(raw) - before == 1 + 2
+    # And what waited is due
+    stats = await topic.stats()
+    assert (stats.pending, stats.waiting, stats.in_flight) == (6, 0, 0)
+
+
+async def test_a_copy_of_what_ended_some_says_the_same_and_does_nothing(gate: Gate, everything: Dumps) -> None:
+    topic = gate.topic("t", merge="first")
+    held = await behind(topic.aio, 5)
+    call = topic.open().settle(0, [Settlement("ack", one) for one in held])
+    first = replied(gate, call)
+    assert first[3:] == [b"ok", b"ok", b"left", b"left", b"left"]
+    before = everything()
+    assert replied(gate, call)[3:] == first[3:]
+    assert everything() == before
+    assert topic.stats().in_flight == 3
+    assert gate.link.run(call).outcomes == ["ok"] * 5
+
+
+async def test_a_turn_that_cannot_end_all_takes_nothing(gate: Gate, everything: Dumps) -> None:
+    topic = gate.topic("t", merge="first")
+    held = await behind(topic.aio, 3)
+    await topic.aio.trigger("due")
+    call = topic.open().turn(0, [Settlement("ack", one) for one in held], 10)
+    first = replied(gate, call)
+    # Then it took nothing, and says that there is work
+    assert first[2:] == [first[1], 0, b"ok", b"ok", b"left"]
+    before = everything()
+    assert replied(gate, call)[2:] == first[2:]
+    assert everything() == before
+    turned = gate.link.run(call)
+    assert (turned.settled.outcomes, turned.taken.deliveries, turned.taken.more) == (["ok"] * 3, [], True)
+
+
+async def test_what_lapses_meets_what_waits_behind_it_by_bytes(gate: Gate, clock: Clock) -> None:
+    topic = gate.topic("t", merge="first", lease="1s")
+    await behind(topic.aio, 5)
+    clock.advance("1s")
+    assert [taken(topic, 0).lapsed for _ in range(4)] == [2, 2, 1, 0]
+
+
+async def test_letters_meet_what_they_join_by_bytes(face: Any, gate: Gate) -> None:
+    # Given small letters, and large pending messages of the same keys
+    topic = face.topic("t", merge="first")
+    await topic.trigger_many([(f"k{number}", "small") for number in range(5)])
+    await topic.bury(await topic.take(5))
+    await grown(topic, 5)
+    first = gate.link.run(gate.topic("t").open().exhume(0, "redrive", []))
+    assert (first.taken, first.left, first.seen) == (2, 3, 2)
+    assert await topic.dead.redrive() == 3
+    assert {one.count for one in await topic.take(5)} == {2}
+
+
+@pytest.mark.parametrize("how", ["failure", "letter"])
+async def test_a_slot_knows_that_it_holds_something_large_however_that_came(
+    gate: Gate, raw: Any, namespace: str, how: str
+) -> None:
+    # Given a slot of small messages
+    topic, facts = gate.topic("t", backoff=0), f"ig1:{{{namespace}:topic:t:0/1}}:facts"
+    await topic.aio.trigger("k", "x" * 900)
+    (delivery,) = topic.take()
+    assert not raw.hexists(facts, "large")
+    # When one becomes large by what is said of it
+    end = topic.nack if how == "failure" else topic.bury
+    end(delivery, reason="no " * 200)
+    assert raw.hget(facts, "large") == b"1"
+    assert "large" not in topic.stats().counters
+
+
+async def test_what_is_left_is_done_where_its_slot_has_moved(gate: Gate, clock: Clock) -> None:
+    # Given triggers and ends of which a part was done, when the slot becomes two, and the replies are lost
+    topic = gate.topic("t", window="1m", merge="append")
+    await topic.aio.trigger_many([Trigger(f"d{number}", "small", delay=0) for number in range(5)])
+    held = topic.take(5)
+    await topic.aio.trigger_many([(f"d{number}", LARGE) for number in range(5)])
+    keys = await grown(topic.aio, 6)
+    puts = topic.open().trigger_many([Trigger(keys[number % 6], number) for number in range(200)])
+    ends = topic.open().settle_many([Settlement("ack", one) for one in held])
+    assert {replied(gate, call)[-1] for call in puts.calls} == {5}
+    assert {replied(gate, call)[-1] for call in ends.calls} == {b"left"}
+    topic.reslot(2)
+    # When copies of them come, then all is done, in its order
+    assert [one.status for one in gate.link.run_all(puts)] == ["merged"] * 200
+    assert gate.link.run_all(ends) == ["ok"] * 5
+    clock.advance("1m")
+    found = {one.key: one.payload for one in topic.take(20)}
+    assert {key: found[key] for key in keys} == {key: [LARGE, *range(at, 200, 6)] for at, key in enumerate(keys)}
+    assert {found[f"d{number}"][0] for number in range(5)} == {LARGE}

@@ -233,6 +233,21 @@ async def test_a_batch_is_one_script_call_for_each_slot_and_128(
     assert _scripts_run(raw) - before == len({one.slot for one in taken})
 
 
+async def test_what_takes_a_script_longer_goes_fewer_at_a_time(face: Any, raw: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger_many([(n, None) for n in range(3)])
+    await topic.ack(await topic.take(3))
+    before = _scripts_run(raw)
+    # When triggers ask for more than a time, then 40 go at once
+    await topic.trigger_many([Trigger(n, event_id=n) for n in range(41)])
+    assert _scripts_run(raw) - before == 2
+    # And of deliveries that are not just done, 32
+    taken = await topic.take(41)
+    before = _scripts_run(raw)
+    assert await topic.nack(taken[:33]) == ["ok"] * 33
+    assert _scripts_run(raw) - before == 2
+
+
 async def test_one_trigger_is_one_script_call(face: Any, raw: Any) -> None:
     topic = face.topic("t", window="60s")
     await topic.trigger("k")

@@ -28,11 +28,14 @@ local function append(spec, a, b)
   end
   return { a[1] + kept, a[2] + b[2] + b[1] - kept, a[3] .. string.sub(b[3], 1, from) }
 end
+-- Of each list of a union that this call has added to: its items, and how many bytes they have.
+local looked_through = {}
 local function union(spec, a, b)
-  local seen, size, dropped = {}, 0, a[1]
-  for _, item in ipairs(a[2]) do
-    seen[item] = true
-    size = size + #item
+  local known, dropped = looked_through[a[2]] or { {}, 0, 0 }, a[1]
+  local seen, size = known[1], known[2]
+  for i = known[3] + 1, #a[2] do
+    seen[a[2][i]] = true
+    size = size + #a[2][i]
   end
   for _, item in ipairs(b[2]) do
     if not seen[item] then
@@ -45,6 +48,7 @@ local function union(spec, a, b)
       end
     end
   end
+  looked_through[a[2]] = { seen, size, #a[2] }
   return { dropped + b[1], a[2] }
 end
 local function sum(a, b)

@@ -4,6 +4,7 @@
 --- @include "lib/place"
 --- @include "lib/unplace"
 --- @include "lib/vacate"
+--- @include "lib/weighed"
 -- Puts a message that was given out back to the pending ones, due at `due`. A pending message of its key becomes one with it; a time
 -- that its caller named wins. The pending one is the newer, unless `m` is a dead letter: then the last triggers tell.
 -- Returns 1 if there was one, else 0.
@@ -34,7 +35,7 @@ local function restore(K, p, key, m, due, why)
       end
     end
   end
-  redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+  redis.call("HSET", K.pending, key, weighed(K, cmsgpack.pack(m)))
   place(K, key, m)
   return waiting and 1 or 0
 end

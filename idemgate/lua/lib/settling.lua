@@ -9,8 +9,10 @@
 --- @include "lib/part"
 --- @include "lib/count"
 --- @include "lib/lean"
+--- @include "lib/portion"
 -- Ends deliveries: `given` is two a delivery: key, fence; `others` says of those that are not just done, by their place: {verb, delay
--- in ms, failure}. What waited behind each is scheduled. Returns one a delivery; or nil and what is wrong, and then nothing was written.
+-- in ms, failure}. What waited behind each is scheduled. Those before
+-- which `most_bytes` have been read of what waits are "left": to be ended by another call. Returns one a delivery; or nil and what is wrong, and then nothing was written.
 local function settling(K, p, given, others, now_ms)
   local done, acked, acked_triggers = {}, {}, 0
   local function add(name, n)
@@ -70,8 +72,8 @@ local function settling(K, p, given, others, now_ms)
   for i = 1, #given, 2 do
     keys[(i + 1) / 2] = given[i]
   end
-  local delivery_in = next(others) and sound_delivery or lean_delivery
-  for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)) or {}) do
+  local delivery_in, going = next(others) and sound_delivery or lean_delivery, portion(K, keys, most_bytes, "pending")
+  for i, packed in ipairs(going > 0 and redis.call("HMGET", K.flight, unpack(keys, 1, going)) or {}) do
     local key, d = keys[i], packed and delivery_in(packed)
     if packed then
       local problem = not d and unsound(K.flight, key) or d[delivery.group] ~= "" and sound(K, d[delivery.group], p.group_limit)
@@ -82,7 +84,7 @@ local function settling(K, p, given, others, now_ms)
       live[key] = d
     end
   end
-  for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.pending, unpack(keys)) or {}) do
+  for i, packed in ipairs(going > 0 and redis.call("HMGET", K.pending, unpack(keys, 1, going)) or {}) do
     if packed then
       local m = lean_message(packed)
       if not m then
@@ -99,7 +101,9 @@ local function settling(K, p, given, others, now_ms)
   local reply, grouped = {}, {}
   for i, key in ipairs(keys) do
     local d, other = live[key], others[i]
-    if not d or d[delivery.fence] ~= given[2 * i] then
+    if i > going then
+      reply[i] = "left"
+    elseif not d or d[delivery.fence] ~= given[2 * i] then
       reply[i] = "lost"
       add("lost", 1)
     else

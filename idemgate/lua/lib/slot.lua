@@ -6,7 +6,7 @@
 --   dead     zset  fence -> when it died, ms            dead letters, by age
 --   grave    hash  fence -> dead letter {key, message, reason, died at, fence}
 --   facts    hash  v layout, fence last token, lease the longest asked for, ms, flushed the highest serial of what may have been flushed
---                  with all others, and one counter a name
+--                  with all others, large that it has held a message or letter of more than 1 KiB (lib/weighed), and one counter a name
 --   memo     hash  "k" key -> group; "v" key -> version, a space and the group if there is one; "e", "e0"... event ids (lib/events)
 --   fade     zset  the names of "k" and "v" -> when to forget, ms
 --   ready    zset  due time, key -> rank               due, of a topic with priorities, best rank first

@@ -19,7 +19,8 @@
 --- @include "lib/header"
 -- Takes what is due from a slot, once for each request: first puts back what lapsed, then hands out at most `want.most` messages with a
 -- `lease` (ms), as far as limits permit: at most so many `flights` at a time (0 = any number), one every `interval` us (0 = any rate), of
--- which `burst` at once. All that it goes through has at most `most_bytes`, or is one. Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message}; or nil
+-- which `burst` at once. All that it goes through has at most `most_bytes`, or is one; and behind some that
+-- lapsed, 32 at most, it hands out 32 at most. Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message}; or nil
 -- and what is wrong, and then nothing was written.
 local function taking(K, p, now_us, request, want)
   local now_ms, problem = math.floor(now_us / 1000), nil
@@ -85,8 +86,8 @@ local function taking(K, p, now_us, request, want)
 
   local facts = redis.call("HMGET", K.facts, "fence", "lease")
   local last, keys, lease_end = facts[1], {}, digits(now_ms + want.lease)
-  local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 100)
-  local going, bytes = portion(K.flight, silenced, most_bytes)
+  local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 32)
+  local going, bytes = portion(K, silenced, most_bytes, "flight", "pending")
   -- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
   -- now on as if it had begun now. (Fences of one batch run ahead of the clock by microseconds.)
   if (tonumber(last) or 0) > now_us + 1000000 then
@@ -188,7 +189,7 @@ local function taking(K, p, now_us, request, want)
     flights, leases, waits = {}, {}, {}
   end
 
-  local wanted, opens = permitted(want.most)
+  local wanted, opens = permitted(done.lapsed > 0 and math.min(want.most, 32) or want.most)
   -- What was ranked before its topic was redefined to have no priorities is ranked to its end.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
   local unranked = wanted > 0 and ranked and not problem and rank(K, p, now_ms) or nil
@@ -217,7 +218,7 @@ local function taking(K, p, now_us, request, want)
       problem = unranked
       break
     end
-    going, bytes = portion(K.pending, found, bytes)
+    going, bytes = portion(K, found, bytes, "pending")
     if going == 0 then
       break
     end

@@ -5,7 +5,7 @@
 --- ARGV[3] policy (lib/policy)
 --- ARGV[4] "redrive" | "delete"
 --- ARGV[5] most letters to take when none is named, oldest first
---- ARGV[6..] ids; of these, or of the oldest, it goes through 128 KiB of letters, or one
+--- ARGV[6..] ids; of these, or of the oldest, it goes through 128 KiB of letters, or one, and as much of what they join
 --- Returns {"ok", now ms, letters taken out, letters left, ids gone through} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -33,16 +33,19 @@ local ids = { unpack(ARGV, 6) }
 if #ids == 0 then
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
-local going = portion(K.grave, ids, most_bytes)
+local going, keys = portion(K, ids, most_bytes, "grave"), {}
 for i = 1, going do
   local id = ids[i]
   local packed = redis.call("HGET", K.grave, id)
   local letter = packed and unpacked(packed)
   if packed and not (letter and type(letter[1]) == "string" and sound_message(letter[2], p.merge)) then
-    problem = unsound(K.grave, id)
-  elseif letter then
-    problem = broken(K, p, { letter[1] })
+    return { "foreign", now_ms, unsound(K.grave, id) }
   end
+  keys[i] = letter and letter[1] or ""
+end
+going = portion(K, keys, most_bytes, "pending", "flight")
+for i = 1, going do
+  problem = keys[i] ~= "" and broken(K, p, { keys[i] })
   if problem then
     return { "foreign", now_ms, problem }
   end

@@ -1,4 +1,4 @@
---- Make pending messages due now: those of one key, or at most 1,000 of the slot, soonest first. The call that finds no more of them
+--- Make pending messages due now: those of one key, or at most 500 of the slot, soonest first. The call that finds no more of them
 --- also takes those that stand behind a delivery of their key: they are due when it ends.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
@@ -29,7 +29,7 @@ end
 local later, behind = "(" .. string.format("%.0f", now_ms), {}
 if key ~= "" then
   problem = broken(K, nil, { key })
-elseif redis.call("ZCOUNT", K.due, later, "+inf") <= 1000 then
+elseif redis.call("ZCOUNT", K.due, later, "+inf") <= 500 then
   for _, one in ipairs(redis.call("ZRANGE", K.lease, 0, -1)) do
     if redis.call("HEXISTS", K.pending, one) == 1 then
       behind[#behind + 1] = one
@@ -62,7 +62,7 @@ if key ~= "" then
     hint(K, before, now_ms)
   end
 else
-  for _, one in ipairs(redis.call("ZRANGEBYSCORE", K.due, later, "+inf", "LIMIT", 0, 1000)) do
+  for _, one in ipairs(redis.call("ZRANGEBYSCORE", K.due, later, "+inf", "LIMIT", 0, 500)) do
     -- The message is not rewritten: take and trigger see that the two times differ.
     redis.call("ZADD", K.due, now_ms, one)
     moved = moved + 1

@@ -28,6 +28,7 @@
 --- @include "lib/events"
 --- @include "lib/digits"
 --- @include "lib/letter_id"
+--- @include "lib/weighed"
 --- @include "lib/count"
 local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -90,7 +91,7 @@ local function pend(kind, key, at, packed, inside)
   if redis.call("HEXISTS", K.pending, key) == 1 then
     unite(key, m, inside, flying)
   else
-    redis.call("HSET", K.pending, key, packed)
+    redis.call("HSET", K.pending, key, weighed(K, packed))
     if not flying then
       stand(kind, key, at, m)
       enter(group, key, inside)
@@ -117,7 +118,7 @@ local function fly(key, ends, packed, inside)
     unplace(K, key, waiting)
     vacate(K, waiting[message.group], key, p.group_limit)
   end
-  redis.call("HSET", K.flight, key, packed)
+  redis.call("HSET", K.flight, key, weighed(K, packed))
   redis.call("ZADD", K.lease, ends, key)
   enter(group, key, inside)
 end
@@ -125,7 +126,7 @@ end
 local function entomb(id, died, packed)
   local letter = cmsgpack.unpack(packed)
   letter[5] = letter_id(K, tonumber(id))
-  redis.call("HSET", K.grave, digits(letter[5]), cmsgpack.pack(letter))
+  redis.call("HSET", K.grave, digits(letter[5]), weighed(K, cmsgpack.pack(letter)))
   redis.call("ZADD", K.dead, died, digits(letter[5]))
 end
 

@@ -1,7 +1,8 @@
 --- End deliveries: done, try again, dead, never started, or not possible yet (try later, not counted as an attempt); or done but for
 --- some of the items, which are tried again ("part").
 --- What waited behind each is scheduled in the same step.
---- A delivery that is not this owner's any more is left alone and answered "lost".
+--- A delivery that is not this owner's any more is not touched and answered "lost". What waits behind is read: once 128 KiB of it were,
+--- the deliveries that follow are answered "left", and are to be ended by another request.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
@@ -9,7 +10,7 @@
 --- ARGV[4] the deliveries, packed: an array, two a delivery: key; fence
 --- ARGV[5..] four a delivery: its place, from 1, named only if it is not just done; "nack" | "bury" | "return" | "defer" | "part";
 ---         delay before the next attempt, ms; failure, of "part" what failed (lib/part)
---- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost"}
+--- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost" | "left"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"

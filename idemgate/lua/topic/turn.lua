@@ -1,5 +1,5 @@
 --- End deliveries, and take what is due: "settle", then "take", in one step. Each has its own request id, by which a copy of one of them
---- alone gets the same answer; a copy of this takes nothing that was not taken before.
+--- alone gets the same answer; a copy of this takes nothing that was not taken before. Nothing is taken where some are "left".
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id of what ends
@@ -14,7 +14,7 @@
 --- ARGV[11..] four a delivery: its place, from 1, named only if it is not just done; "nack" | "bury" | "return" | "defer" | "part";
 ---         delay before the next attempt, ms; failure, of "part" what failed (lib/part)
 --- Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message, then one a delivery that
----         was to end: "ok" | "dead" | "cancelled" | "lost"}
+---         was to end: "ok" | "dead" | "cancelled" | "lost" | "left"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot"
@@ -50,7 +50,7 @@ else
 end
 
 local reply = { "ok", now_ms, given and given[3] or now_ms, 0 }
-if not given or told(K, ARGV[5], now_ms) then
+if ended[#ended] ~= "left" and (not given or told(K, ARGV[5], now_ms)) then
   -- What is wrong with the next messages is said to whoever asks next, now: these deliveries have ended.
   reply = taking(K, p, now_us, ARGV[5], {
     most = tonumber(ARGV[6]), lease = tonumber(ARGV[7]), flights = tonumber(ARGV[8]), interval = tonumber(ARGV[9]),

@@ -132,7 +132,7 @@ local function add_left()
     add_message("b", left[i], "0", redis.call("HGET", K.pending, left[i]))
   end
 end
-local mine = { v = true, batch = true, opened = true, flushed = true }
+local mine = { v = true, batch = true, opened = true, flushed = true, large = true }
 local function add_facts()
   local found = redis.call("HGETALL", K.facts)
   for i = 1, #found, 2 do
