@@ -53,7 +53,7 @@ async def test_what_the_replica_has_is_answered_as_ever(two: Pair, asker: Any) -
 
 async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: Pair, asker: Any) -> None:
     # Given a primary whose replica is cut off
-    ask = asker(two.urls[0], durability=1, timeout="300ms")
+    ask = asker(two.urls[0], durability=1, timeout="1s")
     assert (await ask.run(mark(ask, "before"))).state == "started"
     two.cut()
     # When something is written
@@ -65,7 +65,7 @@ async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: P
     assert two.primary.exists(call.keys[0])
     assert not two.replica.exists(call.keys[0])
     # And a copy of the request, which writes nothing, over a connection that has written nothing, is refused too
-    other = asker(two.urls[0], durability=1, timeout="300ms")
+    other = asker(two.urls[0], durability=1, timeout="1s")
     with pytest.raises(NotDurable):
         await other.run(call)
     # While what only reads is answered
