@@ -24,7 +24,13 @@ def run(plan: Plan) -> list[Row]:
     with started("--slowlog-log-slower-than", "50", "--slowlog-max-len", "100000") as server:
         for repetition in range(plan.repetitions):
             with Gate(f"redis://127.0.0.1:{port_of(server)}/0", namespace="bench") as gate:
-                for work, of in ((_guard, ""), (_topic, ""), (_large, ", 100 kB a message"), (_met, ", meets 100 kB")):
+                for work, of in (
+                    (_guard, ""),
+                    (_topic, ""),
+                    (_large, ", 100 kB a message"),
+                    (_met, ", meets 100 kB"),
+                    (_items, ", meets 300 items"),
+                ):
                     server.flushall()
                     server.slowlog_reset()
                     work(gate, f"r{repetition}", plan)
@@ -87,6 +93,25 @@ def _met(gate: Gate, tag: str, plan: Plan) -> None:
         for part, end_them in ((held[::2], topic.ack), (held[1::2], topic.nack)):
             end_them(part)
         topic.trigger_many([Trigger(key, "x") for key in keys])
+
+
+def _items(gate: Gate, tag: str, plan: Plan) -> None:
+    """The same that meet small messages of many values: what is merged item by item, and field by field."""
+    n = min(plan.size(200), 400)
+    keys = [f"key:{number}" for number in range(n)]
+    unions: tuple[object, object] = (list(range(300)), [1])
+    sums: tuple[object, object] = ({f"field{number}": number for number in range(20)}, {"field1": 2})
+    policies: list[tuple[str, Any, tuple[object, object]]] = [("union", "union", unions), ("sums", {"*": "sum"}, sums)]
+    for name, merge, (many, few) in policies:
+        topic = gate.topic(f"{tag}-{name}", merge=merge, window="1h")
+        topic.trigger_many([Trigger(key, few, delay=0) for key in keys])
+        held = topic.take(n)
+        for values in (many, few):
+            topic.trigger_many([Trigger(key, values) for key in keys])
+        for part, end_them in ((held[::2], topic.ack), (held[1::2], topic.nack)):
+            end_them(part)
+        topic.flush()
+        _through(topic, topic.nack, n)
 
 
 def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:

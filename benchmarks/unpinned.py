@@ -17,13 +17,17 @@ DELAY = 0.5
 def run(plan: Plan) -> list[Row]:
     """The rows, whose `who` says which."""
     pinned, free = _rows(plan, SERVER, CLIENT), _rows(plan, None, None)
-    return [row | {"who": "pinned"} for row in pinned] + [row | {"who": "not pinned"} for row in free]
+    return [_named(row, "pinned") for row in pinned] + [_named(row, "not pinned") for row in free]
+
+
+def _named(row: Row, way: str) -> Row:
+    return row | {"who": way, "step": f"hand_{row['step']}" if row["who"] == "by_hand" else row["step"]}
 
 
 def _rows(plan: Plan, core: int | None, clients: int | None) -> list[Row]:
     with started(core=core) as server:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
-        with contestants(["idemgate_guard"], url, clients) as guard:
+        with contestants(["idemgate_guard", "by_hand"], url, clients) as guard:
             rows = rounds(server, guard, _guard(plan), plan.repetitions)
         with (
             contestants(["idemgate_scheduler"], url, clients) as sent,

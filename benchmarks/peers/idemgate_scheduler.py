@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.peers.scheduling import adrain, late, pace, settled
@@ -29,6 +30,25 @@ def enqueue_many(tag: str, n: int, delay: float) -> Answer:
         for start in range(0, n, BATCH):
             numbers = range(start, min(n, start + BATCH))
             topic.trigger_many([Trigger(f"key:{number}", payload(number), delay=delay) for number in numbers])
+    return answer
+
+
+def send(tag: str, n: int, tasks: int) -> Answer:
+    """As `enqueue_many`, awaiting: while one batch is under way, the next is built."""
+    topic = gate.topic(tag)
+
+    async def go() -> None:
+        starts = iter(range(0, n, BATCH))
+        await asyncio.gather(*(batches(starts) for _ in range(tasks)))
+
+    async def batches(starts: Iterator[int]) -> None:
+        for start in starts:
+            await topic.aio.trigger_many(
+                [(f"key:{number}", payload(number)) for number in range(start, min(n, start + BATCH))]
+            )
+
+    with timed(n) as answer:
+        runner.run(go())
     return answer
 
 
@@ -115,4 +135,13 @@ def slots(tag: str, n: int) -> Answer:
 
 
 if __name__ == "__main__":
-    main(slots=slots, enqueue=enqueue, enqueue_many=enqueue_many, drain=drain, take=take, steady=steady, merge=merge)
+    main(
+        slots=slots,
+        enqueue=enqueue,
+        enqueue_many=enqueue_many,
+        send=send,
+        drain=drain,
+        take=take,
+        steady=steady,
+        merge=merge,
+    )

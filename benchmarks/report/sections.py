@@ -203,7 +203,19 @@ def unpinned() -> str:
         [said, *_rate(rows, "pinned", step), *_rate(rows, "not pinned", step), _as_fast(rows, step)]
         for step, said in _UNPINNED.items()
     ]
-    return table(["", "pinned, per s", *COSTS, "not pinned, per s", *COSTS, "not pinned is"], lines)
+    own = table(["", "pinned, per s", *COSTS, "not pinned, per s", *COSTS, "not pinned is"], lines)
+    ways = ["pinned", "not pinned"]
+    against = ([_UNPINNED[step], *(_by_hand(rows, step, way) for way in ways)] for step in _BY_HAND)
+    return own + "\n\n" + table(["against redis-py by hand, idemgate is", *ways], against)
+
+
+_BY_HAND = ["first", "replay", "first_async", "replay_async"]
+
+
+def _by_hand(rows: Rows, step: str, way: str) -> str:
+    ours, theirs = cpu(rows, way, step), cpu(rows, way, f"hand_{step}")
+    by_cpu = f", by CPU {theirs / ours:.1f}x" if ours and theirs else ""
+    return ratio(ratios(rows, f"hand_{step}", way, way, step)) + by_cpu
 
 
 def _as_fast(rows: Rows, step: str) -> str:

@@ -157,7 +157,7 @@ class AsyncLink:
     async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
         if isinstance(error, rx.NoScriptError):
             try:
-                return await self._answered(call, await self._load(call), patience)
+                return await self._answered(call, await self._load(call, patience), patience)
             except FAILURES as failure:
                 error = failure
         await asyncio.sleep(patience.pause(error))
@@ -196,7 +196,7 @@ class AsyncLink:
     async def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
         while True:
             try:
-                reply = await self._send(call)
+                reply = await self._send(call, patience)
             except FAILURES as error:
                 pause = patience.pause(error)
             else:
@@ -209,7 +209,7 @@ class AsyncLink:
             return call.answer(reply)
         except Unfinished as found:
             rest = found.rest
-            return rest.join([await self._insist(one, patience) for one in rest.calls])  # type: ignore[no-any-return]
+            return rest.join([await self._insist(one, patience.anew()) for one in rest.calls])  # type: ignore[no-any-return]
         except Moved as moved:
             elsewhere, by = call.elsewhere, moved.by
         assert elsewhere is not None, "or it is not moved"
@@ -235,14 +235,19 @@ class AsyncLink:
         return outcomes
 
     async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        replies = await self._sent_together(calls, patience)
-        return [await self._told(call, reply, patience) for call, reply in zip(calls, replies, strict=True)]
+        replies, answers = await self._sent_together(calls, patience), list[Any]()
+        for call, reply in zip(calls, replies, strict=True):
+            answers.append(await self._told(call, reply, patience))
+            patience.partly()
+        return answers
 
     async def _sent_together(self, calls: Sequence[Call[Any]], patience: Patience) -> Sequence[Any]:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
                 replies = await self._send_together(calls)
+                if not all(map(unheard, replies)):
+                    patience.partly()
                 patience.mind(replies)
             except FAILURES as error:
                 await asyncio.sleep(patience.pause(error))
@@ -252,21 +257,24 @@ class AsyncLink:
         """What has no reply, or an error for one, goes again by itself, with the same tokens."""
         return await (self._insist(call, patience) if unheard(reply) else self._answered(call, reply, patience))
 
-    async def _send(self, call: Call[Any]) -> list[Any]:
+    async def _send(self, call: Call[Any], patience: Patience) -> list[Any]:
         script, copies, words = call.script, self._copies, (len(call.keys), *call.keys, *call.args)
         if copies is not None and copies.concern(call):
             return await self._send_durably(copies, call)
         try:
             return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return await self._load(call)
+            return await self._load(call, patience)
 
-    async def _load(self, call: Call[Any]) -> list[Any]:
+    async def _load(self, call: Call[Any], patience: Patience) -> list[Any]:
         """Brings the script along; who needs the same one meanwhile waits for that and names it again: a server that
         was restarted is not sent it by all who call. One that did not get there, or to this node, is sent once more."""
         script, loading, words = call.script, self._here.loading, (len(call.keys), *call.keys, *call.args)
         while (brought := loading.get(script.sha)) is not None:
-            await brought.wait()
+            try:
+                await asyncio.wait_for(brought.wait(), patience.left)
+            except TimeoutError as error:
+                raise rx.TimeoutError("the script is on its way since long") from error
             with suppress(rx.NoScriptError):
                 return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
         brought = loading[script.sha] = asyncio.Event()

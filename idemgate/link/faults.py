@@ -94,12 +94,28 @@ def _refusal(error: Exception) -> str:
 class Patience:
     """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s."""
 
-    __slots__ = ("_deadline", "_executed", "_tries")
+    __slots__ = ("_deadline", "_executed", "_seconds", "_tries")
 
     def __init__(self, seconds: float, started: float | None = None) -> None:
+        self._seconds = seconds
         self._deadline = (monotonic() if started is None else started) + seconds
         self._tries = 0
         self._executed = "no"
+
+    def anew(self) -> Patience:
+        """For the next of calls that go one after the other: the store has answered just now, and done a part."""
+        patience = Patience(self._seconds)
+        patience.partly()
+        return patience
+
+    def partly(self) -> None:
+        """Some of what was asked is done: nobody is told any more that nothing was."""
+        self._executed = "unknown"
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline, 0 when it is over."""
+        return max(0.0, self._deadline - monotonic())
 
     def pause(self, error: Exception) -> float:
         """Seconds to wait before the next try, or the error for the caller: StoreRefused, StoreUnavailable."""

@@ -126,7 +126,7 @@ class SyncLink:
             return call.answer(reply)
         except Unfinished as found:
             rest = found.rest
-            return rest.join([self._insist(one, patience) for one in rest.calls])  # type: ignore[no-any-return]
+            return rest.join([self._insist(one, patience.anew()) for one in rest.calls])  # type: ignore[no-any-return]
         except Moved as moved:
             elsewhere, by = call.elsewhere, moved.by
         assert elsewhere is not None, "or it is not moved"
@@ -161,14 +161,19 @@ class SyncLink:
         return outcomes
 
     def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        replies = self._sent_together(calls, patience)
-        return [self._told(call, reply, patience) for call, reply in zip(calls, replies, strict=True)]
+        replies, answers = self._sent_together(calls, patience), list[Any]()
+        for call, reply in zip(calls, replies, strict=True):
+            answers.append(self._told(call, reply, patience))
+            patience.partly()
+        return answers
 
     def _sent_together(self, calls: Sequence[Call[Any]], patience: Patience) -> Sequence[Any]:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
                 replies = self._send_together(calls)
+                if not all(map(unheard, replies)):
+                    patience.partly()
                 patience.mind(replies)
             except FAILURES as error:
                 time.sleep(patience.pause(error))

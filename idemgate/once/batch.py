@@ -12,7 +12,7 @@ from idemgate.core.many import each
 from idemgate.core.passage import Passage
 from idemgate.errors import BadInput, StoreError
 from idemgate.once.asking import asked_together, claimed_together
-from idemgate.once.claim import AioClaim, Claim, Claimed
+from idemgate.once.claim import AioClaim, Claim, Claimed, not_given_back
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -30,6 +30,7 @@ class _Batch(list[C]):
         self._gate = gate
         self._asked = False
         self._inside: list[C] = []
+        self._giving: list[C] = []
 
     @property
     def _passages(self) -> list[Passage]:
@@ -49,11 +50,20 @@ class _Batch(list[C]):
         """How the block gives back what its body has not ended."""
         for claim in self._inside:
             claim._leave_block()
-        return releasing(self._gate, [claim for claim in self._inside if claim._held])
+        self._giving = [claim for claim in self._inside if claim._held]
+        return releasing(self._gate, self._giving)
 
-    def _count(self, held: list[bool]) -> None:
-        if lost := held.count(False):
+    def _left(self, outcomes: Sequence[Any], error: BaseException | None) -> None:
+        """Counts what was lost. What could not be given back is raised, unless the body raised."""
+        if lost := sum(one is False for one in outcomes):
             self._gate.counters.add("once.lease_lost", lost)
+        failed = [
+            (claim, one) for claim, one in zip(self._giving, outcomes, strict=True) if isinstance(one, StoreError)
+        ]
+        if failed and error is None:
+            raise failed[0][1]
+        if failed:
+            not_given_back(self._gate, [claim for claim, _ in failed], failed[0][1])
 
 
 class ClaimBatch(_Batch[Claim]):
@@ -77,12 +87,17 @@ class ClaimBatch(_Batch[Claim]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._count(answers(self._gate.link.run_each(self._leave_block())))
+        if calls := self._leave_block():
+            self._left(self._gate.link.run_each(calls), error)
 
 
 class AioClaimBatch(_Batch[AioClaim]):
     """As `ClaimBatch`, awaiting: `claims = await gate.aio.claim_many(...)`, or `async with gate.aio.claim_many(...) as
     claims`."""
+
+    # `asyncio.gather` asks for the hash of what it awaits.
+    def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return id(self)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._ask().__await__()
@@ -100,7 +115,8 @@ class AioClaimBatch(_Batch[AioClaim]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._count(answers(await self._gate.aio.link.run_each(self._leave_block())))
+        if calls := self._leave_block():
+            self._left(await self._gate.aio.link.run_each(calls), error)
 
 
 def completing(gate: Gate, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None) -> list[Call[bool]]:
@@ -130,14 +146,14 @@ def answers(outcomes: Sequence[Any]) -> list[bool]:
 
 def _pair(pair: Any) -> tuple[Any, object]:
     if pair.__class__ is not tuple or len(pair) != 2:
-        raise BadInput("pairs", pair, "not a claim and its result", _PAIRS)
+        raise BadInput("pairs", type(pair).__name__, "not a claim and its result", _PAIRS)
     return pair
 
 
 def _ours(gate: Gate, name: str, fix: str, claims: list[Any]) -> list[Claimed]:
     for place, claim in enumerate(claims):
         if not isinstance(claim, Claimed) or claim._gate is not gate:
-            raise BadInput(f"{name}[{place}]", claim, "not a claim of this gate", fix)
+            raise BadInput(f"{name}[{place}]", type(claim).__name__, "not a claim of this gate", fix)
     return claims
 
 

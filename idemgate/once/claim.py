@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+from collections.abc import Generator, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -20,7 +21,9 @@ from idemgate.once.current import Execution
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioClaim", "Claim", "Claimed"]
+__all__ = ["AioClaim", "Claim", "Claimed", "not_given_back"]
+
+log = logging.getLogger("idemgate.once")
 
 State = Literal["started", "in_progress", "done"]
 
@@ -195,6 +198,14 @@ class Claimed:
         return self._ending(self._completing(None, None) if error is None else self._passage.release())
 
 
+def not_given_back(gate: Gate, claims: Sequence[Claimed], error: StoreError) -> None:
+    """A block was left by an exception, or cancelled, and the store cannot be asked: what left it is what the caller
+    gets to know, and the leases run out."""
+    gate.counters.add("once.unreleased", len(claims))
+    keys = [text_of(claim._passage.key) for claim in claims]
+    log.error("once.unreleased", extra={"keys": keys, "error": str(error)})
+
+
 class Claim(Claimed):
     """One owner's claim of a key, blocking; make it with `gate.claim`.
 
@@ -217,8 +228,17 @@ class Claim(Claimed):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave_block()
-        if (call := self._exit_call(error)) is not None and not self._gate.link.run(call):
-            self._gate.counters.add("once.lease_lost")
+        if (call := self._exit_call(error)) is None:
+            return
+        try:
+            held = self._gate.link.run(call)
+        except StoreError as failed:
+            if error is None:
+                raise
+            not_given_back(self._gate, [self], failed)
+        else:
+            if not held:
+                self._gate.counters.add("once.lease_lost")
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was
@@ -275,8 +295,17 @@ class AioClaim(Claimed):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave_block()
-        if (call := self._exit_call(error)) is not None and not await self._gate.aio.link.run(call):
-            self._gate.counters.add("once.lease_lost")
+        if (call := self._exit_call(error)) is None:
+            return
+        try:
+            held = await self._gate.aio.link.run(call)
+        except StoreError as failed:
+            if error is None:
+                raise
+            not_given_back(self._gate, [self], failed)
+        else:
+            if not held:
+                self._gate.counters.add("once.lease_lost")
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """As `Claim.complete`."""

@@ -39,6 +39,7 @@ class Server:
             [find_server().path, *words, *self.options], stdout=subprocess.DEVNULL, env=self.environment
         )
         wait_for(self.client.ping)
+        assert self.client.info("server")["process_id"] == self.process.pid, "another server took the port"
 
     def kill(self) -> None:
         assert self.process is not None

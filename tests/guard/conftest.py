@@ -43,7 +43,7 @@ def wire(url: str, tmp_path: Path) -> Iterator[Wire]:
 @pytest.fixture
 async def wired(face: Any, wire: Wire, clock: Clock, namespace: str) -> AsyncIterator[Any]:
     """As `face`, by way of `wire`; its time-out lets a store that is away be away soon, and a slow machine answer."""
-    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="2s")
+    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="4s")
     yield type(face)(made, face.awaiting)
     wire.flowing.set()
     await made.aio.close()

@@ -349,6 +349,45 @@ async def test_a_store_that_is_away_is_said_once(wired: Any, wire: Any) -> None:
     assert await wired.complete_many([(claim, 1) for claim in claims]) == [True] * 3
 
 
+async def test_what_left_a_block_is_not_hidden_by_a_store_that_is_away(wired: Any, wire: Any) -> None:
+    # When the body of a block raises, or is cancelled, while the store is away
+    for error in (ValueError("the body's own"), asyncio.CancelledError()):
+        with pytest.raises(type(error)) as left:
+            async with block(wired, ["a", "b"]):
+                wire.cut()
+                raise error
+        # Then that is what the caller gets, and what could not be given back is counted
+        assert left.value is error
+        wire.mend()
+        await wired.forget("a", force=True)
+        await wired.forget("b", force=True)
+    assert wired.gate.counters["once.unreleased"] == 4
+
+
+async def test_a_single_block_hides_nothing_either(wired: Any, wire: Any) -> None:
+    error = ValueError("the body's own")
+    with pytest.raises(ValueError, match="own") as left:
+        await _raised_inside(wired, wire, error)
+    assert left.value is error
+    assert wired.gate.counters["once.unreleased"] == 1
+
+
+async def _raised_inside(face: Any, wire: Any, error: Exception) -> None:
+    if face.awaiting:
+        async with face.gate.aio.claim("c"):
+            wire.cut()
+            raise error
+    else:
+        with face.gate.claim("c"):
+            wire.cut()
+            raise error
+
+
+async def test_awaited_batches_can_be_gathered(gate: Gate) -> None:
+    batches = await asyncio.gather(gate.aio.claim_many(["a"]), gate.aio.claim_many(["a"]))
+    assert sorted(claim.state for claims in batches for claim in claims) == ["in_progress", "started"]
+
+
 async def test_a_lost_reply_is_asked_for_again_with_the_same_tokens(wired: Any, wire: Any) -> None:
     # Given claims that were granted, but whose replies were lost
     await wired.claim("warm")

@@ -329,6 +329,45 @@ async def test_triggers_of_a_key_stay_in_order_where_calls_leave_some(face: Any,
     assert found == {key: [LARGE, *range(at, 400, 6)] for at, key in enumerate(keys)}
 
 
+async def test_a_call_behind_one_that_did_not_run_waits_for_it(face: Any, gate: Gate) -> None:
+    # Given a batch of several calls, of which the first was refused: its script was forgotten, say, and is known again
+    topic = face.topic("t", window="1h", merge="append")
+    await topic.trigger("k", -1)
+    calls = gate.topics["t"].open()
+    batch = calls.trigger_many([Trigger("k", number) for number in range(300)])
+    _, second, third = batch.calls
+    # When those behind it run all the same
+    for call in (second, third):
+        assert set(replied(gate, call)[2:]) == {5}
+    # Then they do nothing, and with the first again all is in order
+    receipts = gate.link.run_all(batch)
+    assert [one.status for one in receipts] == ["merged"] * 300
+    assert (await topic.peek("k")).pending.payload == [-1, *range(300)]
+
+
+@pytest.mark.parametrize(
+    ("merge", "many", "few"),
+    [("union", list(range(300)), [1]), ({"*": "sum"}, {f"field{n}": n for n in range(20)}, {"field1": 2})],
+    ids=["items", "fields"],
+)
+async def test_what_is_merged_value_by_value_counts_for_more(
+    face: Any, raw: Any, merge: Any, many: object, few: object
+) -> None:
+    # Given small messages of many values
+    topic = face.topic("t", window="1h", merge=merge)
+    keys = [f"k{number}" for number in range(120)]
+    await topic.trigger_many([Trigger(key, many) for key in keys])
+    # When they are triggered again
+    before = scripts_run(raw)
+    assert {one.status for one in await topic.trigger_many([Trigger(key, few) for key in keys])} == {"merged"}
+    # Then one call does not go through all of them
+    assert scripts_run(raw) - before > 1
+    # Nor does one that takes them
+    await topic.flush()
+    calls = face.gate.topics["t"].open()
+    assert 0 < len(face.gate.link.run(calls.take(0, 100)).deliveries) < 100
+
+
 async def test_what_grows_with_each_trigger_goes_in_more_calls(face: Any, raw: Any, clock: Clock) -> None:
     # Given 100 kB of triggers of one key, whose message is made anew for each of them
     topic = face.topic("t", window="1m", merge="append")

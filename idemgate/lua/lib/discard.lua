@@ -12,7 +12,7 @@ local function discard(K, p, now_ms)
   if #old == 0 then
     return
   end
-  old = { unpack(old, 1, portion(K, old, most_bytes, "grave")) }
+  old = { unpack(old, 1, portion(K, p, old, most_bytes, "grave")) }
   local triggers = 0
   for _, packed in ipairs(redis.call("HMGET", K.grave, unpack(old))) do
     -- One that cannot be read goes as well: it is too old, and would never be less so.

@@ -12,7 +12,7 @@ local function rank(K, p, now_ms)
   for i = 1, #found, 2 do
     next_keys[#next_keys + 1] = found[i]
   end
-  local going = portion(K, next_keys, 4 * most_bytes, "pending")
+  local going = portion(K, p, next_keys, 4 * most_bytes, "pending")
   for i, packed in ipairs(going > 0 and redis.call("HMGET", K.pending, unpack(next_keys, 1, going)) or {}) do
     local key, due, m = next_keys[i], tonumber(found[2 * i]), lean_message(packed)
     if not m and i == 1 then

@@ -72,7 +72,7 @@ local function settling(K, p, given, others, now_ms)
   for i = 1, #given, 2 do
     keys[(i + 1) / 2] = given[i]
   end
-  local delivery_in, going = next(others) and sound_delivery or lean_delivery, portion(K, keys, most_bytes, "pending")
+  local delivery_in, going = next(others) and sound_delivery or lean_delivery, portion(K, p, keys, most_bytes, "pending", next(others) and "flight")
   for i, packed in ipairs(going > 0 and redis.call("HMGET", K.flight, unpack(keys, 1, going)) or {}) do
     local key, d = keys[i], packed and delivery_in(packed)
     if packed then

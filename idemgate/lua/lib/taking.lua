@@ -87,7 +87,7 @@ local function taking(K, p, now_us, request, want)
   local facts = redis.call("HMGET", K.facts, "fence", "lease")
   local last, keys, lease_end = facts[1], {}, digits(now_ms + want.lease)
   local silenced = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 32)
-  local going, bytes = portion(K, silenced, most_bytes, "flight", "pending")
+  local going, bytes = portion(K, p, silenced, most_bytes, "flight", "pending")
   -- Tokens follow the clock, so that they tell of a clock set back; leases end, and the rate is used up, from
   -- now on as if it had begun now. (Fences of one batch run ahead of the clock by microseconds.)
   if (tonumber(last) or 0) > now_us + 1000000 then
@@ -218,7 +218,7 @@ local function taking(K, p, now_us, request, want)
       problem = unranked
       break
     end
-    going, bytes = portion(K, found, bytes, "pending")
+    going, bytes = portion(K, p, found, bytes, "pending")
     if going == 0 then
       break
     end

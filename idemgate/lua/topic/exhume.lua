@@ -33,7 +33,7 @@ local ids = { unpack(ARGV, 6) }
 if #ids == 0 then
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
-local going, keys = portion(K, ids, most_bytes, "grave"), {}
+local going, keys = portion(K, p, ids, most_bytes, "grave"), {}
 for i = 1, going do
   local id = ids[i]
   local packed = redis.call("HGET", K.grave, id)
@@ -43,7 +43,7 @@ for i = 1, going do
   end
   keys[i] = letter and letter[1] or ""
 end
-going = portion(K, keys, most_bytes, "pending", "flight")
+going = portion(K, p, keys, most_bytes, "pending", "flight")
 for i = 1, going do
   problem = keys[i] ~= "" and broken(K, p, { keys[i] })
   if problem then

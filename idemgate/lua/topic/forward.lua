@@ -85,7 +85,7 @@ end
 for i, one in ipairs(going) do
   names[i] = one[1]
 end
-local goes = portion(K, names, most_bytes, "pending")
+local goes = portion(K, p, names, most_bytes, "pending")
 for i = 1, goes do
   local key, due, member = unpack(going[i], 1, 3)
   local packed = redis.call("HGET", K.pending, key)

@@ -17,6 +17,7 @@
 --- @include "lib/tell"
 --- @include "lib/weighed"
 --- @include "lib/most_bytes"
+--- @include "lib/bulky"
 --- @include "lib/policy"
 --- @include "lib/window"
 --- @include "lib/asked"
@@ -47,17 +48,17 @@ end
 
 -- How many of the triggers go, one at least: as many as meet `most_bytes`. What is stored of a key is read where it is first met; of a
 -- message that grows by each trigger an eighth counts each time, for its text is made anew. Where nothing large was ever held
--- (lib/weighed), they meet no more than that by their number.
+-- (lib/weighed), nor a byte counts for many (lib/bulky), they meet no more than that by their number.
 local function reach()
-  local grows = p.merge.op == "append" or p.merge.op == "fields"
-  local large, sizes, room = redis.call("HEXISTS", K.facts, "large") == 1, {}, most_bytes
+  local grows, times = p.merge.op == "append" or p.merge.op == "fields", bulky(p)
+  local large, sizes, room = times > 1 or redis.call("HEXISTS", K.facts, "large") == 1, {}, most_bytes
   for n = 1, (grows or large) and #names or 0 do
     local key = names[n]
     local size = sizes[key]
-    local cost = size and (grows and size / 8 or 0)
+    local cost = size and (grows and times * size / 8 or 0)
     if not size then
       size = large and redis.call("HSTRLEN", K.pending, key) or 0
-      cost = large and size + redis.call("HSTRLEN", K.flight, key) or 0
+      cost = large and times * size + redis.call("HSTRLEN", K.flight, key) or 0
     end
     if cost > room and n > 1 then
       return n - 1
@@ -70,7 +71,9 @@ local prior = ARGV[4] ~= "" and told(K, ARGV[4], now_ms)
 if prior and prior[1] == "foreign" then
   return prior
 end
-local going = prior and prior[#prior] == 5 and 0 or #names > 1 and reach() or #names
+-- Those in front of these have to be done: a call that was not heard of, or has left some, goes again, and these behind it.
+local waits = ARGV[4] ~= "" and (not prior or prior[#prior] == 5)
+local going = waits and 0 or #names > 1 and reach() or #names
 local stored = going > 0 and redis.call("HMGET", K.pending, unpack(names, 1, going)) or {}
 local before, flying = head(K), redis.call("HLEN", K.flight)
 
