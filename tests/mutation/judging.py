@@ -525,8 +525,8 @@ class Scripts(Judge[Mutant]):
         _replace({one.file: changed})
 
     def reaching(self, one: Mutant) -> set[str]:
-        """Those that have a script of their own, made of the file, too. A script holds the numbers of places that it names."""
-        if naming := lua._ARRAYS.get(one.file):
+        """Those that have a script of their own, made of the file, too."""
+        if naming := lua._ARRAYS.get(one.file):  # whoever names places of the array has their numbers
             where = {name for name in files() if naming.search(lua.source(name))}
             return {test for line, tests in self.comes_by.items() if line.partition(":")[0] in where for test in tests}
         own = {module.__file__ for module, _, _ in _texts(lua.source(one.file))}

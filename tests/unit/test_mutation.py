@@ -1,4 +1,4 @@
-"""The sample of the mutants is as large as was said, and of each file its share; what is explained is there to be changed."""
+"""The sample of the mutants is as large as was said, and of each file its share; what is explained can be changed."""
 
 from __future__ import annotations
 
