@@ -329,19 +329,29 @@ async def test_triggers_of_a_key_stay_in_order_where_calls_leave_some(face: Any,
     assert found == {key: [LARGE, *range(at, 400, 6)] for at, key in enumerate(keys)}
 
 
-async def test_what_grows_with_each_trigger_goes_in_more_calls(face: Any, raw: Any, clock: Clock) -> None:
+@pytest.mark.parametrize("merge", ["append", {"log": "append"}], ids=str)
+async def test_what_grows_with_each_trigger_goes_in_more_calls(face: Any, raw: Any, clock: Clock, merge: Any) -> None:
     # Given 100 kB of triggers of one key, whose message is made anew for each of them
-    topic = face.topic("t", window="1m", merge="append")
-    await topic.trigger("other")
+    topic = face.topic("t", window="1m", merge=merge)
+    await topic.trigger("other", {"log": 0})
     before = scripts_run(raw)
-    await topic.trigger_many([("k", f"{number:01000}") for number in range(100)])
+    await topic.trigger_many([("k", {"log": f"{number:01000}"}) for number in range(100)])
     assert 3 <= scripts_run(raw) - before <= 20
     # Then small ones go together as they did
     before = scripts_run(raw)
-    await topic.trigger_many([("small", number) for number in range(100)])
+    await topic.trigger_many([("small", {"log": number}) for number in range(100)])
     assert scripts_run(raw) - before == 1
     clock.advance("1m")
     assert {one.key: one.count for one in await topic.take(3)} == {"k": 100, "small": 100, "other": 1}
+
+
+@pytest.mark.parametrize("merge", ["last", "first"])
+async def test_triggers_of_a_key_of_which_one_is_kept_go_together(face: Any, raw: Any, merge: Any) -> None:
+    topic = face.topic("t", window="1m", merge=merge)
+    await topic.trigger("k", LARGE)
+    before = scripts_run(raw)
+    await topic.trigger_many([("k", f"{number:01000}") for number in range(100)])
+    assert scripts_run(raw) - before == 1
 
 
 async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Gate, everything: Dumps) -> None:
