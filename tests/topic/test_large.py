@@ -305,6 +305,23 @@ async def test_triggers_go_with_as_many_calls_as_the_bytes_need_that_they_join(f
     assert [(await topic.peek(key)).pending.count for key in keys] == [2] * 12
 
 
+async def test_large_deliveries_of_their_keys_count_among_what_triggers_meet(face: Any, raw: Any) -> None:
+    topic = face.topic("t", window="1h", merge="first")
+    await topic.trigger_many([Trigger(f"k{number}", LARGE, delay=0) for number in range(12)])
+    held = await topic.take(12)
+    before = scripts_run(raw)
+    receipts = await topic.trigger_many([(one.key, "x") for one in held])
+    assert [one.status for one in receipts] == ["scheduled"] * 12
+    assert scripts_run(raw) - before == 1 + 2 + 2 + 1
+
+
+async def test_one_that_is_larger_than_a_call_goes_through_is_joined(face: Any) -> None:
+    topic = face.topic("t", window="1h", merge="append")
+    await topic.trigger_many([("k", LARGE)] * 5)
+    receipts = await topic.trigger_many([("k", "x"), ("other", "x")])
+    assert [one.status for one in receipts] == ["merged", "scheduled"]
+
+
 async def test_triggers_that_join_small_messages_go_together(face: Any, raw: Any) -> None:
     topic = face.topic("t", window="1h")
     await topic.trigger_many([(number, "x" * 900) for number in range(128)])
@@ -375,6 +392,24 @@ async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Ga
     assert [replied(gate, call)[2:] for call in calls] == [first[2:], second[2:]]
     assert everything() == before
     assert sum(topic.peek(f"k{number}").pending.count for number in range(4)) == 204
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_call_behind_one_whose_answer_was_spoilt_is_refused(
+    gate: Gate, raw: Any, everything: Dumps, namespace: str
+) -> None:
+    # Given two calls that travel together, and what the first was answered is none of ours any more
+    topic = gate.topic("t", window="1h")
+    first, second = topic.open().trigger_many([Trigger(number) for number in range(200)]).calls
+    gate.link.run(first)
+    (told,) = raw.keys(f"ig1:{{{namespace}:*:told*")
+    for request in set(raw.hkeys(told)) - {b""}:
+        raw.hset(told, request, "spoilt")
+    before = everything()
+    # Then nobody can say whether the second may go, and nothing is written
+    with pytest.raises(ForeignData, match="holds what is no reply of ours"):
+        gate.link.run(second)
+    assert everything() == before
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "bury", "give_back"])
