@@ -55,6 +55,7 @@ TESTS = [
         "topic/test_replays",
         "topic/test_memory",
         "topic/test_merging",
+        "topic/test_large",
         "topic/test_refusals",
         "topic/test_registry",
         "topic/test_changes",
@@ -525,6 +526,9 @@ class Scripts(Judge[Mutant]):
 
     def reaching(self, one: Mutant) -> set[str]:
         """Those that have a script of their own, made of the file, too."""
+        if naming := lua._ARRAYS.get(one.file):  # whoever names places of the array has their numbers
+            where = {name for name in files() if naming.search(lua.source(name))}
+            return {test for line, tests in self.comes_by.items() if line.partition(":")[0] in where for test in tests}
         own = {module.__file__ for module, _, _ in _texts(lua.source(one.file))}
         whole = {name for name, item in self.items.items() if str(item.path) in own}
         return self.comes_by[place(one.file, one.line, lua.source(one.file))] | whole

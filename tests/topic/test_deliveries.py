@@ -528,3 +528,11 @@ async def test_a_take_that_finds_nothing_writes_nothing(
     assert await topic.take(10) == []
     # Then what is stored is the same
     assert everything() == before
+
+
+def test_to_end_nothing_ends_nothing(gate: Gate) -> None:
+    topic, run = gate.topic("t"), gate.link.run
+    topic.trigger("k")
+    assert run(topic.open().settle(0, [])).outcomes == []
+    turned = run(topic.open().turn(0, [], 1))
+    assert (turned.settled.outcomes, [one.key for one in turned.taken.deliveries]) == ([], ["k"])

@@ -246,12 +246,13 @@ def msgpack_first(packed: bytes) -> Any:
 @pytest.mark.damages("undecodable")
 @pytest.mark.parametrize("how", SPOILT)
 @pytest.mark.parametrize("part", ["flight", "pending"])
+@pytest.mark.parametrize("size", [50_000, 70_000])  # the length of a text takes two bytes, or four
 async def test_a_large_value_that_is_none_of_ours_is_refused(
-    face: Any, raw: Any, everything: Dumps, namespace: str, part: str, how: str
+    face: Any, raw: Any, everything: Dumps, namespace: str, part: str, how: str, size: int
 ) -> None:
     # Given a large message, due in a topic with priorities or in flight, that was spoilt where nobody needs its payload
     topic, name = face.topic("t", priority=True), f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
-    await topic.trigger("k", LARGE)
+    await topic.trigger("k", "x" * size)
     (delivery,) = await topic.take(1) if part == "flight" else (None,)
     raw.hset(name, "k", SPOILT[how](raw.hget(name, "k")))
     before = everything()
@@ -303,6 +304,23 @@ async def test_triggers_go_with_as_many_calls_as_the_bytes_need_that_they_join(f
     assert [one.status for one in receipts] == ["merged"] * 12
     assert scripts_run(raw) - before == 1 + 2 + 2 + 1
     assert [(await topic.peek(key)).pending.count for key in keys] == [2] * 12
+
+
+async def test_large_deliveries_of_their_keys_count_among_what_triggers_meet(face: Any, raw: Any) -> None:
+    topic = face.topic("t", window="1h", merge="first")
+    await topic.trigger_many([Trigger(f"k{number}", LARGE, delay=0) for number in range(12)])
+    held = await topic.take(12)
+    before = scripts_run(raw)
+    receipts = await topic.trigger_many([(one.key, "x") for one in held])
+    assert [one.status for one in receipts] == ["scheduled"] * 12
+    assert scripts_run(raw) - before == 1 + 2 + 2 + 1
+
+
+async def test_one_that_is_larger_than_a_call_goes_through_is_joined(face: Any) -> None:
+    topic = face.topic("t", window="1h", merge="append")
+    await topic.trigger_many([("k", LARGE)] * 5)
+    receipts = await topic.trigger_many([("k", "x"), ("other", "x")])
+    assert [one.status for one in receipts] == ["merged", "scheduled"]
 
 
 async def test_triggers_that_join_small_messages_go_together(face: Any, raw: Any) -> None:
@@ -368,19 +386,31 @@ async def test_what_is_merged_value_by_value_counts_for_more(
     assert 0 < len(face.gate.link.run(calls.take(0, 100)).deliveries) < 100
 
 
-async def test_what_grows_with_each_trigger_goes_in_more_calls(face: Any, raw: Any, clock: Clock) -> None:
+@pytest.mark.parametrize(("merge", "most"), [("append", 20), ({"log": "append"}, 60)], ids=str)
+async def test_what_grows_with_each_trigger_goes_in_more_calls(
+    face: Any, raw: Any, clock: Clock, merge: Any, most: int
+) -> None:
     # Given 100 kB of triggers of one key, whose message is made anew for each of them
-    topic = face.topic("t", window="1m", merge="append")
-    await topic.trigger("other")
+    topic = face.topic("t", window="1m", merge=merge)
+    await topic.trigger("other", {"log": 0})
     before = scripts_run(raw)
-    await topic.trigger_many([("k", f"{number:01000}") for number in range(100)])
-    assert 3 <= scripts_run(raw) - before <= 20
+    await topic.trigger_many([("k", {"log": f"{number:01000}"}) for number in range(100)])
+    assert 3 <= scripts_run(raw) - before <= most
     # Then small ones go together as they did
     before = scripts_run(raw)
-    await topic.trigger_many([("small", number) for number in range(100)])
+    await topic.trigger_many([("small", {"log": number}) for number in range(100)])
     assert scripts_run(raw) - before == 1
     clock.advance("1m")
     assert {one.key: one.count for one in await topic.take(3)} == {"k": 100, "small": 100, "other": 1}
+
+
+@pytest.mark.parametrize("merge", ["last", "first"])
+async def test_triggers_of_a_key_of_which_one_is_kept_go_together(face: Any, raw: Any, merge: Any) -> None:
+    topic = face.topic("t", window="1m", merge=merge)
+    await topic.trigger("k", LARGE)
+    before = scripts_run(raw)
+    await topic.trigger_many([("k", f"{number:01000}") for number in range(100)])
+    assert scripts_run(raw) - before == 1
 
 
 async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Gate, everything: Dumps) -> None:
@@ -404,6 +434,24 @@ async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Ga
     assert [replied(gate, call)[2:] for call in calls] == [first[2:], second[2:]]
     assert everything() == before
     assert sum(topic.peek(f"k{number}").pending.count for number in range(4)) == 204
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_call_behind_one_whose_answer_was_spoilt_is_refused(
+    gate: Gate, raw: Any, everything: Dumps, namespace: str
+) -> None:
+    # Given two calls that travel together, and what the first was answered is none of ours any more
+    topic = gate.topic("t", window="1h")
+    first, second = topic.open().trigger_many([Trigger(number) for number in range(200)]).calls
+    gate.link.run(first)
+    (told,) = raw.keys(f"ig1:{{{namespace}:*:told*")
+    for request in set(raw.hkeys(told)) - {b""}:
+        raw.hset(told, request, "spoilt")
+    before = everything()
+    # Then nobody can say whether the second may go, and nothing is written
+    with pytest.raises(ForeignData, match="holds what is no reply of ours"):
+        gate.link.run(second)
+    assert everything() == before
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "bury", "give_back"])
@@ -474,6 +522,8 @@ async def test_a_slot_knows_that_it_holds_something_large_however_that_came(
     topic, facts = gate.topic("t", backoff=0), f"ig1:{{{namespace}:topic:t:0/1}}:facts"
     await topic.aio.trigger("k", "x" * 900)
     (delivery,) = topic.take()
+    for _ in range(2):
+        await topic.aio.trigger("other", "x" * 900)
     assert not raw.hexists(facts, "large")
     # When one becomes large by what is said of it
     end = topic.nack if how == "failure" else topic.bury

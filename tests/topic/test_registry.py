@@ -95,6 +95,15 @@ async def test_an_entry_that_is_none_of_ours_is_said(
     assert everything() == before
 
 
+async def test_as_many_slots_as_there_can_be_are_told(face: Face, looking: Any, raw: Any) -> None:
+    await face.topic("t").trigger("k")
+    registry = f"ig1:{{{face.gate.namespace}:topics}}"
+    raw.hset(registry, mapping={"t was": "1 16384", "t to": "16384 n"})
+    (found,) = await looking.stored_topics()
+    assert found.changing_to == 16384
+    raw.hdel(registry, "t was", "t to")
+
+
 @pytest.mark.damages("undecodable")
 async def test_a_counter_that_is_no_number_is_said(face: Face, looking: Any, raw: Any) -> None:
     topic = face.topic("t")

@@ -378,3 +378,27 @@ async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Cl
         told = [heard.get_message(timeout=30)["data"] for _ in range(3)]
     # Then that is told once
     assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_pending_message_that_is_none_of_ours_is_named(
+    face: Any, raw: Any, everything: Any, namespace: str
+) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:pending", "k", "spoilt")
+    before = everything()
+    with pytest.raises(ForeignData, match=":pending: holds under k what idemgate has not written"):
+        await topic.trigger("k")
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_remembered_version_that_is_none_is_named(face: Any, raw: Any, everything: Any, namespace: str) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", version=1)
+    raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:memo", "vk", "spoilt")
+    before = everything()
+    with pytest.raises(ForeignData, match=":memo: holds under vk what idemgate has not written"):
+        await topic.trigger("k", version=2)
+    assert everything() == before

@@ -1,9 +1,10 @@
-"""The sample of the mutants is as large as was said, and of each file its share."""
+"""The sample of the mutants is as large as was said, and of each file its share; what is explained can be changed."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.mutation import __main__ as mutation
 from tests.mutation import edits, operators
 
 FILES = {f"core/{n}": n for n in range(1, 60)} | {"topic/take": 60}
@@ -37,3 +38,8 @@ def test_each_file_has_its_share_and_the_hot_path_three_times_that() -> None:
 def test_what_is_changed_in_core_can_be_sampled() -> None:
     found = edits.edits("core/clock")
     assert len(operators.sampled(found, 3, 1)) == 3
+
+
+def test_each_change_that_is_explained_can_be_made() -> None:
+    possible = {(one.file, one.change) for one in [*mutation._mutants(), *mutation._edits()]}
+    assert {*mutation.explained()} - possible == set()

@@ -5,12 +5,12 @@
 -- Lengths are asked in slots that have held something large (lib/weighed), and where each byte counts for many (lib/bulky): elsewhere all
 -- of a call goes into that room by its number.
 local function portion(K, p, names, room, part, other)
-  local times = bulky(p)
-  if #names == 0 or times == 1 and redis.call("HEXISTS", K.facts, "large") == 0 then
+  if #names == 0 or not bulky.is(p) and redis.call("HEXISTS", K.facts, "large") == 0 then
     return #names, room
   end
   for i, name in ipairs(names) do
-    local size = #name + times * (redis.call("HSTRLEN", K[part], name) + (other and redis.call("HSTRLEN", K[other], name) or 0))
+    local size = redis.call("HSTRLEN", K[part], name) + (other and redis.call("HSTRLEN", K[other], name) or 0)
+    size = #name + bulky.bytes(p, size)
     if size > room and room < most_bytes then
       return i - 1, 0
     end

@@ -50,15 +50,15 @@ end
 -- message that grows by each trigger an eighth counts each time, for its text is made anew. Where nothing large was ever held
 -- (lib/weighed), nor a byte counts for many (lib/bulky), they meet no more than that by their number.
 local function reach()
-  local grows, times = p.merge.op == "append" or p.merge.op == "fields", bulky(p)
-  local large, sizes, room = times > 1 or redis.call("HEXISTS", K.facts, "large") == 1, {}, most_bytes
+  local grows = p.merge.op == "append" or p.merge.op == "fields"
+  local large, sizes, room = bulky.is(p) or redis.call("HEXISTS", K.facts, "large") == 1, {}, most_bytes
   for n = 1, (grows or large) and #names or 0 do
     local key = names[n]
     local size = sizes[key]
-    local cost = size and (grows and times * size / 8 or 0)
+    local cost = size and (grows and bulky.bytes(p, size) / 8 or 0)
     if not size then
       size = large and redis.call("HSTRLEN", K.pending, key) or 0
-      cost = large and times * size + redis.call("HSTRLEN", K.flight, key) or 0
+      cost = large and bulky.bytes(p, size) + redis.call("HSTRLEN", K.flight, key) or 0
     end
     if cost > room and n > 1 then
       return n - 1
