@@ -61,7 +61,7 @@ def listed(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
 
 
 def _refused(one: object) -> Trigger:
-    raise BadInput("triggers", type(one), "not a key and its payload", _TRIGGERS)
+    raise BadInput("triggers", type(one).__name__, "not a key and its payload", _TRIGGERS)
 
 
 _TRIGGERS = "Pass (key, payload) tuples, such as the items() of a dict, or Trigger(...)"
