@@ -63,7 +63,7 @@ def both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], n: int,
         server.flushall()
         before, tag = spent(server), f"both{repetition}"
         begin(taken["idemgate_scheduler"], "drain", tag=tag, n=n, wait=0.1)
-        begin(sent["idemgate_scheduler"], "enqueue_many", tag=tag, n=n, delay=0)
+        begin(sent["idemgate_scheduler"], "send", tag=tag, n=n, tasks=2)
         sender, consumer = end(sent["idemgate_scheduler"]), end(taken["idemgate_scheduler"])
         row["rate"].append(n / max(sender["seconds"], consumer["seconds"]))
         row["sender_us"].append(sender["cpu"] / n * 1e6)
