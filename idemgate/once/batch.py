@@ -12,7 +12,7 @@ from idemgate.core.many import each
 from idemgate.core.passage import Passage
 from idemgate.errors import BadInput, StoreError
 from idemgate.once.asking import asked_together, claimed_together
-from idemgate.once.claim import AioClaim, Claim, Claimed, not_given_back
+from idemgate.once.claim import AioClaim, Claim, Claimed, block_ended
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -30,7 +30,6 @@ class _Batch(list[C]):
         self._gate = gate
         self._asked = False
         self._inside: list[C] = []
-        self._giving: list[C] = []
 
     @property
     def _passages(self) -> list[Passage]:
@@ -46,24 +45,11 @@ class _Batch(list[C]):
         for claim in self._inside:
             claim._enter_block(inside=False)
 
-    def _leave_block(self) -> list[Call[bool]]:
-        """How the block gives back what its body has not ended."""
+    def _leave_block(self) -> list[C]:
+        """Those that the block gives back: its body has not ended them."""
         for claim in self._inside:
             claim._leave_block()
-        self._giving = [claim for claim in self._inside if claim._held]
-        return releasing(self._gate, self._giving)
-
-    def _left(self, outcomes: Sequence[Any], error: BaseException | None) -> None:
-        """Counts what was lost. What could not be given back is raised, unless the body raised."""
-        if lost := sum(one is False for one in outcomes):
-            self._gate.counters.add("once.lease_lost", lost)
-        failed = [
-            (claim, one) for claim, one in zip(self._giving, outcomes, strict=True) if isinstance(one, StoreError)
-        ]
-        if failed and error is None:
-            raise failed[0][1]
-        if failed:
-            not_given_back(self._gate, [claim for claim, _ in failed], failed[0][1])
+        return [claim for claim in self._inside if claim._held]
 
 
 class ClaimBatch(_Batch[Claim]):
@@ -87,8 +73,8 @@ class ClaimBatch(_Batch[Claim]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if calls := self._leave_block():
-            self._left(self._gate.link.run_each(calls), error)
+        if held := self._leave_block():
+            block_ended(self._gate, held, self._gate.link.run_each(releasing(self._gate, held)), error)
 
 
 class AioClaimBatch(_Batch[AioClaim]):
@@ -115,8 +101,8 @@ class AioClaimBatch(_Batch[AioClaim]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if calls := self._leave_block():
-            self._left(await self._gate.aio.link.run_each(calls), error)
+        if held := self._leave_block():
+            block_ended(self._gate, held, await self._gate.aio.link.run_each(releasing(self._gate, held)), error)
 
 
 def completing(gate: Gate, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None) -> list[Call[bool]]:

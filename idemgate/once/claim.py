@@ -21,7 +21,7 @@ from idemgate.once.current import Execution
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioClaim", "Claim", "Claimed", "not_given_back"]
+__all__ = ["AioClaim", "Claim", "Claimed", "block_ended"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -198,12 +198,22 @@ class Claimed:
         return self._ending(self._completing(None, None) if error is None else self._passage.release())
 
 
-def not_given_back(gate: Gate, claims: Sequence[Claimed], error: StoreError) -> None:
-    """A block was left by an exception, or cancelled, and the store cannot be asked: what left it is what the caller
-    gets to know, and the leases run out."""
-    gate.counters.add("once.unreleased", len(claims))
-    keys = [text_of(claim._passage.key) for claim in claims]
-    log.error("once.unreleased", extra={"keys": keys, "error": str(error)})
+def block_ended(
+    gate: Gate, claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError], error: BaseException | None
+) -> None:
+    """Counts what a block, which was left by `error` or None, no longer held of these claims when it ended them.
+
+    A claim that the store could not be asked to end: its error is raised, unless the body raised or was cancelled,
+    which is what the caller has to get to know; then it is counted, and its lease runs out."""
+    if lost := sum(one is False for one in outcomes):
+        gate.counters.add("once.lease_lost", lost)
+    failed = [(claim, one) for claim, one in zip(claims, outcomes, strict=True) if isinstance(one, StoreError)]
+    if failed and error is None:
+        raise failed[0][1]
+    if failed:
+        gate.counters.add("once.unreleased", len(failed))
+        keys = [text_of(claim._passage.key) for claim, _ in failed]
+        log.error("once.unreleased", extra={"keys": keys, "error": str(failed[0][1])})
 
 
 class Claim(Claimed):
@@ -230,15 +240,12 @@ class Claim(Claimed):
         self._leave_block()
         if (call := self._exit_call(error)) is None:
             return
+        outcome: bool | StoreError
         try:
-            held = self._gate.link.run(call)
+            outcome = self._gate.link.run(call)
         except StoreError as failed:
-            if error is None:
-                raise
-            not_given_back(self._gate, [self], failed)
-        else:
-            if not held:
-                self._gate.counters.add("once.lease_lost")
+            outcome = failed
+        block_ended(self._gate, [self], [outcome], error)
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was
@@ -297,15 +304,12 @@ class AioClaim(Claimed):
         self._leave_block()
         if (call := self._exit_call(error)) is None:
             return
+        outcome: bool | StoreError
         try:
-            held = await self._gate.aio.link.run(call)
+            outcome = await self._gate.aio.link.run(call)
         except StoreError as failed:
-            if error is None:
-                raise
-            not_given_back(self._gate, [self], failed)
-        else:
-            if not held:
-                self._gate.counters.add("once.lease_lost")
+            outcome = failed
+        block_ended(self._gate, [self], [outcome], error)
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """As `Claim.complete`."""

@@ -11,8 +11,8 @@
 --- @include "lib/lean"
 --- @include "lib/portion"
 -- Ends deliveries: `given` is two a delivery: key, fence; `others` says of those that are not just done, by their place: {verb, delay
--- in ms, failure}. What waited behind each is scheduled. Those before
--- which `most_bytes` have been read of what waits are "left": to be ended by another call. Returns one a delivery; or nil and what is wrong, and then nothing was written.
+-- in ms, failure}. What waited behind each is scheduled. Those for which no room is left in `most_bytes` are "left": to be ended by another
+-- call. Returns one a delivery; or nil and what is wrong, and then nothing was written.
 local function settling(K, p, given, others, now_ms)
   local done, acked, acked_triggers = {}, {}, 0
   local function add(name, n)
