@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from idemgate.core.calls import Call
+from idemgate.core.offset import UNKNOWN, Offset, narrowed
 
 if TYPE_CHECKING:
     from idemgate.core.topics import TopicCalls
@@ -47,7 +48,8 @@ class Due:
         self.resized: Callable[[], None] = lambda: None
         self._asking: Counter[int] = Counter()
         self._at: dict[int, float] = {}
-        self._offset = 0.0
+        # Of slots: the nodes of a cluster have clocks of their own.
+        self._offsets: defaultdict[int, Offset] = defaultdict(lambda: UNKNOWN)
         self._turn = 0
         self._looked = monotonic()
         self._deaf = False
@@ -88,25 +90,31 @@ class Due:
 
     # -- time: the server's, as far as its replies told ------------------------------------------------------------
 
-    def now(self) -> float:
-        """The server's time, ms; meaningless until something was learnt."""
+    def now(self, slot: int = 0) -> float:
+        """The time of a slot's server, ms, or a little less, so that nothing is asked for before it is due; meaningless
+        until something was learnt."""
         clock = self.gate.clock
-        return clock.microseconds() / 1000 if clock is not None else monotonic() * 1000 + self._offset
+        return clock.microseconds() / 1000 if clock is not None else monotonic() * 1000 + self._offsets[slot].low
 
-    def told(self, now_ms: int) -> None:
-        """The server's time, from a reply that came just now."""
+    def told(self, slot: int, now_ms: int, asked: float) -> None:
+        """A server's time, from a reply that came just now to what was asked then (monotonic seconds)."""
         self._heard = monotonic()
-        self._offset = now_ms - self._heard * 1000
+        self._offsets[slot] = narrowed(self._offsets[slot], now_ms, asked * 1000, self._heard * 1000)
 
-    def learn(self, slot: int, answer: Answer) -> None:
+    async def look_at_the_clock(self, calls: TopicCalls) -> None:
+        """Asks the first slot's server for its time."""
+        asked = monotonic()
+        self.told(0, await self.gate.aio.link.run(calls.time()), asked)
+
+    def learn(self, slot: int, answer: Answer, asked: float) -> None:
         """Never makes it later than what is known: a hint may have been heard while this answer was under way."""
-        self.told(answer.now_ms)
+        self.told(slot, answer.now_ms, asked)
         if slot in self._at:  # the number of slots may have changed meanwhile
             self._at[slot] = min(self._at[slot], answer.next_due_ms or NEVER)
 
-    def left(self, at_ms: float) -> float:
+    def left(self, at_ms: float, slot: int = 0) -> float:
         """How many seconds to sleep until a time, at most `POLL`; 0 if it has come."""
-        left = (at_ms - self.now()) / 1000
+        left = (at_ms - self.now(slot)) / 1000
         if left <= 0:
             return 0.0
         # A test clock stands still: only its moves are worth waking for.
@@ -114,10 +122,12 @@ class Due:
 
     def pause(self) -> float:
         """How many seconds to sleep until a slot has work; every `POLL` all may have."""
-        if monotonic() - self._looked >= POLL:
+        since = monotonic() - self._looked
+        if since >= POLL:
             self.look_again()
-            self._looked = monotonic()
-        return self.left(min((self._at[slot] for slot in self._mine() if slot in self._at), default=NEVER))
+            self._looked, since = monotonic(), 0.0
+        lefts = (self.left(self._at[slot], slot) for slot in self._mine() if slot in self._at)
+        return min(POLL - since, min(lefts, default=POLL))
 
     def look_again(self) -> None:
         """Every slot may have work."""
@@ -129,7 +139,7 @@ class Due:
         """Who asks a slot hears when the topic has other slots by now. Who has none to ask inquires, once a poll."""
         if not self._mine() and monotonic() - self._heard >= POLL:
             calls = await self.topic.aio.open()
-            self.told(await self.gate.aio.link.run(calls.time()))
+            await self.look_at_the_clock(calls)
 
     def slots(self, calls: TopicCalls) -> list[int]:
         """Those that have work now, each time beginning with another, so that none is served last for ever. `calls`
@@ -140,7 +150,7 @@ class Due:
             self.resized()
         mine = sorted(slot for slot in self._mine() if slot in self._at)
         self._turn = (self._turn + 1) % max(1, len(mine))
-        return [slot for slot in mine[self._turn :] + mine[: self._turn] if self._at[slot] <= self.now()]
+        return [slot for slot in mine[self._turn :] + mine[: self._turn] if self._at[slot] <= self.now(slot)]
 
     def is_mine(self, slot: int) -> bool:
         """Whether it is to be asked: look right before asking, for that may change at any time."""
@@ -157,7 +167,7 @@ class Due:
     def has_work(self, slot: int) -> bool:
         """Whether a slot that is asked for something else should be taken from, too: it has work as far as is known,
         or had when it was asked, and did not answer yet. It is one of ours."""
-        return self.is_mine(slot) and (slot in self._asking or self._at.get(slot, NEVER) <= self.now())
+        return self.is_mine(slot) and (slot in self._asking or self._at.get(slot, NEVER) <= self.now(slot))
 
     async def ask(self, slot: int, call: Call[A], within: float | None = None) -> A:
         """Runs a call that does a slot's work, and learns from its answer. `within`: seconds to try, None: the
@@ -166,6 +176,7 @@ class Due:
             await self.listen()
         before, self._at[slot] = self._at[slot], NEVER  # what is heard from here on counts
         self._asking[slot] += 1
+        asked = monotonic()
         try:
             answer = await self.gate.aio.link.run(call, within)
         except BaseException:
@@ -173,5 +184,5 @@ class Due:
             raise
         finally:
             self._asking -= Counter((slot,))  # which leaves no zeros
-        self.learn(slot, answer)
+        self.learn(slot, answer, asked)
         return answer

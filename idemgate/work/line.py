@@ -183,14 +183,15 @@ class Line:
 
     async def _turn(self, calls: TopicCalls, slot: int, endings: list[Ending], n: int) -> list[Held]:
         settlements = [settlement for _, settlement in endings]
-        found, until = list[Held](), monotonic() + self.lease
+        found, asked = list[Held](), monotonic()
+        until = asked + self.lease
         try:
             if n > 0:
                 turned = await self.due.ask(slot, calls.turn(slot, settlements, n), self.lease)
                 settled, found = turned.settled, self._kept(turned.taken, until)
             else:
                 settled = await self.gate.aio.link.run(calls.settle(slot, settlements), self.lease)
-                self.due.learn(slot, settled)
+                self.due.learn(slot, settled, asked)
             self._count(settlements, settled.outcomes)
         except StoreError as error:
             name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"

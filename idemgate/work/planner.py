@@ -53,8 +53,7 @@ class Planner:
 
     async def _now(self) -> datetime:
         if not self._planned:
-            calls = await self.topic.aio.open()
-            self._due.told(await self.gate.aio.link.run(calls.time()))
+            await self._due.look_at_the_clock(await self.topic.aio.open())
         return moment(int(self._due.now()))
 
     async def _plan(self, one: Recurring, last: datetime, now: datetime) -> datetime:
