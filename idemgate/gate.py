@@ -13,7 +13,7 @@ from weakref import WeakSet
 from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.calls import Batch, Call
-from idemgate.core.claims import Claims, Record
+from idemgate.core.claims import MANY, Claims, Record
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec, digest
 from idemgate.core.compact import Kept, SeenSets
@@ -34,7 +34,7 @@ from idemgate.core.small import Small
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.pulse import Pulse
-from idemgate.once.batch import AioClaimBatch, ClaimBatch, answers, completing, releasing
+from idemgate.once.batch import AioClaimBatch, ClaimBatch, completing, ended, releasing
 from idemgate.once.claim import AioClaim, Claim, Claimed
 from idemgate.once.options import decorate, guard_of
 from idemgate.topic.faces import AioTopic, Topic
@@ -141,6 +141,11 @@ class Gate:
         from idemgate.link.url import of_url
 
         return of_url(given)
+
+    @property
+    def at_once(self) -> int:
+        """Records of one script call, at most: on a cluster each lives by itself."""
+        return 1 if self.endpoint.kind == "cluster" else MANY
 
     @property
     def link(self) -> SyncLink:
@@ -322,7 +327,8 @@ class Gate:
         max_attempts: int | None = None,
     ) -> ClaimBatch:
         """`claim` for the keys of a batch: a list of claims in their order, which travel together, one round trip (on a
-        cluster one to each node, at the same time). Not atomic as a whole: each claim is.
+        cluster one to each node, at the same time; more where what is stored is large). Not atomic as a whole: each
+        claim is, and 100 keys are one script call.
 
         What KeyReused, OutcomeUnknown, AttemptsExhausted or ForeignData says of one key is that claim's `error`; the
         others are as they are. Any other StoreError is raised, and what was granted is given back, if the store can be
@@ -341,14 +347,16 @@ class Gate:
         """`Claim.complete` for many (claim, result), answers in their order: False for those that were lost. They
         travel together, as in `claim_many`; each is written by itself.
 
-        BadInput if one of the results cannot be stored; nothing is written then, and all are still held. After a
-        StoreError some may be done: the same again is answered alike.
+        BadInput if one of the results cannot be stored, or a claim is there twice; nothing is written then, and all are
+        still held. After a StoreError some may be done: the same again is answered alike.
         """
-        return answers(self.link.run_each(completing(self, pairs, retention)))
+        claims, calls = completing(self, pairs, retention)
+        return ended(claims, self.link.run_each(calls))
 
     def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
         """`Claim.release` for many, as `complete_many`."""
-        return answers(self.link.run_each(releasing(self, claims)))
+        given, calls = releasing(self, claims)
+        return ended(given, self.link.run_each(calls))
 
     def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """True for the first caller of `key` within `retention`, False for all others. One round trip; nothing is
@@ -382,7 +390,7 @@ class Gate:
             return self.seen.first_many(scope, keys, retention)
         kept = milliseconds(retention, "retention")
         records = [self.claims.key(scope, key) for key in each(keys, "keys", "Pass a list of keys")]
-        if self.link.endpoint.kind == "cluster":  # where each record lives by itself
+        if self.at_once == 1:
             return Batch([self.claims.first(record, kept) for record in records], list)
         return self.claims.mark_many(records, kept)
 
@@ -750,11 +758,13 @@ class AioGate:
         self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
     ) -> list[bool]:
         """As `Gate.complete_many`."""
-        return answers(await self.link.run_each(completing(self._gate, pairs, retention)))
+        claims, calls = completing(self._gate, pairs, retention)
+        return ended(claims, await self.link.run_each(calls))
 
     async def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
         """As `Gate.release_many`."""
-        return answers(await self.link.run_each(releasing(self._gate, claims)))
+        given, calls = releasing(self._gate, claims)
+        return ended(given, await self.link.run_each(calls))
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """As `Gate.first`."""

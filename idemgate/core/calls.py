@@ -4,13 +4,14 @@ word."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.stored import BROKEN, not_ours
-from idemgate.errors import ForeignData, NotDecodable
+from idemgate.errors import ForeignData, NotDecodable, StoreError
 from idemgate.lua import Script, script
 
-__all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Elsewhere", "Moved", "Unfinished", "call", "text"]
+__all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Each", "Elsewhere", "Moved", "Unfinished", "call", "text"]
 
 T = TypeVar("T")
 Arg = bytes | str | int
@@ -99,6 +100,50 @@ class Batch(Generic[T]):
     def __init__(self, calls: Sequence[Call[Any]], join: Callable[[list[Any]], T]) -> None:
         self.calls = calls
         self.join = join
+
+
+class Each(Call[Any], Generic[T]):
+    """A call of a script that goes through many keys and answers each by itself: what `read` makes of a key's reply, or
+    the StoreError about what is stored under it. Of its arguments the first are `common`, the others belong to the
+    keys, as many to each. The script may leave the last keys to another call."""
+
+    __slots__ = ("common",)
+
+    def __init__(
+        self, script: Script, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Any], T], common: int
+    ) -> None:
+        super().__init__(script, keys, args, read)
+        self.common = common
+
+    def answer(self, reply: Any) -> list[T | StoreError]:
+        """The answers in the order of the keys. Raises Unfinished, or NotDecodable for what we never wrote."""
+        try:
+            replies = reply if len(self.keys) > 1 else [reply]
+            found = [self._outcome(key, one) for key, one in zip(self.keys, replies, strict=False)]
+            rest = self._rest(len(found))
+        except BROKEN as error:
+            raise not_ours(f"what {self.script.name} answers", error) from error
+        if not rest:
+            return found
+        raise Unfinished(Batch(rest, lambda parts: [*found, *chain.from_iterable(parts)]))
+
+    def _outcome(self, key: bytes, reply: Any) -> T | StoreError:
+        try:
+            if reply[0] != b"foreign":
+                return self.read(reply)  # type: ignore[no-any-return]
+            return ForeignData(text(key), text(reply[2]))
+        except BROKEN as error:
+            return not_ours(f"what {self.script.name} answers", error)
+
+    def _rest(self, done: int) -> list[Each[T]]:
+        """What is left behind so many keys: one call, which leaves as many as it has to."""
+        if done == len(self.keys):
+            return []
+        if done == 0:
+            raise ValueError("it tells of no key")
+        each = (len(self.args) - self.common) // len(self.keys)
+        args = [*self.args[: self.common], *self.args[self.common + done * each :]]
+        return [Each(self.script, self.keys[done:], args, self.read, self.common)]
 
 
 def call(name: str, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> Call[T]:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Batch, Call, call, text
+from idemgate.core.calls import Arg, Batch, Call, Each, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.framing import bulk, head
+from idemgate.core.portions import portions
 from idemgate.core.tokens import token
 from idemgate.lua import script
 
-__all__ = ["Claims", "Entry", "Record", "State"]
+__all__ = ["MANY", "Claims", "Ending", "Entry", "Record", "State"]
 
+T = TypeVar("T")
 MANY = 100
 """Records of one script call: the server is blocked for the whole of it."""
+Ending = tuple[bytes, bytes, int, int, bytes]
+"""Of a claim: its record, owner, fencing token, for how long it is done, ms, and its result."""
 TEN_YEARS = 315_360_000_000
 """How long the record of a claim stays that is held, ms: until somebody decides (`lua/lib/outlives.lua`)."""
 _OWNER = 16
 _FENCES = 10**15
 """Microseconds since 1970 have 16 digits from 2001 to 2286."""
-_CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n$16\r\n%b\r\n%b"
-_COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
+_CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n%b$16\r\n%b\r\n"
+_COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
 """Both framed, by the server's time and with tokens as they are drawn."""
 State = Literal["started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
 
@@ -144,9 +148,9 @@ def _terms(lease: int, keep: int, max_attempts: int, hold: bool, wait: bool) -> 
 
 
 @lru_cache(1024)
-def _kind(retention: int, kind: bytes) -> bytes:
+def _stays(retention: int) -> bytes:
     """What a guard's completions have in common, framed."""
-    return bulk(b"%d" % retention) + bulk(kind)
+    return bulk(b"%d" % retention)
 
 
 def _flag(on: bool) -> bytes:
@@ -155,6 +159,20 @@ def _flag(on: bool) -> bytes:
 
 def _word(reply: list[Any]) -> tuple[str, int]:
     return text(reply[0]), reply[2] if reply[0] == b"busy" else 0
+
+
+def _each(name: str, common: tuple[Arg, ...], part: Sequence[tuple[Any, ...]], one: Callable[[Any], T]) -> Each[T]:
+    """A call for many records: of each the key, then what is said of it."""
+    args = [word for _, *own in part for word in own]
+    return Each(script(name), tuple([key for key, *_ in part]), [*common, *args], one, len(common))
+
+
+def _nothing(_: object) -> int:
+    return 0
+
+
+def _size(ending: Ending) -> int:
+    return len(ending[4])
 
 
 _STATES = {b"p": "in_progress", b"d": "done", b"f": "failed", b"r": "released", b"absent": "absent"}
@@ -205,13 +223,28 @@ class Claims:
         wait: bool = False,
     ) -> Call[Entry]:
         claim = script("once/claim")
-        stays, terms, tail = _terms(lease, keep, max_attempts, hold, wait)
+        stays, terms, common = _terms(lease, keep, max_attempts, hold, wait)
         if self.clock is not None:
-            return Call(claim, record, (stamp(self.clock), owner, fingerprint, stays, terms), _entry)
+            return Call(claim, record, (stamp(self.clock), fingerprint, stays, terms, owner), _entry)
         [name], framed = record, b""
         if len(owner) == _OWNER and not fingerprint:
-            framed = _CLAIM % (head(claim.sha, 5), len(name), name, owner, tail)
-        return Call(claim, record, (b"", owner, fingerprint, stays, terms), _entry, None, framed)
+            framed = _CLAIM % (head(claim.sha, 5), len(name), name, common, owner)
+        return Call(claim, record, (b"", fingerprint, stays, terms, owner), _entry, None, framed)
+
+    def claim_each(
+        self,
+        asked: list[tuple[bytes, bytes]],
+        lease: int,
+        keep: int,
+        max_attempts: int,
+        hold: bool,
+        wait: bool,
+        most: int,
+    ) -> list[Each[Entry]]:
+        """`claim` of many records, each by its owner, without fingerprints; at most so many in a call."""
+        stays, terms, _ = _terms(lease, keep, max_attempts, hold, wait)
+        common = (stamp(self.clock), b"", stays, terms)
+        return [_each("once/claim", common, part, _entry) for part in portions(asked, _nothing, most)]
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
         return call("once/mark", record, (stamp(self.clock), owner, retention, fingerprint), _told)
@@ -244,18 +277,29 @@ class Claims:
     ) -> Call[bool]:
         done = script("once/complete")
         if self.clock is not None:
-            return Call(done, record, (stamp(self.clock), owner, fence, retention, kind, result), _kept)
+            return Call(done, record, (stamp(self.clock), kind, owner, fence, retention, result), _kept)
         [name], framed = record, b""
         if len(owner) == _OWNER and _FENCES <= fence < 10 * _FENCES:
-            common = _kind(retention, kind)
-            framed = _COMPLETE % (head(done.sha, 6), len(name), name, owner, fence, common, len(result), result)
-        return Call(done, record, (b"", owner, fence, retention, kind, result), _kept, None, framed)
+            kept = _stays(retention)
+            framed = _COMPLETE % (head(done.sha, 6), len(name), name, kind, owner, fence, kept, len(result), result)
+        return Call(done, record, (b"", kind, owner, fence, retention, result), _kept, None, framed)
+
+    def complete_each(self, endings: list[Ending], most: int) -> list[Each[bool]]:
+        """`complete` of many records, each with a value; at most so many in a call, and so many bytes."""
+        common = (stamp(self.clock), b"v")
+        return [_each("once/complete", common, part, _kept) for part in portions(endings, _size, most)]
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
         return call("once/renew", record, (stamp(self.clock), owner, lease, keep), _held)
 
     def release(self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False) -> Call[bool]:
-        return call("once/release", record, (stamp(self.clock), owner, keep, b"1" if undo else b"0"), _held)
+        return call("once/release", record, (stamp(self.clock), _flag(undo), owner, keep), _held)
+
+    def release_each(self, given: list[tuple[bytes, bytes, int]], most: int, undo: bool = False) -> list[Each[bool]]:
+        """`release` of many records, each with its owner and how long its tombstone stays; at most so many in a
+        call."""
+        common = (stamp(self.clock), _flag(undo))
+        return [_each("once/release", common, part, _held) for part in portions(given, _nothing, most)]
 
     def checkpoint(self, record: tuple[bytes, ...], owner: bytes, data: bytes) -> Call[bool]:
         return call("once/checkpoint", record, (stamp(self.clock), owner, data), _held)

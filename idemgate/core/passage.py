@@ -4,12 +4,12 @@ perform."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from idemgate.core.calls import Call
+from idemgate.core.calls import Call, Each
 from idemgate.core.claims import Claims, Entry
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Key, record, text_of
@@ -29,7 +29,18 @@ from idemgate.errors import (
     ResultUnavailable,
 )
 
-__all__ = ["Answer", "ErrorPolicy", "Guard", "Passage", "Seen", "Wait", "failure_of", "refusal"]
+__all__ = [
+    "Answer",
+    "ErrorPolicy",
+    "Guard",
+    "Passage",
+    "Seen",
+    "Wait",
+    "enter_each",
+    "failure_of",
+    "refusal",
+    "release_each",
+]
 
 OnDone = Literal["replay", "skip", "raise"]
 OnInProgress = Literal["raise", "skip", "wait"]
@@ -277,6 +288,24 @@ class Passage:
 
     def renew(self) -> Call[bool]:
         return self.claims.renew(self.record, self.owner, self.guard.lease, self.guard.retention)
+
+
+def enter_each(passages: Sequence[Passage], most: int) -> list[Each[Entry]]:
+    """`enter` of many, of one guard and without fingerprints; at most so many in a call."""
+    if not passages:
+        return []
+    guard, claims = passages[0].guard, passages[0].claims
+    hold, wait = guard.on_lease_loss == "hold", guard.on_in_progress == "wait"
+    asked = [(one.record[0], one.owner) for one in passages]
+    return claims.claim_each(asked, guard.lease, guard.retention, guard.max_attempts, hold, wait, most)
+
+
+def release_each(passages: Sequence[Passage], most: int, undo: bool = False) -> list[Each[bool]]:
+    """`release` of many; at most so many in a call."""
+    if not passages:
+        return []
+    given = [(one.record[0], one.owner, one.guard.retention) for one in passages]
+    return passages[0].claims.release_each(given, most, undo)
 
 
 def _why(error: Exception) -> str:

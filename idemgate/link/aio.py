@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved, Unfinished
+from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Each, Moved, Unfinished
 from idemgate.core.durability import Durability
 from idemgate.errors import StoreError, StoreUnavailable
 from idemgate.link.cluster_aio import ClusterLines
@@ -171,11 +171,11 @@ class AsyncLink:
         """As `SyncLink.run_all`."""
         return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
 
-    async def run_each(self, calls: Sequence[Call[Any]], within: float | None = None) -> list[Any]:
+    async def run_each(self, calls: Sequence[Each[Any]], within: float | None = None) -> list[Any]:
         """As `SyncLink.run_each`."""
         return await asyncio.shield(self.start_each(calls, within))
 
-    def start_each(self, calls: Sequence[Call[Any]], within: float | None = None) -> asyncio.Task[list[Any]]:
+    def start_each(self, calls: Sequence[Each[Any]], within: float | None = None) -> asyncio.Task[list[Any]]:
         """Sends calls, which go on whatever becomes of who asked; its result is that of `run_each`."""
         return self.spawn(self._run_each(calls, self._patience(within)))
 
@@ -217,20 +217,21 @@ class AsyncLink:
         there = elsewhere.there(await self._insist(elsewhere.ask(), patience), by)
         return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
 
-    async def _run_each(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
+    async def _run_each(self, calls: Sequence[Each[Any]], patience: Patience) -> list[Any]:
         down, outcomes = None, list[Any]()
         try:
             replies = await self._sent_together(calls, patience)
         except StoreError as error:
-            return [error] * len(calls)
+            return [error for call in calls for _ in call.keys]
         for call, reply in zip(calls, replies, strict=True):
             if down is not None and unheard(reply):
-                outcomes.append(down)
+                outcomes += [down] * len(call.keys)
                 continue
             try:
-                outcomes.append(await self._told(call, reply, patience))
+                answers: list[Any] = await self._told(call, reply, patience)
+                outcomes += answers
             except StoreError as error:
-                outcomes.append(error)
+                outcomes += [error] * len(call.keys)
                 down = down if isinstance(error, OF_ONE_KEY) else error
         return outcomes
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Moved, Unfinished
+from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Each, Moved, Unfinished
 from idemgate.core.durability import Durability
 from idemgate.core.locks import freed_at_fork
 from idemgate.errors import StoreError
@@ -139,8 +139,9 @@ class SyncLink:
         of each node, all at the same time."""
         return batch.join(self._run_together(batch.calls, Patience(self.seconds if within is None else within)))
 
-    def run_each(self, calls: Sequence[Call[Any]], within: float | None = None) -> list[Any]:
-        """As `run_all`, the answer of each call or the StoreError it came to, which is raised to nobody.
+    def run_each(self, calls: Sequence[Each[Any]], within: float | None = None) -> list[Any]:
+        """As `run_all`, the answer of each key of the calls, or the StoreError that it came to, which is raised to
+        nobody.
 
         Where the store cannot be asked at all, what has no reply by then is not asked again: it came to the same.
         """
@@ -148,15 +149,16 @@ class SyncLink:
         try:
             replies = self._sent_together(calls, patience)
         except StoreError as error:
-            return [error] * len(calls)
+            return [error for call in calls for _ in call.keys]
         for call, reply in zip(calls, replies, strict=True):
             if down is not None and unheard(reply):
-                outcomes.append(down)
+                outcomes += [down] * len(call.keys)
                 continue
             try:
-                outcomes.append(self._told(call, reply, patience))
+                answers: list[Any] = self._told(call, reply, patience)
+                outcomes += answers
             except StoreError as error:
-                outcomes.append(error)
+                outcomes += [error] * len(call.keys)
                 down = down if isinstance(error, OF_ONE_KEY) else error
         return outcomes
 

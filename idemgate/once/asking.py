@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from idemgate.core.calls import OF_ONE_KEY, Call
+from idemgate.core.calls import OF_ONE_KEY, Each
 from idemgate.core.claims import Entry
 from idemgate.core.keys import text_of
-from idemgate.core.passage import Passage
-from idemgate.errors import NotDurable, StoreError
+from idemgate.core.passage import Passage, enter_each, release_each
+from idemgate.errors import NotDurable, StoreError, StoreRefused
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -77,9 +77,9 @@ Outcome = Entry | StoreError
 
 def asked_together(gate: Gate, passages: Sequence[Passage]) -> list[Outcome]:
     """The claims' answers. Where the store failed, what was granted is given back, if that can be done at once."""
-    outcomes = gate.link.run_each([one.enter() for one in passages])
+    outcomes = gate.link.run_each(enter_each(passages, gate.at_once))
     if (error := _failure(outcomes)) is not None:
-        for calls in _returns(passages, outcomes):
+        for calls in _returns(gate, passages, outcomes):
             gate.link.run_each(calls, within=0)
         raise error
     return outcomes
@@ -89,7 +89,7 @@ async def claimed_together(gate: Gate, passages: Sequence[Passage]) -> list[Outc
     """As `asked_together`. Cancelled meanwhile: the outcomes are learnt and what was granted is given back, while the
     cancellation goes on."""
     link = gate.aio.link
-    asking = link.start_each([one.enter() for one in passages])
+    asking = link.start_each(enter_each(passages, gate.at_once))
     try:
         outcomes = await asyncio.shield(asking)
     except asyncio.CancelledError:
@@ -104,7 +104,7 @@ async def claimed_together(gate: Gate, passages: Sequence[Passage]) -> list[Outc
 async def _give_all_back(
     gate: Gate, passages: Sequence[Passage], asking: asyncio.Task[list[Outcome]], within: float | None = None
 ) -> None:
-    for calls in _returns(passages, await asking):
+    for calls in _returns(gate, passages, await asking):
         for error in await gate.aio.link.run_each(calls, within):
             if isinstance(error, StoreError) and within is None:
                 log.warning("once.cancelled_claim_left", extra={"error": str(error)})
@@ -118,13 +118,16 @@ def _failure(outcomes: Sequence[Outcome]) -> StoreError | None:
     return None
 
 
-def _returns(passages: Sequence[Passage], outcomes: Sequence[Outcome]) -> tuple[list[Call[bool]], list[Call[bool]]]:
-    """Gives back what was granted, though perhaps not as durably as asked: one, with which comes the script where the
-    server has it not, then all others."""
+def _returns(
+    gate: Gate, passages: Sequence[Passage], outcomes: Sequence[Outcome]
+) -> tuple[list[Each[bool]], list[Each[bool]]]:
+    """Gives back what was granted, though perhaps not as durably as asked: one call, with which comes the script where
+    the server has it not, then all others."""
     pairs = zip(passages, outcomes, strict=True)
-    calls = [passage.release(undo=True) for passage, outcome in pairs if _is_granted(outcome)]
+    calls = release_each([passage for passage, outcome in pairs if _is_granted(outcome)], gate.at_once, undo=True)
     return calls[:1], calls[1:]
 
 
 def _is_granted(outcome: Outcome) -> bool:
-    return outcome.state == "started" if isinstance(outcome, Entry) else isinstance(outcome, NotDurable)
+    """Or perhaps: of what a call was refused for, it may have done a part."""
+    return outcome.state == "started" if isinstance(outcome, Entry) else isinstance(outcome, NotDurable | StoreRefused)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from idemgate.core.calls import Call
+from idemgate.core.calls import Each
+from idemgate.core.claims import Ending
 from idemgate.core.durations import Duration
 from idemgate.core.many import each
-from idemgate.core.passage import Passage
+from idemgate.core.passage import Passage, release_each
 from idemgate.errors import BadInput, StoreError
 from idemgate.once.asking import asked_together, claimed_together
 from idemgate.once.claim import AioClaim, Claim, Claimed, block_ended
@@ -17,7 +18,7 @@ from idemgate.once.claim import AioClaim, Claim, Claimed, block_ended
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioClaimBatch", "ClaimBatch", "answers", "completing", "releasing"]
+__all__ = ["AioClaimBatch", "ClaimBatch", "completing", "ended", "releasing"]
 
 C = TypeVar("C", bound=Claimed)
 
@@ -56,8 +57,8 @@ class ClaimBatch(_Batch[Claim]):
     """The claims of `gate.claim_many`: a list, in the order of the keys.
 
     In a `with` block heartbeats keep all that were granted, in one round trip; leaving the block releases those that
-    its body has not completed, whether or not it raised. `current()` knows none of them, `claim.lease_lost` says what
-    it would say. A claim's own block may stand inside: `with claim:`.
+    its body has not tried to complete, whether or not it raised. `current()` knows none of them, `claim.lease_lost`
+    says what it would say. A claim's own block may stand inside: `with claim:`.
     """
 
     def ask(self) -> Self:
@@ -74,7 +75,8 @@ class ClaimBatch(_Batch[Claim]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if held := self._leave_block():
-            block_ended(self._gate, held, self._gate.link.run_each(releasing(self._gate, held)), error)
+            _, calls = releasing(self._gate, held)
+            block_ended(self._gate, held, self._gate.link.run_each(calls), error)
 
 
 class AioClaimBatch(_Batch[AioClaim]):
@@ -102,32 +104,49 @@ class AioClaimBatch(_Batch[AioClaim]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if held := self._leave_block():
-            block_ended(self._gate, held, await self._gate.aio.link.run_each(releasing(self._gate, held)), error)
+            _, calls = releasing(self._gate, held)
+            block_ended(self._gate, held, await self._gate.aio.link.run_each(calls), error)
 
 
-def completing(gate: Gate, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None) -> list[Call[bool]]:
-    """The calls of `complete_many`, all of them built before any claim counts as ended."""
+def completing(
+    gate: Gate, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None
+) -> tuple[list[Claimed], list[Each[bool]]]:
+    """The claims of `complete_many` and its calls, all of them built before any claim counts as ended."""
     given = [_pair(pair) for pair in each(pairs, "pairs", _PAIRS)]
     claims = _ours(gate, "pairs", _PAIRS, [claim for claim, _ in given])
-    calls = [
-        claim._completing(result, retention, f"pairs[{place}]")
-        for place, (claim, (_, result)) in enumerate(zip(claims, given, strict=True))
-    ]
-    return [claim._ending(call) for claim, call in zip(claims, calls, strict=True)]
+    _once_each(claims)
+    endings: list[Ending] = []
+    for claim, (_, result) in zip(claims, given, strict=True):
+        try:
+            endings.append(claim._completion(result, retention))
+        except BadInput as error:
+            name = error.name.replace("result", f"pairs[{len(endings)}]", 1)
+            raise BadInput(name, error.value, error.problem, error.fix) from None
+    for claim in claims:
+        claim._end()
+    return claims, gate.claims.complete_each(endings, gate.at_once)
 
 
-def releasing(gate: Gate, claims: Iterable[Claimed]) -> list[Call[bool]]:
-    """The calls of `release_many`."""
+def releasing(gate: Gate, claims: Iterable[Claimed]) -> tuple[list[Claimed], list[Each[bool]]]:
+    """As `completing`, of `release_many`."""
     given = _ours(gate, "claims", _CLAIMS, list(each(claims, "claims", _CLAIMS)))
-    return [claim._ending(claim._passage.release()) for claim in given]
+    for claim in given:
+        claim._answer  # noqa: B018 - raises what came instead of one, before anything is written
+    calls = release_each([claim._passage for claim in given], gate.at_once)
+    for claim in given:
+        claim._end()
+    return given, calls
 
 
-def answers(outcomes: Sequence[Any]) -> list[bool]:
-    """Whether each was still held; raises the first error there is."""
+def ended(claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError]) -> list[bool]:
+    """Whether each was still held, and counts those that were not; raises the first error there is."""
+    for claim, one in zip(claims, outcomes, strict=True):
+        if not isinstance(one, StoreError):
+            claim._was_held(one)
     for one in outcomes:
         if isinstance(one, StoreError):
             raise one
-    return list(outcomes)
+    return cast("list[bool]", outcomes)
 
 
 def _pair(pair: Any) -> tuple[Any, object]:
@@ -141,6 +160,13 @@ def _ours(gate: Gate, name: str, fix: str, claims: list[Any]) -> list[Claimed]:
         if not isinstance(claim, Claimed) or claim._gate is not gate:
             raise BadInput(f"{name}[{place}]", type(claim).__name__, "not a claim of this gate", fix)
     return claims
+
+
+def _once_each(claims: list[Claimed]) -> None:
+    if len(set(map(id, claims))) < len(claims):
+        place = next(i for i, claim in enumerate(claims) if any(claim is other for other in claims[:i]))
+        name, fix = f"pairs[{place}]", "Pass each claim once, with the one result that is to be kept"
+        raise BadInput(name, claims[place]._passage.key, "the claim of this key is there twice", fix)
 
 
 _PAIRS = "Pass (claim, result) tuples, of claims of this gate"

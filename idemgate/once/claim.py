@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Sequence
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from idemgate.core.calls import Call
-from idemgate.core.claims import Entry
+from idemgate.core.claims import Ending, Entry
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
 from idemgate.core.passage import Passage, failure_of, refusal
@@ -40,14 +41,15 @@ class Claimed:
     a former one left), of a claim of `claim_many`, which raises it when anything else of it is asked for; else None.
     """
 
-    __slots__ = ("_blocks", "_ended", "_entry", "_error", "_execution", "_gate", "_passage")
+    __slots__ = ("_blocks", "_ended", "_entry", "_error", "_execution", "_gate", "_over", "_passage")
 
     def __init__(self, gate: Gate, passage: Passage) -> None:
         self._gate = gate
         self._passage = passage
         self._entry: Entry | None = None
         self._error: IdemgateError | None = None
-        self._ended = False
+        self._ended = False  # an ending was asked for
+        self._over = False  # and answered
         self._execution: Execution | None = None
         self._blocks: list[beating | None] = []  # which it is inside of, with what keeps it alive there
 
@@ -151,37 +153,46 @@ class Claimed:
         note = self._answer.checkpoint
         return self._passage.guard.codec.decode(note) if note else None
 
-    def _ending(self, call: Call[bool]) -> Call[bool]:
+    def _end(self) -> None:
         self._ended = True
         if self._execution is not None:
             self._execution.end()
+
+    def _ending(self, call: Call[bool]) -> Call[bool]:
+        self._end()
         return call
 
-    def _completing(self, result: object, retention: Duration | None, name: str = "result") -> Call[bool]:
+    def _was_held(self, held: bool) -> bool:
+        """The answer to an ending. That a claim was lost is counted with the first."""
+        if not self._over and self._error is None and self.started:
+            self._over = True
+            if not held:
+                self._gate.counters.add("once.lease_lost")
+                log.warning("once.lease_lost", extra={"key": text_of(self._passage.key)})
+        return held
+
+    def _completion(self, result: object, retention: Duration | None) -> Ending:
         passage = self._passage
         kept = passage.guard.retention if retention is None else milliseconds(retention, "retention")
-        data = passage.guard.codec.encode(result, name)
-        return passage.claims.complete(passage.record, passage.owner, self.token, kept, b"v", data)
+        data = passage.guard.codec.encode(result, "result")
+        return passage.record[0], passage.owner, self.token, kept, data
+
+    def _completing(self, result: object, retention: Duration | None) -> Call[bool]:
+        record, owner, fence, kept, data = self._completion(result, retention)
+        return self._passage.claims.complete((record,), owner, fence, kept, b"v", data)
 
     def _extending(self, lease: Duration | None) -> Call[bool]:
         passage = self._passage
         length = passage.guard.lease if lease is None else milliseconds(lease, "lease")
         return passage.claims.renew(passage.record, passage.owner, length, passage.guard.retention)
 
-    def _noting(self, data: object) -> Call[bool]:
-        passage = self._passage
-        return passage.claims.checkpoint(passage.record, passage.owner, passage.guard.codec.encode(data, "checkpoint"))
-
     def _enter_block(self, inside: bool = True) -> None:
         self._blocks.append(self._kept_alive(inside) if self.started else None)
 
     def _kept_alive(self, inside: bool) -> beating:
         passage = self._passage
-
-        def save(data: object) -> tuple[Gate, Call[bool]]:
-            return self._gate, self._noting(data)
-
         if self._execution is None:
+            save = partial(_noting, self._gate, passage)  # which does not know the claim: no cycle, which costs a batch
             self._execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
         beats = beating(self._gate, passage.guard.lease, passage.renew, self._execution, inside)
         beats.__enter__()
@@ -198,6 +209,11 @@ class Claimed:
         return self._ending(self._completing(None, None) if error is None else self._passage.release())
 
 
+def _noting(gate: Gate, passage: Passage, data: object) -> tuple[Gate, Call[bool]]:
+    note = passage.guard.codec.encode(data, "checkpoint")
+    return gate, passage.claims.checkpoint(passage.record, passage.owner, note)
+
+
 def block_ended(
     gate: Gate, claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError], error: BaseException | None
 ) -> None:
@@ -205,9 +221,10 @@ def block_ended(
 
     A claim that the store could not be asked to end: its error is raised, unless the body raised or was cancelled,
     which is what the caller has to get to know; then it is counted, and its lease runs out."""
-    if lost := sum(one is False for one in outcomes):
-        gate.counters.add("once.lease_lost", lost)
     failed = [(claim, one) for claim, one in zip(claims, outcomes, strict=True) if isinstance(one, StoreError)]
+    for claim, one in zip(claims, outcomes, strict=True):
+        if not isinstance(one, StoreError):
+            claim._was_held(one)
     if failed and error is None:
         raise failed[0][1]
     if failed:
@@ -252,11 +269,11 @@ class Claim(Claimed):
         written.
 
         BadInput if the result cannot be stored; the claim is then still held."""
-        return self._gate.link.run(self._ending(self._completing(result, retention)))
+        return self._was_held(self._gate.link.run(self._ending(self._completing(result, retention))))
 
     def release(self) -> bool:
         """Gives the right back: the next caller may run. False if the claim was lost."""
-        return self._gate.link.run(self._ending(self._passage.release()))
+        return self._was_held(self._gate.link.run(self._ending(self._passage.release())))
 
     def extend(self, lease: Duration | None = None) -> bool:
         """The lease runs anew from now, for `lease` (None: the claim's). False if the claim was lost."""
@@ -264,7 +281,7 @@ class Claim(Claimed):
 
     def checkpoint(self, data: object) -> bool:
         """Keeps a note for the next attempt, should this one not finish. False if the claim was lost."""
-        return self._gate.link.run(self._noting(data))
+        return self._gate.link.run(_noting(self._gate, self._passage, data)[1])
 
     def wait(self, timeout: Duration) -> State:
         """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell
@@ -313,11 +330,11 @@ class AioClaim(Claimed):
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """As `Claim.complete`."""
-        return await self._gate.aio.link.run(self._ending(self._completing(result, retention)))
+        return self._was_held(await self._gate.aio.link.run(self._ending(self._completing(result, retention))))
 
     async def release(self) -> bool:
         """As `Claim.release`."""
-        return await self._gate.aio.link.run(self._ending(self._passage.release()))
+        return self._was_held(await self._gate.aio.link.run(self._ending(self._passage.release())))
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """As `Claim.extend`."""
@@ -325,7 +342,7 @@ class AioClaim(Claimed):
 
     async def checkpoint(self, data: object) -> bool:
         """As `Claim.checkpoint`."""
-        return await self._gate.aio.link.run(self._noting(data))
+        return await self._gate.aio.link.run(_noting(self._gate, self._passage, data)[1])
 
     async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - it answers, it does not raise
         """As `Claim.wait`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import redis
 
@@ -235,7 +235,7 @@ class Search(exhaustive.Search[State, Step]):
 
     def _known(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
         """What a caller believes after this reply, which it may not have heard."""
-        owner = step.args[0]
+        owner = _owner(step)
         if step.script == "once/claim":
             caller = int(owner[:1])
             if reply[0] == b"started" and step.heard and not before.callers[caller].owner:
@@ -245,12 +245,12 @@ class Search(exhaustive.Search[State, Step]):
         return after
 
     def _judge(self, before: State, after: State, step: Step, word: str, reply: tuple[Any, ...]) -> None:
-        world, owner, changed = before.world, step.args[0], after.content != before.content
+        world, owner, changed = before.world, _owner(step), after.content != before.content
         live = bool(world.owner) and world.until > before.now
         if step.script == "once/claim":
             self._judge_claim(before, after, owner, word, reply)
         elif step.script in ("once/complete", "once/release", "once/renew"):
-            mine = world.owner == owner and (step.script != "once/complete" or step.args[1] == world.fence)
+            mine = world.owner == owner and (step.script != "once/complete" or step.args[2] == world.fence)
             self.check(after, mine or not changed, "P5: who does not own the key changes it")
             if mine:
                 self.check(after, word == "ok", "P5: the owner is refused")
@@ -290,7 +290,7 @@ class Search(exhaustive.Search[State, Step]):
         """What nobody came after gets the same answer, and has no second effect. Otherwise a copy of a claim may be
         granted what is free, and a copy of a heartbeat hold what is its own."""
         quiet = after.content == before.content
-        world, owner = before.world, first.args[0]
+        world, owner = before.world, _owner(first)
         if first.script not in ("once/claim", "once/renew") and first.reply[0].decode() in GRANTS:
             self.check(after, quiet or (world.ghost and world.owner == owner), "P6: a late copy has a second effect")
         if first.effect and world.last == first.number and not world.ghost:
@@ -298,12 +298,12 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, quiet or first.script == "once/renew", "P6: a copy has a second effect")
         if first.script == "once/claim" and world.rests_until > before.now and world.last >= 0:
             last = before.sent[world.last]
-            own = last.script in ("once/complete", "once/release") and last.args[0] == owner
+            own = last.script in ("once/complete", "once/release") and _owner(last) == owner
             self.check(after, quiet or not own, "P6: a late claim locks what was given back")
 
     def _now(self, before: State, step: Step, word: str, reply: tuple[Any, ...], changed: bool) -> World:
         """The truth after this answer."""
-        now, owner = before.now, step.args[0]
+        now, owner = before.now, _owner(step)
         world = before.world.at(now)
         if word not in GRANTS or not (changed or owner == world.owner):
             return world
@@ -348,14 +348,20 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, found.print == PRINT, "what is done lost its fingerprint")
 
 
+def _owner(asked: Step | Request) -> bytes:
+    """Under which token it acts: that of a record stands behind what all of a batch have in common."""
+    place = {"once/claim": 3, "once/complete": 1, "once/release": 1}.get(asked.script, 0)
+    return cast("bytes", asked.args[place])
+
+
 def _has_sent(state: State, name: str, owner: bytes) -> bool:
-    return any(one.script == name and one.args[0] == owner for one in state.sent)
+    return any(one.script == name and _owner(one) == owner for one in state.sent)
 
 
 def _had_effect(state: State, name: str, owner: bytes) -> bool:
     """The request itself; or, last of all, a copy of it."""
     last = state.world.last
-    return any((one.effect or one.number == last) and one.script == name and one.args[0] == owner for one in state.sent)
+    return any((one.effect or one.number == last) and one.script == name and _owner(one) == owner for one in state.sent)
 
 
 def _told(reply: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from idemgate import (
     StoreUnavailable,
     current,
 )
+from idemgate.core.claims import MANY
 from idemgate.testing import Clock, History
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -41,6 +42,11 @@ async def block(face: Any, keys: Any, **options: Any) -> AsyncIterator[Any]:
 
 async def states(face: Any, keys: Any) -> list[str]:
     return [(await face.inspect(key)).state for key in keys]
+
+
+async def told(face: Any, answer: Any) -> Any:
+    """What one claim of a batch answers, which is awaited where the batch was."""
+    return await answer if face.awaiting else answer
 
 
 # -- asking -----------------------------------------------------------------------------------------------------------
@@ -168,6 +174,62 @@ async def test_completing_again_is_answered_alike(face: Any, stored: Stored) -> 
     before = stored()
     assert await face.complete_many(pairs) == [True, True]
     assert stored() == before
+
+
+async def test_a_claim_that_is_completed_twice_at_once_is_named_and_nothing_is_written(face: Any, gate: Gate) -> None:
+    one, two = await face.claim_many(["a", "b"])
+    for again in ("x", "y"):
+        with pytest.raises(BadInput, match=r"^pairs\[2\]='a': .*twice"):
+            await face.complete_many([(one, "x"), (two, "x"), (one, again)])
+    assert await states(face, ["a", "b"]) == ["in_progress", "in_progress"]
+    assert gate.counters["once.lease_lost"] == 0
+    assert await face.complete_many([(one, "x"), (two, "x")]) == [True, True]
+
+
+async def test_what_is_lost_without_a_block_is_counted_too_and_each_once(face: Any, gate: Gate) -> None:
+    # Given claims that somebody made their owner forget
+    one, two, three, four, mine, theirs = await face.claim_many(["1", "2", "3", "4", "mine", "mine"])
+    for key in "1234":
+        await face.forget(key, force=True)
+    # When they are ended, one by one and together, and again
+    for _ in range(2):
+        assert not await told(face, one.complete("dropped"))
+        assert not await told(face, two.release())
+        assert await face.complete_many([(three, "dropped"), (mine, 1)]) == [False, True]
+        assert await face.release_many([four]) == [False]
+    # Then each is counted once; what was never held is no loss, nor what was completed before
+    assert await face.complete_many([(theirs, 2)]) == [False]
+    assert not await told(face, mine.release())
+    assert gate.counters["once.lease_lost"] == 4
+
+
+async def test_large_results_and_notes_go_in_parts_and_each_is_answered(face: Any, gate: Gate, raw: Any) -> None:
+    # Given results and notes of which only a few go through one script
+    large = {key: key * 50_000 for key in "abcdefg"}
+    claims = await face.claim_many(large)
+    assert await face.complete_many([(one, large[key]) for one, key in zip(claims, large, strict=True)]) == [True] * 7
+    noted = await face.claim_many(list("hijklmn"))
+    for claim in noted:
+        await told(face, claim.checkpoint("note" * 25_000))
+    foreign = gate.claims.key("claim", "foreign")[0]
+    raw.set(foreign, "somebody else's")
+    # When they are asked for among others
+    keys = ["new", *"abc", "foreign", "a", *"defg", "foreign", *"hij", "last"]
+    found = dict(zip(enumerate(keys), await face.claim_many(keys), strict=True))
+    # Then each is answered by itself
+    for (_, key), claim in found.items():
+        if key == "foreign":
+            assert isinstance(claim.error, ForeignData)
+            assert claim.error.redis_key == foreign.decode()
+        else:
+            wanted = "in_progress" if key in "hij" else "done" if key in large else "started"
+            assert (claim.state, claim.result) == (wanted, large.get(key))
+    # And what has notes is ended, and the notes are kept for the next
+    assert await face.release_many(noted) == [True] * 7
+    again = await face.claim_many(list("hijklmn"))
+    assert {claim.recovered for claim in again} == {"note" * 25_000}
+    assert await face.complete_many([(claim, 1) for claim in again]) == [True] * 7
+    raw.delete(foreign)
 
 
 async def test_released_together_the_next_ones_may_run(face: Any) -> None:
@@ -310,20 +372,25 @@ async def test_an_awaiting_batch_has_to_be_awaited(gate: Gate) -> None:
 
 
 async def test_where_the_store_fails_midway_what_was_granted_is_given_back(face: Any, gate: Gate, raw: Any) -> None:
-    # Given one key that the server has not the right to change for this user
+    # Given as many keys as one script goes through, and more that this user has no right to change
     namespace = gate.namespace
     user = f"u-{namespace}"
-    mine = gate.claims.key("claim", "mine")[0].decode()
+    mine = gate.claims.key("claim", "mine-")[0].decode().replace("}", "*")
     raw.execute_command("ACL", "SETUSER", user, "on", ">secret", "+@all", f"~{mine}")
+    keys = [f"mine-{n}" for n in range(MANY)]
     made = Gate(_as(gate, user), namespace=namespace, clock=gate.clock)
     try:
         limited = type(face)(made, face.awaiting)
-        # When it is claimed together with one that may be had
+        # When they are claimed together
         with pytest.raises(StoreRefused):
-            await limited.claim_many(["mine", "other"])
-        # Then that one is free, as if nobody had asked
-        record = await face.inspect("mine")
-        assert (record.state, record.attempts) == ("released", 0)
+            await limited.claim_many([*keys, "other"])
+        # Then those that were granted are free, as if nobody had asked
+        records = [await face.inspect(key) for key in keys]
+        assert {(record.state, record.attempts) for record in records} == {("released", 0)}
+        # And of a script that was refused nothing was granted
+        with pytest.raises(StoreRefused):
+            await limited.claim_many(["mine-new", "other"])
+        assert await states(face, ["mine-new", "other"]) == ["absent", "absent"]
     finally:
         await made.aio.close()
         made.close()
@@ -395,7 +462,7 @@ async def test_a_lost_reply_is_asked_for_again_with_the_same_tokens(wired: Any, 
     wire.flowing.clear()
     task = asyncio.ensure_future(wired.claim_many(["a", "b", "a"]))
     assert await asyncio.to_thread(wire.asked.wait, 30)
-    while wire.scripts < 3:
+    while wire.scripts < 1:
         await asyncio.sleep(0.002)
     wire.cut()
     wire.flowing.set()
@@ -435,3 +502,28 @@ async def test_of_batches_that_overlap_each_key_is_done_by_one(face: Any) -> Non
     assert history.findings() == []
     assert set(await states(face, keys)) <= {"done", "released", "absent"}
     assert [one.result for one in await face.claim_many(keys) if one.state == "done"]
+
+
+async def test_a_large_result_in_front_leaves_the_others_to_one_more_call(face: Any, raw: Any) -> None:
+    # Given many keys, of which the first is done with a large result
+    claim = await face.claim("large", scope="s")
+    await claim.complete("x" * 200_000)
+    before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+    # When all are claimed
+    claims = await face.claim_many(["large", *(f"k{n}" for n in range(99))], scope="s")
+    # Then they go in two calls, or in three where the server has forgotten the script
+    assert [claim.state for claim in claims] == ["done"] + ["started"] * 99
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 3
+    await face.release_many([claim for claim in claims if claim.started])
+
+
+@pytest.mark.damages("wrong-type")
+async def test_releasing_one_that_could_not_be_claimed_releases_none(face: Any, raw: Any) -> None:
+    # Given a batch, of which one key holds something else
+    raw.rpush(face.gate.claims.key("s", "foreign")[0], "x")
+    claims = await face.claim_many(["ours", "foreign"], scope="s")
+    # When all are released, then what is wrong is said before anything is written
+    with pytest.raises(ForeignData):
+        await face.release_many(claims)
+    assert (await face.claim("ours", scope="s")).state == "in_progress"
+    assert await face.release_many(claims[:1]) == [True]

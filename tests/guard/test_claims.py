@@ -131,13 +131,14 @@ async def test_at_its_very_end_a_lease_holds_nobody_back(face: Any, clock: Clock
 
 
 async def test_at_the_very_end_of_its_retention_nothing_is_known_of_a_key(face: Any, clock: Clock) -> None:
-    for key in ("forgotten", "marked", "claimed"):
+    for key in ("forgotten", "marked", "marked with others", "claimed"):
         await (await face.claim(key, scope="s")).complete("done", retention="60s")
     clock.advance("59.999s")
     assert (await face.claim("claimed", scope="s")).state == "done"
     clock.advance("1ms")
     assert not await face.forget("forgotten", scope="s")
     assert await face.first("marked", "1h", scope="s")
+    assert await face.first_many(["marked with others"], "1h", scope="s") == [True]
     assert (await face.claim("claimed", scope="s")).attempt == 1
 
 
@@ -578,6 +579,7 @@ async def test_first_many_answers_in_order_and_counts_equal_keys_once(face: Any)
 async def test_marks_and_claims_of_one_scope_see_each_other(face: Any, clock: Clock) -> None:
     # Given a mark, and a claim, in one scope
     assert await face.first("marked", "1h", scope="s")
+    assert await face.first_many(["marked with others"], "1h", scope="s") == [True]
     claim = await face.claim("claimed", scope="s")
     # Then the mark is a done key without a result, and who claimed was first
     marked = await face.claim("marked", scope="s")
@@ -662,6 +664,31 @@ async def test_inspect_tells_a_mark_whoever_made_it(face: Any, clock: Clock) -> 
         record = await face.inspect(key, scope="first")
         assert (record.state, record.attempts, record.taken_over, record.since) == ("done", 1, 0, now)
         assert (record.retention_left, record.kind, record.has_fingerprint) == (15.0, "n", False)
+
+
+async def test_inspect_tells_the_last_millisecond_of_a_lease(face: Any, clock: Clock) -> None:
+    await face.claim("k", lease="30s")
+    clock.advance("29.999s")
+    record = await face.inspect("k")
+    assert (record.state, record.lease_left) == ("in_progress", 0.001)
+    clock.advance("1ms")
+    assert (await face.inspect("k")).state == "lapsed"
+
+
+def test_a_mark_is_told_with_its_token(gate: Gate) -> None:
+    key = gate.claims.key("s", "k")
+    first, second = (gate.link.run(gate.claims.mark(key, token(), 60_000)) for _ in range(2))
+    assert (first.state, first.attempt, first.taken_over) == ("started", 1, 0)
+    assert (second.state, second.token, second.attempt, second.left_ms) == ("done", first.token, 1, 60_000)
+    assert gate.link.run(gate.claims.inspect(key)).token == first.token
+
+
+def test_a_claim_without_a_number_may_be_tried_any_number_of_times(gate: Gate, clock: Clock) -> None:
+    key = gate.claims.key("s", "k")
+    for attempt in range(1, 4):
+        claim = gate.link.run(gate.claims.claim(key, token(), 30_000, 60_000))
+        assert (claim.state, claim.attempt) == ("started", attempt)
+        clock.advance("30s")
 
 
 async def test_inspect_tells_a_stored_failure(face: Any) -> None:

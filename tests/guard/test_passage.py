@@ -118,3 +118,17 @@ def test_what_the_next_caller_is_answered_has_the_token_of_the_work() -> None:
     assert (known.state, known.token, known.left_ms, known.kind, known.result) == (
         "done", 77, 86_400_000, b"v", b"data",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", ["wait", "raise", "skip"])
+def test_only_who_waits_asks_to_be_woken(choice: str) -> None:
+    _, _, _, terms, _ = passing(on_in_progress=choice).enter().args
+    assert terms[-1] == (choice == "wait")
+
+
+def test_work_whose_result_has_a_type_that_cannot_be_named_is_done_all_the_same() -> None:
+    odd = type("Odd", (), {})
+    odd.__qualname__ = "\ud800"
+    done = passing()
+    assert done.complete(odd()).args[1] == b"n"
+    assert b"is a ?, which would come back as something else" in done.result[1]

@@ -14,14 +14,15 @@ local function fields(stored)
       pcall(struct.unpack, ">xc1I7I6I6I4I4I6BBc0Bc0", stored)
     if whole and at <= length + 1 then
       if letter == "p" or letter == "r" then
-        return letter, "", owner, fence, attempts, taken, ends, since, print, string.sub(stored, at), lease, flags % 2, (flags - flags % 2) / 2
+        return letter, "", owner, fence, attempts, taken, ends, since, print, at > length and "" or string.sub(stored, at), lease, flags % 2,
+          (flags - flags % 2) / 2
       elseif letter == "v" or letter == "n" or letter == "e" then
         return letter == "e" and "f" or "d", letter, owner, fence, attempts, taken, ends, since, print, string.sub(stored, at)
       end
     end
   elseif code and code >= 248 and length >= 12 then
     local fence, after, minutes, at = struct.unpack(">xI7I2I2", stored)
-    local since, kind, owner, print = math.floor(fence / 1000) + after, "v", "", ""
+    local since, kind, owner, print = (fence - fence % 1000) / 1000 + after, "v", "", ""
     if code >= 250 then
       kind = (code == 252 or code == 253) and "e" or "n"
     end

@@ -3,25 +3,25 @@
 --- @include "lib/sound"
 -- Looks at messages and deliveries of which only the rest is wanted: of large ones the text that makes them large is not made, which
 -- costs half.
--- An array as `places` reads it, but for the text at place `at`, which is left out; or nil, also where that text is short.
-local function lean(packed, at)
+-- A message as `places` reads it, but for its accumulator, which is left out; or nil, also where that is short, or no text.
+local function lean(packed)
   local first = type(packed) == "string" and string.byte(packed)
-  if not first or first <= 0x90 + at or first >= 0xa0 then
+  if not first or first <= 0x90 + message.acc or first >= 0xa0 then
     return nil
   end
-  local before = { pcall(cmsgpack.unpack_limit, packed, at - 1, 1) }
+  local before = { pcall(cmsgpack.unpack_limit, packed, message.acc - 1, 1) }
   local from = before[1] and before[2] > 0 and before[2] + 1
   local kind = from and string.byte(packed, from)
   local size = kind == 0xda and #packed >= from + 2 and 3 + struct.unpack(">I2", packed, from + 1)
     or kind == 0xdb and #packed >= from + 4 and 5 + struct.unpack(">I4", packed, from + 1)
-  local behind = size and from + size <= #packed and { pcall(cmsgpack.unpack_limit, packed, first - 0x90 - at, from + size - 1) }
+  local behind = size and from + size <= #packed and { pcall(cmsgpack.unpack_limit, packed, first - 0x90 - message.acc, from + size - 1) }
   if not behind or not behind[1] or behind[2] ~= -1 then
     return nil
   end
   local found = { unpack(before, 3) }
-  found[at] = ""
+  found[message.acc] = ""
   for i = 3, #behind do
-    found[at + i - 2] = behind[i]
+    found[message.acc + i - 2] = behind[i]
   end
   return found
 end
@@ -29,7 +29,7 @@ local function lean_message(packed)
   if type(packed) ~= "string" or #packed <= 1024 then
     return sound_message(packed)
   end
-  local m = lean(packed, message.acc)
+  local m = lean(packed)
   local whole, found = pcall(is_message, m)
   return whole and found or sound_message(packed)
 end

@@ -13,7 +13,7 @@
 -- that the fence says until it was done, minutes of retention.
 local function record(state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited)
   if kind ~= "" and attempts == 1 and taken == 0 then
-    local after, minutes = since - math.floor(fence / 1000), (ends - since) / 60000
+    local after, minutes = since - (fence - fence % 1000) / 1000, (ends - since) / 60000
     if after >= 0 and after < 65536 and minutes % 1 == 0 and minutes < 65536 and (owner == "" or kind == "n" and #owner == 16)
       and (print == "" or #print == 16) then
       local code = owner ~= "" and 254 or kind == "v" and 248 or kind == "n" and 250 or 252

@@ -1,12 +1,13 @@
---- Take the right to run a key, or say why not. Replayed by the same token: the same answer.
---- KEYS[1] record
+--- Take the right to run keys, or say of each why not: each by itself. Replayed by the same tokens: the same answers.
+--- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] owner token
---- ARGV[3] fingerprint, or ""
---- ARGV[4] how long the record of the claim stays, ms, so that attempts and checkpoint outlive the lease
---- ARGV[5] terms, packed as >I6I4BB: lease, ms; attempts allowed, 0 = any number; 1 = hold the key when this owner vanishes;
+--- ARGV[2] fingerprint, or ""
+--- ARGV[3] how long the record of a claim stays, ms, so that attempts and checkpoint outlive the lease
+--- ARGV[4] terms, packed as >I6I4BB: lease, ms; attempts allowed, 0 = any number; 1 = hold the key when this owner vanishes;
 ---         1 = the caller will wait for the end
---- Returns packed "s": started; then fence, attempt, times taken over as >I8I4I4; checkpoint or nothing
+--- ARGV[5..] owner token, one a record
+--- Returns the answer, of several an array of them, which ends where 128 KiB have been read: those behind are left for another call
+---         packed "s": started; then fence, attempt, times taken over as >I8I4I4; checkpoint or nothing
 ---         packed "d": done; then kind, fence, attempt, retention left ms as >c1I8I4I8; result
 ---         {"busy", now ms, lease left ms, attempt} {"reused", now ms} {"held", now ms, attempt} {"exhausted", now ms, attempts}
 ---         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
@@ -14,56 +15,62 @@
 --- @include "lib/fence"
 --- @include "lib/fields"
 --- @include "lib/record"
---- @include "lib/lease_left"
-local key, token, print, now_us = KEYS[1], ARGV[2], ARGV[3], now(ARGV[1])
-local now_ms = math.floor(now_us / 1000)
-local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited = fields(redis.pcall("GET", key))
-if not state then
-  return { "foreign", now_ms, kind }
-end
-
-local running, finished = state == "p", kind ~= ""
-if not running and ends <= now_ms then
-  state, finished, attempts, taken, data = "absent", false, 0, 0, ""
-end
-if finished then
-  if known ~= print then
-    return { "reused", now_ms }
+--- @include "lib/most_bytes"
+local print, now_us = ARGV[2], now(ARGV[1])
+local now_ms, several, met, i = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0
+local span, allowed, hold, wait
+repeat
+  i = i + 1
+  local key, token, answer = KEYS[i], ARGV[i + 4], nil
+  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited = fields(redis.pcall("GET", key))
+  local running = state == "p"
+  if not running and state and ends <= now_ms then
+    state, kind, attempts, taken, data = "absent", "", 0, 0, ""
   end
-  return struct.pack(">c1c1I8I4I8", "d", kind, last, attempts, ends - now_ms) .. data
-end
-if owner == token and state ~= "absent" then
-  if running then
-    return struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
-  end
-  return { "stale", now_ms }
-end
-local span, allowed, hold, wait = struct.unpack(">I6I4BB", ARGV[5])
-if running then
-  if known ~= print then
-    return { "reused", now_ms }
-  end
-  local left = lease_left(ends, lease, now_ms)
-  if left > 0 then
-    local later, wanted = now_ms + left, wait == 1 and 1 or waited
-    if wanted ~= waited or later ~= ends then
-      -- Where the clock was set back, the lease ends from now on as if it had begun now.
-      local again = record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted)
-      redis.call("SET", key, again, "KEEPTTL")
+  if not state then
+    answer = { "foreign", now_ms, kind }
+  elseif kind ~= "" then
+    if known == print then
+      answer = struct.pack(">c1c1I8I4I8", "d", kind, last, attempts, ends - now_ms) .. data
+    else
+      answer = { "reused", now_ms }
     end
-    return { "busy", now_ms, left, attempts }
+  elseif owner == token and state ~= "absent" then
+    if running then
+      answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
+    else
+      answer = { "stale", now_ms }
+    end
+  elseif running and known ~= print then
+    answer = { "reused", now_ms }
+  else
+    if not span then
+      span, allowed, hold, wait = struct.unpack(">I6I4BB", ARGV[4])
+    end
+    local left = running and math.min(ends - now_ms, lease) or 0 -- as lib/lease_left: making the function costs each claim
+    if left > 0 then
+      local later, wanted = now_ms + left, wait == 1 and 1 or waited
+      if wanted ~= waited or later ~= ends then
+        -- Where the clock was set back, the lease ends from now on as if it had begun now.
+        local again = record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted)
+        redis.call("SET", key, again, "KEEPTTL")
+      end
+      answer = { "busy", now_ms, left, attempts }
+    elseif running and held == 1 then
+      answer = { "held", now_ms, attempts }
+    elseif allowed > 0 and attempts >= allowed then
+      answer = { "exhausted", now_ms, attempts }
+    else
+      last, attempts, taken = fence(last, now_us), attempts + 1, running and taken + 1 or taken
+      -- The first write of all is one that the server refuses when out of memory: all or nothing.
+      local begun = record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0)
+      redis.call("SET", key, begun, "PX", ARGV[3])
+      answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
+    end
   end
-  if held == 1 then
-    return { "held", now_ms, attempts }
+  if not several then
+    return answer
   end
-  taken = taken + 1
-end
-if allowed > 0 and attempts >= allowed then
-  return { "exhausted", now_ms, attempts }
-end
-
-last, attempts = fence(last, now_us), attempts + 1
--- The one write is one the server refuses when out of memory: all or nothing.
-local begun = record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0)
-redis.call("SET", key, begun, "PX", ARGV[4])
-return struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
+  several[i], met = answer, met + #(data or "")
+until i == #KEYS or met >= most_bytes
+return several

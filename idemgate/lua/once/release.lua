@@ -1,39 +1,39 @@
---- Give the right back: the next caller may run. Leaves a tombstone that keeps attempts, checkpoint and token, so that a late
---- copy of this owner's claim cannot lock the key again. Replayed by the same token: the same answer.
---- KEYS[1] record
+--- Give rights back: the next callers may run. Leaves of each a tombstone that keeps attempts, checkpoint and token, so that a late
+--- copy of this owner's claim cannot lock the key again. Replayed by the same tokens: the same answers.
+--- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] owner token
---- ARGV[3] how long the tombstone stays, ms
---- ARGV[4] "1" = the attempt was never started: undo its count
---- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
+--- ARGV[2] "1" = the attempts were never started: undo their count
+--- ARGV[3..] two a record: owner token; how long the tombstone stays, ms
+--- Returns the answer, of several an array of them, which ends where 128 KiB have been read: those behind are left for another call
+---         {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/read"
---- @include "lib/recorded"
+--- @include "lib/fields"
+--- @include "lib/record"
 --- @include "lib/rewrite"
---- @include "lib/ended"
 --- @include "lib/wake"
-local key, token, keep = KEYS[1], ARGV[2], tonumber(ARGV[3])
-local now_ms = math.floor(now(ARGV[1]) / 1000)
-local r, problem = read(key)
-if not r then
-  return { "foreign", now_ms, problem }
-end
-if r.owner ~= token then
-  return { "lost", now_ms }
-end
-local state = r.state
-if state == "r" then
-  return { "ok", now_ms }
-end
-if state ~= "p" then
-  return { "lost", now_ms }
-end
-
-local left = ended(r, "r", "", token, now_ms + keep, now_ms, r.data)
-left.print = ""
-if ARGV[4] == "1" then
-  left.attempts = left.attempts - 1
-end
-rewrite(key, recorded(left), keep)
-wake(key, r.waited, r.owner)
-return { "ok", now_ms }
+--- @include "lib/most_bytes"
+local undone, now_us = ARGV[2] == "1" and 1 or 0, now(ARGV[1])
+local now_ms, several, met, i, wrote = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0, false
+repeat
+  i = i + 1
+  local at, key, answer = 2 * i + 1, KEYS[i], nil
+  local state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = fields(redis.pcall("GET", key))
+  if not state then
+    answer = { "foreign", now_ms, kind }
+  elseif state == "p" and owner == ARGV[at] then
+    local keep = ARGV[at + 1]
+    rewrite(key, record("r", "", owner, fence, attempts - undone, taken, now_ms + tonumber(keep), now_ms, "", data), keep, wrote)
+    wrote = true
+    wake(key, waited, owner)
+    answer = { "ok", now_ms }
+  elseif state == "r" and owner == ARGV[at] then
+    answer = { "ok", now_ms }
+  else
+    answer = { "lost", now_ms }
+  end
+  if not several then
+    return answer
+  end
+  several[i], met = answer, met + #(data or "")
+until i == #KEYS or met >= most_bytes
+return several

@@ -1,0 +1,44 @@
+"""A call that goes through many keys: each is answered by itself, and what is left goes again."""
+
+from __future__ import annotations
+
+import pytest
+
+from idemgate.core.calls import Each, Unfinished
+from idemgate.errors import ForeignData, NotDecodable
+from idemgate.lua import script
+
+KEYS = (b"a", b"b", b"c", b"d", b"e")
+
+
+def call(keys: tuple[bytes, ...] = KEYS) -> Each[int]:
+    words = [b"now", b"common", *(word for key in keys for word in (b"owner of " + key, b"of " + key))]
+    return Each(script("once/claim"), keys, words, lambda reply: int(reply[0]), 2)
+
+
+def test_a_reply_that_is_none_of_ours_spoils_no_other() -> None:
+    found = call().answer([[1], [b"foreign", 5, b"no"], [b"x"], 7, [5]])
+    assert (found[0], found[4]) == (1, 5)
+    assert isinstance(found[1], ForeignData)
+    assert found[1].redis_key == "b"
+    assert isinstance(found[2], NotDecodable)
+    assert isinstance(found[3], NotDecodable)
+
+
+def test_one_key_is_answered_without_an_array() -> None:
+    assert call((b"a",)).answer([7]) == [7]
+
+
+def test_what_is_left_is_asked_for_in_one_call() -> None:
+    with pytest.raises(Unfinished) as found:
+        call().answer([[1], [2]])
+    rest = found.value.rest
+    assert [one.keys for one in rest.calls] == [(b"c", b"d", b"e")]
+    assert [list(one.args) for one in rest.calls] == [list(call((b"c", b"d", b"e")).args)]
+    assert rest.join([[3, 4, 5]]) == [1, 2, 3, 4, 5]
+
+
+def test_an_answer_about_no_key_is_none_of_ours() -> None:
+    for reply in ([], 7, None):
+        with pytest.raises(NotDecodable):
+            call().answer(reply)
