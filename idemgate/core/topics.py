@@ -95,6 +95,13 @@ class Opened(NamedTuple):
     to: int
 
 
+class Flushed(NamedTuple):
+    """How many messages one call made due now, and the calls that go on with the others."""
+
+    moved: int
+    more: list[Call[Flushed]]
+
+
 class Exhumed(NamedTuple):
     """Dead letters that one call took out, those that are left in the slot, and the first so many of the ones that were
     named which it went through: an absent one is passed over."""
@@ -515,17 +522,22 @@ class TopicCalls:
         )
 
     def flush(self, key: Key, group: Key | None = None) -> Call[int]:
-        args = (token(), keys.raw(key))
+        args = (token(), keys.raw(key), b"")
         return self._of_key("flush", _route(key, group), args, lambda reply: int(reply[2]))
 
-    def flush_slot(self, slot: int) -> Call[tuple[int, int]]:
-        """(moved, still due later): one call moves at most 500."""
+    def flush_slot(self, slot: int, rest: Sequence[bytes] = (b"",)) -> Call[Flushed]:
+        """All of a slot, or the `rest` of what stands behind deliveries: as much as goes in one call."""
+
+        def read(reply: list[Any]) -> Flushed:
+            moved, left, rest = reply[2], reply[3], reply[4:]
+            return Flushed(moved, [self.flush_slot(slot, rest)] if left or rest[0] else [])
+
         return self._call(
             "flush",
             slot,
-            (token(), b""),
-            lambda reply: (reply[2], reply[3]),
-            lambda calls, slot: Batch([calls.flush_slot(one) for one in calls.heirs(slot, self)], _sums),
+            (token(), b"", *rest),
+            read,
+            lambda calls, slot: Batch([calls.flush_slot(one) for one in calls.heirs(slot, self)], _together),
         )
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -629,8 +641,8 @@ def _flat(lists: Iterable[Iterable[Any]]) -> list[Any]:
     return [one for some in lists for one in some]
 
 
-def _sums(pairs: list[tuple[int, int]]) -> tuple[int, int]:
-    return sum(one for one, _ in pairs), sum(other for _, other in pairs)
+def _together(flushed: list[Flushed]) -> Flushed:
+    return Flushed(sum(one.moved for one in flushed), [call for one in flushed for call in one.more])
 
 
 def _route(key: Key, group: Key | None) -> bytes:

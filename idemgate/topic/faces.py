@@ -297,16 +297,17 @@ class Topic(_Face):
         )
 
     def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
-        """Makes what is pending due now: of one key, or (None) of the whole topic, 500 a call. How many were
-        moved."""
+        """Makes what is pending due now: of one key, or (None) of the whole topic, in several calls: 500 of the
+        schedule a call, then what stands behind deliveries, then what these put into the schedule meanwhile. How many
+        were moved (or fewer, where the topic is given other slots meanwhile)."""
         if key is not None:
             return self.run(lambda calls: calls.flush(key, group))
         moved, calls = 0, self.open()
-        for slot in range(calls.policy.slots):
-            left = 1
-            while left:
-                done, left = self.opening.gate.link.run(calls.flush_slot(slot))
-                moved += done
+        waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
+        while waiting:
+            flushed = self.opening.gate.link.run(waiting.pop())
+            moved += flushed.moved
+            waiting += flushed.more
         return moved
 
     def pause(self) -> bool:
@@ -509,11 +510,11 @@ class AioTopic(_Face):
         if key is not None:
             return await self.run(lambda calls: calls.flush(key, group))
         moved, calls = 0, await self.open()
-        for slot in range(calls.policy.slots):
-            left = 1
-            while left:
-                done, left = await self.opening.gate.aio.link.run(calls.flush_slot(slot))
-                moved += done
+        waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
+        while waiting:
+            flushed = await self.opening.gate.aio.link.run(waiting.pop())
+            moved += flushed.moved
+            waiting += flushed.more
         return moved
 
     async def pause(self) -> bool:

@@ -374,9 +374,9 @@ class Model:
         message.due, message.why = self.now, "flush"
         return 1
 
-    def flush_all(self) -> tuple[int, int]:
+    def flush_all(self) -> tuple[int, list[object]]:
         """(moved, left)"""
-        return sum(self.flush(key) for key in self.pending), 0
+        return sum(self.flush(key) for key in self.pending), []
 
     def pause(self, paused: bool) -> bool:
         """Whether that changed anything."""

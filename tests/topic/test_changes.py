@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import BadInput, Gate, Trigger
 from idemgate.core.messages import Peek
 from idemgate.testing import Clock
 
@@ -63,6 +63,7 @@ async def test_one_in_flight_is_not_tried_again(face: Any, clock: Clock, conserv
     stats = await topic.stats()
     ended = {"ack": "acked_triggers", "bury": "buried_triggers"}.get(end, "cancelled_triggers")
     assert (stats[ended], stats.in_flight, stats.dead) == (1, 0, int(end == "bury"))
+    assert stats["cancelled"] == (1 if ended == "cancelled_triggers" else 0)
     await conserved(topic, ["k"])
 
 
@@ -167,6 +168,26 @@ async def test_flush_of_all_finds_more_than_a_thousand_in_many_slots(face: Any, 
     assert sum(len(some) for some in taken) == 2601
     assert {one.reason for some in taken for one in some} == {"flush"}
     assert await topic.flush() == 0
+
+
+async def test_what_was_flushed_with_all_others_is_not_flushed_again(face: Any) -> None:
+    topic = face.topic("t", window="60s")
+    await topic.trigger("k")
+    assert (await topic.peek("k")).pending.reason == "window"
+    assert [await topic.flush(), await topic.flush("k"), await topic.flush()] == [1, 0, 0]
+    assert (await topic.peek("k")).pending.reason == "flush"
+
+
+async def test_flush_of_all_reaches_all_that_waits_behind_deliveries(face: Any) -> None:
+    topic = face.topic("t", window="60s", lease="1h")
+    keys = ["a", "b", "c"]
+    await topic.trigger_many([Trigger(key, delay=0) for key in keys])
+    running = await topic.take(10)
+    await topic.trigger_many([Trigger(key) for key in keys])
+    # When all is flushed, then each of them is due when its delivery ends
+    assert await topic.flush() == 3
+    await topic.ack(running)
+    assert sorted(one.key for one in await topic.take(10)) == keys
 
 
 @pytest.mark.parametrize("key", ["k", None])

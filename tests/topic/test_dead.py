@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import BadInput, ForeignData, Gate
+from idemgate.core.topics import Settlement
 from idemgate.testing import Clock
 
 
@@ -395,18 +396,50 @@ async def test_a_redriven_letter_does_not_put_off_what_was_flushed(face: Any) ->
     assert both.count == 2
 
 
-async def test_a_redriven_letter_does_not_wait_for_a_retry_that_nobody_named(face: Any, clock: Clock) -> None:
-    # Given a dead letter, and a message of its key whose time was named once, but which lapsed twice since
-    topic = face.topic("t", lease="30s")
+@pytest.mark.parametrize("how", ["lapse", "nack", "defer", "part"])
+async def test_a_redriven_letter_does_not_wait_for_a_retry_that_nobody_named(face: Any, clock: Clock, how: str) -> None:
+    # Given a dead letter, and a message of its key whose time was named once, but which is to be tried again since
+    topic = face.topic("t", lease="30s", merge="append")
     await topic.trigger("k")
     await topic.bury(await topic.take(1))
     await topic.trigger("k", delay=0)
-    for _ in range(2):
+    (delivery,) = await topic.take(1)
+    if how == "lapse":
+        clock.advance("30s")
         assert len(await topic.take(1)) == 1
         clock.advance("30s")
-    assert await topic.take(1) == []
+        assert await topic.take(1) == []
+    elif how == "defer":
+        face.gate.link.run((await topic.open()).settle(0, [Settlement("defer", delivery, 60_000)]))
+    else:
+        await topic.nack(delivery, delay="60s", items=delivery.payload if how == "part" else None)
     # When the letter is redriven
     await topic.dead.redrive()
     # Then it is due now, as every redriven letter
     (both,) = await topic.take(1)
     assert (both.count, both.reason) == (2, "redrive")
+
+
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("verb", ["redrive", "delete"])
+@pytest.mark.parametrize("part", ["grave", "pending", "flight"])
+async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
+    face: Any, raw: Any, everything: Any, namespace: str, part: str, verb: str
+) -> None:
+    # Given two letters, and with the key of the second, one in flight and one pending behind it
+    topic, name = face.topic("t"), f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
+    for key in "ab":
+        await topic.trigger(key)
+        await _bury(topic)
+    await topic.trigger("b")
+    assert len(await topic.take(1)) == 1
+    await topic.trigger("b")
+    ids = [letter.id for letter in await topic.dead.list()][::-1]
+    # When what is stored of it is not as it was written
+    field = "b" if part != "grave" else ids[1].partition("-")[2]
+    assert raw.hset(name, field, "spoilt") == 0
+    before = everything()
+    # Then that is said, and neither letter is moved
+    with pytest.raises(ForeignData, match=f":{part}: holds under {field} what idemgate has not written"):
+        await getattr(topic.dead, verb)(ids)
+    assert everything() == before

@@ -326,6 +326,8 @@ async def test_a_nack_may_name_its_delay(face: Any, clock: Clock, at: At) -> Non
     assert (await topic.trigger("k")).due_at == at(42)
     clock.advance("42s")
     assert (await _taken(topic)).count == 2
+    # Then it has joined nothing by itself
+    assert (await topic.stats())["folded"] == 0
 
 
 async def test_sixteen_retries_and_then_dead(face: Any, clock: Clock, conserved: Any) -> None:
@@ -340,6 +342,16 @@ async def test_sixteen_retries_and_then_dead(face: Any, clock: Clock, conserved:
     assert (letter.count, letter.died_at) == (1, clock.now())
     assert await topic.take(10) == []
     await conserved(topic, ["k"])
+
+
+async def test_attempts_are_counted_however_many_they_are(face: Any) -> None:
+    # Given a message that fails more often than a byte can count
+    topic = face.topic("t", backoff=0, max_attempts=1000)
+    await topic.trigger("k", "x")
+    for attempt in range(1, 260):
+        delivery = await _taken(topic)
+        assert (delivery.attempt, delivery.payload) == (attempt, "x")
+        await topic.nack(delivery)
 
 
 async def test_lapses_count_as_attempts(face: Any, clock: Clock, conserved: Any) -> None:
@@ -409,17 +421,24 @@ async def test_a_nack_refuses_what_is_no_delay(face: Any, delay: Any, everything
 
 
 async def test_many_lapsed_at_once_are_put_back_a_few_a_call(gate: Gate, clock: Clock) -> None:
-    # Given 90 deliveries whose worker vanished
+    # Given 90 deliveries whose worker vanished, and 50 messages that are due
     topic = gate.topic("t", lease="30s")
     topic.trigger_many([(n, n) for n in range(90)])
     assert len(topic.take(1000)) == 90
+    topic.trigger_many([(n, n) for n in range(90, 140)])
     clock.advance("1h")
-    # When somebody takes, each call puts back 32, and hands out as many at most
+    # When somebody takes, each call puts back 32, and hands out as many at most, or fewer where fewer were asked for
     calls: TopicCalls = topic.open()
-    rounds = [gate.link.run(calls.take(0, 1000)) for _ in range(4)]
-    assert [(taken.lapsed, len(taken.deliveries)) for taken in rounds] == [(32, 32), (32, 32), (26, 26), (0, 0)]
+    rounds = [gate.link.run(calls.take(0, most)) for most in (1000, 5, 1000, 1000, 1000)]
+    assert [(taken.lapsed, len(taken.deliveries)) for taken in rounds] == [
+        (32, 32),
+        (32, 5),
+        (26, 32),
+        (0, 71),
+        (0, 0),
+    ]
     # Then all are in flight again, once
-    assert (await topic.aio.stats()).in_flight == 90
+    assert (await topic.aio.stats()).in_flight == 140
 
 
 async def test_an_id_names_the_same_triggers_and_no_others(face: Any, clock: Clock) -> None:
@@ -530,9 +549,31 @@ async def test_a_take_that_finds_nothing_writes_nothing(
     assert everything() == before
 
 
+def test_a_turn_knows_how_each_of_its_deliveries_ended(gate: Gate, clock: Clock) -> None:
+    # Given four deliveries
+    topic = gate.topic("t", lease="1h")
+    topic.trigger_many([(n, n) for n in range(4)])
+    one, two, three, four = topic.take(4)
+    # When a turn ends them in several ways
+    ends = [
+        Settlement("nack", one, 1_000, "first"),
+        Settlement("ack", two),
+        Settlement("bury", three, 0, "third"),
+        Settlement("nack", four, 2_000, "fourth"),
+    ]
+    turned = gate.link.run(topic.open().turn(0, ends, 10))
+    assert turned.settled.outcomes == ["ok", "ok", "dead", "ok"]
+    # Then each is known with its reason, and comes at its time
+    assert [(one.key, one.reason) for one in topic.dead.list()] == [("2", "third")]
+    for key, failure in (("0", "first"), ("3", "fourth")):
+        clock.advance("1s")
+        assert [(one.key, one.failure) for one in topic.take(10)] == [(key, failure)]
+
+
 def test_to_end_nothing_ends_nothing(gate: Gate) -> None:
     topic, run = gate.topic("t"), gate.link.run
     topic.trigger("k")
     assert run(topic.open().settle(0, [])).outcomes == []
+    assert run(topic.open().extend(0, [])) == []
     turned = run(topic.open().turn(0, [], 1))
     assert (turned.settled.outcomes, [one.key for one in turned.taken.deliveries]) == ([], ["k"])

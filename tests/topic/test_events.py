@@ -76,6 +76,25 @@ async def test_an_event_is_known_by_key_and_id_together(face: Any) -> None:
     assert [(await topic.trigger(key, event_id=event)).status for key, event in pairs] == ["duplicate"] * 4
 
 
+@pytest.mark.parametrize("longer", ["a", "d"])
+async def test_an_event_of_two_slots_that_become_one_is_known_as_long_as_in_either(
+    face: Any, clock: Clock, longer: str
+) -> None:
+    # Given the same event of a key in two groups, of which each has a slot, and for one it is remembered for longer
+    topic = face.topic("t", slots=2, remember="60s")
+    for group in "ad":
+        delay = "100s" if group == longer else None
+        receipt = await topic.trigger("k", event_id="e", group=group, delay=delay)
+        assert receipt.status == "scheduled"
+    # When both slots are one
+    await topic.reslot(1)
+    clock.advance("90s")
+    # Then it is known for that time
+    assert (await topic.trigger("k", event_id="e", group="a")).status == "duplicate"
+    clock.advance("70s")
+    assert (await topic.trigger("k", event_id="e", group="a")).status != "duplicate"
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 2), (4, 1)])
 async def test_thousands_move_with_their_slot_and_to_that_of_their_group(
     face: Any, raw: Any, clock: Clock, before: int, after: int

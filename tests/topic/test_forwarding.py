@@ -42,7 +42,8 @@ def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> 
     topic = gate.topic("jobs", priority=True)
     for number in range(10):
         topic.trigger(f"j{number}", priority=number)
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 10
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 3)).sent == 3
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 7
     assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import BadInput, ForeignData, Gate
 from idemgate.testing import Clock
 
 
@@ -136,6 +136,26 @@ async def test_a_redriven_letter_does_not_let_its_running_key_out_of_the_group(f
     assert await keys_taken(topic) == []
     await topic.ack(running)
     assert await keys_taken(topic) == ["next"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("end", ["nack", "part"])
+async def test_a_group_waits_for_a_retry_that_was_joined_unless_its_caller_named_a_time(
+    face: Any, clock: Clock, end: str, named: bool
+) -> None:
+    # Given a delivery, one more trigger of its key behind it, maybe with a time of its own, and another of its group
+    topic = face.topic("orders", merge="append", lease="1h")
+    await topic.trigger("k", 1, group="ann")
+    (running,) = await topic.take(1)
+    await topic.trigger("k", 2, group="ann", delay="2m" if named else None)
+    await topic.trigger("next", 3, group="ann")
+    assert await keys_taken(topic) == []
+    # When it failed, and is to be tried again in a minute, with what came since
+    await topic.nack(running, delay="1m", items=[1] if end == "part" else None)
+    # Then the other waits for that, and not for a time that was named
+    assert await keys_taken(topic) == (["next"] if named else [])
+    clock.advance("1m")
+    assert await keys_taken(topic) == ([] if named else ["k"])
 
 
 @pytest.mark.parametrize("end", ["nack", "give_back", "lapse"])
@@ -333,3 +353,37 @@ async def test_a_retry_that_becomes_more_important_keeps_its_group(face: Any, cl
     assert await keys_taken(topic) == []
     clock.advance("60s")
     assert await keys_taken(topic) == ["k"]
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_group_that_is_none_of_ours_is_named_before_anything_is_taken(
+    face: Any, raw: Any, everything: Any, namespace: str
+) -> None:
+    # Given a group of which somebody else has written who is in it
+    topic, busy = face.topic("orders"), f"ig1:{{{namespace}:topic:orders:0/1}}:busy"
+    await topic.trigger("k", group="ann")
+    raw.hset(busy, "ann", "spoilt")
+    before = everything()
+    # When the next of it would go, then that is said, and nothing is written
+    with pytest.raises(ForeignData, match=":busy: holds under ann what idemgate has not written"):
+        await topic.take(1)
+    assert everything() == before
+
+
+@pytest.mark.damages("undecodable")
+async def test_what_lapses_between_two_groups_is_not_touched_where_either_is_none_of_ours(
+    face: Any, raw: Any, clock: Clock, everything: Any, namespace: str
+) -> None:
+    # Given a delivery of one group, one more message of its key in another behind it, and a lease that has ended
+    topic, busy = face.topic("orders", lease="30s"), f"ig1:{{{namespace}:topic:orders:0/1}}:busy"
+    await topic.trigger("k", group="ann")
+    assert len(await topic.take(1)) == 1
+    await topic.trigger("k", group="bob")
+    clock.advance("30s")
+    # When somebody else has written who is in the first
+    raw.hset(busy, "ann", "spoilt")
+    before = everything()
+    # Then that is said, and nothing is written
+    with pytest.raises(ForeignData, match=":busy: holds under ann what idemgate has not written"):
+        await topic.take(1)
+    assert everything() == before

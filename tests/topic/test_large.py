@@ -138,8 +138,25 @@ async def test_what_lapses_comes_back_by_bytes(gate: Gate, clock: Clock) -> None
     found = [taken(topic) for _ in range(6)]
     # Then each call does its share, and all come back
     assert [one.lapsed for one in found] == [2, 2, 1, 0, 0, 0]
+    assert [len(one.deliveries) for one in found] == [0, 0, 1, 2, 2, 0]
     assert sorted(key for one in found for key in keys_of(one.deliveries)) == keys
     assert {one.attempt for each in found for one in each.deliveries} == {2}
+
+
+async def test_what_does_not_go_beside_what_lapsed_goes_next(gate: Gate, clock: Clock) -> None:
+    # Given a large delivery whose lease has ended, and one that is due and has no room beside it
+    topic = gate.topic("t", lease="1s")
+    await topic.aio.trigger("lapsed", LARGE)
+    topic.take(1)
+    await topic.aio.trigger("due", 2 * LARGE)
+    clock.advance("1s")
+    found = [taken(topic) for _ in range(3)]
+    # Then each goes in its own call, and nothing is asked of the one that has no room
+    assert [(one.lapsed, keys_of(one.deliveries), one.more) for one in found] == [
+        (1, [], True),
+        (0, ["due"], True),
+        (0, ["lapsed"], False),
+    ]
 
 
 async def test_the_most_urgent_goes_first_also_of_large_ones(gate: Gate, clock: Clock) -> None:
@@ -158,6 +175,55 @@ async def test_a_large_flushed_message_keeps_its_payload(gate: Gate, clock: Cloc
     assert [(one.key, one.reason, one.payload == LARGE) for one in topic.take(3)] == [
         (key, "flush", True) for key in keys
     ]
+
+
+@pytest.mark.parametrize(("number", "size", "calls"), [(300, 10, 3), (6, 60_000, 3), (3, 200_000, 3)])
+async def test_a_flush_goes_through_what_waits_behind_deliveries_in_parts(
+    face: Any, raw: Any, number: int, size: int, calls: int
+) -> None:
+    # Given many deliveries, or large messages, and behind each of them another
+    topic = face.topic("t", window="1h", merge="append", slots=1)
+    keys = [f"k{n}" for n in range(number)]
+    await topic.trigger_many([Trigger(key, 0, delay=0) for key in keys])
+    running = await everything(topic)
+    payload = {key: key * (size // len(key)) for key in keys}
+    await topic.trigger_many([(key, payload[key]) for key in keys])
+    # When all are flushed
+    before = scripts_run(raw)
+    assert await topic.flush() == number
+    # Then no call went through all of them, and none is missing, nor anything of it
+    assert scripts_run(raw) - before >= calls
+    assert await topic.flush() == 0
+    await topic.ack(running)
+    found = {one.key: (one.payload, one.reason) for one in await everything(topic)}
+    assert found == {key: ([payload[key]], "flush") for key in keys}
+
+
+async def test_a_flush_finds_what_was_behind_deliveries_that_end_between_its_parts(gate: Gate, clock: Clock) -> None:
+    # Given many deliveries, and behind each another message for later
+    topic, keys = gate.topic("t", window="1h", slots=1, lease="2h"), [f"k{n}" for n in range(1500)]
+    topic.trigger_many([Trigger(key, 0, delay=0) for key in keys])
+    running = await everything(topic.aio)
+    topic.trigger_many([(key, 1) for key in keys])
+    # When some end between two parts of a flush of all
+    waiting, moved = [topic.open().flush_slot(0)], 0
+    while waiting:
+        done, more = gate.link.run(waiting.pop())
+        moved += done
+        waiting += more
+        topic.ack(running[:200])
+        del running[:200]
+    # Then each is due now
+    assert moved == 1500
+    topic.ack(running)
+    assert {one.key for one in await everything(topic.aio)} == set(keys)
+
+
+async def everything(topic: Any) -> list[Any]:
+    found: list[Any] = []
+    while more := await topic.take(100):
+        found += more
+    return found
 
 
 async def test_what_waits_behind_its_group_is_passed_over_by_bytes(gate: Gate, clock: Clock) -> None:
@@ -263,6 +329,25 @@ async def test_a_large_value_that_is_none_of_ours_is_refused(
         assert everything() == before
 
 
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("size", [50_000, 70_000])
+async def test_a_large_delivery_that_holds_another_kind_of_value_is_refused(
+    face: Any, raw: Any, everything: Dumps, namespace: str, size: int
+) -> None:
+    # Given a large delivery whose message has become an array that takes as many bytes
+    topic, name = face.topic("t"), f"ig1:{{{namespace}:topic:t:0/1}}:flight"
+    await topic.trigger("k", "x" * size)
+    (delivery,) = await topic.take(1)
+    *front, message = msgpack.unpackb(raw.hget(name, "k"), raw=True)
+    raw.hset(name, "k", msgpack.packb([*front, [1] * len(message)], use_bin_type=False))
+    before = everything()
+    # When it is kept or ended, then that is said, and nothing is written
+    for verb in (topic.extend, topic.ack):
+        with pytest.raises(ForeignData, match="holds under k what idemgate has not written"):
+            await verb(delivery)
+        assert everything() == before
+
+
 # -- what a call meets ------------------------------------------------------------------------------------------------
 
 
@@ -316,11 +401,13 @@ async def test_large_deliveries_of_their_keys_count_among_what_triggers_meet(fac
     assert scripts_run(raw) - before == 1 + 2 + 2 + 1
 
 
-async def test_one_that_is_larger_than_a_call_goes_through_is_joined(face: Any) -> None:
+async def test_one_that_is_larger_than_a_call_goes_through_is_joined(face: Any, raw: Any) -> None:
     topic = face.topic("t", window="1h", merge="append")
     await topic.trigger_many([("k", LARGE)] * 5)
+    before = scripts_run(raw)
     receipts = await topic.trigger_many([("k", "x"), ("other", "x")])
     assert [one.status for one in receipts] == ["merged", "scheduled"]
+    assert scripts_run(raw) - before == 2
 
 
 async def test_triggers_that_join_small_messages_go_together(face: Any, raw: Any) -> None:
@@ -332,6 +419,24 @@ async def test_triggers_that_join_small_messages_go_together(face: Any, raw: Any
     after = raw.info("commandstats")
     assert after["cmdstat_evalsha"]["calls"] - before["cmdstat_evalsha"]["calls"] == 1
     assert after.get("cmdstat_hstrlen") == before.get("cmdstat_hstrlen")
+
+
+async def test_nobody_asks_for_lengths_where_nothing_was_ever_large(face: Any, raw: Any, clock: Clock) -> None:
+    def asked() -> int:
+        return int(raw.info("commandstats").get("cmdstat_hstrlen", {"calls": 0})["calls"])
+
+    # Given small messages of a topic that takes them, ends them, puts back what lapsed, and sends back what is dead
+    topic = face.topic("t", lease="30s")
+    await topic.trigger_many([(number, "x") for number in range(3)])
+    before = asked()
+    one, two, _ = await topic.take(3)
+    await topic.nack(one, delay=0)
+    await topic.bury(two)
+    clock.advance("30s")
+    assert len(await topic.take(3)) == 2
+    await topic.dead.redrive()
+    # Then each of the two that ended something asked once, for what every such call asks
+    assert asked() - before == 2
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -364,12 +469,12 @@ async def test_a_call_behind_one_that_did_not_run_waits_for_it(face: Any, gate: 
 
 
 @pytest.mark.parametrize(
-    ("merge", "many", "few"),
-    [("union", list(range(300)), [1]), ({"*": "sum"}, {f"field{n}": n for n in range(20)}, {"field1": 2})],
+    ("merge", "many", "few", "goes"),
+    [("union", list(range(300)), [1], 9), ({"*": "sum"}, {f"field{n}": n for n in range(20)}, {"field1": 2}, 42)],
     ids=["items", "fields"],
 )
 async def test_what_is_merged_value_by_value_counts_for_more(
-    face: Any, raw: Any, merge: Any, many: object, few: object
+    face: Any, raw: Any, merge: Any, many: object, few: object, goes: int
 ) -> None:
     # Given small messages of many values
     topic = face.topic("t", window="1h", merge=merge)
@@ -383,7 +488,20 @@ async def test_what_is_merged_value_by_value_counts_for_more(
     # Nor does one that takes them
     await topic.flush()
     calls = face.gate.topics["t"].open()
-    assert 0 < len(face.gate.link.run(calls.take(0, 100)).deliveries) < 100
+    assert len(face.gate.link.run(calls.take(0, 100)).deliveries) in range(goes - 1, goes + 2)
+
+
+async def test_two_that_become_one_value_by_value_count_twice(face: Any, raw: Any) -> None:
+    # Given deliveries with many values behind them
+    topic = face.topic("t", window="1h", merge="union")
+    keys = [f"k{number}" for number in range(30)]
+    await topic.trigger_many([Trigger(key, [1], delay=0) for key in keys])
+    held = await topic.take(30)
+    await topic.trigger_many([Trigger(key, list(range(300))) for key in keys])
+    # When they become one with these, then five go in a call, of which ten meet no more than 128 KiB
+    before = scripts_run(raw)
+    await topic.nack(held)
+    assert 6 <= scripts_run(raw) - before <= 10
 
 
 @pytest.mark.parametrize(("merge", "most"), [("append", 20), ({"log": "append"}, 60)], ids=str)
@@ -411,6 +529,9 @@ async def test_triggers_of_a_key_of_which_one_is_kept_go_together(face: Any, raw
     before = scripts_run(raw)
     await topic.trigger_many([("k", f"{number:01000}") for number in range(100)])
     assert scripts_run(raw) - before == 1
+    # Nor does a call wait for the one in front of it where that did all
+    await topic.trigger_many([("k", number) for number in range(200)])
+    assert scripts_run(raw) - before == 1 + 2
 
 
 async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Gate, everything: Dumps) -> None:

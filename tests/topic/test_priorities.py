@@ -131,5 +131,19 @@ async def test_what_was_ranked_comes_out_when_the_topic_has_priorities_no_more(
 async def test_what_is_ranked_is_due_now(face: Any, clock: Clock) -> None:
     topic = face.topic("jobs", priority=True)
     await topic.trigger_many([Trigger(f"j{n}", priority=n) for n in range(4)])
-    await topic.take(1)
+    (first,) = await topic.take(1)
+    assert (first.key, first.reason) == ("j3", "now")
     assert await topic.next_due() == clock.now()
+    stats = await topic.stats()
+    assert (stats.ready, stats.scheduled, stats.waiting, stats.in_flight) == (3, 0, 0, 1)
+
+
+async def test_what_was_flushed_and_ranked_can_be_cancelled(face: Any) -> None:
+    # Given two messages of a topic with priorities that were flushed, one of which was taken: the other is ranked
+    topic = face.topic("jobs", priority=True, window="1h")
+    await topic.trigger_many([Trigger("a", priority=2), Trigger("b", priority=1)])
+    assert await topic.flush() == 2
+    assert await keys_taken(topic, 1) == ["a"]
+    # When that is cancelled, then nothing of it is left
+    assert await topic.cancel("b") == "cancelled"
+    assert await keys_taken(topic) == []

@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import ForeignData, Gate, NotDecodable, Trigger
+from idemgate import BadInput, ForeignData, Forgotten, Gate, NotDecodable, Trigger
 from idemgate.cli import main
 from idemgate.core.registry import registered
-from idemgate.core.resizing import forgetting
+from idemgate.core.resizing import _begin, _purge, forgetting, resizing
 from idemgate.errors import TopicInUse
 from idemgate.testing import Clock
 from idemgate.topic.plans import performed
@@ -24,7 +24,7 @@ Dumps = Callable[[], dict[bytes, bytes]]
 @pytest.fixture
 async def other(gate: Gate, url: str, clock: Clock) -> AsyncIterator[Gate]:
     """Another program on the same store."""
-    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="1s")
+    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="30s")
     yield made
     await made.aio.close()
     made.close()
@@ -129,7 +129,7 @@ async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Cl
     assert all(0 < topic.opening.gate.link.command("PTTL", key) <= 86_400_000 for key in everything())
     assert {key.partition(b"}:")[2] for key in everything()} == {b"facts", b"told0", b"told1"} - {b"told1"}
     # And to forget it once more is nothing
-    assert not (await topic.forget()).known
+    assert await topic.forget() == Forgotten(False, 0, 0, 0)
 
 
 @pytest.mark.parametrize("held", ["pending", "in_flight", "dead"])
@@ -165,6 +165,49 @@ async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: 
         performed(_resumed(plan, looked), gate.link.run_all)
     assert (await topic.trigger("k", 2)).status == "merged"
     assert [(one.name, one.changing_to) for one in gate.stored_topics()] == [("t", None)]
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        (0, "it is being forgotten; let that end first: idemgate forget t"),
+        (4, "it is being given 4 slots; let that end first: idemgate slots t 4"),
+    ],
+)
+async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gate, begun: int, said: str) -> None:
+    # Given a topic whose change was cut off as soon as it was begun
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k", 1)
+    calls = gate.topic("t").open()
+    assert gate.link.run(_begin(calls, begun)).word == "changing"
+    # Then no other one begins, and it is said which is to end
+    with pytest.raises(TopicInUse) as told:
+        await topic.reslot(8)
+    assert str(told.value) == f"topic 't': {said}"
+    if begun:
+        with pytest.raises(TopicInUse) as told:
+            await topic.forget(discard=True)
+        assert str(told.value) == f"topic 't': {said}"
+        assert (await topic.reslot(begun)).after == begun
+    # And the one that was begun goes on
+    assert await topic.forget(discard=True) == Forgotten(True, 1, 0, 0)
+
+
+def test_what_was_made_only_just_now_is_forgotten_and_what_never_was_has_no_slots(gate: Gate) -> None:
+    # Given a topic that somebody made after the registry was asked for it
+    made = gate.topic("t").open()
+    assert performed(forgetting(made, None, True), gate.link.run_all) == Forgotten(True, 0, 0, 0)
+    # And one that nobody made
+    never = gate.topic("u").opening.provisional()
+    with pytest.raises(BadInput, match="no such topic in the store"):
+        performed(resizing(never, 4, lambda _: None), gate.link.run_all)
+
+
+def test_who_comes_late_to_a_slot_that_is_open_again_discards_nothing(gate: Gate) -> None:
+    topic = gate.topic("t")
+    topic.trigger("k", 1)
+    assert gate.link.run(_purge(topic.open(), 0, b"a change that has ended", really=True)) == (0, 0, 0)
+    assert topic.stats().pending == 1
 
 
 @pytest.mark.damages("wrong-type")

@@ -12,7 +12,7 @@ from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.messages import Forward
-from idemgate.core.resizing import _close, _Entry, _load, _retell, _unload
+from idemgate.core.resizing import _close, _Entry, _load, _of_slot, _retell, _unload
 from idemgate.core.topics import Settlement, TopicCalls, failed
 from idemgate.errors import ForeignData
 from idemgate.testing import Clock
@@ -215,13 +215,15 @@ async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from
     stage: Stage, raw: Any, everything: Dumps
 ) -> None:
     # Given a pending message that is none of ours
-    raw.hset(stage.calls.keys(0)[1], "ripe", b"no message")
+    pending = stage.calls.keys(0)[1]
+    raw.hset(pending, "ripe", b"no message")
     # When a turn ends a delivery, and would take that next
     outcomes, taken = await stage.run(stage.calls.turn(0, [Settlement("ack", stage.other)], 2))
     # Then it has ended, and the next take says what is wrong
     assert (outcomes, taken) == (["ok"], ([], 0))
-    with pytest.raises(ForeignData, match="ripe"):
+    with pytest.raises(ForeignData, match="ripe") as caught:
         await stage.run(stage.calls.take(0, 2))
+    assert caught.value.redis_key == pending.decode()
 
 
 @pytest.mark.damages("undecodable")
@@ -275,6 +277,8 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
         calls.cancel("flying"),
         calls.reschedule(Trigger("flying", delay=1)),
         calls.flush("flying"),
+        *([calls.flush_slot(0)] if part == "pending" else []),
+        calls.settle(0, [Settlement("ack", stage.flying)]),
         calls.settle(0, [Settlement("nack", stage.flying, 5)]),
         calls.turn(0, [Settlement("nack", stage.flying, 5)], 2),
         *([calls.extend(0, [stage.flying])] if part == "flight" else []),
@@ -284,6 +288,18 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
             await stage.run(call)
         assert caught.value.redis_key == key.decode()
         assert everything() == before
+
+
+async def test_a_late_copy_of_a_close_does_not_close_what_was_opened_again(stage: Stage, everything: Dumps) -> None:
+    # Given a slot that a change has closed, and opened again
+    close = _close(stage.calls, 0, b"change")
+    await stage.run(close)
+    await stage.run(_of_slot(stage.calls, "reopen", 0, (b"change",), lambda _: None))
+    before = everything()
+    # When a copy of the first comes, then the slot stays open
+    await stage.run(close)
+    assert everything() == before
+    assert stage.topic.trigger("new").status == "scheduled"
 
 
 @pytest.mark.damages("undecodable", "closed")

@@ -13,7 +13,7 @@ from idemgate.core.calls import Batch
 from idemgate.core.keys import slot_of
 from idemgate.core.resizing import Progress, resizing
 from idemgate.errors import TopicInUse
-from idemgate.testing import Clock
+from idemgate.testing import Clock, audit
 from tests.conftest import Awaited, Face
 
 KEYS = [f"k{i}" for i in range(40)]
@@ -451,6 +451,31 @@ async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
     assert set(await topic.ack(list(flying.values()))) == {"ok"}
 
 
+async def test_a_user_who_may_wake_nobody_may_change_the_slots(gate: Gate, users: Any, raw: Any) -> None:
+    gate.topic("t", slots=2).trigger_many([(key, 1) for key in KEYS])
+    url = users("admin")
+    raw.execute_command("ACL", "SETUSER", url.partition("://")[2].partition(":")[0], "-publish")
+    with Gate(url, namespace=gate.namespace, timeout="1s") as hushed:
+        assert hushed.topic("t", slots=2).reslot(4).moved >= len(KEYS)
+    assert gate.topic("t").stats().pending == len(KEYS)
+
+
+async def test_a_policy_that_is_redefined_meanwhile_is_the_one_that_stays(face: Face, other: Gate) -> None:
+    # Given a topic that somebody gives another policy while its slots are changed
+    topic = face.topic("t", slots=2, window="60s")
+    await topic.trigger_many([(key, 1) for key in KEYS])
+
+    def redefine(progress: Progress) -> None:
+        if progress.done == 1:
+            other.topic("t", slots=2, window="5s", redefine=True).open()
+
+    assert (await topic.reslot(4, redefine)).after == 4
+    # Then it has that policy, and those slots
+    (stored,) = other.stored_topics()
+    assert (stored.policy.window, stored.slots, stored.changing_to) == (5_000, 4, None)
+    assert stored.stats.pending == len(KEYS)
+
+
 @pytest.mark.damages("wrong-type")
 @pytest.mark.parametrize("slot", ["1/2", "3/4"])
 async def test_a_slot_that_holds_what_is_not_ours_is_found_before_anything_is_closed(
@@ -673,3 +698,23 @@ async def test_whatever_is_done_between_changes_no_group_has_more_live_deliverie
         await topic.ack(taken)
     stats = await topic.stats()
     assert (stats.pending, stats.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize("part", ["in flight", "dead"])
+async def test_what_comes_back_in_another_slot_may_be_flushed_with_all_others(face: Any, part: str) -> None:
+    # Given a delivery of many triggers, whose slot became another one than that which took the counters
+    topic = face.topic("t", slots=1, lease="1h")
+    await topic.trigger_many([("a", number) for number in range(9)])
+    (running,) = await topic.take(1)
+    if part == "dead":
+        await topic.bury(running)
+    await topic.reslot(2)
+    if part == "dead":
+        await topic.dead.redrive()
+        (running,) = await topic.take(1)
+    # When it is to be tried again later, and all is flushed
+    assert await topic.nack(running, delay="1h") == "ok"
+    assert await topic.flush() == 1
+    # Then that is no fault
+    assert audit(face.gate).sound
+    assert [one.key for one in await topic.take(1)] == ["a"]

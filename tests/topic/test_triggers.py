@@ -380,6 +380,36 @@ async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Cl
     assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]
 
 
+async def test_nobody_is_told_of_what_waits_behind_a_delivery(
+    face: Any, clock: Clock, raw: Any, namespace: str
+) -> None:
+    # Given a key in flight, and nothing else
+    topic = face.topic("t")
+    await topic.trigger("k")
+    await topic.take(1)
+    with raw.pubsub() as heard:
+        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        # When it is triggered, and then another
+        await topic.trigger("k")
+        await topic.trigger("other")
+        told = [heard.get_message(timeout=30) for _ in range(2)]
+    # Then of the latter alone is told
+    assert [one["type"] for one in told] == ["subscribe", "message"]
+    assert int(told[1]["data"]) == round(clock.now().timestamp() * 1000)
+
+
+async def test_what_was_flushed_is_due_whatever_came_before_it_in_a_batch(face: Any, clock: Clock) -> None:
+    # Given two messages that were flushed, of which one is of a group
+    topic = face.topic("t", window="1h")
+    await topic.trigger_many([Trigger("a", group="g"), Trigger("b")])
+    assert await topic.flush() == 2
+    # When a batch puts the one of the group off, and joins the other
+    receipts = await topic.trigger_many([Trigger("a", group="g", delay="2h"), Trigger("b")])
+    # Then that is still due now
+    assert [one.due_at for one in receipts] == [clock.now() + timedelta(hours=2), clock.now()]
+    assert [(one.key, one.count, one.reason) for one in await topic.take(10)] == [("b", 2, "flush")]
+
+
 @pytest.mark.damages("undecodable")
 async def test_a_pending_message_that_is_none_of_ours_is_named(
     face: Any, raw: Any, everything: Any, namespace: str

@@ -211,8 +211,11 @@ async def test_a_named_time_moves_what_is_pending(face: Any, clock: Clock, at: A
     assert (await topic.stats())["replaced"] == 2
 
 
-async def test_a_named_time_stands_in_a_quiet_topic(face: Any, clock: Clock, at: At) -> None:
-    topic = face.topic("t", quiet="30s", max_size=3)
+@pytest.mark.parametrize("named", ["first", "second"])
+async def test_a_named_time_stands_in_a_quiet_topic(face: Any, clock: Clock, at: At, named: str) -> None:
+    topic = face.topic("t", quiet="30s", max_size=4)
+    if named == "second":
+        await topic.trigger("k")
     await topic.trigger("k", delay="5s")
     # When more come, neither the quiet time nor the size moves it
     for _ in range(3):
@@ -252,3 +255,6 @@ def test_a_deferred_delivery_is_not_moved_by_the_policy(gate: Gate, clock: Clock
     receipt = topic.trigger("k")
     # Then its time stands, as that of any retry
     assert (receipt.status, receipt.due_at) == ("merged", at(65))
+    # And what was not possible yet was no attempt
+    clock.advance("60s")
+    assert [one.attempt for one in topic.take(1)] == [1]

@@ -55,7 +55,7 @@ end
 -- A message and the pending one that another slot had of its key become one.
 local function unite(key, m, inside, flying)
   local group, waiting = m[message.group], cmsgpack.unpack(redis.call("HGET", K.pending, key))
-  local stood = tonumber(redis.call("ZSCORE", K.due, key)) or waiting[message.due]
+  local stood = waiting[message.due]
   add("folded", restore(K, p, key, m, m[message.due], m[message.why]))
   if flying then
     return

@@ -1,0 +1,157 @@
+"""The calls of a topic as values: how they are cut up, what is asked of slots that have moved, what replies mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from idemgate.core.calls import Unfinished
+from idemgate.core.codec import Codec
+from idemgate.core.keys import slot_of
+from idemgate.core.merging import append
+from idemgate.core.messages import Delivery, Settled, Taken, Trigger
+from idemgate.core.topics import Opened, Settlement, TopicCalls, failed
+from idemgate.errors import BadInput
+from tests.unit.test_policy import policy
+
+CODEC = Codec()
+NOW = 1_700_000_000_000
+
+
+def calls(**facts: Any) -> TopicCalls:
+    """Those of a topic "t"."""
+    return TopicCalls("n", "t", policy(**facts), CODEC, None)
+
+
+def delivery(key: bytes = b"k", slot: int = 0, packed: bytes | None = None, **facts: Any) -> Delivery[Any]:
+    merge = policy(**facts).merge
+    acc = b"\x01\xc0" if merge.raw else msgpack.unpackb(merge.lift("x", CODEC), raw=True)
+    places = [1, NOW, NOW, NOW, 1, b"now", 0, b"", acc, b"", b"", b"", 1, 0]
+    packed = msgpack.packb(places, use_bin_type=False) if packed is None else packed
+    return Delivery("t", slot, key, 7, NOW, None, (packed, merge, CODEC))
+
+
+def key_of(slot: int) -> bytes:
+    """A key of that one of two slots."""
+    return next(key for n in range(99) if slot_of(key := b"k%d" % n, 2) == slot)
+
+
+# -- to a slot that has moved -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("to", "opened"), [(-1, True), (0, False), (1, False)])
+def test_a_closed_slot_is_opened_again_only_where_nobody_changes_its_topic(to: int, opened: bool) -> None:
+    # Given a slot that is closed, of a topic that has as many slots as ever
+    topic = calls()
+    asked = topic.trigger(Trigger("k", 1))
+    assert asked.elsewhere is not None
+    batch = asked.elsewhere.there(Opened("same", topic.policy.stored(), to), b"a change")
+    # Then the same is asked again, and before that, unless the topic is being changed or forgotten, the slot is opened
+    scripts = ["topic/reopen", "topic/trigger"] if opened else ["topic/trigger"]
+    assert [one.script.name for one in batch.calls] == scripts
+    assert batch.join([True, "receipt"][-len(scripts) :]) == "receipt"
+
+
+def test_a_delivery_that_cannot_be_read_is_of_the_slot_with_the_rest_of_its_number() -> None:
+    assert calls(slots=2).home(delivery(slot=5, packed=b"\xc1")) == 1
+    assert calls(slots=2).home(delivery(key_of(0), slot=5)) == 0
+
+
+def test_what_ends_in_slots_that_were_one_is_told_as_one() -> None:
+    ends = [Settlement("ack", delivery(key_of(slot))) for slot in (1, 0, 1)]
+    asked: Any = calls().settle(0, ends).elsewhere
+    batch = asked.again(calls(slots=2), 0)
+    assert len(batch.calls) == 2
+    found = batch.join([Settled(["ok", "lost"], 0, NOW), Settled(["dead"], NOW + 9, NOW - 1)])
+    assert found == Settled(["ok", "dead", "lost"], NOW + 9, NOW)
+
+
+def test_what_is_taken_from_several_slots_for_one_is_told_as_one() -> None:
+    asked: Any = calls().take(0, 5).elsewhere
+    batch = asked.again(calls(slots=4), 0)
+    taken = [Taken([], 1, due, now) for due, now in ((NOW + 5, 1), (0, 2), (NOW + 3, 3), (NOW + 4, 4))]
+    # The next time is the earliest of those that have one
+    assert batch.join(taken) == Taken([], 4, NOW + 3, 4)
+    assert batch.join([Taken([], 0, 0, 1)] * 4).next_due_ms == 0
+
+
+# -- going in ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("merge", "payload", "more", "lengths"),
+    [
+        ("last", None, {}, [1]),
+        ("last", None, {"delay": 1}, [1]),
+        ("last", None, {"event_id": "e"}, [2]),
+        ("last", None, {"version": 1}, [2]),
+        ("last", None, {"group": "g"}, [2]),
+        ("union", ["a", "b", "c", "d", "e"], {}, [1]),
+    ],
+)
+def test_so_many_triggers_go_at_once_by_what_they_ask_for(
+    merge: Any, payload: Any, more: dict[str, Any], lengths: list[int]
+) -> None:
+    batch = calls(merge=merge).trigger_many([Trigger(f"k{n}", payload, **more) for n in range(41)])
+    assert [len(batch.calls)] == lengths
+
+
+def test_a_receipt_says_when_by_the_servers_clock() -> None:
+    (asked,) = calls().trigger_many([Trigger("a"), Trigger("b"), Trigger("c")]).calls
+    receipts = asked.answer([b"ok", NOW, 60_000 << 3, 1, 4])
+    assert [one.status for one in receipts] == ["scheduled", "merged", "duplicate"]
+    assert [one.due_at and one.due_at.timestamp() * 1000 for one in receipts] == [NOW + 60_000, NOW, None]
+
+
+@pytest.mark.parametrize(("options", "most"), [({"priority": True}, 2**52), ({"priority_boost": "4s"}, 2**52 // 4000)])
+def test_a_priority_ranks_exactly(options: dict[str, Any], most: int) -> None:
+    topic = calls(**options)
+    for priority in (most, -most, 0):
+        assert topic.checked(Trigger("k", priority=priority))
+    for priority in (most + 1, -most - 1, True, 1.0):
+        with pytest.raises(BadInput, match="not an integer that ranks exactly"):
+            topic.checked(Trigger("k", priority=priority))  # type: ignore[arg-type]
+
+
+# -- going out --------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_call_left_is_asked_for_in_more_and_told_as_one() -> None:
+    # Given five deliveries of which a call ended one
+    asked = calls().settle(0, [Settlement("ack", delivery(b"k%d" % n)) for n in range(5)])
+    with pytest.raises(Unfinished) as left:
+        asked.answer([b"ok", NOW, 0, b"ok", *[b"left"] * 4])
+    # Then the rest goes by twice as many a call, and the last of them says what is next
+    rest = left.value.rest
+    assert len(rest.calls) == 2
+    answers = [Settled(["dead", "ok"], NOW + 5, NOW + 1), Settled(["lost", "ok"], NOW + 6, NOW + 2)]
+    assert rest.join(answers) == Settled(["ok", "dead", "ok", "lost", "ok"], NOW + 6, NOW + 2)
+
+
+def test_of_what_failed_as_a_whole_all_is_tried_again() -> None:
+    one = delivery(merge=append(5))
+    assert failed(one, ["x"], 9, "no") == Settlement("nack", one, 9, "no")
+    assert failed(one, [], 9, "no") == Settlement("ack", one)
+    assert Settlement("nack", one, 9, "no").words(3) == (3, "nack", 9, "no")
+
+
+def test_every_reply_tells_the_servers_time() -> None:
+    assert calls().time().answer([b"ok", NOW, 1, 2, 3, 4, 5, 6, 7]) == NOW
+
+
+def test_what_a_slot_holds_beside_counters_is_not_counted() -> None:
+    facts = {
+        b"v": b"closed x", b"fence": b"7", b"paused": b"1", b"rate": b"9", b"lease": b"30000", b"flushed": b"1",
+        b"large": b"1", b"opened": b"y", b"batch": b"z", b"gone": b"\x93\x00\x00\x00", b"from:0/2": b"5",
+    }  # fmt: skip
+    head = [b"ok", NOW, 1, 2, 3, 4, 5, 6]
+    words = [word for pair in {**facts, b"acked": b"3"}.items() for word in pair]
+    stats = calls(slots=2).stats().join([[[*head, 0, *words]], [[*head, NOW, b"acked", b"4"]]])
+    assert (stats.counters, stats.paused) == ({"acked": 7}, True)
+    assert (stats.scheduled, stats.ready, stats.waiting, stats.blocked) == (2, 4, 6, 8)
+    assert (stats.in_flight, stats.dead) == (10, 12)
+    # And of slots of which one has something next, that is next
+    assert stats.next_due is not None
+    assert stats.next_due.timestamp() * 1000 == NOW
