@@ -10,7 +10,8 @@ import sys
 import time
 
 from benchmarks import environments, machine, results
-from benchmarks.plan import PARTS, Plan
+from benchmarks.environments import CACHE
+from benchmarks.plan import APART, PARTS, Plan
 from benchmarks.report import figures
 
 
@@ -32,11 +33,18 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks", formatter_class=argparse.RawTextHelpFormatter)
-    told = "\n".join(f"{part:13} {what}" for part, what in PARTS.items())
-    more = "all           every part, then the report\npeers         make the environments of the peers (once)"
-    report = "report        write docs/performance.md from what was measured"
-    parser.add_argument("part", choices=[*PARTS, "all", "peers", "report"], help=f"{more}\n{report}\n{told}")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks",
+        epilog=f"Environments and results lie in IDEMGATE_BENCHMARKS, a folder; now: {CACHE}",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    words = {
+        "all": f"every part but {', '.join(APART)}, then the report",
+        "peers": "make the environments of the peers (once)",
+        "report": "write docs/performance.md from what was measured",
+    }
+    told = "\n".join(f"{part:13} {what}" for part, what in (words | PARTS | APART).items())
+    parser.add_argument("part", choices=[*words, *PARTS, *APART], help=told)
     parser.add_argument("--quick", action="store_true", help="a tenth of the operations, three repetitions")
     parser.add_argument("--repetitions", type=_repetitions, help="1 or more; default: 5")
     return parser.parse_args()
@@ -50,7 +58,7 @@ def _repetitions(text: str) -> int:
 
 def _measure(part: str, plan: Plan) -> None:
     began = time.monotonic()
-    print(f"{part}: {PARTS[part]} ", end="", flush=True)
+    print(f"{part}: {(PARTS | APART)[part]} ", end="", flush=True)
     found = importlib.import_module(f"benchmarks.{part}").run(plan)
     results.save(part, {"facts": machine.facts(plan.repetitions), "share": plan.share, "rows": found})
     print(f"\n{figures.shown(found)}")

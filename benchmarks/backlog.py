@@ -1,93 +1,83 @@
-"""What a backlog costs: memory per pending message, and the server's time per trigger, take and ack, at each size.
+"""What a backlog costs: memory per pending message, and the server's time per trigger, take and ack, at each size; and
+the same of the bare commands that write as much.
 
-    python benchmarks/backlog.py --sizes 10000,5000000 --json backlog.json
-
-One topic, one slot, a small payload, on a server of its own without persistence. Messages are due at random times, half
-of them before now; most triggers come to be due now, behind those, some at any time, anywhere among the others. Each
-repetition takes out what it put in. Costs are CPU time of the server's process (`used_cpu_*` of INFO: reading, the
-script, answering) and, of that, the script (`usec` of INFO commandstats), per message. Medians over the repetitions.
-Five million messages need about 2 GB and five to fifteen minutes, most of which is putting them in.
+One topic, one slot, a small payload. Messages are due at random times, half of them before now; most triggers come to
+be due now, behind those, some at any time, anywhere among the others. Each repetition takes out what it put in.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
-import subprocess
-import tempfile
-import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from statistics import median
+from contextlib import closing
+from itertools import count, islice
 from typing import Any
 
-import redis
-
+from benchmarks.measuring import Row
+from benchmarks.plan import Plan
+from benchmarks.server import port_of, spent, started, used_memory
 from idemgate import Gate, Trigger
-from idemgate.link.embedded import find_server
 from idemgate.testing import Clock
 
+__all__ = ["SIZES", "Backlog", "Bare", "run"]
+
+SIZES = (10_000, 100_000, 1_000_000, 5_000_000)
 HOUR = 3_600_000
 CHUNK = 20_000
-OPERATIONS = (
-    "trigger",
-    "trigger, 100 a call",
-    "trigger at any time, 100 a call",
-    "trigger of a pending key",
-    "take and ack",
-    "take and ack, 100 a call",
-)
+Works = dict[str, Callable[[], object]]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one message, in microseconds of the server's time."""
+def run(plan: Plan) -> list[Row]:
+    """The rows: `who` is the size, `server_us` of one message; and bytes of one."""
+    rows: list[Row] = []
+    for size in SIZES:
+        for kind, before in ((Backlog, ""), (Bare, "bare: ")):
+            with started() as server, closing(kind(server)) as backlog:
+                found = {"bytes": {"bytes": [backlog.fill(plan.size(size))]}} | _costs(backlog, plan)
+            rows += ({"who": str(plan.size(size)), "step": before + step, **row} for step, row in found.items())
+            print(".", end="", flush=True)
+    print()
+    return rows
 
-    cpu: float
-    script: float
 
-
-@contextmanager
-def server(core: int | None) -> Iterator[redis.Redis]:
-    """A client of a new server, pinned to that core where the system can do that."""
-    with tempfile.TemporaryDirectory() as home:
-        path = f"{home}/redis.sock"
-        words = ["--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", home]
-        process = subprocess.Popen([find_server().path, *words], stdout=subprocess.DEVNULL)
-        try:
-            if core is not None and hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(process.pid, {core})
-            while not Path(path).exists():
-                time.sleep(0.01)
-            with redis.Redis(unix_socket_path=path, decode_responses=True) as client:
-                yield client
-        finally:
-            process.kill()
-            process.wait()
+def _costs(backlog: Backlog | Bare, plan: Plan) -> dict[str, Row]:
+    n, rows = plan.size(1_000), dict[str, Row]()
+    for repetition in range(-1, plan.repetitions):  # the first warms up, and is not counted
+        for name, work in backlog.works(n).items():
+            before = spent(backlog.raw)
+            work()
+            after, row = spent(backlog.raw), rows.setdefault(name, defaultdict(list))
+            if repetition >= 0:
+                row["server_us"].append((after.cpu - before.cpu) / n * 1e6)
+                row["script_us"].append((after.scripts - before.scripts) / n * 1e6)
+        backlog.tidy(n)
+    return rows
 
 
 class Backlog:
     """One topic with pending messages, and the means to measure it."""
 
-    def __init__(self, raw: redis.Redis, seed: int = 7) -> None:
-        path = raw.connection_pool.connection_kwargs["path"]
-        self.raw: Any = raw
-        self.clock = Clock()
-        self.gate = Gate(f"unix://{path}", namespace="bench", clock=self.clock, timeout="60s")
-        self.topic = self.gate.topic("t", lease="1h")
-        self.chance = random.Random(seed)
+    def __init__(self, raw: Any) -> None:
+        self.clock, self.chance = Clock(), random.Random(7)
         self.size = 0
         self.due = array("Q")  # by number, ms
+        self.at(raw)
+
+    def at(self, raw: Any) -> None:
+        """The server of the topic: another one may have loaded what this one saved."""
+        self.raw = raw
+        url = f"redis://127.0.0.1:{port_of(raw)}/0"
+        self.gate = Gate(url, namespace="bench", clock=self.clock, timeout="60s")
+        self.topic = self.gate.topic("t", lease="1h")
+
+    def close(self) -> None:
+        self.gate.close()
 
     def fill(self, size: int) -> float:
         """Bytes per message, once the replies that are remembered for copies of a request have expired."""
-        before = self.raw.info("memory")["used_memory"]
+        before = used_memory(self.raw)
         while self.size < size:
             triggers = self.new(min(CHUNK, size - self.size))
             self.topic.trigger_many(triggers)
@@ -98,7 +88,7 @@ class Backlog:
             self.topic.trigger_many([Trigger(f"message-{number}", {"n": number}) for number in numbers])
         self.clock.advance("30m")
         self._forget_replies()
-        return float((self.raw.info("memory")["used_memory"] - before) / size)
+        return float((used_memory(self.raw) - before) / size)
 
     def new(self, n: int) -> list[Trigger]:
         """Triggers of keys of their own, each due at some moment of the coming hour."""
@@ -134,22 +124,24 @@ class Backlog:
         for key in self.raw.scan_iter("*:told?", count=1000):
             self.raw.unlink(key)
 
-    def repetition(self, n: int) -> dict[str, Cost]:
-        """Each operation `n` times; afterwards as many messages are pending as before, about as many of them due."""
+    def works(self, n: int) -> Works:
+        """Each for `n` messages; after them and `tidy` as many are pending as before, about as many of them due."""
         self.clock.advance(n / self.size * HOUR / 1000)
         single, many, timed, again = self.due_now(n), self.due_now(n), self.new(n), self.pending(n)
-        works: list[Callable[[], object]] = [
-            lambda: self.put(single, 1),
-            lambda: self.put(many, 100),
-            lambda: self.put(timed, 100),
-            lambda: self.put(again, 1),
-            lambda: self.done(n, 1),
-            lambda: self.done(n, 100),
-        ]
-        costs = {name: self._measured(work, n) for name, work in zip(OPERATIONS, works, strict=True)}
-        self.done(n, 100)  # what was put in three times was taken out twice
+        return {
+            "trigger": lambda: self.put(single, 1),
+            "trigger, 100 a call": lambda: self.put(many, 100),
+            "trigger at any time, 100 a call": lambda: self.put(timed, 100),
+            "trigger of a pending key": lambda: self.put(again, 1),
+            "take and ack": lambda: self.done(n, 1),
+            "take and ack, 100 a call": lambda: self.done(n, 100),
+        }
+
+    def tidy(self, n: int) -> None:
+        """What was put in three times was taken out twice."""
+        self.done(n, 100)
         self._forget_replies()
-        return costs
+        assert self.topic.stats().pending == self.size
 
     def put(self, triggers: list[Trigger], size: int) -> None:
         for start in range(0, len(triggers), size):
@@ -161,74 +153,54 @@ class Backlog:
             assert len(taken) == size
             self.topic.ack(taken)
 
-    def _measured(self, work: Callable[[], object], n: int) -> Cost:
-        before = self._spent()
-        work()
-        cpu, script = (after - spent for after, spent in zip(self._spent(), before, strict=True))
-        return Cost(cpu / n, script / n)
 
-    def _spent(self) -> tuple[float, float]:
-        info = self.raw.info("everything")
-        script = sum(info.get(f"cmdstat_{name}", {}).get("usec", 0) for name in ("evalsha", "eval"))
-        return (info["used_cpu_user"] + info["used_cpu_sys"]) * 1e6, float(script)
+class Bare:
+    """The same in a sorted set and a hash, by bare commands: no lease, no merging."""
 
+    def __init__(self, raw: Any) -> None:
+        self.chance, self.numbers = random.Random(7), count()
+        self.at(raw)
 
-def measured(size: int, repetitions: int, n: int, core: int | None) -> dict[str, Any]:
-    """All that is said of one size."""
-    with server(core) as raw:
-        backlog = Backlog(raw)
-        began = time.monotonic()
-        memory = backlog.fill(size)
-        seconds = time.monotonic() - began
-        backlog.repetition(n)  # warms up, and is not counted
-        found = [backlog.repetition(n) for _ in range(repetitions)]
-        stats = backlog.topic.stats()
-        assert stats.pending == size, stats  # as many as were said, while it was measured
-        backlog.gate.close()
-    costs = {
-        name: {part: median(getattr(costs[name], part) for costs in found) for part in ("cpu", "script")}
-        for name in OPERATIONS
-    }
-    return {"size": size, "bytes_per_message": memory, "fill_seconds": seconds, "microseconds": costs}
+    def at(self, raw: Any) -> None:
+        """As that of `Backlog`."""
+        self.raw = raw
 
+    def close(self) -> None:
+        """It has nothing of its own."""
 
-def shown(results: list[dict[str, Any]]) -> str:
-    """The table: a column a size, and how much the last costs of the first."""
-    first, last = results[0], results[-1]
-    lines = [f"{'us of the server per message':42}" + "".join(f"{one['size']:>14,}" for one in results) + "     ratio"]
-    lines.append(f"{'bytes per message':42}" + "".join(f"{one['bytes_per_message']:14.0f}" for one in results))
-    for part in ("cpu", "script"):
-        for name in OPERATIONS:
-            values = [one["microseconds"][name][part] for one in results]
-            ratio = last["microseconds"][name][part] / first["microseconds"][name][part]
-            lines.append(f"{f'{name} ({part})':42}" + "".join(f"{value:14.1f}" for value in values) + f"{ratio:10.2f}")
-    return "\n".join(lines)
+    def fill(self, size: int) -> float:
+        before = used_memory(self.raw)
+        for start in range(0, size, CHUNK):
+            n = min(CHUNK, size - start)
+            self._put({key: self.chance.random() for key in self._keys(n)})
+        return float((used_memory(self.raw) - before) / size)
 
+    def _keys(self, n: int) -> Iterator[str]:
+        return (f"message-{number}" for number in islice(self.numbers, n))
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="10000,100000", help="pending messages, smallest first")
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("-n", type=int, default=1000, help="messages an operation, in each repetition; hundreds")
-    parser.add_argument("--core", type=int, help="core to which the server is pinned")
-    parser.add_argument("--json", type=Path, help="file for the results")
-    given = parser.parse_args()
-    sizes = [int(size) for size in given.sizes.split(",")]
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)  # now, and not after all was measured
-    results = [measured(size, given.repetitions, given.n, given.core) for size in sizes]
-    print(shown(results))
-    if given.json:
-        about = {"commit": _commit(), "date": datetime.now(UTC).date().isoformat(), "load": f"{os.getloadavg()[0]:.1f}"}
-        given.json.write_text(
-            json.dumps({**about, "repetitions": given.repetitions, "sizes": results}, indent=1) + "\n"
-        )
+    def _put(self, scores: dict[str, float]) -> None:
+        with self.raw.pipeline(transaction=False) as pipeline:
+            packed = dict.fromkeys(scores, '{"n": 4711}')
+            pipeline.zadd("due", scores, nx=True).hset("what", mapping=packed).execute()
 
+    def works(self, n: int) -> Works:
+        return {
+            "trigger": lambda: self.put(n, 1),
+            "trigger, 100 a call": lambda: self.put(n, 100),
+            "take and ack": lambda: self.done(n, 1),
+            "take and ack, 100 a call": lambda: self.done(n, 100),
+        }
 
-def _commit() -> str:
-    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "-"
+    def tidy(self, n: int) -> None:
+        assert self.raw.zcard("due") == self.raw.hlen("what")
 
+    def put(self, n: int, size: int) -> None:
+        for _ in range(0, n, size):
+            self._put(dict.fromkeys(self._keys(size), 0.5))  # behind the half that is due
 
-if __name__ == "__main__":
-    main()
+    def done(self, n: int, size: int) -> None:
+        for _ in range(0, n, size):
+            keys = self.raw.zrange("due", 0, size - 1)
+            self.raw.hmget("what", keys)
+            with self.raw.pipeline(transaction=False) as pipeline:
+                pipeline.zrem("due", *keys).hdel("what", *keys).execute()

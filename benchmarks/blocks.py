@@ -26,6 +26,7 @@ def run(plan: Plan) -> list[Row]:
             with Gate(f"redis://127.0.0.1:{port_of(server)}/0", namespace="bench") as gate:
                 for work, of in (
                     (_guard, ""),
+                    (_results, ", 100 kB a result"),
                     (_topic, ""),
                     (_large, ", 100 kB a message"),
                     (_met, ", meets 100 kB"),
@@ -44,9 +45,24 @@ def _guard(gate: Gate, tag: str, plan: Plan) -> None:
     keys = [f"{tag}:{number}" for number in range(plan.size(2_000))]
     for key in keys:
         gate.claim(key).complete("a result of just thirty bytes.")
+    claims = gate.claim_many([key + "-batch" for key in keys], retention="1h")
+    gate.complete_many([(claim, "a result of just thirty bytes.") for claim in claims[::2]])
+    gate.release_many(claims[1::2])
+    gate.claim_many([key + "-batch" for key in keys])
     gate.first_many(keys, "24h")
     gate.first_many(keys, "24h", compact=True)
     gate.keep_many([(key, "sixteen bytes...") for key in keys], "24h")
+
+
+def _results(gate: Gate, tag: str, plan: Plan) -> None:
+    """Claims of a batch whose bytes decide how many of them go at once."""
+    keys = [f"{tag}-large:{number}" for number in range(plan.size(200))]
+    claims = gate.claim_many(keys)
+    for claim in claims[1::2]:
+        claim.checkpoint("x" * 100_000)
+    gate.complete_many([(claim, "x" * 100_000) for claim in claims[::2]])
+    gate.release_many(claims[1::2])
+    gate.claim_many(keys)
 
 
 def _topic(gate: Gate, tag: str, plan: Plan) -> None:
@@ -64,6 +80,16 @@ def _topic(gate: Gate, tag: str, plan: Plan) -> None:
         _turning(gate, topic.open(), verb, n // 8)
     topic.flush()
     _through(topic, topic.bury, n // 4)
+    _behind(gate.topic(f"{tag}-behind", window="1h"), triggers[: n // 10])
+
+
+def _behind(topic: Any, triggers: list[Trigger]) -> None:
+    """All that waits behind deliveries, and much more that waits for its time, is made due at once."""
+    topic.trigger_many([Trigger(one.key, one.payload, delay=0) for one in triggers])
+    while topic.take(100):
+        pass
+    topic.trigger_many(triggers)
+    topic.flush()
 
 
 def _large(gate: Gate, tag: str, plan: Plan) -> None:

@@ -32,18 +32,19 @@ def run(plan: Plan) -> list[Row]:
             for repetition in range(plan.repetitions):
                 for step, n in steps.items():
                     side = topics["idemgate_scheduler"] if step == "slots" else guards["idemgate_guard"]
-                    _note(rows[step], nodes, side, n, f"r{repetition}")
+                    _note(rows[step], nodes, side, n, f"r{repetition}{KEYS_OF.get(step, step)}")
                 print(".", end="", flush=True)
     print()
     return list(rows.values())
 
 
+KEYS_OF = {"replay": "first"}
 MORE = {"first_async": {"tasks": 200}, "first_many": {"batch": 200}}
 
 
 def _note(row: Row, nodes: list[Any], side: Any, n: int, tag: str) -> None:
     before = sum(spent(node).cpu for node in nodes)
-    begin(side, row["step"], tag=f"{tag}{row['step']}", n=n, **MORE.get(row["step"], {}))
+    begin(side, row["step"], tag=tag, n=n, **MORE.get(row["step"], {}))
     answer = end(side)
     if "error" in answer:
         row["error"] = answer["error"]

@@ -1,4 +1,5 @@
-"""Guards: the first call of a key and its replay, sync and async, against what people write and what they install."""
+"""Guards: the first call of a key and its replay, sync and async, against what people write and what they install;
+and what the barest program reaches that asks the server as often."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from benchmarks.server import port_of, started
 
 __all__ = ["run"]
 
-SIDES = ["idemgate_guard", "by_hand", "redis_lock", "idemkit", "powertools", "idempotency_kit"]
+SIDES = ["idemgate_guard", "by_hand", "redis_lock", "idemkit", "powertools", "idempotency_kit", "limit"]
 TASKS = (1, 50, 200)
 
 

@@ -1,56 +1,155 @@
-"""What the pieces of one guarded call cost the client, each alone: CPU of this process, no server."""
+"""What the pieces of a guarded call, of `trigger_many` and of a worker's loop cost the client: CPU of this process,
+each alone and again and again, so from warm caches; on requests and replies that went over the wire once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from time import process_time
+from typing import Any
 
 import hiredis
 
 from benchmarks.measuring import Row
-from benchmarks.peers.speak import RESULT
+from benchmarks.peers.speak import RESULT, payload
 from benchmarks.plan import Plan
-from idemgate import Gate
+from idemgate import Delivery, Gate
+from idemgate.core import keys
+from idemgate.core.calls import Call
+from idemgate.core.messages import Turned, listed
 from idemgate.core.tokens import token
+from idemgate.core.topics import MANY, Settlement
+from idemgate.link.embedded import start
+from idemgate.link.resp import new_reader, request
+from idemgate.work.handling import ran
+from idemgate.work.line import BATCH, Held
 
 __all__ = ["run"]
 
+Ask = Callable[[bytes], bytes]
+Pieces = dict[str, Callable[[], object]]
+
+READER = new_reader()
+
 
 def run(plan: Plan) -> list[Row]:
-    """The rows, `client_us` only."""
-    n = plan.size(20_000)
-    return [
-        {"who": "piece", "step": name, "client_us": [_cost(piece, n) for _ in range(plan.repetitions)]}
-        for name, piece in _pieces(Gate("redis://localhost", namespace="bench")).items()
-    ]
+    """The rows, `client_us` only: of one call, or of one message of a batch."""
+    with start() as server, Gate(server.url, namespace="bench", timeout="60s") as gate, _asking(server.url) as ask:
+        kinds = {
+            "guard": (_guard(gate), 1),
+            "trigger_many": (_sent(gate, ask), MANY),
+            "worker": (_worked(gate, ask), BATCH),
+        }
+        return [
+            {"who": who, "step": name, "client_us": [_cost(piece, plan, batch) for _ in range(plan.repetitions)]}
+            for who, (pieces, batch) in kinds.items()
+            for name, piece in pieces.items()
+        ]
 
 
-def _pieces(gate: Gate) -> dict[str, Callable[[], object]]:
+def _cost(piece: Callable[[], object], plan: Plan, batch: int) -> float:
+    n = plan.size(20_000) // batch
+    began = process_time()
+    for _ in range(n):
+        piece()
+    return (process_time() - began) / (n * batch) * 1e6
+
+
+def _guard(gate: Gate) -> Pieces:
     claims, codec = gate.claims, gate.codec
     record, owner = claims.key("sync", "order:123456"), token()
     claim = claims.claim(record, owner, 30_000, 86_400_000)
     words = ("EVALSHA", claim.script.sha, 1, *claim.keys, *claim.args)
     stored = codec.encode(RESULT)
     bare = hiredis.pack_command(words)
-    reader = hiredis.Reader()
-
-    def read() -> object:
-        reader.feed(bare)  # any array of as many strings
-        return reader.gets()
-
     return {
         "the key's name in Redis": lambda: claims.key("sync", "order:123456"),
         "the owner's token": token,
         "building the claim's call, framed": lambda: claims.claim(record, owner, 30_000, 86_400_000),
         "packing as many words (hiredis), where a call is not framed": lambda: hiredis.pack_command(words),
-        "reading as many words (hiredis)": read,
+        "reading as many words (hiredis)": lambda: _read(bare),  # any array of as many strings
         "packing the result": lambda: codec.encode(RESULT),
         "unpacking it": lambda: codec.decode(stored),
     }
 
 
-def _cost(piece: Callable[[], object], n: int) -> float:
-    began = process_time()
-    for _ in range(n):
-        piece()
-    return (process_time() - began) / n * 1e6
+def _sent(gate: Gate, ask: Ask) -> Pieces:
+    calls, pairs = gate.topic("sent").open(), [(f"key:{number}", payload(number)) for number in range(MANY)]
+    found = listed(pairs)
+    checked = [calls.checked(one) for one in found]
+    call = calls.put_many(checked).calls[0]
+    asked, heard = request(call), _heard(gate, ask, call)
+    reply = _read(heard)
+    return {
+        "a `Trigger` of each pair": lambda: listed(pairs),
+        "checking it: key, time, what else it asks for; its payload packed": lambda: [*map(calls.checked, found)],
+        "of that: packing the payload": lambda: [gate.codec.encode(one.payload) for one in found],
+        "the slot of its key, where a topic has several": lambda: [keys.slot_of(one[3], 8) for one in checked],
+        "building the call": lambda: calls.put_many(checked),
+        "packing the call's words (hiredis)": lambda: request(call),
+        "sending it, waking up, reading the reply": lambda: ask(asked),  # a copy, which the server knows
+        "of that: unpacking the reply (hiredis)": lambda: _read(heard),
+        "making the receipts": lambda: call.answer(reply),
+    }
+
+
+def _worked(gate: Gate, ask: Ask) -> Pieces:
+    topic = gate.topic("worked")
+    topic.trigger_many([(f"key:{number}", payload(number)) for number in range(2 * BATCH)])
+    calls, before = topic.open(), [Settlement("ack", one) for one in topic.take(BATCH)]
+    call = calls.turn(0, before, BATCH)
+    asked, heard = request(call), _heard(gate, ask, call)
+    reply = _read(heard)
+    found, context = call.answer(reply).taken.deliveries, copy_context()
+    assert len(found) == BATCH
+    line: Any = None  # its worker's, of which a place is kept only
+    held = [Held(line, one, 0.0, 0.0) for one in found]
+
+    def handler(delivery: Delivery[Any]) -> None:
+        pass
+
+    return {
+        "building the call: what ends, and a take": lambda: calls.turn(0, before, BATCH),
+        "packing its words (hiredis)": lambda: request(call),
+        "sending it, waking up, reading the reply": lambda: ask(asked),
+        "of that: unpacking the reply (hiredis)": lambda: _read(heard),
+        "making the deliveries": lambda: call.answer(reply),
+        "that, and unpacking payloads, if handlers ask for them": lambda: _payloads(call.answer(reply)),
+        "noting that they are held": lambda: {Held(line, one, 0.0, 0.0) for one in found},
+        "calling the handler, in its own context": lambda: [context.copy().run(ran, handler, one) for one in found],
+        "noting how each ended": lambda: [(one, Settlement("ack", one.delivery)) for one in held],
+    }
+
+
+def _payloads(turned: Turned) -> list[Any]:
+    return [one.payload for one in turned.taken.deliveries]
+
+
+def _heard(gate: Gate, ask: Ask, call: Call[Any]) -> bytes:
+    """The reply to a call of a script that the server may not know yet."""
+    gate.link.command("SCRIPT", "LOAD", call.script.text)
+    return ask(request(call))
+
+
+def _read(heard: bytes) -> Any:
+    READER.feed(heard)
+    return READER.gets()
+
+
+@contextmanager
+def _asking(url: str) -> Iterator[Ask]:
+    """Over a socket of its own: a request's bytes, and those of the reply."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(url.removeprefix("unix://").partition("?")[0])
+
+        def ask(asked: bytes) -> bytes:
+            line.sendall(asked)
+            reader, heard = new_reader(), bytearray()
+            while reader.gets() is False:
+                heard += (more := line.recv(1 << 20))
+                reader.feed(more)
+            return bytes(heard)
+
+        yield ask

@@ -16,6 +16,7 @@ def save(part: str, found: object) -> None:
 
 
 def load(part: str) -> Any:
-    """What `save` kept, or None."""
+    """What `save` kept, or None; None as well for a file in an older form."""
     file = RESULTS / f"{part}.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return found if "rows" in found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ LESS = {
     "rq": 500, "celery": 1_000, "huey": 1_000,
 }  # fmt: skip
 """How many messages the slower ones get."""
+OURS = ["idemgate_scheduler", "bare"]
+"""And the limit: the bare commands."""
 SIDES = ["bullmq_node", *LESS]
 DELAY = 0.5
 
@@ -25,11 +28,11 @@ def run(plan: Plan) -> list[Row]:
     """The rows of all schedulers, then those of sending and consuming at once."""
     with started() as server:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
-        with contestants(["idemgate_scheduler", "bare"], url) as ours:
+        with contestants(OURS, url) as ours:
             rows = rounds(server, ours, _own(plan), plan.repetitions)
-        with contestants(["idemgate_scheduler"], url) as sent, contestants(["idemgate_scheduler"], url) as taken:
-            rows.append(both(server, sent, taken, plan.size(100_000), plan.repetitions))
-        with contestants(["idemgate_scheduler", *SIDES], url) as sides:
+        with contestants(OURS, url) as sent, contestants(OURS, url) as taken:
+            rows += both(server, sent, taken, plan.size(100_000), plan.repetitions)
+        with contestants([*OURS, *SIDES], url) as sides:
             return rows + rounds(server, sides, _against(plan), plan.repetitions)
 
 
@@ -49,24 +52,18 @@ def _against(plan: Plan) -> list[list[Step]]:
     return [[Step("enqueue", {"n": n, "delay": DELAY}, less), Step("drain", {"n": n, "wait": DELAY}, less)]]
 
 
-def both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], n: int, repetitions: int) -> Row:
-    """The row of sending and consuming at once, each by a process of its own."""
-    row: Row = {
-        "who": "idemgate_scheduler",
-        "step": "both",
-        "rate": [],
-        "client_us": [],
-        "server_us": [],
-        "sender_us": [],
-    }
+def both(server: Any, sent: Mapping[str, Ask], taken: Mapping[str, Ask], n: int, repetitions: int) -> list[Row]:
+    """The rows of sending and consuming at once, each by a process of its own: by each of `sent` in turn."""
+    rows: dict[str, Row] = {who: defaultdict(list) for who in sent}
     for repetition in range(repetitions):
-        server.flushall()
-        before, tag = spent(server), f"both{repetition}"
-        begin(taken["idemgate_scheduler"], "drain", tag=tag, n=n, wait=0.1)
-        begin(sent["idemgate_scheduler"], "send", tag=tag, n=n, tasks=2)
-        sender, consumer = end(sent["idemgate_scheduler"]), end(taken["idemgate_scheduler"])
-        row["rate"].append(n / max(sender["seconds"], consumer["seconds"]))
-        row["sender_us"].append(sender["cpu"] / n * 1e6)
-        row["client_us"].append(consumer["cpu"] / n * 1e6)
-        row["server_us"].append((spent(server).cpu - before.cpu) / n * 1e6)
-    return row
+        for who, row in rows.items():
+            server.flushall()
+            before, tag = spent(server), f"both{repetition}"
+            begin(taken[who], "drain", tag=tag, n=n, wait=0.1)
+            begin(sent[who], "send", tag=tag, n=n, tasks=2)
+            sender, consumer = end(sent[who]), end(taken[who])
+            row["rate"].append(n / max(sender["seconds"], consumer["seconds"]))
+            row["sender_us"].append(sender["cpu"] / n * 1e6)
+            row["client_us"].append(consumer["cpu"] / n * 1e6)
+            row["server_us"].append((spent(server).cpu - before.cpu) / n * 1e6)
+    return [{"who": who, "step": "both", **row} for who, row in rows.items()]

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,10 @@ import redis
 from benchmarks.machine import SERVER, pinned
 
 __all__ = ["Spent", "port_of", "spent", "started", "used_memory"]
+
+
+PATIENCE = 300
+"""Seconds for one command: saving millions of keys, or a server that is run slowly, takes some."""
 
 
 class Spent(NamedTuple):
@@ -28,18 +32,19 @@ class Spent(NamedTuple):
 
 
 @contextmanager
-def started(*options: str, core: int | None = SERVER) -> Iterator[Any]:
-    """A client of a new, empty server, which is gone afterwards. `core`: None for any."""
+def started(*options: str, core: int | None = SERVER, under: Sequence[str] = ()) -> Iterator[Any]:
+    """A client of a new server, which is gone afterwards; empty, unless an option says where a file lies that it loads.
+    `core`: None for any. `under`: a command that runs it."""
     port = _unused_port()
     with tempfile.TemporaryDirectory() as home:
         words = ["--port", str(port), "--dir", home, "--save", "", "--bind", "127.0.0.1", *options]
         program = shutil.which("redis-server")
         if program is None:
             raise SystemExit("redis-server is not on PATH: apt-get install redis-server")
-        process = subprocess.Popen(pinned(core, [program, *words]), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(pinned(core, [*under, program, *words]), stdout=subprocess.DEVNULL)
         try:
-            with redis.Redis(port=port, decode_responses=True) as client:
-                _wait(client)
+            with redis.Redis(port=port, decode_responses=True, socket_timeout=PATIENCE) as client:
+                _wait(client, process)
                 yield client
         finally:
             process.kill()
@@ -62,15 +67,15 @@ def used_memory(client: Any) -> int:
     return int(client.info("memory")["used_memory"])
 
 
-def _wait(client: Any) -> None:
-    for _ in range(500):
+def _wait(client: Any, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
         try:
             client.ping()
         except redis.ConnectionError:
             time.sleep(0.01)
         else:
             return
-    raise SystemExit("redis-server does not answer")
+    raise SystemExit("redis-server does not start")
 
 
 def _unused_port() -> int:

@@ -34,7 +34,7 @@ def _rows(plan: Plan, core: int | None, clients: int | None) -> list[Row]:
             contestants(["idemgate_scheduler"], url, clients) as taken,
         ):
             rows += rounds(server, sent, _scheduler(plan), plan.repetitions)
-            return [*rows, both(server, sent, taken, plan.size(40_000), plan.repetitions)]
+            return rows + both(server, sent, taken, plan.size(40_000), plan.repetitions)
 
 
 def _guard(plan: Plan) -> list[list[Step]]:

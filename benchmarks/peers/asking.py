@@ -14,6 +14,8 @@ __all__ = ["Send", "Work", "awaiting"]
 
 Send = Callable[[str, dict[str, Any], float, str | None], Awaitable[object]]
 """(queue, data, seconds of delay, key or None)."""
+AT_ONCE = 50
+"""Tasks that send what merges, where several do."""
 Work = Callable[[str, Tally], Coroutine[Any, Any, object]]
 """Works at a queue, telling the tally, until it is cancelled."""
 
@@ -44,13 +46,18 @@ def awaiting(
             working.cancel()
             await asyncio.wait({working}, timeout=5)
 
-    async def merge(tag: str, n: int, keys: int, keep: str) -> Answer:
+    async def merge(tag: str, n: int, keys: int, keep: str, several: bool) -> Answer:
         if keep != "first":
             return {"absent": True}
         await waiting(tag)
-        with timed(n) as answer:
-            for number in range(n):
+
+        async def sending() -> None:
+            for number in numbers:
                 await send(tag, payload(number), 600.0, f"key-{number % keys}")
+
+        numbers = iter(range(n))
+        with timed(n) as answer:
+            await asyncio.gather(*(sending() for _ in range(AT_ONCE if several else 1)))
         return answer | {"left": await waiting(tag)}
 
     steps = {"enqueue": enqueue, "drain": drain, "steady": steady, "merge": merge}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import redis
@@ -32,11 +33,11 @@ return "ok"
 GUARD = "if redis.call('get', KEYS[1]) then return redis.call('get', KEYS[1]) end redis.call('set', KEYS[1], ARGV[1])"
 
 
-def enqueue_many(tag: str, n: int, delay: float) -> Answer:
+def enqueue_many(tag: str, n: int, delay: float = 0, batch: int = BATCH) -> Answer:
     """One ZADD NX and one HSET for 500 messages, in one round trip: no script, no merging, no policy."""
     with timed(n) as answer:
-        for start in range(0, n, BATCH):
-            numbers = range(start, min(n, start + BATCH))
+        for start in range(0, n, batch):
+            numbers = range(start, min(n, start + batch))
             scored = [word for number in numbers for word in (delay, f"key:{number}")]
             packed = [word for number in numbers for word in (f"key:{number}", json.dumps(payload(number)))]
             _together(("ZADD", f"{tag}:due", "NX", *scored), ("HSET", f"{tag}:what", *packed))
@@ -62,12 +63,16 @@ def _together(*commands: tuple[object, ...]) -> list[Any]:
 
 
 def take(tag: str, n: int, wait: float) -> Answer:
-    """100 at a time: what is due, its data, and both deleted: no lease, so what is taken is lost with its taker."""
+    """100 at a time: what is due, its data, and both deleted: no lease, so what is taken is lost with its taker. Where
+    nothing is due, it asks again after a millisecond."""
     due, what = f"{tag}:due", f"{tag}:what"
     with timed(n) as answer:
         done = 0
         while done < n:
             ((*keys,),) = _together(("ZRANGE", due, 0, 99))
+            if not keys:
+                time.sleep(0.001)
+                continue
             _together(("HMGET", what, *keys))
             _together(("ZREM", due, *keys), ("HDEL", what, *keys))
             done += len(keys)
@@ -85,4 +90,13 @@ def evalsha(tag: str, n: int) -> Answer:
 
 
 if __name__ == "__main__":
-    main(enqueue_many=enqueue_many, floor=floor, take=take, first=evalsha, replay=evalsha)
+    main(
+        enqueue=lambda tag, n, delay: enqueue_many(tag, n, delay, batch=1),
+        enqueue_many=enqueue_many,
+        send=lambda tag, n, tasks: enqueue_many(tag, n),
+        floor=floor,
+        take=take,
+        drain=lambda tag, n, wait, kind="": take(tag, n, wait),
+        first=evalsha,
+        replay=evalsha,
+    )

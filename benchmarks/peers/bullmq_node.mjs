@@ -49,13 +49,16 @@ async function worked(tag, seen, late, meanwhile = async () => {}) {
   try { return await Promise.race([seen.done, patience]); } finally { await worker.close(true); }
 }
 
-function inBulk(queue, n, jobOf) {
-  return timed(n, async () => {
-    for (let start = 0; start < n; start += BATCH) {
+function inBulk(queue, n, jobOf, atOnce = 1) {
+  let next = 0;
+  const sending = async () => {
+    for (let start = next; start < n; start = next) {
+      next += BATCH;
       const numbers = Array.from({ length: Math.min(BATCH, n - start) }, (_, i) => start + i);
       await queue.addBulk(numbers.map(jobOf));
     }
-  });
+  };
+  return timed(n, () => Promise.all(Array.from({ length: atOnce }, sending)));
 }
 
 const deduplication = {
@@ -84,11 +87,11 @@ const steps = {
     const at = (share) => late[Math.min(late.length - 1, Math.floor(late.length * share))];
     return { ...answer, p50: at(0.5), p99: at(0.99), max: at(1) };
   }),
-  merge: ({ tag, n, keys, keep }) => withQueue(tag, async (queue) => {
+  merge: ({ tag, n, keys, keep, several }) => withQueue(tag, async (queue) => {
     const answer = await inBulk(queue, n, (i) => ({
       name: "work", data: payload(i),
       opts: { delay: 600_000, deduplication: deduplication[keep](`key:${i % keys}`), ...gone },
-    }));
+    }), several ? 2 : 1);
     return { ...answer, left: await queue.getDelayedCount() };
   }),
 };

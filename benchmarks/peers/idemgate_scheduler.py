@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.peers.scheduling import adrain, late, pace, settled
@@ -35,21 +34,19 @@ def enqueue_many(tag: str, n: int, delay: float) -> Answer:
 
 def send(tag: str, n: int, tasks: int) -> Answer:
     """As `enqueue_many`, awaiting: while one batch is under way, the next is built."""
-    topic = gate.topic(tag)
-
-    async def go() -> None:
-        starts = iter(range(0, n, BATCH))
-        await asyncio.gather(*(batches(starts) for _ in range(tasks)))
-
-    async def batches(starts: Iterator[int]) -> None:
-        for start in starts:
-            await topic.aio.trigger_many(
-                [(f"key:{number}", payload(number)) for number in range(start, min(n, start + BATCH))]
-            )
-
     with timed(n) as answer:
-        runner.run(go())
+        runner.run(_sent(gate.topic(tag), n, n, tasks))
     return answer
+
+
+async def _sent(topic: Topic, n: int, keys: int, tasks: int) -> None:
+    async def batches() -> None:
+        for start in starts:
+            numbers = range(start, min(n, start + BATCH))
+            await topic.aio.trigger_many([(f"key:{number % keys}", payload(number)) for number in numbers])
+
+    starts = iter(range(0, n, BATCH))
+    await asyncio.gather(*(batches() for _ in range(tasks)))
 
 
 def drain(tag: str, n: int, wait: float, kind: str = "sync") -> Answer:
@@ -108,15 +105,18 @@ async def _send(topic: Topic, rate: int, seconds: float, delay: float) -> None:
         await topic.aio.trigger(f"key:{number}", {"due": time.time() + delay}, delay=delay)
 
 
-def merge(tag: str, n: int, keys: int, keep: str) -> Answer:
-    """`left`: the messages that these triggers made."""
+def merge(tag: str, n: int, keys: int, keep: str, several: bool) -> Answer:
+    """`several`: as `send` with two tasks. `left`: the messages that these triggers made."""
     topic = gate.topic(tag, window="10m", merge=keep)
     topic.trigger("first", None)
     topic.cancel("first")
     with timed(n) as answer:
-        for start in range(0, n, BATCH):
-            numbers = range(start, start + BATCH)
-            topic.trigger_many([(f"key:{number % keys}", payload(number)) for number in numbers])
+        if several:
+            runner.run(_sent(topic, n, keys, 2))
+        else:
+            for start in range(0, n, BATCH):
+                numbers = range(start, min(n, start + BATCH))
+                topic.trigger_many([(f"key:{number % keys}", payload(number)) for number in numbers])
     topic.flush()
     drained_by = drain(tag, keys, 0.0)
     stats = topic.stats()

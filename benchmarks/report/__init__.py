@@ -24,7 +24,7 @@ def write() -> None:
     text = Template((ROOT / "benchmarks" / "report" / "page.md").read_text())
     found = {name: section() for name, section in SECTIONS.items()}
     pictures = {name.replace("-", "_"): f"![{name}](performance/{name}.svg)" for name in draw(PICTURES)}
-    blank = dict.fromkeys(("guard_sync_plot", "guard_async_plot", "scheduler_plot", "lateness_plot"), "")
     plots = {f"{name}_plot": link for name, link in pictures.items()}
+    blank = {name: "" for name in text.get_identifiers() if name.endswith("_plot")}
     PAGE.write_text(text.substitute(blank | plots, targets=targets(), reasons=reasons(), **found))
     print(f"{PAGE.relative_to(ROOT)}, from {RESULTS}")

@@ -96,7 +96,10 @@ def shown(rows: Sequence[Row]) -> str:
     return table(["who", "step", *figures], lines)
 
 
-_SHOWN = ("rate", "client_us", "server_us", "bytes", "p50", "p99", "ms")
+_SHOWN = (
+    "rate", "client_us", "server_us", "bytes", "p50", "p99", "ms",
+    "all", "network", "commands", "plumbing", "packing", "lua", "allocator", "libc", "data_misses", "last_misses",
+)  # fmt: skip
 
 
 def _median(figures: Sequence[float] | None) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import nan
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -10,10 +13,11 @@ from matplotlib.ticker import NullFormatter
 
 from benchmarks.report.figures import Rows, count, middle, rows_of
 from benchmarks.report.sections import name_of
+from benchmarks.report.targets import reached
 
 __all__ = ["draw"]
 
-OURS, THEIRS = "#c0392b", "#7f8c8d"
+OURS, THEIRS, LIMIT = "#c0392b", "#7f8c8d", "#d5dbdb"
 Bars = list[tuple[str, float]]
 
 
@@ -21,44 +25,118 @@ def draw(folder: Path) -> list[str]:
     """Writes them and returns their names, those for which there are figures."""
     mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     mpl.rcParams["svg.hashsalt"] = "idemgate"  # the same figures give the same file
-    guard, scheduler, late = rows_of("guard"), rows_of("scheduler"), rows_of("lateness")
-    pictures = {
-        "guard-sync": ("calls per second, one caller", _by(guard, ("first", "replay"))),
-        "guard-async": ("calls per second, 200 tasks", _by(guard, ("first_async_200", "replay_async_200"))),
-        "scheduler": ("messages per second, one process", _by(scheduler, ("enqueue", "drain"))),
-        "lateness": ("ms after due at 200 messages per second", _by(late, ("steady",), ("p50", "p99"))),
+    folder.mkdir(parents=True, exist_ok=True)
+    guard, scheduler, late, merged = (rows_of(part) for part in ("guard", "scheduler", "lateness", "merging"))
+    many = {"first": "first_async_200", "replay": "replay_async_200"}
+    pictures: dict[str, Callable[[], Any]] = {
+        "aims": _aims,
+        "guard-sync": lambda: _bars("calls per second, one caller", _by(guard, {"first": "first", "replay": "replay"})),
+        "guard-async": lambda: _bars("calls per second, 200 tasks", _by(guard, many)),
+        "scheduler": lambda: _bars("messages per second, one process", _by(scheduler, _SCHEDULED)),
+        "lateness": lambda: _bars("ms after due at 200 messages per second", _late(late), least=True, log=True),
+        "merging": lambda: _bars("triggers per second that merge", _by(merged, _MERGED)),
+        "growth": _growth,
+        "memory": lambda: _bars("", {"bytes of the server's memory per key": _memory()}, least=True),
     }
-    return [name for name, (title, bars) in pictures.items() if _drawn(folder / f"{name}.svg", title, bars)]
+    return [name for name, picture in pictures.items() if _saved(folder / f"{name}.svg", picture())]
 
 
-def _by(rows: Rows, steps: tuple[str, ...], figures: tuple[str, ...] = ("rate",)) -> dict[str, Bars]:
-    found: dict[str, Bars] = {}
-    for step in steps:
-        for figure in figures:
-            whos = dict.fromkeys(who for who, _ in rows)
-            bars = [(name_of(who).strip("*"), middle(rows, who, step, figure)) for who in whos]
-            label = figure if len(figures) > 1 else step.split("_")[0]
-            found[label] = [(who, one) for who, one in bars if one is not None and who != "bare commands"]
-    return found
+_SCHEDULED = {"enqueue": "enqueue", "drain": "drain"}
+_MERGED = {
+    "keeping the last payload, one after another": "keep_last_one",
+    "keeping the first": "keep_first_one",
+    "several at once": "keep_first_several",
+}
 
 
-def _drawn(file: Path, title: str, groups: dict[str, Bars]) -> bool:
-    if not all(groups.values()):
+def _saved(file: Path, figure: Any) -> bool:
+    if figure is None:
         return False
-    high = "p50" not in groups  # of rates the greatest is best, of times the least, and those differ by powers of ten
+    figure.savefig(file, metadata={"Date": None})
+    plt.close(figure)
+    return True
+
+
+def _by(rows: Rows, steps: Mapping[str, str], figure: str = "rate") -> dict[str, Bars]:
+    """A group of bars for each step, by its label."""
+    return {label: _group(rows, step, figure) for label, step in steps.items()}
+
+
+def _group(rows: Rows, step: str, figure: str) -> Bars:
+    whos = dict.fromkeys(who for who, _ in rows if who != "bare")
+    bars = [(name_of(who).strip("*"), middle(rows, who, step, figure)) for who in whos]
+    return [(who, one) for who, one in bars if one is not None]
+
+
+def _late(rows: Rows) -> dict[str, Bars]:
+    return {figure: _group(rows, "steady", figure) for figure in ("p50", "p99")}
+
+
+def _memory() -> Bars:
+    rows = rows_of("memory")
+    return [(who, size) for who, size in _group(rows, "memory", "bytes") if ";" not in who]
+
+
+def _bars(title: str, groups: dict[str, Bars], least: bool = False, log: bool = False) -> Any:
+    """`least`: the least is best. `log`: they differ by powers of ten."""
+    if not all(groups.values()):
+        return None
     longest = max(len(bars) for bars in groups.values())
-    figure, axes = plt.subplots(1, len(groups), figsize=(9, 0.8 + 0.32 * longest), layout="constrained")
-    for one, (label, bars) in zip(axes, groups.items(), strict=True):
-        whos, values = zip(*sorted(bars, key=lambda bar: bar[1], reverse=high), strict=True)
-        drawn = one.barh(whos, values, color=[OURS if who == "idemgate" else THEIRS for who in whos])
+    figure, axes = plt.subplots(1, len(groups), figsize=(9, 0.8 + 0.32 * longest), layout="constrained", squeeze=False)
+    for one, (label, bars) in zip(axes[0], groups.items(), strict=True):
+        whos, values = zip(*sorted(bars, key=lambda bar: bar[1], reverse=not least), strict=True)
+        drawn = one.barh(whos, values, color=[_color(who) for who in whos])
         one.bar_label(drawn, labels=[count(value) for value in values], padding=3)
-        one.set(title=label, xscale="linear" if high else "log")
+        one.set(title=label, xscale="log" if log else "linear")
         one.xaxis.set_minor_formatter(NullFormatter())
+        if not log:
+            one.locator_params(axis="x", nbins=4)
         one.invert_yaxis()
         one.margins(x=0.25)
         one.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Date": None})
-    plt.close(figure)
-    return True
+    return figure
+
+
+def _color(who: str) -> str:
+    limit = who.startswith(("limit", "its floor", "a bare"))
+    return LIMIT if limit else OURS if who.startswith("idemgate") else THEIRS
+
+
+def _aims() -> Any:
+    """How far each aim was reached, and how far the limit would go: 1 is the aim, right of it is better."""
+    found = reached()
+    if not found:
+        return None
+    figure, axes = plt.subplots(figsize=(9, 0.6 + 0.24 * len(found)), layout="constrained")
+    names, ours, limits = zip(*found, strict=True)
+    places = range(len(names))
+    axes.hlines(places, 1, ours, color=LIMIT, linewidth=3)
+    axes.scatter(ours, places, color=[OURS if one < 1 else THEIRS for one in ours], zorder=3, label="reached")
+    most = [nan if limit is None else limit for limit in limits]
+    axes.scatter(most, places, marker="|", s=120, color="black", zorder=3, label="the limit")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set(xscale="log", title="reached, as a part of what was aimed at", yticks=places, yticklabels=names)
+    axes.set_xticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.invert_yaxis()
+    axes.legend(loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _growth() -> Any:
+    rows = rows_of("backlog")
+    sizes = list(dict.fromkeys(int(size) for size, _ in rows))
+    if len(sizes) < 2:
+        return None
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharex=True)
+    for one, step in zip(axes, ("trigger, 100 a call", "take and ack, 100 a call"), strict=True):
+        for before, color in (("", OURS), ("bare: ", THEIRS)):
+            costs = [middle(rows, str(size), before + step, "server_us") for size in sizes]
+            one.plot(sizes, costs, marker="o", color=color, label="bare commands" if before else "idemgate")
+        one.set(title=step, xscale="log", xlabel="messages pending", ylim=(0, None))
+        one.spines[["top", "right"]].set_visible(False)
+        one.legend()
+    axes[0].set_ylabel("us of the server, per message")
+    return figure

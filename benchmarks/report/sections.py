@@ -10,21 +10,21 @@ from benchmarks import results
 from benchmarks.dispatch import NOTHING
 from benchmarks.environments import CACHE, NODE, PYTHON
 from benchmarks.measuring import Row
-from benchmarks.plan import PARTS
-from benchmarks.report.figures import Rows, count, cpu, cpu_ratio, middle, ranged, ratio, ratios, rows_of, table
+from benchmarks.plan import APART, PARTS
+from benchmarks.report.figures import Rows, count, cpu, middle, ranged, ratio, ratios, rows_of, table
 
 __all__ = [
     "backlog",
-    "blocks", "ceilings", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "imports", "lateness",
-    "machine", "memory", "merging", "microseconds", "peers",
-    "pieces", "scheduler", "scheduler_alone", "unpinned", "wire",
+    "blocks", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "imports", "lateness",
+    "machine", "memory", "merging", "microseconds", "misses", "peers",
+    "pieces", "profile", "scheduler", "scheduler_alone", "unpinned", "wire",
 ]  # fmt: skip
 
 NAMES = {
     "idemgate_guard": "**idemgate**", "idemgate_scheduler": "**idemgate**", "by_hand": "redis-py by hand",
     "redis_lock": "redis.lock", "idemkit": "idemkit", "powertools": "AWS Powertools",
     "idempotency_kit": "idempotency-kit", "bullmq_node": "BullMQ, Node", "bullmq_python": "BullMQ, Python",
-    "bare": "bare commands",
+    "bare": "limit: bare commands", "limit": "limit: bare socket",
 }  # fmt: skip
 COSTS = ["client us", "server us"]
 OWN = ["date", "commit", "repetitions", "load"]
@@ -47,7 +47,7 @@ _BUSY = 2.5
 
 def machine() -> str:
     """What all parts have in common, and what each of them was run with: they may have been run apart."""
-    found = {part: run for part in PARTS if (run := results.load(part)) is not None}
+    found = {part: run for part in (*PARTS, *APART) if (run := results.load(part)) is not None}
     shared = next(iter(found.values()), {"facts": {}})["facts"]
     common = table(["", ""], ([name, said] for name, said in shared.items() if name not in OWN))
     runs = table(
@@ -160,13 +160,18 @@ def scheduler_alone() -> str:
         ("worker, sync handler", "idemgate_scheduler", "many_sync"),
         ("worker, async handler", "idemgate_scheduler", "many_async"),
         ("`take(100)`, `ack`, own loop", "idemgate_scheduler", "many_take"),
+        ("bare `ZRANGE`, `HMGET`, `ZREM`, `HDEL` of 100, no lease", "bare", "many_take"),
     ]
     cells = [[said, *_rate(rows, who, step)] for said, who, step in lines]
-    sender = count(middle(rows, "idemgate_scheduler", "both", "sender_us"))
-    consumer, server = _costs(rows, "idemgate_scheduler", "both")
-    both = ranged(rows.get(("idemgate_scheduler", "both"), {}).get("rate"))
-    cells.append(["sent and consumed at once, two processes on one core", both, f"{sender} + {consumer}", server])
+    what = "sent and consumed at once, two processes on one core"
+    both = [(what, "idemgate_scheduler"), (f"{what}, bare commands", "bare")]
+    cells += [[said, *_both_at_once(rows, who)] for said, who in both]
     return table(["", "messages per s", *COSTS], cells)
+
+
+def _both_at_once(rows: Rows, who: str) -> list[str]:
+    sender, (rate, consumer, server) = count(middle(rows, who, "both", "sender_us")), _rate(rows, who, "both")
+    return [rate, f"{sender} + {consumer}", server]
 
 
 def scheduler() -> str:
@@ -231,9 +236,10 @@ def lateness() -> str:
 def merging() -> str:
     rows = rows_of("merging")
     lines = [
-        [name_of(who), step.removeprefix("keep_"), *_merged(rows, row, who, step)] for (who, step), row in rows.items()
+        [name_of(who), *step.removeprefix("keep_").split("_"), *_merged(rows, row, who, step)]
+        for (who, step), row in rows.items()
     ]
-    return table(["", "keeps the", "triggers", "messages", "per s", "idemgate is", *COSTS], lines)
+    return table(["", "keeps the", "at once", "triggers", "messages", "per s", "idemgate is", *COSTS], lines)
 
 
 def _merged(rows: Rows, row: Row, who: str, step: str) -> list[str]:
@@ -245,16 +251,21 @@ def _merged(rows: Rows, row: Row, who: str, step: str) -> list[str]:
 
 
 def backlog() -> str:
-    """From what `benchmarks/backlog.py --json` wrote."""
-    found: dict[str, Any] = results.load("backlog") or {"sizes": []}
-    sizes = found["sizes"]
-    names = sizes[0]["microseconds"] if sizes else {}
-    lines = [[name, *(count(size["microseconds"][name]["cpu"]) for size in sizes)] for name in names]
-    lines.append(["bytes per message", *(count(size["bytes_per_message"]) for size in sizes)])
-    if not sizes:
+    rows = rows_of("backlog")
+    sizes, steps = (list(dict.fromkeys(key[place] for key in rows)) for place in (0, 1))
+    if not rows:
         return "Not measured."
-    said = "Commit {commit}, {date}, {repetitions} repetitions, load {load}.".format_map(found)
-    return table(["us of the server, per message", *(f"{size['size']:,}" for size in sizes)], lines) + f"\n\n{said}"
+    head = ["us of the server, per message", *(f"{int(size):,}" for size in sizes)]
+    return table(head, ([_backlog(step), *_sizes(rows, sizes, step)] for step in steps))
+
+
+def _backlog(step: str) -> str:
+    return step.replace("bytes", "bytes of a message")
+
+
+def _sizes(rows: Rows, sizes: list[str], step: str) -> list[str]:
+    figure = "bytes" if step.endswith("bytes") else "server_us"
+    return [count(middle(rows, size, step, figure)) for size in sizes]
 
 
 def memory() -> str:
@@ -325,34 +336,52 @@ def _parts(rows: Rows, who: str, step: str) -> list[str]:
     return [*(count(one) for one in (1e6 / rate, client, server, inside, rest)), count(trips, 2)]
 
 
-_CEILINGS = [
-    ("first call", "first", "socket", 2, 1.8), ("replay", "replay", "socket", 1, 3.5),
-    ("first call, 200 tasks", "first_async", "socket_async", 2, 6),
-    ("replay, 200 tasks", "replay_async", "socket_async", 1, 8),
-]  # fmt: skip
-
-
-def ceilings() -> str:
-    """How many times faster than by hand anybody can be with as many script calls, in the same run."""
-    rows = rows_of("microseconds")
-    lines = []
-    for said, step, limit, calls, aim in _CEILINGS:
-        most = [one / calls for one in ratios(rows, step, "wires", "by_hand", limit)]
-        spent, least = cpu(rows, "by_hand", step), cpu(rows, "wires", limit)
-        by_cpu = None if spent is None or least is None else spent / (calls * least)
-        ours = ratios(rows, step, "idemgate_guard", "by_hand")
-        mine = cpu_ratio(rows, step, "idemgate_guard", "by_hand")
-        lines.append([said, f"{aim}x", ratio(ours), ratio(most), *(f"{count(one, 1)}x" for one in (mine, by_cpu))])
-    head = ["against redis-py by hand", "aim", "idemgate is", "the limit is", "idemgate by CPU", "the limit by CPU"]
-    return table(head, lines)
-
-
 def pieces() -> str:
-    """Beside them, from the guard's part: what a call costs that needs no server, decorator and key included."""
-    found = {step: row["client_us"] for (_, step), row in rows_of("pieces").items()}
+    """Beside those of a guarded call, from the guard's part: one that needs no server, decorator and key included."""
+    rows = rows_of("pieces")
     known = rows_of("guard").get(("idemgate_guard", "known"), {}).get("client_us")
-    found |= {"a whole call of a key known to be done (`remember`)": known}
-    return table(["piece", "client us"], ([piece, ranged(figures, 1)] for piece, figures in found.items()))
+    whole = ["a whole call of a key known to be done (`remember`)", ranged(known, 1)]
+    heads = {
+        "guard": "a guarded call", "trigger_many": "`trigger_many`, a trigger of 128",
+        "worker": "a worker, a message of 80 that end as many begin",
+    }  # fmt: skip
+    tables = (
+        table([head, "client us"], [*_pieces(rows, kind), *([whole] if kind == "guard" else [])])
+        for kind, head in heads.items()
+    )
+    return "\n\n".join(tables)
+
+
+def _pieces(rows: Rows, kind: str) -> Iterable[list[str]]:
+    return ([piece, ranged(row["client_us"], 2)] for (who, piece), row in rows.items() if who == kind)
+
+
+def profile() -> str:
+    """Those of a guard first, as they were counted; the bare commands last."""
+    rows = {step: row for (who, step), row in rows_of("profile").items() if who == "instructions"}
+    head = ["instructions, for each", "all", *_ROLES.values()]
+    lines = ([step, *(count(row[role][0]) for role in ("all", *_ROLES))] for step, row in rows.items())
+    return table(head, lines) if rows else "Not measured."
+
+
+_ROLES = {
+    "lua": "Lua", "packing": "struct, cmsgpack", "plumbing": "calls out of Lua", "commands": "commands",
+    "network": "network, protocol", "allocator": "of all: allocator", "libc": "libc",
+}  # fmt: skip
+
+
+def misses() -> str:
+    rows = {key: row for key, row in rows_of("profile").items() if key[0] != "instructions"}
+    head = ["for each message", "pending", "instructions", "data not in 1 MiB", "not in 32 MiB"]
+    figures = ("all", "data_misses", "last_misses")
+    steps = dict.fromkeys(step for _, step in rows)
+    lines = (
+        [said, f"{int(size):,}", *(count(row[figure][0]) for figure in figures)]
+        for said in steps
+        for (size, step), row in rows.items()
+        if step == said
+    )
+    return table(head, lines) if rows else "Not measured."
 
 
 def dispatch() -> str:

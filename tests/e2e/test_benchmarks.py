@@ -4,8 +4,10 @@ a report."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,16 @@ from benchmarks.report.figures import shown
 
 pytest.importorskip("hiredis")  # as the measured runs have it
 
-from benchmarks import pieces
+from benchmarks import backlog, pieces
+from benchmarks.callgrind import Rooms, counted
+from benchmarks.profile import under_callgrind
+from benchmarks.server import port_of, started
+
+
+def needs(*programs: str) -> pytest.MarkDecorator:
+    missing = [name for name in programs if shutil.which(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not on PATH: {', '.join(missing)}")
+
 
 SENT = {"n": 200, "delay": 0.0}
 TAKEN = {"n": 200, "wait": 0.0}
@@ -41,7 +52,8 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("take", TAKEN | {"of": "take"}),
         ("steady", {"rate": 100, "seconds": 0.2, "delay": 0.1, "of": "steady"}),
         ("slots", {"n": 500, "of": "slots"}),
-        ("merge", {"n": 500, "keys": 5, "keep": "last", "of": "merge"}),
+        ("merge", {"n": 500, "keys": 5, "keep": "last", "several": False, "of": "merge"}),
+        ("merge", {"n": 500, "keys": 5, "keep": "last", "several": True, "of": "several"}),
     ],
     "by_hand": [
         ("first", {"n": 20}),
@@ -49,14 +61,40 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("first_many", {"n": 200, "batch": 200}),
         ("claim_many", {"n": 200, "batch": 200, "of": "claims"}),
     ],
-    "bare": [("enqueue_many", SENT), ("take", TAKEN), ("first", {"n": 20})],
+    "bare": [
+        ("enqueue_many", SENT),
+        ("take", TAKEN),
+        ("send", {"n": 200, "tasks": 2, "of": "send"}),
+        ("drain", TAKEN | {"of": "send"}),
+        ("enqueue", {"n": 20, "delay": 0.0, "of": "one"}),
+        ("floor", SENT | {"of": "floor"}),
+        ("first", {"n": 20}),
+    ],
 }
+
+
+LIMIT: list[tuple[str, dict[str, Any]]] = [
+    ("first", {"n": 20}),
+    ("replay", {"n": 20}),
+    ("first_async", {"n": 20, "tasks": 4}),
+    ("replay_async", {"n": 20, "tasks": 4}),
+]
 
 
 @pytest.mark.parametrize("who", STEPS)
 def test_every_step_of_a_contestant_does_what_it_was_asked_for(who: str, url: str, namespace: str) -> None:
+    _do(who, STEPS[who], url, namespace)
+
+
+@needs("redis-server")
+def test_every_step_of_the_limit_does_what_it_was_asked_for() -> None:
+    with started() as server:
+        _do("limit", LIMIT, f"redis://127.0.0.1:{port_of(server)}/0", "limit")
+
+
+def _do(who: str, steps: list[tuple[str, dict[str, Any]]], url: str, namespace: str) -> None:
     with contestants([who], url) as sides:
-        for step, words in STEPS[who]:
+        for step, words in steps:
             wanted = words.get("n") or words["rate"] * words["seconds"]
             tag = namespace + words.get("of", "")
             begin(sides[who], step, tag=tag, **{name: word for name, word in words.items() if name != "of"})
@@ -114,3 +152,29 @@ def test_every_piece_of_a_call_can_be_taken_by_itself() -> None:
     rows = pieces.run(Plan(repetitions=1, share=0.01))
 
     assert all(row["client_us"][0] > 0 for row in rows)
+
+
+@needs("redis-server")
+@pytest.mark.parametrize("kind", [backlog.Backlog, backlog.Bare])
+def test_a_backlog_is_as_large_after_it_was_measured_as_before(kind: type[backlog.Backlog | backlog.Bare]) -> None:
+    with started() as server, closing(kind(server)) as filled:
+        assert filled.fill(1_000) > 0
+        for work in filled.works(200).values():
+            work()
+        filled.tidy(200)
+        assert server.hlen("what") in (0, 1_000)
+
+
+@needs("redis-server", "valgrind", "nm")
+def test_the_instructions_of_a_server_are_told_apart_by_role() -> None:
+    script = "redis.call('SET', KEYS[1], cmsgpack.pack({1, 2})) return 1"
+    rooms = Rooms(shutil.which("redis-server") or "")
+    with under_callgrind() as (server, counting):
+        file = counting(lambda: server.eval(script, 1, "key"))
+        of_script, of_command = counted(file, rooms), counted(counting(lambda: server.set("key", "x")), rooms)
+    for found in (of_script, of_command):
+        roles = [found[role] for role in ("network", "lua", "packing", "plumbing", "commands")]
+        assert min(roles) >= 0
+        assert sum(roles) == found["all"]
+    assert min(of_script.values()) > 0
+    assert of_command["lua"] == of_command["packing"] == of_command["plumbing"] == 0 < of_command["commands"]
