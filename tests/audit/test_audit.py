@@ -129,6 +129,23 @@ def _earlier_after_a_flush(hand: Hand) -> None:
     hand.raw.zincrby(hand.key("due"), -1, "later")
 
 
+def _earlier_after_a_flush_of_nothing(hand: Hand) -> None:
+    topic = hand.gate.topics["t"]
+    assert topic.flush() == 2
+    topic.trigger("later", 1)
+    assert topic.flush() == 0
+    assert audit(hand.gate).sound
+    hand.raw.zincrby(hand.key("due"), -1, "later")
+
+
+def _earlier_after_it_was_joined(hand: Hand) -> None:
+    topic = hand.gate.topics["t"]
+    assert topic.flush() == 2
+    topic.trigger("waits", 1, delay="1h", version=3)
+    assert audit(hand.gate).sound
+    hand.raw.zincrby(hand.key("due"), -1, "waits")
+
+
 def _kept(hand: Hand, state: str) -> None:
     """A record keeps something that no codec wrote."""
     claim = hand.gate.claim("kept")
@@ -273,6 +290,8 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "scheduled later than due": ("disagrees", "due", lambda h: h.raw.zadd(h.key("due"), {"waits": 9_999_999_999_999})),
     "scheduled earlier than due": ("disagrees", "due", lambda h: h.raw.zincrby(h.key("due"), -1, "waits")),
     "scheduled earlier than due, after a flush": ("disagrees", "due", _earlier_after_a_flush),
+    "scheduled earlier than due, after a flush of nothing": ("disagrees", "due", _earlier_after_a_flush_of_nothing),
+    "scheduled earlier than due, after a flush and a trigger": ("disagrees", "due", _earlier_after_it_was_joined),
     "in line with another time": ("disagrees", "line", _line_moved),
     "ready with another time": ("disagrees", "ready", _ready_moved),
     "a delivery that counts otherwise": ("disagrees", "flight", lambda h: h.edit("flight", b"flies", 5, 3)),

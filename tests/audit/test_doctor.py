@@ -382,6 +382,8 @@ def test_how_much_snapshots_forget_and_how_large_a_memory_is() -> None:
     assert said["memory"] == "2 GiB of 3,000 GiB, 0%"
     small = diagnose(Seen(FINE | {"used_memory": 1023, "maxmemory": 10240}, {}, 0.0, 0.0, False, {}))
     assert {one.name: one.what for one in small}["memory"] == "1,023 B of 10 KiB, 10%"
+    some = diagnose(Seen(FINE | {"used_memory": 3 * 1024**2, "maxmemory": 1024**3}, {}, 0.0, 0.0, False, {}))
+    assert {one.name: one.what for one in some}["memory"] == "3 MiB of 1 GiB, 0%"
 
 
 def test_a_server_that_may_not_be_asked_is_skipped_but_for_its_clock() -> None:
@@ -395,7 +397,7 @@ def test_a_server_that_may_not_be_asked_is_skipped_but_for_its_clock() -> None:
 def test_whether_a_server_tells_of_keys_that_expire(flags: str | None, state: str) -> None:
     found = notifications(flags)
     assert (found.name, found.state) == ("expiry", state)
-    assert found.mend or state != "warning"
+    assert found.mend.startswith("CONFIG SET notify-keyspace-events ") is (state == "warning")
 
 
 @pytest.mark.parametrize(
@@ -419,6 +421,15 @@ def test_clocks(apart: float, jumped: float, state: str) -> None:
     [
         ({"cluster_state": "ok", "cluster_slots_assigned": "16384"}, "ok"),
         ({"cluster_state": "ok", "cluster_slots_assigned": "16384", "cluster_slots_pfail": "5"}, "warning"),
+        (
+            {
+                "cluster_state": "ok",
+                "cluster_slots_assigned": "16384",
+                "cluster_slots_pfail": "5",
+                "cluster_slots_fail": "5",
+            },
+            "warning",
+        ),
         ({"cluster_state": "ok", "cluster_slots_assigned": "16383"}, "error"),
         ({"cluster_state": "fail", "cluster_slots_assigned": "16384"}, "error"),
     ],
@@ -438,7 +449,8 @@ def test_a_failed_snapshot_says_whether_writes_are_refused(setting: str, refused
 
 
 @pytest.mark.parametrize(
-    ("version", "state"), [("6.2.0", "ok"), ("6.1.99", "error"), ("6.2-rc1", "ok"), ("10.0", "ok"), ("?", "error")]
+    ("version", "state"),
+    [("6.2.0", "ok"), ("6.1.99", "error"), ("6.2", "ok"), ("6.2-rc1", "ok"), ("10.0", "ok"), ("?", "error")],
 )
 def test_a_version_is_read_however_it_ends(version: str, state: str) -> None:
     found = diagnose(Seen(FINE | {"redis_version": version}, {}, 0.0, 0.0, False, {}))

@@ -34,6 +34,10 @@ HISTORIES: dict[str, tuple[list[Event], list[str]]] = {
         ],
         ["fence-fell", "fence-fell"],
     ),
+    "no token at all, then the first": (
+        [Event("start", "k"), Event("end", "k"), Event("start", "k", 1), Event("end", "k", 1)],
+        ["fence-fell"],
+    ),
     "again after it ended": (
         [Event("start", "k", 1, work="w"), Event("end", "k", 1, work="w"), Event("start", "k", 2, work="w")],
         [],

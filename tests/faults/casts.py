@@ -39,6 +39,8 @@ def answer_of(answer: Any) -> Any:
         return replace(answer, owner="")
     if isinstance(answer, Entry):
         return [getattr(answer, name) for name in Entry.__slots__]
+    if isinstance(answer, list) and any(isinstance(one, Entry) for one in answer):
+        return [answer_of(one) for one in answer]
     if isinstance(answer, Peek):
         pending, in_flight = _message(answer.pending), _message(answer.in_flight)
         return replace(answer, pending=None, in_flight=None), pending, in_flight
@@ -73,9 +75,10 @@ class Guard:
 
     def meanwhile(self) -> None:
         """Whoever made the call goes on: ends what it holds; others come by."""
-        owner = self.call.args[1] if self.call.script.name in ("once/claim", "once/mark") else self.owner
+        owners = self._owners()
         for key in ("free", "mine", "silent", "unknown"):
-            self.gate.link.run(self.claims.release(self.key(key), owner, 60_000))
+            record = self.key(key)
+            self.gate.link.run(self.claims.release(record, owners.get(record[0], self.owner), 60_000))
         self.clock.advance("1s")
         for key in ("free", "mine", "silent", "unknown", "theirs", "done"):
             with suppress(OutcomeUnknown):
@@ -83,6 +86,12 @@ class Guard:
                 if claim.started and key in ("silent", "done"):
                     claim.complete("by others")
         self.clock.advance("20s")
+
+    def _owners(self) -> dict[bytes, Any]:
+        """Who took each record, of equal ones the first."""
+        first = {"once/mark": 1, "once/claim": 4}.get(self.call.script.name)
+        taken = [] if first is None else list(zip(self.call.keys, self.call.args[first:], strict=False))
+        return dict(reversed(taken))
 
     def facts(self) -> Any:
         inspected = [
@@ -124,6 +133,15 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "claim, lapsed": lambda on: on.claim("silent"),
     "claim, done": lambda on: on.claim("done"),
     "claim, held": lambda on: on.claim("unknown", hold=True),
+    "claim_many": lambda on: on.claims.claim_each(
+        [(on.key(key)[0], token()) for key in ("free", "theirs", "done", "free", "silent", "unknown")],
+        30_000,
+        60_000,
+        0,
+        True,
+        False,
+        100,
+    )[0],
     "mark": lambda on: on.claims.mark(on.key("free"), token(), 60_000),
     "marks": lambda on: on.claims.mark_many([on.key("free"), on.key("done")], 60_000).calls[0],
     "see": lambda on: on.gate.seen.first("s", "free", "60s"),
@@ -131,10 +149,16 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     "kept": lambda on: on.gate.seen.kept("s", "free"),
     "complete": lambda on: on.claims.complete(on.key("mine"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
     "complete, lost": lambda on: on.claims.complete(on.key("theirs"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
+    "complete_many": lambda on: on.claims.complete_each(
+        [(on.key(key)[0], on.owner, on.fence, 60_000, b"\xa1x") for key in ("theirs", "mine", "done", "free")], 100
+    )[0],
     "renew": lambda on: on.claims.renew(on.key("mine"), on.owner, 40_000, 60_000),
     "renew, lost": lambda on: on.claims.renew(on.key("theirs"), on.owner, 40_000, 60_000),
     "release": lambda on: on.claims.release(on.key("mine"), on.owner, 60_000),
     "release, undone": lambda on: on.claims.release(on.key("mine"), on.owner, 60_000, undo=True),
+    "release_many": lambda on: on.claims.release_each(
+        [(on.key(key)[0], on.owner, 60_000) for key in ("done", "theirs", "mine", "silent")], 100
+    )[0],
     "checkpoint": lambda on: on.claims.checkpoint(on.key("mine"), on.owner, b"\xa1n"),
     "resolve": lambda on: on.claims.resolve(
         on.key("unknown"), token(), on.seen("unknown"), True, 60_000, b"v", b"\xa1x"

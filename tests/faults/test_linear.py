@@ -179,8 +179,9 @@ SPOILT = {
     "a claim that does not look at the lease": ("once/claim", "if left > 0 then", "if left > 1e15 then"),
     "a claim that does not know its copies": ("once/claim", "if owner == token and", "if false and"),
     "a completion by anybody": (
-        "once/complete", "owner ~= ARGV[2] or not granted", "false"),
-    "a release by anybody": ("once/release", "if r.owner ~= token then", "if false then"),
+        "once/complete", 'state == "p" and owner == ARGV[at] and granted', 'state == "p"'),
+    "a release by anybody": (
+        "once/release", 'state == "p" and owner == ARGV[at]', 'state == "p"'),
     "a heartbeat of a former owner": ("once/renew", "r.owner ~= token", "false"),
     "a fence that stands still": ("once/claim", "fence(last, now_us)", "now_us"),
     "a forgetting of what came since": ("once/forget", "if r.fence ~= tonumber(ARGV[3]) or", "if false and"),
@@ -190,10 +191,11 @@ SPOILT = {
     "a vanished owner that keeps a say": (
         "once/resolve", "ended(r, state, kind, request,", 'ended(r, state, kind, "",'),
     "a note of a former owner": ("once/checkpoint", "r.owner ~= token", "false"),
-    "a lost lease that nobody counts": ("once/claim", "taken = taken + 1", ""),
+    "a lost lease that nobody counts": ("once/claim", "running and taken + 1 or taken", "taken"),
     "a completion that does not know its copies": (
         "once/complete", 'owner == "" and granted', "false"),
-    "a release that does not know its copies": ("once/release", 'if state == "r" then', "if false then"),
+    "a release that does not know its copies": (
+        "once/release", 'state == "r" and owner == ARGV[at]', "false"),
     "a forgetting that does not know its copies": ("once/forget", "r.owner == request", "false"),
     "a decision that does not know its copies": ("once/resolve", "r.owner == request", "false"),
 }  # fmt: skip

@@ -120,6 +120,7 @@ async def test_without_memory_new_work_is_refused_whole_and_what_runs_can_end(
     with Gate(server.url, namespace=namespace, timeout="1s") as gate:
         topic = gate.topic("t", backoff=0)
         claims = [gate.claim(n) for n in range(5)]
+        batch = gate.claim_many(range(10, 30))
         topic.trigger_many([(n, n) for n in range(6)])
         held = topic.take(5)
         # Given a server that has no memory left
@@ -128,6 +129,7 @@ async def test_without_memory_new_work_is_refused_whole_and_what_runs_can_end(
         # When new work comes
         for ask in (
             lambda: gate.claim("new"),
+            lambda: gate.claim_many(["new", 3, "more"]),
             lambda: gate.first("new", "1h"),
             lambda: topic.trigger("new", 1),
             lambda: topic.trigger("0", 1),
@@ -144,6 +146,9 @@ async def test_without_memory_new_work_is_refused_whole_and_what_runs_can_end(
         assert claims[0].complete("receipt")
         assert claims[1].release()
         assert claims[2].extend()
+        assert gate.complete_many([(claim, "receipt") for claim in batch[1:]]) == [True] * 19
+        assert gate.release_many(batch) == [True] + [False] * 19
+        assert [claim.result for claim in gate.claim_many(range(11, 30))] == ["receipt"] * 19
         assert topic.extend(held) == ["ok"] * 5
         assert topic.ack(held[0]) == "ok"
         assert topic.nack(held[1]) == "ok"
@@ -212,7 +217,7 @@ async def first(gate: Gate, awaiting: bool, key: str) -> bool:
 async def test_while_the_server_is_away_each_policy_does_what_it_says(
     server: Server, namespace: str, policy: Any, awaiting: bool, record_fault: Callable[..., None]
 ) -> None:
-    gate, runs, handled = Gate(server.url, namespace=namespace, timeout="150ms"), Counter[str](), asyncio.Queue[str]()
+    gate, runs, handled = Gate(server.url, namespace=namespace, timeout="500ms"), Counter[str](), asyncio.Queue[str]()
     topic = gate.topic("t", lease="60s")
 
     @gate.once(key="{key}", scope="s", on_store_error=policy, on_done="skip")
@@ -274,7 +279,7 @@ async def test_a_server_that_is_away_for_minutes(
 ) -> None:
     local, runs, clock = import_module("idemgate.once.local"), Counter[str](), Clock()
     with Server(tmp_path / "kept", "--appendonly", "yes", "--appendfsync", "always") as server:
-        gate = Gate(server.url, namespace=namespace, timeout="150ms", clock=clock)
+        gate = Gate(server.url, namespace=namespace, timeout="500ms", clock=clock)
         topic = gate.topic("t", lease="60s", backoff=0)
 
         @gate.once(key="{key}", scope="s", lease="60s", on_store_error=policy, on_done="skip", retention="1h")

@@ -398,7 +398,7 @@ async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(
         entries = await link.run_all(Batch(calls, list))
         # Then the first is first
         assert [one.state for one in entries[::2]] == ["started"] + ["in_progress"] * 29
-        await link.run(gate.claims.release(gate.claims.key("s", "same"), calls[0].args[1], 0))
+        await link.run(gate.claims.release(gate.claims.key("s", "same"), calls[0].args[4], 0))
 
 
 @pytest.mark.parametrize("awaiting", [False, True])

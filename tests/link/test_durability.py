@@ -149,7 +149,7 @@ async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) 
 
 
 async def test_a_batch_of_claims_that_is_not_durable_is_given_back(two: Pair, asker: Any) -> None:
-    ask = asker(two.urls[0], durability="replicas", timeout="300ms")
+    ask = asker(two.urls[0], durability="replicas", timeout="1s")
 
     async def claim_many(keys: list[str]) -> Any:
         if ask.awaiting:
@@ -320,3 +320,20 @@ def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     reads = {name for name in names() if "Writes nothing." in source(name)}
     leases = {"once/renew", "topic/take", "topic/extend", "members/announce", "members/leave"}
     assert exempt - reads == leases
+
+
+@pytest.mark.parametrize(
+    ("asked", "reply", "missing"),
+    [
+        ("fsync", [1, 0], None),
+        ("fsync", [2, 0], None),
+        ("fsync", [0, 3], "it is not in the append-only file on disk yet"),
+        ("replicas", 1, None),
+        (2, 3, None),
+        (2, 1, "1 of 2 replicas acknowledged it"),
+    ],
+)
+def test_what_is_missing_is_said(asked: Any, reply: Any, missing: str | None) -> None:
+    asks = durability_of(asked, "n")
+    assert asks is not None
+    assert asks.shortfall(reply) == missing

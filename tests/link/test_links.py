@@ -94,7 +94,7 @@ async def test_forgotten_scripts_of_a_batch_are_sent_again(asker: Any, own: redi
     answers = await ask.run_all(together(calls))
     # Then each has its own answer, in order
     assert [one.state for one in answers] == ["started", "in_progress", "in_progress", "absent"]
-    assert answers[1].owner == calls[0].args[1].hex()
+    assert answers[1].owner == calls[0].args[4].hex()
 
 
 async def test_a_forgotten_script_is_sent_once_for_all_who_await_it(

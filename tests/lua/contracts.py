@@ -25,7 +25,7 @@ def _set(words: str) -> set[str]:
 
 READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD
     ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE
-    LLEN LRANGE HSCAN GET SCARD SISMEMBER SMEMBERS""")
+    LLEN LRANGE HSCAN ZSCAN GET SCARD SISMEMBER SMEMBERS""")
 WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
     ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY""")
 """What Redis 6.2 knows too, and a script of ours may use."""
@@ -212,17 +212,24 @@ def _is_a_library(name: str, text: str, _: Sources) -> Iterator[str]:
 
 
 def _keys_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
-    code = _code(text)
+    code = _code(text).replace("KEYS[2] and {}", "")  # whether there are several
     used = {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", code)}
     for whole in re.findall(r"\b(\w+)\(KEYS\)", code):
         used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(f"lib/{whole}", ""))}
-    if re.search(r"\bKEYS\b", re.sub(r"\bKEYS\[\d+\]|= (slot|crew)\(KEYS\)|in ipairs\(KEYS\)", "", code)):
+    if re.search(
+        r"\bKEYS\b", re.sub(r"\bKEYS\[(?:\d+|i)\]|= (slot|crew)\(KEYS\)|in ipairs\(KEYS\)|i == #KEYS\b", "", code)
+    ):
         yield "uses KEYS in a way that cannot be checked"
-    if ("ipairs(KEYS)" in code) != header_of(text).many:
+    if ("ipairs(KEYS)" in code or _each_in_turn(code)) != header_of(text).many:
         yield "takes all of KEYS, or says so, and not both"
     declared = set(range(1, header_of(text).keys + 1))
     if used != declared:
         yield f"uses KEYS {sorted(used)}, its header says {sorted(declared)}"
+
+
+def _each_in_turn(code: str) -> bool:
+    """Whether it goes through KEYS by `i`, from the first on, and may end before the last."""
+    return "KEYS[i]" in code and "\nrepeat\n  i = i + 1\n" in code and "\nuntil i == #KEYS or " in code
 
 
 def _args_agree(name: str, text: str, _: Sources) -> Iterator[str]:
@@ -246,6 +253,11 @@ def _tails_used(code: str) -> set[tuple[int, int]]:
         offsets = {int(offset or 0) for offset in re.findall(rf"\bARGV\[{variable}(?: \+ (\d+))?\]", body)}
         if offsets:
             read[int(start), int(step or 1)] |= offsets
+    for factor, shift in re.findall(r"\bat, \w+, \w+ = (\d+) \* i ([+-] \d+),", code if _each_in_turn(code) else ""):
+        offsets = {int(offset or 0) for offset in re.findall(r"\bARGV\[at(?: \+ (\d+))?\]", code)}
+        read[int(factor) + int(shift.replace(" ", "")), int(factor)] |= offsets
+    for shift in re.findall(r"\bARGV\[i \+ (\d+)\]", code if _each_in_turn(code) else ""):
+        read[int(shift) + 1, 1] |= {0}
     for (first, several), offsets in read.items():
         found.add((first, several if offsets == set(range(several)) else -len(offsets)))
     return found
@@ -258,7 +270,7 @@ def _words_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     words = {word for reply in replies for word in re.findall(r'"(\w+)"', reply)}
     if words != header.words:
         yield f"answers {sorted(words)}, its header says {sorted(header.words)}"
-    written = re.findall(r'(?:return|receipt =|reply\[[^\n\]]+\] =) ([^\n{]*"\w+"[^\n]*)', code)
+    written = re.findall(r'(?:return|receipt =|answer =|reply\[[^\n\]]+\] =) ([^\n{]*"\w+"[^\n]*)', code)
     each = {word for one in written for word in re.findall(r'(?<!== )"(\w+)"', one) if "redis." not in one}
     if not header.packed <= each:
         yield f"answers packed {sorted(each)}, its header says {sorted(header.packed)}"

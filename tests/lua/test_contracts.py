@@ -70,11 +70,16 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "no fault, a comment": ("once/forget", '~= "1"', '~= "1" -- ARGV[3]', ""),
     "an argument that is gone": ("once/forget", ' and ARGV[4] ~= "1"', "", "its header says [1, 2, 3, 4, 5]"),
     "a key nobody declared": (
-        "once/claim",
+        "once/renew",
         "KEYS[1], ARGV[2]",
         "KEYS[2], ARGV[2]",
         "uses KEYS [2], its header says [1]",
     ),
+    "a key out of turn": ("once/claim", "KEYS[i]", "KEYS[i + 1]", "in a way that cannot be checked"),
+    "keys that are not gone through": ("once/release", "until i == #KEYS or", "until", "takes all of KEYS, or says so"),
+    "the argument of another key": ("once/claim", "ARGV[i + 4]", "ARGV[i + 5]", "its header says [(5, 1)]"),
+    "the arguments of another key": ("once/complete", "4 * i - 1", "4 * i - 2", "its header says [(3, 4)]"),
+    "an argument of each that nobody reads": ("once/release", "ARGV[at + 1]", '"0"', "its header says [(3, 2)]"),
     "a key too many": (
         "topic/peek",
         "--- KEYS[1..14] slot",
@@ -293,6 +298,9 @@ def _calls() -> list[Call[Any]]:
         members.announce("ns", "g", None, said_much, 1000),
         members.leave("ns", "g", None, "m"),
         members.attendance("ns", "g", None),
+        *claims.claim_each([(b"k%d" % n, owner) for n in range(3)], 1, 1, 0, False, True, 2),
+        *claims.complete_each([(b"k%d" % n, owner, 1, 1, b"x") for n in range(3)], 2),
+        *claims.release_each([(b"k%d" % n, owner, 1) for n in range(3)], 2, undo=True),
         *(call for batch in many for call in batch.calls),
     ]
 

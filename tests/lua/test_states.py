@@ -124,7 +124,9 @@ def _words(call: Call[Any], reply: Any) -> None:
 
 
 @EVERYWHERE
-def test_the_first_reply_is_one_of_the_header_and_a_copy_gets_the_same(scenes: Any, scene: str) -> None:
+def test_the_first_reply_is_one_of_the_header_and_a_copy_gets_the_same(
+    scenes: Any, scene: str, record_fault: Any
+) -> None:
     rig, asks, _ = scenes(scene)
     for name, call in asks.items():
         rig.again()
@@ -137,6 +139,7 @@ def test_the_first_reply_is_one_of_the_header_and_a_copy_gets_the_same(scenes: A
             continue  # a copy would name a batch that is none: it shows the same again
         assert rig.ask(call) == reply or call.script.name in ONCE_ONLY, (name, reply)
         assert _content(rig) == after, name
+    record_fault("script asked twice, in each state there is a scene of", len(asks), promises="P6", exhaustive=True)
 
 
 ONCE_ONLY = {"once/forget", "once/resolve", "topic/open", "topic/resize", "members/leave", "members/announce"}
@@ -144,7 +147,7 @@ ONCE_ONLY = {"once/forget", "once/resolve", "topic/open", "topic/resize", "membe
 
 
 @EVERYWHERE
-def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str) -> None:
+def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str, record_fault: Any) -> None:
     rig, asks, stage = scenes(scene)
     if stage is None:
         pytest.skip("what the registry and the crew are asked says what is to be, and not what is to be done")
@@ -166,6 +169,43 @@ def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str) -> None:
             began, done = _began(again), again[0] in (b"done", b"d"[0])
             assert began or done or again[0] in (b"busy", b"held", b"stale", b"reused", b"exhausted"), name
             assert _content(rig) == before or began, name
+    fault = "script asked again after others have acted, in each state there is a scene of"
+    record_fault(fault, len(asks), promises="P5 P6", exhaustive=True)
+
+
+@pytest.mark.parametrize("scene", [one for one in SCENES if one.startswith("record")])
+def test_of_many_records_each_is_answered_as_alone(scenes: Any, scene: str) -> None:
+    rig, _, stage = scenes(scene)
+    calls, mine = stage.calls, stage.key[0]
+    new, strange = calls.key("s", "new")[0], calls.key("s", "strange")[0]
+    rig.again()
+    fence = rig.ask(calls.inspect(stage.key))[4:5] or [0]
+    # Of a record in every state, beside one that is new and one that is none of ours, and the new one once more
+    asked = [(key, b"%d" % n) for n, key in enumerate((new, mine, strange, new))]
+    asked += [(mine, b"me")]
+    batches = {
+        "claim": (
+            calls.claim_each(asked, 30_000, 60_000, 0, False, True, 9)[0],
+            [calls.claim((key,), owner, 30_000, 60_000, wait=True) for key, owner in asked],
+        ),
+        "complete": (
+            calls.complete_each([(key, owner, fence[0], 60_000, b"result") for key, owner in asked], 9)[0],
+            [calls.complete((key,), owner, fence[0], 60_000, b"v", b"result") for key, owner in asked],
+        ),
+        "release": (
+            calls.release_each([(key, owner, 60_000) for key, owner in asked], 9, undo=True)[0],
+            [calls.release((key,), owner, 60_000, undo=True) for key, owner in asked],
+        ),
+    }
+    for name, (many, alone) in batches.items():
+        found: list[Any] = []
+        for ask in (lambda many=many: rig.ask(many), lambda alone=alone: [rig.ask(one) for one in alone]):
+            rig.again()
+            rig.raw.delete(new, strange)
+            rig.raw.rpush(strange, "theirs")
+            found.append((ask(), [rig.raw.dump(key) for key in (mine, new, strange)], rig.raw.pttl(new) > 0))
+        assert found[0] == found[1], name
+    rig.raw.delete(new, strange)
 
 
 def _began(reply: Any) -> bool:
@@ -176,8 +216,9 @@ TYPED = [one for one in SCENES if not one.startswith("slot") or one[5:] in ("abs
 
 
 @pytest.mark.parametrize("scene", TYPED)
-def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scene: str) -> None:
+def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scene: str, record_fault: Any) -> None:
     rig, asks, _ = scenes(scene)
+    n = 0
     for name, call in asks.items():
         for key in dict.fromkeys(call.keys):
             rig.again()
@@ -192,6 +233,8 @@ def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scen
             closed = scene.endswith("closed") and reply[2] == b"closed change"
             assert reply[2].startswith(key) or len(call.keys) == 1 or closed, (name, key, reply)
             assert rig.dump() == before, (name, key)
+            n += 1
+    record_fault("key of another type, of each script in several states", n, exhaustive=True, written=0)
 
 
 def _garbage(value: bytes) -> list[bytes]:
@@ -267,15 +310,17 @@ SPOILED = [
 
 
 @pytest.mark.parametrize("scene", SPOILED)
-def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) -> None:
+def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str, record_fault: Any) -> None:
     rig, asks, _ = scenes(scene)
     faults: list[str] = []
+    n = 0
     rig.again()
     for call in asks.values():
         rig.raw.script_load(call.script.text.decode())
     rig.again()
     for what, command in list(_spoiled(rig))[::STRIDE]:
         for name, reply, wrote in _outcomes(rig, asks, command):
+            n += 1
             if isinstance(reply, Exception):
                 faults.append(f"{name}, {what}: {str(reply)[:150]} {'PARTIAL' if wrote else ''}")
                 continue
@@ -287,6 +332,8 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str) 
             if reply[0] == b"foreign" and wrote and name != "unload next":
                 faults.append(f"{name}, {what}: refused, and written to")
     assert faults == [], f"{len(faults)}"
+    fault = "stored value that is garbage, cut or gone, met by each script in several states"
+    record_fault(fault, n, exhaustive=STRIDE == 1, half_done=0)
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
@@ -314,7 +361,7 @@ ENDS = {
 
 
 @EVERYWHERE
-def test_without_memory_a_script_is_refused_whole_or_works(scenes: Any, scene: str) -> None:
+def test_without_memory_a_script_is_refused_whole_or_works(scenes: Any, scene: str, record_fault: Any) -> None:
     rig, asks, _ = scenes(scene)
     for name, call in asks.items():
         rig.again()
@@ -335,3 +382,5 @@ def test_without_memory_a_script_is_refused_whole_or_works(scenes: Any, scene: s
             assert _content(rig) == wanted, name
         finally:
             rig.raw.config_set("maxmemory", 0)
+    fault = "server without memory, asked by each script in each state there is a scene of"
+    record_fault(fault, len(asks), promises="P6 P7", exhaustive=True, half_done=0)

@@ -53,6 +53,7 @@ class Modules(Judge[Edit]):
                 "topic/test_windows",
                 "topic/test_merging",
                 "topic/test_limits",
+                "topic/test_large",
                 "topic/test_groups",
                 "topic/test_forwarding",
                 "topic/test_reslot",

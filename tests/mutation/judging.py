@@ -146,9 +146,14 @@ def _compiling(found: Iterable[Mutant]) -> list[Mutant]:
         return [one for one in found if compiles(client, one)]
 
 
+def _socket(pid: int) -> str:
+    """That of the server of this fork."""
+    return f"{tempfile.gettempdir()}/idemgate-mutation-{pid}.sock"
+
+
 def _server() -> str:
     """A server that ends with the process group."""
-    socket = f"{tempfile.gettempdir()}/idemgate-mutation-{os.getpid()}.sock"
+    socket = _socket(os.getpid())
     program = find_server().path
     os.posix_spawn(program, [program, "--port", "0", "--unixsocket", socket, "--save", ""], os.environ)
     with redis.Redis(unix_socket_path=socket) as client:
@@ -262,6 +267,7 @@ def _end(child: _Child) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # with its server
     os.waitpid(child.pid, 0)
+    Path(_socket(child.pid)).unlink(missing_ok=True)  # its server had no time to
 
 
 class Change(Protocol):

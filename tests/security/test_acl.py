@@ -494,3 +494,15 @@ def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
     assert words(durable=True) - plain == {"+wait", "~ig1:{shop:touched}"}
     assert words(since_7_2=True) - plain == {"+client|setinfo"}
     assert words(durable=True, since_7_2=True) - words(durable=True) == {"+client|setinfo", "+waitaof"}
+
+
+def test_who_looks_at_servers_is_given_what_a_cluster_says_of_itself() -> None:
+    for role in ROLES:
+        words = [{*rule([role], "shop", "u", cluster=cluster)} for cluster in (False, True)]
+        assert ("+cluster|info" in words[1]) is ("+info" in words[0])
+        assert "+cluster|info" not in words[0]
+
+
+def test_who_only_looks_hears_nothing() -> None:
+    heard = {role: [word for word in rule([role], "shop", "u") if word.startswith("&")] for role in ROLES}
+    assert {role for role, channels in heard.items() if not channels} == {"viewer", "auditor", "subscriber"}

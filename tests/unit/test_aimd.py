@@ -83,6 +83,31 @@ def test_a_limit_that_is_not_used_up_does_not_grow() -> None:
     assert window(adaptive, state, SLOW, running=1).limit == 4
 
 
+def test_where_the_limit_stays_what_runs_from_before_still_counts() -> None:
+    # Given a window that ended and changed nothing
+    adaptive = Adaptive(target="100ms")
+    state = window(adaptive, Limit(8, since=1.0), FAST, running=1)
+    assert (state.limit, state.since, state.ended) == (8, 1.0, 0)
+    # Then a handler that began before its end is counted into the next
+    assert after(adaptive, state, Ended(1.01, 2.0, False, 1)).ended == 1
+
+
+def test_how_long_those_took_that_were_turned_away_is_not_counted() -> None:
+    adaptive = Adaptive()
+    state = after(adaptive, first(adaptive), Ended(0.0, 5.0, True, 1))
+    assert (state.ended, state.overloaded, state.seconds, state.mean) == (1, 1, 0.0, 0.0)
+    assert after(adaptive, state, Ended(0.0, 0.25, False, 1)).mean == 0.25
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "usual"),
+    [(1, 0.15, "slower"), (2, 0.15, "as it was"), (8, 0.15, "as it was"), (2, 0.05, "faster"), (1, 0.05, "faster")],
+)
+def test_what_is_usual_becomes_slower_at_the_least_limit_only(limit: int, seconds: float, usual: str) -> None:
+    found = window(Adaptive(), Limit(limit, usual=0.1), seconds, running=0).usual
+    assert {"slower": found > 0.1, "as it was": found == 0.1, "faster": found < 0.1}[usual]
+
+
 EVENTS = st.lists(
     st.tuples(st.floats(0, 1), st.floats(0, 1), st.booleans(), st.integers(1, 40), st.integers(0, 1)), max_size=400
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -135,3 +136,11 @@ def test_attempts_count_from_one(policy: Any, attempt: Any) -> None:
 @given(ATTEMPTS)
 def test_a_retry_of_a_store_call_waits_up_to_half_a_second(n: int) -> None:
     assert 0 <= retry_pause(n) <= min(0.5, 0.01 * 2 ** min(n - 1, 10))
+
+
+def test_the_first_delay_that_nobody_named_is_anything_from_none_to_a_second() -> None:
+    before = random.getstate()
+    random.seed(5)  # with which either bound comes soon
+    drawn = {delays(None).ms(1) for _ in range(1_500)}
+    random.setstate(before)
+    assert (min(drawn), max(drawn)) == (0, 1_000)

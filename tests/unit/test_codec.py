@@ -6,7 +6,7 @@ import math
 import struct
 import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from idemgate.core import wire
 from idemgate.core.codec import Codec, canonical, digest
-from idemgate.core.plain import Walk
+from idemgate.core.plain import Walk, from_ext
 from idemgate.errors import BadInput, NotDecodable
 
 CODEC = Codec()
@@ -451,3 +451,26 @@ def test_what_msgpack_holds_as_an_integer_is_stored_as_one() -> None:
         assert CODEC.encode(value).endswith(msgpack.packb(value))
     for value in (-(2**63) - 1, 2**64):
         assert CODEC.decode(CODEC.encode(value)) == value
+
+
+def test_a_dict_comes_back_in_its_order_whatever_is_in_it() -> None:
+    for value in ({"b": 1, "a": 2}, {"b": (1,), "a": {"d": 1, "c": (2,)}}):
+        assert repr(CODEC.decode(CODEC.encode(value))) == repr(value)
+    # And a model as its fields in theirs
+    made = make_dataclass("Made", ["b", "a"])(1, {"d": 1, "c": 2})
+    assert repr(CODEC.decode(CODEC.encode(made))) == "{'b': 1, 'a': {'d': 1, 'c': 2}}"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 63, 64, 65, 128])
+def test_no_codec_reads_what_nests_deeper_than_it_writes(depth: int) -> None:
+    deep = b"\x01" + b"\x91" * depth + b"\x01"
+    assert Codec(max_depth=depth).encode(Codec(max_depth=depth).decode(deep)) == deep
+    if depth > 1:
+        with pytest.raises(NotDecodable, match=f"nests deeper than {depth - 1} levels"):
+            Codec(max_depth=depth - 1).decode(deep)
+
+
+@pytest.mark.parametrize("code", [0, 10, 127, -1])
+def test_an_ext_id_that_is_none_of_ours_is_named(code: int) -> None:
+    with pytest.raises(ValueError, match=f"ext id {code} is not one of ours"):
+        from_ext(code, b"")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,16 +38,16 @@ def telling() -> Iterator[Any]:
         yield client, heard
 
 
-EVENTS: dict[str, tuple[Any, str]] = {
-    "given a time to live": (lambda r: r.expire("a", 60), BORN[0]),
-    "restored": (lambda r: r.restore("b", 60_000, r.dump("a"), replace=True), BORN[1]),
-    "given another name": (lambda r: r.rename("a", "c"), BORN[2]),
-    "copied": (lambda r: r.copy("a", "c"), BORN[3]),
-    "moved here": (lambda r: r.move("a", 1), BORN[4]),
-    "deleted": (lambda r: r.delete("a"), GONE[0]),
-    "renamed": (lambda r: r.rename("a", "c"), GONE[1]),
-    "moved away": (lambda r: r.move("a", 1), GONE[2]),
-    "expired": (lambda r: r.pexpire("a", 1), EXPIRED),
+EVENTS: dict[str, tuple[Any, Callable[[], str]]] = {
+    "given a time to live": (lambda r: r.expire("a", 60), lambda: BORN[0]),
+    "restored": (lambda r: r.restore("b", 60_000, r.dump("a"), replace=True), lambda: BORN[1]),
+    "given another name": (lambda r: r.rename("a", "c"), lambda: BORN[2]),
+    "copied": (lambda r: r.copy("a", "c"), lambda: BORN[3]),
+    "moved here": (lambda r: r.move("a", 1), lambda: BORN[4]),
+    "deleted": (lambda r: r.delete("a"), lambda: GONE[0]),
+    "renamed": (lambda r: r.rename("a", "c"), lambda: GONE[1]),
+    "moved away": (lambda r: r.move("a", 1), lambda: GONE[2]),
+    "expired": (lambda r: r.pexpire("a", 1), lambda: EXPIRED),
 }
 
 
@@ -58,7 +58,7 @@ def test_events_are_called_what_a_server_calls_them(telling: Any, name: str) -> 
     client.flushall()
     client.set("a", "x", px=60_000)
     act(client)
-    wanted = f"__keyevent@{'1' if name == 'moved here' else '0'}__:{event}"
+    wanted = f"__keyevent@{'1' if name == 'moved here' else '0'}__:{event()}"
     while heard.get_message(timeout=30)["channel"] != wanted:
         client.get("a")  # and what has expired is noticed
 

@@ -5,16 +5,30 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 
 import idemgate
-from idemgate.core.audit import check_lasting
+from idemgate.core.audit import (
+    check_change,
+    check_crew,
+    check_lasting,
+    check_page,
+    check_record,
+    check_sizes,
+    sizes,
+)
+from idemgate.core.codec import Codec
 from idemgate.core.findings import KINDS, Finding, Report, quoted
-from idemgate.core.keys import PARTS
-from idemgate.core.slotaudit import far_token
+from idemgate.core.keys import PARTS, slot_of
+from idemgate.core.merging import merge_of
+from idemgate.core.slotaudit import AHEAD_US, Contents, Declared, Large, Slot, balance, check_slot, far_token, read_slot
+from idemgate.errors import NotDecodable
 
 ROOT = Path(idemgate.__file__).parent
+NOW = 1_700_000_000_000
 
 
 def _found() -> Iterator[list[str]]:
@@ -87,3 +101,150 @@ def test_a_key_that_goes_this_very_moment_goes() -> None:
 def test_a_token_that_scripts_cannot_count_is_named(token: int) -> None:
     assert "scripts count exactly" in far_token(token, 10**15)
     assert far_token(10**15, 10**15) == ""
+
+
+def test_a_token_may_be_a_day_ahead_of_the_clock() -> None:
+    assert far_token(10**15 + AHEAD_US, 10**15) == ""
+    assert "more than a day ahead" in far_token(10**15 + AHEAD_US + 1, 10**15)
+
+
+# -- what is beside slots ---------------------------------------------------------------------------------------------
+
+
+def test_what_never_ends_is_told_and_what_ends_at_once_is_not() -> None:
+    page = msgpack.packb([1, 2, 3, 4, 5])
+    assert [*check_page(b"k", 0, page)] == []
+    assert [(one.kind, one.mend) for one in check_page(b"k", -1, page)] == [("no-expiry", "PEXPIRE k 86400000")]
+    for code, what in ((b"r", "it has no expiry"), (b"v", "it has no expiry: its key is never free again")):
+        record = b"\xc1" + code + bytes(36) + b"\x01\xc0"
+        assert [*check_record(b"k", 0, record, NOW * 1000, Codec())] == []
+        assert [one.what for one in check_record(b"k", -1, record, NOW * 1000, Codec())] == [what]
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "mend"),
+    [
+        (b"0 abc", "topic 't' is being forgotten, and what of it is closed stands still", "idemgate forget t"),
+        (b"4 abc", "topic 't' is being given 4 slots, and what of it is closed stands still", "idemgate slots t 4"),
+    ],
+)
+def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what: str, mend: str) -> None:
+    (found,) = check_change(b"r", "t", change, {"t": None})
+    assert (found.kind, found.key, found.what) == ("changing", "r", what)
+    assert found.mend == f"unless a command is at it now: {mend}"
+
+
+@pytest.mark.parametrize(
+    ("said", "alive", "kinds"),
+    [(b"7 t", [b"m"], []), (b"9007199254740991 ", [b"m"], ["owner"]), (b"7 t", [], ["owner"]), (None, [b"m"], [])],
+)
+def test_what_is_held_somebody_holds_who_has_not_left(said: bytes | None, alive: list[bytes], kinds: list[str]) -> None:
+    facts = {} if said is None else {b"m:m": said}
+    told = [*check_crew({b"alive": 1, b"held": 1}, {b"t:0": b"m"}, alive, facts)]
+    assert [(one.kind, one.key, one.mend) for one in told] == [(kind, "held", "HDEL held t:0") for kind in kinds]
+
+
+@pytest.mark.parametrize(("noted", "numbers"), [(b"", []), (b"1 16384", [1, 16_384]), (b"16385", None), (b"0", None)])
+def test_a_topic_had_as_many_slots_as_one_can_have(noted: bytes, numbers: list[int] | None) -> None:
+    assert sizes(noted) == numbers
+    kinds = [one.kind for one in check_sizes(b"r", b"t was", noted)]
+    assert kinds == ([] if numbers is not None else ["undecodable"])
+
+
+# -- one slot ---------------------------------------------------------------------------------------------------------
+
+SLOT = Slot("n", "t", 0, 1)
+MESSAGE: list[Any] = [1, NOW, NOW, NOW, 1, b"now", 0, b"", b"\x01\xc0", b"", b"", b"", 1, 0]
+FLIGHT: list[Any] = [NOW * 1000, b"request", 0, NOW, 1, b""]
+
+
+def packed(places: list[Any], at: int = 0, value: Any = None) -> bytes:
+    """With one place changed, counted from 1."""
+    return msgpack.packb([*places[: at - 1], value, *places[at:]] if at else places, use_bin_type=False)
+
+
+def found(slot: Slot = SLOT, facts: dict[bytes, bytes] | None = None, **parts: Any) -> list[Finding]:
+    """What is wrong with a slot of a topic that merges by "last"."""
+    known = {b"v": b"1", b"fence": b"%d" % (NOW * 1000), b"lease": b"1000", **(facts or {})}
+    return check_slot(slot, contents(facts=known, **parts), Declared(slot.slots, 1, merge_of("last"), False), Codec())
+
+
+def contents(**parts: Any) -> Contents:
+    return Contents(NOW, **{**{name: {} for name in Contents._fields[1:]}, **parts})
+
+
+def flying(flight: bytes, ends: float = NOW + 1000) -> dict[str, Any]:
+    return {"flight": {b"k": flight}, "lease": {b"k": ends}}
+
+
+WHOLE = packed([*FLIGHT, packed(MESSAGE)])
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 9, 10, 12, 13, 14])
+def test_a_message_of_which_a_place_is_none_is_told(at: int) -> None:
+    assert found(pending={b"k": packed(MESSAGE)}, due={b"k": NOW}) == []
+    # A text instead of a number, a number instead of a text, or a payload that nobody wrote
+    other: Any = b"\xc1" if at == 9 else b"text" if isinstance(MESSAGE[at - 1], int) else 7
+    kinds = [one.kind for one in found(pending={b"k": packed(MESSAGE, at, other)}, due={b"k": NOW})]
+    assert kinds == ["undecodable"]
+
+
+@pytest.mark.parametrize(("at", "value"), [(1, 0), (2, 7), (3, 2), (4, -1), (5, 0), (6, 7), (7, b"")])
+def test_a_delivery_of_which_a_place_is_none_is_told(at: int, value: Any) -> None:
+    assert found(**flying(WHOLE)) == []
+    kinds = [one.kind for one in found(**flying(packed([*FLIGHT, packed(MESSAGE)], at, value)))]
+    assert kinds == ["undecodable"]
+
+
+def test_a_lease_ends_no_later_than_the_longest_after_the_last_token() -> None:
+    assert found(**flying(WHOLE, NOW + 1001)) == []
+    (late,) = found(**flying(WHOLE, NOW + 1002))
+    ends, latest = "2023-11-14 22:13:21.002Z", "2023-11-14 22:13:21.001Z"
+    assert late.kind == "lease"
+    assert late.what.startswith(f"the lease of 'k' ends at {ends}, and none of this slot can after {latest}: ")
+
+
+def test_a_place_in_a_line_that_is_none_is_told_with_its_key() -> None:
+    assert [(one.kind, one.key) for one in found(line={b"g": 0.0})] == [("undecodable", SLOT.key("line"))]
+
+
+def test_a_group_holds_what_is_in_flight_of_it() -> None:
+    flight = packed([*FLIGHT[:5], b"g", packed(MESSAGE, 12, b"g")])
+    inside = msgpack.packb([b"k"], use_bin_type=False)
+    assert found(busy={b"g": inside}, **flying(flight)) == []
+    # And not what is in flight of another one, nor what is nowhere
+    for parts, group in (
+        ({"busy": {b"g": inside, b"h": inside}, **flying(flight)}, "h"),
+        ({"busy": {b"g": inside}}, "g"),
+    ):
+        (held,) = found(**parts)
+        assert (held.kind, held.mend) == ("held", f"HDEL {SLOT.key('busy')} {group}")
+        assert held.what == f"group {group!r} holds 'k', which is neither in flight nor between two attempts"
+
+
+def test_a_letter_in_the_slot_of_others_is_told() -> None:
+    letter = packed([b"k", packed(MESSAGE), b"why", NOW, 5])
+    mine = slot_of(b"k", 2)
+    for number, kinds in ((mine, []), (1 - mine, [("wrong-slot", "grave")])):
+        told = found(Slot("n", "t", number, 2), grave={b"5": letter}, dead={b"5": NOW})
+        assert [(one.kind, one.key.rpartition(":")[2]) for one in told] == kinds
+
+
+def test_a_slot_that_holds_something_large_says_so() -> None:
+    large = {"pending": {b"k": packed(MESSAGE, 10, b"x" * 2000)}, "due": {b"k": NOW}}
+    assert found(facts={b"large": b"1"}, **large) == []
+    (told,) = found(**large)
+    assert (told.kind, told.key) == ("disagrees", SLOT.key("facts"))
+    assert told.mend == f"HSET {SLOT.key('facts')} large 1"
+
+
+def test_a_slot_that_was_emptied_for_good_can_still_be_counted() -> None:
+    gone = {b"v": b"closed abc", b"gone": packed([1, 2, 3]), b"accepted": b"6", b"acked_triggers": b"4"}
+    assert balance(SLOT, contents(facts=gone), None, Codec()) == 2
+
+
+def test_what_an_audit_of_a_slot_answers_is_a_slot_or_its_size() -> None:
+    asked = read_slot(SLOT, None, 1, 1)
+    assert asked.answer([b"large", NOW, 5, 700]) == Large(5, 700)
+    with pytest.raises(NotDecodable, match="a part of -4 entries"):
+        asked.answer([b"ok", NOW, -4])

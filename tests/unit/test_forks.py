@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from idemgate.core.locks import freed_at_fork
-from idemgate.core.tokens import token
+from idemgate.core.tokens import _Prefix, token
 
 
 class Holder:
@@ -40,6 +40,11 @@ def test_a_child_draws_tokens_of_its_own() -> None:
     assert len(mine) == len(its) == 16
     assert mine[:10] != its[:10]
     assert token()[:10] == mine[:10]
+
+
+def test_ten_bytes_of_a_token_are_random_and_six_count() -> None:
+    assert len(_Prefix().text) == 10
+    assert token()[10:] < token()[10:]
 
 
 def test_a_lock_that_was_held_is_free_in_a_child() -> None:

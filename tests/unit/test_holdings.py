@@ -202,3 +202,11 @@ def test_the_first_wait_that_ends_is_when_something_is_seized() -> None:
     answered(holdings, all_of_it, now=600)
     # Then the first part is seized when its own wait ends
     assert holdings.seizes_at == 1100
+
+
+def test_who_leaves_says_that_it_serves_nothing() -> None:
+    holdings = joined()
+    assert holdings.announcement(0).topics == ("t",)
+    holdings.leave()
+    assert holdings.announcement(0).topics == ()
+    assert (holdings.share, holdings.draining) == (frozenset(), frozenset(holdings.held))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from idemgate.core import keys
+from idemgate.core.compact import SeenSets
 from idemgate.errors import BadInput
 
 NAME = string.ascii_letters + string.digits + "_.-"
@@ -199,3 +200,19 @@ def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
     for part, key in zip(keys.PARTS, keys.slot("shop", "images", 3, 8), strict=True):
         assert key == f"ig1:{{shop:topic:images:3/8}}:{part}".encode()
         assert keys.owner_of("shop", key) == ("slot", "images", 3, 8, part)
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "after", "found"),
+    [(0, 1, 4, [0, 1, 2, 3]), (1, 2, 8, [1, 3, 5, 7]), (1, 8, 2, [1]), (3, 8, 2, []), (2, 4, 4, [2])],
+)
+def test_a_slot_becomes_others_which_have_what_it_had(number: int, before: int, after: int, found: list[int]) -> None:
+    assert [*keys.heirs(number, before, after)] == found
+    # And those are where what it had belongs now
+    mine = [name for n in range(200) if keys.slot_of(name := b"k%d" % n, before) == number]
+    assert after < before or {keys.slot_of(name, after) for name in mine} == {*found}
+
+
+def test_what_is_stored_of_an_id_stays_what_it_is() -> None:
+    asked = SeenSets("n", None).first("s", "k", "1h")
+    assert (asked.keys[0], asked.args[3]) == (b"ig1:{n:seen:s:2}:0", bytes.fromhex("4e1cf695df3112ed"))

@@ -137,6 +137,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("{a}", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "UTC"),
         ("{a}", b"\xff", "UTF-8"),
         ("{a}", "\ud800", "surrogate"),
+        ("{a.id}", Thing(id="\ud800"), "surrogate"),
+        ("x-{a[id]}", {"id": "\ud800"}, "surrogate"),
         ("{a}:{b}", "x\udfff", "surrogate"),
         pytest.param("{a}", 10**5000, "too long", id="huge"),
         ("{a[id]}", {}, "KeyError"),

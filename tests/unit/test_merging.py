@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.core.merging import EXACT, NAMES, MergeSpec, _items, append, merge_of, union
+from idemgate.core.merging import EXACT, NAMES, MergeSpec, _items, append, merge_of, merge_of_spec, union
 from idemgate.errors import BadInput
 
 CODEC = Codec(10_000)
@@ -37,6 +37,23 @@ def test_a_cap_is_a_number_of_items(cap: Any) -> None:
     for make in (append, union):
         with pytest.raises(BadInput, match=r"^cap=.*Use 1 to 100,000"):
             make(cap)
+
+
+@pytest.mark.parametrize("make", [append, union])
+def test_a_stored_cap_is_one_that_can_be_said(make: Any) -> None:
+    assert merge_of_spec(make(1).spec) == make(1)
+    assert merge_of_spec(make(100_000).spec) == make(100_000)
+    for cap in (0, 100_001, "9"):
+        with pytest.raises(BadInput, match=r"^cap="):
+            merge_of_spec({**make(1).spec, "cap": cap})
+
+
+@pytest.mark.parametrize(("policy", "payload"), [("union", ["a", "b", "c"]), ({"a": "append"}, {"a": 1, "b": "x"})])
+def test_what_many_items_take_together_is_limited_to_the_byte(policy: Any, payload: Any) -> None:
+    size = len(merge_of(policy).lift(payload, Codec()))
+    assert len(merge_of(policy).lift(payload, Codec(size))) == size
+    with pytest.raises(BadInput, match=f"takes {size} bytes; the limit is {size - 1}"):
+        merge_of(policy).lift(payload, Codec(size - 1))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import pytest
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
 from idemgate.core.merging import merge_of
-from idemgate.core.messages import Delivery, Message, Trigger
+from idemgate.core.messages import Delivery, Forwarded, Message, Taken, Trigger
 from idemgate.errors import NotDecodable
 
 PLACES: list[Any] = [2, 1, 2, 3, 4, b"window", 0, b"", b"\xa1\x01", b"no", b"", b"group", 5, 6]
@@ -61,6 +61,14 @@ def test_a_trigger_is_told_when_and_what_by_name() -> None:
 
 def test_a_delivery_begins_uncancelled_and_held() -> None:
     taken = Delivery[Any]("t", 0, b"k", 7, 5, _read(PLACES))
-    assert (taken.cancelled, taken.lost) == (False, False)
+    assert (taken.cancelled, taken.lost, taken.count) == (False, False, 2)
     # When it is due is what its slot says, and any number of it is read
     assert _read([*PLACES[:3], LATEST_MS + 1, *PLACES[4:]]).due_ms == LATEST_MS + 1
+
+
+@pytest.mark.parametrize(("next_due_ms", "now_ms", "more"), [(0, 5, False), (1, 5, True), (5, 5, True), (6, 5, False)])
+def test_a_slot_whose_next_message_is_due_has_more(next_due_ms: int, now_ms: int, more: bool) -> None:
+    assert Taken([], 0, next_due_ms, now_ms).more is more
+    assert Forwarded(1, next_due_ms, now_ms).more is more
+    # One that had nothing to send holds what it may not send yet
+    assert Forwarded(0, next_due_ms, now_ms).more is False

@@ -266,3 +266,16 @@ def test_real_pydantic_models() -> None:
     assert through(whole, Any)["parts"][0]["colour"] == "red"
     with pytest.raises(NotDecodable, match="Whole"):
         rebuild({"parts": 3}, Whole)
+
+
+def test_each_member_of_a_tuple_is_made_by_its_own_annotation() -> None:
+    kind = tuple[str, Colour, Line]
+    stored = ("red", "red", {"sku": "a", "price": Decimal(1)})
+    assert rebuild(stored, kind) == ("red", Colour.RED, Line("a", Decimal(1)))
+    # One of another length is none of them
+    assert rebuild(stored[1:], kind) == stored[1:]
+
+
+def test_of_several_models_the_first_is_made_that_takes_the_value() -> None:
+    assert rebuild({"id": 1}, Model | NamedModel) == Model(id=1)
+    assert rebuild({"name": 1}, Model | NamedModel) == NamedModel(name=1)

@@ -1,11 +1,17 @@
-"""The sample of the mutants is as large as was said, and of each file its share; what is explained can be changed."""
+"""The sample of the mutants is as large as was said, and of each file its share; what is explained can be made,
+and nothing is left behind."""
 
 from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.mutation import __main__ as mutation
-from tests.mutation import edits, operators
+from tests.mutation import edits, judging, operators
 
 FILES = {f"core/{n}": n for n in range(1, 60)} | {"topic/take": 60}
 FOUND = [
@@ -43,3 +49,16 @@ def test_what_is_changed_in_core_can_be_sampled() -> None:
 def test_each_change_that_is_explained_can_be_made() -> None:
     possible = {(one.file, one.change) for one in [*mutation._mutants(), *mutation._edits()]}
     assert {*mutation.explained()} - possible == set()
+
+
+def test_a_fork_that_ended_leaves_no_socket(tmp_path: Path) -> None:
+    # Given forks with a server each, of which one does not end by itself
+    def work(seconds: float) -> bool:
+        judging._server()
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(seconds)
+        return True
+
+    answers = dict(judging._answers([("ends", partial(work, 0), 60.0), ("is late", partial(work, 60), 2.0)], 1))
+    assert answers == {"ends": True, "is late": None}
+    assert [one.name for one in tmp_path.iterdir() if Path(judging._socket(int(one.name))).exists()] == []

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 from idemgate.core.merging import append
-from idemgate.core.policy import Policy, differing, from_stored, policy_of
-from idemgate.errors import BadInput
+from idemgate.core.policy import Policy, differing, from_stored, policy_of, reconciled
+from idemgate.errors import BadInput, NotDecodable
 
 PLAIN: dict[str, Any] = {
     "window": None,
@@ -164,6 +164,8 @@ def test_a_slot_gets_its_share_of_the_limits() -> None:
     assert policy(slots=4).limits(0) == (0, 0, 0)
     shares = [policy(slots=4, concurrency=6, rate="8/s", burst=9).limits(slot) for slot in range(4)]
     assert shares == [(2, 500_000, 3), (2, 500_000, 2), (1, 500_000, 2), (1, 500_000, 2)]
+    # However many there may be, one waits for the next
+    assert [policy(slots=slots, rate=1_000_000).limits(0)[1] for slots in (1, 2, 4)] == [1, 2, 4]
     # None has no burst at all, which would be no delivery ever
     assert policy(slots=4, rate=1000, burst=1).limits(3) == (0, 4000, 1)
 
@@ -179,3 +181,22 @@ def test_a_rate_is_one_a_day_to_a_million_a_second() -> None:
     for rate in ("1/24h1s", 1_000_001):
         with pytest.raises(BadInput, match="out of range"):
             policy(rate=rate)
+
+
+@pytest.mark.parametrize("stored", [1, [1], "text", None])
+def test_what_is_stored_and_no_map_is_no_policy(stored: Any) -> None:
+    with pytest.raises(NotDecodable) as refused:
+        differing(policy().stored(), msgpack.packb(stored))
+    assert refused.value.why == "it is not a policy of ours"
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "other"),
+    [("lease", "5s", "6s"), ("max_attempts", 5, 6), ("retention", "1h", "2h"), ("max_dead", 7, 8)],
+)
+def test_what_is_said_once_of_a_topic_counts_wherever_that_was(name: str, said: Any, other: Any) -> None:
+    one, silent = policy(**{name: said}), policy()
+    for found in (reconciled(silent, one), reconciled(one, silent), reconciled(one, one)):
+        assert getattr(found, name) == getattr(one, name) != getattr(silent, name)
+    with pytest.raises(BadInput, match=f"^{name}=.*this program said {getattr(one, name)} before"):
+        reconciled(one, policy(**{name: other}))

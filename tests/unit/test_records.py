@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from idemgate.core.claims import Claims
 from idemgate.core.records import stored
 
 
@@ -67,3 +68,11 @@ def test_anything_else_is_none(packed: bytes) -> None:
 def test_what_begins_as_no_record_does_is_none(code: int) -> None:
     with pytest.raises(ValueError, match="as no record of this program does"):
         stored(bytes([code]) + bytes(40))
+
+
+@pytest.mark.parametrize(("left_ms", "state", "left"), [(2, "in_progress", 0.002), (1, "in_progress", 0.001),
+    (0, "lapsed", None), (-1, "lapsed", None)])  # fmt: skip
+def test_a_lease_is_held_to_its_last_millisecond(left_ms: int, state: str, left: float | None) -> None:
+    asked = Claims("n", None).inspect((b"k",))
+    found = asked.answer([b"ok", 9000, b"p", b"o" * 16, 7, 1, left_ms, 60_000, b"", b"", b"", b"", 0, b"0", 8000])
+    assert (found.state, found.lease_left, found.retention_left) == (state, left, None)

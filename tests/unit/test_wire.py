@@ -6,6 +6,8 @@ import msgpack
 import pytest
 
 from idemgate.core import wire
+from idemgate.core.stored import unpacked
+from idemgate.errors import NotDecodable
 
 SHORT = [bytes([0xA0 + n]) + b"\xc4" * n for n in range(32)]
 LONG = [b"\xd9\xff" + b"\xc4" * 255, b"\xda\x01\x00" + b"\xc4" * 256, b"\xdb\x00\x01\x00\x00" + b"\xc4" * 65_536]
@@ -40,6 +42,12 @@ def test_what_is_not_plain_is_told_by_both(value: object) -> None:
         assert not wire.looks_plain(packed, len(packed))
 
 
+def test_a_byte_that_is_never_written_is_told() -> None:
+    for body in (b"\xc1", b"\x92\x01\xc1"):
+        with pytest.raises(ValueError, match="byte 0xc1 is never written"):
+            wire.measure(body, 3, 9)
+
+
 def test_how_deep_bytes_may_nest_is_counted_by_what_could_begin_a_container() -> None:
     assert wire.nests_little(msgpack.packb([[1]]), 2)
     assert not wire.nests_little(msgpack.packb([[1]]), 1)
@@ -52,6 +60,19 @@ def test_after_a_header_of_a_long_container_it_goes_on() -> None:
     many = msgpack.packb([["x" * 40] * 20, dict.fromkeys(range(20), "y" * 300), 1.5])
     assert wire.looks_plain(many, len(many))
     assert not wire.looks_plain(many[:-3] + b"\xc4\x00", len(many))
+    # Also where what is in it looks like a binary header
+    for header, one in ((b"\xdc\x00\x10", b"\xa1\xc4"), (b"\xdd\x00\x00\x00\x10", b"\xa1\xc4"),
+            (b"\xde\x00\x10", b"\xa1\xc4\x01"), (b"\xdf\x00\x00\x00\x10", b"\xa1\xc4\x01")):  # fmt: skip
+        assert wire.looks_plain(header + one * 16, 99)
+        assert not wire.looks_plain(header + one * 15 + b"\xc4\x01x", 99)
     # A text that is longer than what is there is none
     for cut in (b"\xd9\x05a\xc4c", b"\xda\x00\x05\xc4", b"\xa5\xc4abc"):
         assert wire.looks_plain(cut, 9) is False
+
+
+def test_what_a_script_packed_nests_sixteen_levels_and_no_more() -> None:
+    sixteen = b"\x91" * 16 + b"\x01"
+    assert str(unpacked(sixteen, "a thing")).count("[") == 16
+    for deeper in (b"\x91" + sixteen, b"\x92" + sixteen + b"\xda\x20\x00" + b"x" * 8192):
+        with pytest.raises(NotDecodable, match="it is not a thing of ours: it nests deeper than 16 levels"):
+            unpacked(deeper, "a thing")

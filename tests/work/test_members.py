@@ -459,6 +459,17 @@ def test_bad_input_is_named(gate: Gate, options: dict[str, Any], name: str) -> N
         RedisMembership(gate, **options)
 
 
+async def test_when_a_member_leaves_the_others_are_another_generation(gate: Gate, clock: Clock) -> None:
+    # Given two members
+    run, group = gate.aio.link.run, (gate.namespace, "g", clock)
+    for name in ("stays", "leaves"):
+        await run(members.announce(*group, members.Announcement(name, 1, ("t",), 0, (), (), ()), 10_000))
+    before = (await run(members.attendance(*group))).generation
+    # When one of them leaves, then whoever looks divides the slots anew
+    assert await run(members.leave(*group, "leaves"))
+    assert (await run(members.attendance(*group))).generation > before
+
+
 async def test_to_leave_what_one_is_no_member_of_changes_nothing(gate: Gate, raw: Any, clock: Clock) -> None:
     assert not await gate.aio.link.run(members.leave(gate.namespace, "g", clock, "nobody"))
     assert raw.exists(*keys.members(gate.namespace, "g")) == 0
