@@ -18,6 +18,7 @@ import redis
 
 from idemgate import Gate, current
 from idemgate.core.calls import Call
+from idemgate.core.messages import Taken, Turned
 from idemgate.testing import Clock, History
 from idemgate.work.worker import Worker
 from tests.faults.points import reach, times
@@ -174,9 +175,10 @@ def work(order: Order) -> Callable[[], object]:
 
 
 def serve(order: Order) -> Callable[[], object]:
-    """Works on groups, and tells a list (the recorder) when each attempt starts, ends, and is settled. The places in
-    the list are the order of all that happened, in all processes: `begin` and `end` are said from within the handler.
-    While the key `<namespace>:hold` is there no handler ends, while `<namespace>:hold:<group>` none of that group."""
+    """Works on groups, and tells a list (the recorder) what it takes, and when each attempt starts, ends, and is
+    settled. The places in the list are the order of all that happened, in all processes: `begin` and `end` are said
+    from within the handler. While the key `<namespace>:hold` is there no handler ends, while `<namespace>:hold:<group>`
+    none of that group."""
     gate = Gate(order["url"], namespace=order["namespace"])
     topic = gate.topic("t", slots=order["slots"], lease=order["lease"], backoff=0)
     raw, events, life = redis.Redis.from_url(order["url"]), f"{order['namespace']}:events", order["life"]
@@ -213,7 +215,11 @@ def serve(order: Order) -> Callable[[], object]:
     def answered(self: Call[Any], reply: Any) -> Any:
         if self.script.name in ("topic/settle", "topic/turn"):
             say("settled", life, reply[1], msgpack.unpackb(self.args[3], raw=True)[1::2])
-        return answer(self, reply)
+        found = answer(self, reply)
+        taken = found.taken if isinstance(found, Turned) else found
+        if isinstance(taken, Taken):
+            say("took", life, [one.token for one in taken.deliveries])
+        return found
 
     Call.answer = answered  # type: ignore[method-assign]
     topic.handler(handle_async if life % 2 else handle)
