@@ -43,6 +43,7 @@ TESTS = [
         "guard/test_once",
         "guard/test_blocks",
         "guard/test_passage",
+        "guard/test_batches",
         "topic/test_triggers",
         "topic/test_deliveries",
         "topic/test_dead",
@@ -215,6 +216,7 @@ def _forked(work: Callable[[], Any], seconds: float) -> _Child:
         os.set_blocking(reading, False)
         return _Child(pid, reading, time.monotonic() + seconds)
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -232,6 +234,7 @@ def _answers(work: Iterable[_Work], jobs: int) -> Iterator[tuple[Any, Any]]:
     waiting, running, read = iter(work), dict[Any, _Child](), defaultdict[Any, bytearray](bytearray)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all that it only looks at
+    former = signal.signal(signal.SIGTERM, _terminated)  # which would leave them behind, with their servers
     try:
         while True:
             for name, begin, seconds in islice(waiting, jobs - len(running)):
@@ -248,6 +251,11 @@ def _answers(work: Iterable[_Work], jobs: int) -> Iterator[tuple[Any, Any]]:
     finally:
         for child in running.values():
             _end(child)
+        signal.signal(signal.SIGTERM, former)
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _drained(pipe: int, into: bytearray) -> bool:

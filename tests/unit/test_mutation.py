@@ -4,6 +4,9 @@ and nothing is left behind."""
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -62,3 +65,35 @@ def test_a_fork_that_ended_leaves_no_socket(tmp_path: Path) -> None:
     answers = dict(judging._answers([("ends", partial(work, 0), 60.0), ("is late", partial(work, 60), 2.0)], 1))
     assert answers == {"ends": True, "is late": None}
     assert [one.name for one in tmp_path.iterdir() if Path(judging._socket(int(one.name))).exists()] == []
+
+
+def test_a_run_that_is_ended_ends_its_forks_and_their_servers(tmp_path: Path) -> None:
+    # Given a run that waits for a fork with a server
+    run = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=judging.ROOT)
+    while not (begun := [one.name for one in tmp_path.iterdir()]):
+        assert run.poll() is None
+        time.sleep(0.01)
+    (fork,) = map(int, begun)
+    os.killpg(fork, 0)
+    # When it is told to end
+    run.terminate()
+    # Then it ends, and nobody of the fork's process group is left
+    assert run.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        while True:  # init may not have buried them yet
+            os.killpg(fork, 0)
+            time.sleep(0.01)
+    assert not Path(judging._socket(fork)).exists()
+
+
+WAITING = """
+import os, pathlib, sys, time
+from tests.mutation import judging
+
+def work():
+    judging._server()
+    (pathlib.Path(sys.argv[1]) / str(os.getpid())).touch()
+    time.sleep(600)
+
+list(judging._answers([("waits", work, 600.0)], 1))
+"""
