@@ -17,7 +17,8 @@ from tests.compat.uv import CACHE, ROOT
 
 __all__ = ["FOLDERS", "QUICK", "RESULTS", "run"]
 
-FOLDERS = ["tests/unit", "tests/lua", "tests/guard", "tests/topic", "tests/link", "tests/work"]
+FOLDERS = [f"tests/{name}" for name in ("unit", "lua", "guard", "topic", "link", "work", "audit", "security", "faults")]
+"""All but what needs no other server: whole programs (tests/e2e)."""
 QUICK = [
     "tests/lua",
     "tests/guard",
