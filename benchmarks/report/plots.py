@@ -89,11 +89,11 @@ def _bars(title: str, groups: dict[str, Bars], least: bool = False, log: bool = 
         one.bar_label(drawn, labels=[count(value) for value in values], padding=3)
         one.set(title=label, xscale="log" if log else "linear")
         one.xaxis.set_minor_formatter(NullFormatter())
-        if not log:
-            one.locator_params(axis="x", nbins=4)
+        one.xaxis.set_visible(log)  # each bar says its figure
         one.invert_yaxis()
         one.margins(x=0.25)
         one.spines[["top", "right"]].set_visible(False)
+        one.spines["bottom"].set_visible(log)
     figure.suptitle(title)
     return figure
 
@@ -108,19 +108,21 @@ def _aims() -> Any:
     found = reached()
     if not found:
         return None
-    figure, axes = plt.subplots(figsize=(9, 0.6 + 0.24 * len(found)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.24 * len(found)), layout="constrained")
     names, ours, limits = zip(*found, strict=True)
     places = range(len(names))
     axes.hlines(places, 1, ours, color=LIMIT, linewidth=3)
-    axes.scatter(ours, places, color=[OURS if one < 1 else THEIRS for one in ours], zorder=3, label="reached")
+    colors = [OURS if one < 1 else THEIRS for one in ours]
+    axes.scatter(ours, places, color=colors, zorder=3, label="measured (red: missed)")
     most = [nan if limit is None else limit for limit in limits]
     axes.scatter(most, places, marker="|", s=120, color="black", zorder=3, label="the limit")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xscale="log", title="reached, as a part of what was aimed at", yticks=places, yticklabels=names)
+    axes.set(xscale="log", title="1 is the aim; right of it is better", yticks=places, yticklabels=names)
     axes.set_xticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.invert_yaxis()
-    axes.legend(loc="lower right")
+    axes.tick_params(axis="y", labelsize="small")
+    figure.legend(loc="outside lower center", ncols=2)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
