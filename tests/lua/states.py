@@ -1,5 +1,5 @@
-"""What the contracts of scripts are tried on: every state that a slot or a record can be in, and everything that can be
-asked of it. One key "k", and a few others beside it.
+"""What the contracts of scripts are tried on: every state that a slot, a record or a seen-set can be in, and everything
+that can be asked of it. One key "k", and a few others beside it.
 
 A scene is built once and brought back from its DUMPs before each question, and questions are asked as they are, without
 a link: the reply is the script's own.
@@ -13,19 +13,22 @@ from typing import Any
 import redis
 
 from idemgate import Gate
-from idemgate.core import keys, members, registry, resizing
+from idemgate.core import compact, keys, members, registry, resizing
 from idemgate.core.calls import Call
 from idemgate.core.claims import Claims, Record
 from idemgate.core.clock import stamp
+from idemgate.core.expiry import look
 from idemgate.core.holdings import Announcement
 from idemgate.core.merging import wrapped
 from idemgate.core.messages import Delivery, Forward, Message, Trigger
 from idemgate.core.partial import Part
+from idemgate.core.slotaudit import Slot as OneSlot
+from idemgate.core.slotaudit import read_slot
 from idemgate.core.topics import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.errors import IdemgateError
 from idemgate.testing import Clock
 
-__all__ = ["RECORDS", "SLOTS", "Record", "Rig", "Slot", "ask_crew", "ask_registry"]
+__all__ = ["PAGES", "RECORDS", "SLOTS", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry", "ask_theirs"]
 
 Dump = dict[bytes, bytes]
 CHANGE = b"change"
@@ -163,6 +166,8 @@ class Slot:
             "stats": calls._stats(0),
             "stats closed": calls.depth(0).calls[0],
             "dead": calls.dead(0, 0, 10),
+            "audit": self._audit(1_000),
+            "audit, large": self._audit(0),
             "redrive": calls.exhume(0, "redrive", []),
             "redrive named": calls.exhume(0, "redrive", [*self._letters(), "404"]),
             "delete": calls.exhume(0, "delete", []),
@@ -175,6 +180,9 @@ class Slot:
             "purge look": resizing._purge(calls, 0, CHANGE, False),
             "purge": resizing._purge(calls, 0, CHANGE, True),
         }  # fmt: skip
+
+    def _audit(self, most: int) -> Call[Any]:
+        return read_slot(OneSlot(self.rig.gate.namespace, self.topic.name, 0, 1), self.clock, most, 1 << 20)
 
     def _letters(self) -> list[str]:
         return [text.decode() for text in self.rig.raw.zrange(self.calls.keys(0)[4], 0, -1)]
@@ -307,9 +315,9 @@ class Record:
         self.rig = rig
         self.clock = rig.clock
         self.calls = Claims(rig.gate.namespace, rig.clock)
-        self.key = self.calls.key("s", build)
+        self.key, self.beside = self.calls.key("s", build), self.calls.key("s", f"{build}, beside")
         RECORDS[build](self)
-        rig.keep(self.key)
+        rig.keep((*self.key, *self.beside))
 
     def claim(self, owner: bytes = b"me", **options: Any) -> None:
         self.rig.ask(self.calls.claim(self.key, owner, 30_000, 60_000, **options))
@@ -340,6 +348,7 @@ class Record:
                 f"checkpoint, {who}": calls.checkpoint(key, owner, b"note"),
             }
         return asked | {
+            "marks": calls.mark_many([key, self.beside], 60_000).calls[0],
             "inspect": calls.inspect(key),
             "forget": calls.forget(key, b"r1", seen, force=False),
             "forget by force": calls.forget(key, b"r2", seen, force=True),
@@ -393,6 +402,94 @@ RECORDS: dict[str, Callable[[Record], Any]] = {
 }
 
 
+# -- seen-sets --------------------------------------------------------------------------------------------------------
+
+WINDOW, MANY = "10m", 120
+"""Of a set; and how many ids a shard is given, so that their buckets split."""
+IDS = [n for n in range(10_000) if compact._id(n)[0] == 0 and compact._id(n)[1][3] % 2]
+"""All of one shard, and of them only those that leave the first bucket when it is split."""
+
+
+class Pages:
+    """One shard of a set, and one of a set that keeps values, in the state that `build` makes of them. Ids are named
+    by their places in `IDS`."""
+
+    def __init__(self, rig: Rig, build: str) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+        self.sets = compact.SeenSets(rig.gate.namespace, rig.clock)
+        self.scope = build
+        PAGES[build](self)
+        rig.keep((*self.see(0).keys, *self.keep(7, 0).keys))
+
+    def see(self, *places: int, window: str = WINDOW) -> Call[Any]:
+        [one] = self.sets.first_many(self.scope, [IDS[place] for place in places], window).calls
+        return one
+
+    def keep(self, value: int, *places: int, window: str = WINDOW) -> Call[Any]:
+        pairs = [(IDS[place], value) for place in places]
+        [one] = self.sets.keep_many(self.scope, pairs, window).calls
+        return one
+
+    def mark(self, *places: int) -> None:
+        self.rig.ask(self.see(*places))
+        self.rig.ask(self.keep(7, *places))
+
+    def asks(self) -> dict[str, Call[Any]]:
+        """Of ids that are marked, wherever some are, and of the last two, which are marked nowhere."""
+        return {
+            "see": self.see(0),
+            "see new": self.see(-1),
+            "see many": self.see(-1, 0, 1, -2),
+            "see for longer": self.see(0, -1, window="1h"),
+            "see for less": self.see(0, -1, window="1s"),
+            "keep": self.keep(8, 0),
+            "keep new": self.keep(8, -1),
+            "keep many": self.keep(8, -1, 0, 1, -2),
+            "keep for longer": self.keep(8, 0, -1, window="1h"),
+            "kept": self.sets.kept(self.scope, IDS[0]),
+            "kept new": self.sets.kept(self.scope, IDS[-1]),
+        }
+
+    def others_act(self) -> None:
+        """They see the same ids within the window, and keep other values for them."""
+        self.clock.advance("500ms")
+        for place in (0, 1, -1, -2):
+            self.rig.ask(self.see(place))
+            self.rig.ask(self.keep(9, place))
+
+
+def _turned(pages: Pages) -> None:
+    """An older page, of which the first half of the marks is out of date, and a younger one."""
+    pages.mark(0, 2)
+    pages.clock.advance("9m")
+    pages.mark(1, 3)
+    pages.clock.advance("2m")
+    pages.mark(4)
+
+
+def _outlived(pages: Pages) -> None:
+    """Nothing of it counts, and it is not removed yet."""
+    _turned(pages)
+    pages.clock.advance("40m")
+
+
+def _uneven(pages: Pages) -> None:
+    """A bucket is full, and the next to be split is another one."""
+    pages.rig.ask(pages.see(*range(97)))
+    pages.rig.ask(pages.keep(7, *range(49)))
+
+
+PAGES: dict[str, Callable[[Pages], Any]] = {
+    "empty": lambda pages: None,
+    "young": lambda pages: pages.mark(0, 1),
+    "split": lambda pages: pages.mark(*range(MANY)),
+    "uneven": _uneven,
+    "turned": _turned,
+    "outlived": _outlived,
+}
+
+
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -443,3 +540,12 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
         "leave unknown": members.leave(namespace, "g", clock, "z"),
         "roll": members.attendance(namespace, "g", clock),
     }
+
+
+def ask_theirs(rig: Rig) -> dict[str, Call[Any]]:
+    """Keys of somebody else, of any type, which are looked at."""
+    asked = {name: look(f"{rig.gate.namespace}:{name}".encode(), rig.clock) for name in ("text", "list", "none")}
+    rig.raw.set(asked["text"].keys[0], "x")
+    rig.raw.rpush(asked["list"].keys[0], "x")
+    rig.keep(key for one in asked.values() for key in one.keys)
+    return asked

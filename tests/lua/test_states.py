@@ -14,16 +14,28 @@ from typing import Any
 import pytest
 import redis
 
+from idemgate import lua
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.core.topics import _receipts
 from idemgate.link.embedded import ENVIRONMENT, start
-from idemgate.lua import source
+from idemgate.lua import names, script, source
 from tests.lua.contracts import header_of
-from tests.lua.states import RECORDS, SLOTS, Record, Rig, Slot, ask_crew, ask_registry
+from tests.lua.states import (
+    PAGES,
+    RECORDS,
+    SLOTS,
+    Pages,
+    Record,
+    Rig,
+    Slot,
+    ask_crew,
+    ask_registry,
+    ask_theirs,
+)
 
-READS = {"topic/peek", "topic/stats", "topic/dead", "topic/retell", "topic/policy", "topic/registry", "members/roll",
-    "once/inspect"}  # fmt: skip
+READS = {"topic/peek", "topic/stats", "topic/dead", "topic/retell", "topic/policy", "topic/registry", "topic/audit",
+    "members/roll", "once/inspect", "once/kept", "expiry/look"}  # fmt: skip
 TOLD = {
     "topic/trigger",
     "topic/settle",
@@ -34,6 +46,8 @@ TOLD = {
     "topic/pause",
 }
 """These remember what they answered."""
+MARKS = {"once/see", "once/keep", "once/marks"}
+"""These know their own mark again."""
 
 
 def _programs() -> dict[str, str]:
@@ -77,6 +91,8 @@ def rigs(raw: Any, url: str) -> Iterator[Callable[[str], Rig]]:
 
 
 Scene = tuple[Rig, dict[str, Call[Any]], Any]
+STAGES: dict[str, Callable[[Rig, str], Any]] = {"slot": Slot, "record": Record, "pages": Pages}
+ROOMS = {"registry": ask_registry, "crew": ask_crew, "theirs": ask_theirs}
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +104,18 @@ def scenes(rigs: Callable[[str], Rig]) -> Callable[[str], Scene]:
         if name not in known:
             rig = rigs(str(len(known)))
             room, _, state = name.partition(" ")
-            if room in ("slot", "record"):
-                stage: Any = Slot(rig, state) if room == "slot" else Record(rig, state)
+            if room in STAGES:
+                stage: Any = STAGES[room](rig, state)
                 known[name] = rig, stage.asks(), stage
             else:
-                known[name] = rig, {"registry": ask_registry, "crew": ask_crew}[room](rig), None
+                known[name] = rig, ROOMS[room](rig), None
         return known[name]
 
     return make
 
 
-SCENES = [*(f"slot {name}" for name in SLOTS), *(f"record {name}" for name in RECORDS), "registry", "crew"]
+STATES = {"slot": SLOTS, "record": RECORDS, "pages": PAGES}
+SCENES = [*(f"{room} {name}" for room, states in STATES.items() for name in states), *ROOMS]
 EVERYWHERE = pytest.mark.parametrize("scene", SCENES)
 
 
@@ -119,8 +136,21 @@ def _words(call: Call[Any], reply: Any) -> None:
     if call.script.name == "topic/trigger" and reply[0] == b"ok":
         assert {receipt.status for receipt in _receipts(reply[1], reply[2:])} <= header.each
     elif header.each and reply[0] == b"ok":
-        from_ = {"topic/settle": 3, "topic/extend": 2}.get(call.script.name)
+        from_ = {"topic/settle": 3, "topic/extend": 2, "once/marks": 2}.get(call.script.name)
         assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each
+
+
+ELSEWHERE = {
+    "link/touch": "takes no time and says no word, but 1; it stands behind what the link writes, and is tried below",
+}
+"""Scripts that no scene asks for, and why."""
+
+
+def test_there_is_a_scene_of_every_script(scenes: Any) -> None:
+    folder = Path(lua.__file__).parent
+    written = {f"{file.parent.name}/{file.stem}" for file in folder.glob("*/*.lua") if file.parent.name != "lib"}
+    assert written == {*names(), *ELSEWHERE}
+    assert {call.script.name for scene in SCENES for call in scenes(scene)[1].values()} == written - {*ELSEWHERE}
 
 
 @EVERYWHERE
@@ -163,6 +193,9 @@ def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str, record_fault:
             if call.script.name in TOLD:
                 assert again == reply or again[0] == reply[0] == b"foreign", name
         elif call.script.name in READS:
+            assert _content(rig) == before, name
+        elif call.script.name in MARKS:
+            assert (again[0], *again[2:]) == (reply[0], *reply[2:]), name
             assert _content(rig) == before, name
         elif scene.startswith("record") and _began(reply):
             # Somebody has taken over since, or it has ended: this owner is told so, and changes nothing.
@@ -212,7 +245,12 @@ def _began(reply: Any) -> bool:
     return reply[0] in (b"started", b"s"[0])
 
 
-TYPED = [one for one in SCENES if not one.startswith("slot") or one[5:] in ("absent", "full house", "ready", "closed")]
+TYPED = [
+    one
+    for one in SCENES
+    if one.partition(" ")[2] in ("absent", "full house", "ready", "closed") or not one.startswith(("slot", "theirs"))
+]
+"""What is looked at is none of ours, and may be of any type."""
 
 
 @pytest.mark.parametrize("scene", TYPED)
@@ -294,7 +332,11 @@ def _outcomes(rig: Rig, asks: dict[str, Call[Any]], command: tuple[Any, ...]) ->
 
 STRIDE = int(os.environ.get("IDEMGATE_GARBAGE", "7"))
 """Each so manyth way to spoil a scene is tried; 1 is all of them. A field has eleven ways, so that all come up."""
-SPOILED = [
+SPARSE = STRIDE if STRIDE == 1 else 9 * STRIDE
+"""The same of scenes that hold little else than those of `SPOILED`."""
+NOTHING = {"slot absent", "record absent", "pages empty", "theirs"}
+"""Scenes that store nothing that could be spoiled, or nothing of ours."""
+SPOILED = {
     "slot full house",
     "slot ready",
     "slot closed",
@@ -304,12 +346,14 @@ SPOILED = [
     "record in progress",
     "record done",
     "record released",
+    "pages turned",
+    "pages uneven",
     "registry",
     "crew",
-]
+}
 
 
-@pytest.mark.parametrize("scene", SPOILED)
+@pytest.mark.parametrize("scene", [one for one in SCENES if one not in NOTHING])
 def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str, record_fault: Any) -> None:
     rig, asks, _ = scenes(scene)
     faults: list[str] = []
@@ -318,7 +362,9 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str, 
     for call in asks.values():
         rig.raw.script_load(call.script.text.decode())
     rig.again()
-    for what, command in list(_spoiled(rig))[::STRIDE]:
+    ways = list(_spoiled(rig))
+    assert ways
+    for what, command in ways[:: STRIDE if scene in SPOILED else SPARSE]:
         for name, reply, wrote in _outcomes(rig, asks, command):
             n += 1
             if isinstance(reply, Exception):
@@ -384,3 +430,23 @@ def test_without_memory_a_script_is_refused_whole_or_works(scenes: Any, scene: s
             rig.raw.config_set("maxmemory", 0)
     fault = "server without memory, asked by each script in each state there is a scene of"
     record_fault(fault, len(asks), promises="P6 P7", exhaustive=True, half_done=0)
+
+
+def test_what_stands_before_a_wait_writes_whatever_is_there(raw: Any) -> None:
+    """`link/touch`: it says 1, lasts an hour, and needs no memory where its key is there."""
+    touch = script("link/touch").text.decode()
+    key = f"touched-{os.getpid()}"
+
+    def writes() -> int:
+        before = raw.info("persistence")["rdb_changes_since_last_save"]
+        assert raw.eval(touch, 1, key) == 1
+        assert 3_590_000 < raw.pttl(key) <= 3_600_000
+        return int(raw.info("persistence")["rdb_changes_since_last_save"]) - before
+
+    try:
+        assert (writes(), writes()) == (1, 1)
+        raw.config_set("maxmemory", 1)
+        assert writes() == 1
+    finally:
+        raw.config_set("maxmemory", 0)
+        raw.delete(key)

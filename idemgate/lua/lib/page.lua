@@ -84,7 +84,7 @@ local function marked_in(p, digest, check, window, now_ms)
     return known, value
   end
   local held, since = bucket(p, bucket_of(p, digest)), now_ms - math.min(window, p.window)
-  local at = next_mark(p, held, digest, 1)
+  local at = not p.problem and next_mark(p, held, digest, 1)
   while at and known < 1 do
     if made(p, held, at) > since then
       known = string.sub(held, at + 12, at + 16) == check and 1 or 0
@@ -111,7 +111,7 @@ end
 local function trim(p, digest, now_ms)
   local at, since, first = bucket_of(p, digest), now_ms - p.window, 1
   local held = bucket(p, at)
-  if held == "" or made(p, held, math.floor(#held / p.width / 4) * p.width + 1) > since then
+  if held == "" or p.problem or made(p, held, math.floor(#held / p.width / 4) * p.width + 1) > since then
     return
   end
   while first <= #held and made(p, held, first) <= since do
@@ -126,7 +126,7 @@ local function mark(young, old, digest, check, now_ms, value)
   local time = string.char(math.floor(units / 16777216), math.floor(units / 65536) % 256, math.floor(units / 256) % 256, units % 256)
   local held = bucket(young, at) .. digest .. time .. check .. value
   change(young, at, held)
-  if #held > FULL then
+  if #held > FULL and bucket(young, young.buckets - young.base) and not young.problem then
     split(young)
     young.head = true
   end
