@@ -1,4 +1,5 @@
-"""Every coroutine of the awaiting faces, cancelled at each of its awaits, and once more while it cleans up after that.
+"""Every coroutine of the awaiting faces that writes, cancelled at each of its awaits, and once more while it cleans up
+after that.
 
 Whatever the await: what is then in the store is what the caller knows or may find out. A key is done, or free; a
 trigger counts once or not at all; a delivery is in flight, or back, or ended; nobody else gets a wrong answer; no
@@ -8,6 +9,7 @@ listener and no task stays behind.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -17,7 +19,15 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, StoreRefused
+from idemgate.gate import AioGate
+from idemgate.once.batch import AioClaimBatch
+from idemgate.once.claim import AioClaim
+from idemgate.once.current import AioExecution
 from idemgate.testing import Clock
+from idemgate.topic.dead import AioDead
+from idemgate.topic.faces import AioTopic
+from idemgate.topic.merged import AioMerged
+from idemgate.work.subscribers.expiry import AioExpiry
 from tests.faults.cancelling import cancelled_at
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
@@ -159,6 +169,88 @@ def first(case: Case) -> tuple[Work, Check]:
     return lambda: case.aio.first(case.key, "1h"), check
 
 
+def first_many(case: Case) -> tuple[Work, Check]:
+    keys = [case.key, f"{case.key}b"]
+
+    async def check(outcome: Any) -> None:
+        again = await case.aio.first_many([*keys, f"{case.key}c"], "1h")
+        assert again == [False, False, True] or is_cancelled(outcome)
+
+    return lambda: case.aio.first_many(keys, "1h"), check
+
+
+def keep(case: Case) -> tuple[Work, Check]:
+    async def check(outcome: Any) -> None:
+        kept = await case.aio.keep(case.key, 8, "1h")
+        assert kept.value == (8 if kept.first else 7)
+        assert not kept.first or is_cancelled(outcome)
+        assert await case.aio.kept(case.key) == kept.value
+
+    return lambda: case.aio.keep(case.key, 7, "1h"), check
+
+
+def keep_many(case: Case) -> tuple[Work, Check]:
+    pairs = [(case.key, 7), (f"{case.key}b", 7)]
+
+    async def check(outcome: Any) -> None:
+        kept = await case.aio.keep_many([(key, 8) for key, _ in pairs], "1h")
+        assert all(one.value == (8 if one.first else 7) for one in kept)
+        assert not any(one.first for one in kept) or is_cancelled(outcome)
+
+    return lambda: case.aio.keep_many(pairs, "1h"), check
+
+
+def forget(case: Case) -> tuple[Work, Check]:
+    async def work() -> bool:
+        await case.aio.first(case.key, "1h", scope="s")
+        return await case.aio.forget(case.key, scope="s")
+
+    async def check(outcome: Any) -> None:
+        assert await case.state() in (("absent", "done") if is_cancelled(outcome) else ("absent",))
+        await case.aio.forget(case.key, scope="s")
+        assert await case.state() == "absent"
+
+    return work, check
+
+
+def resolve(case: Case) -> tuple[Work, Check]:
+    async def work() -> bool:
+        await case.aio.claim(case.key, scope="s", on_lease_loss="hold")
+        case.clock.advance("31s")
+        return await case.aio.resolve(case.key, done=True, result="decided", scope="s")
+
+    async def check(outcome: Any) -> None:
+        case.clock.advance("31s")
+        state = await case.state()
+        assert state in (("absent", "released", "held", "done") if is_cancelled(outcome) else ("done",))
+        if state == "held":  # nobody has decided: it may still be
+            assert await case.aio.resolve(case.key, done=True, result="decided", scope="s")
+        if state in ("held", "done"):
+            assert (await case.aio.claim(case.key, scope="s")).result == "decided"
+
+    return work, check
+
+
+def waiting(case: Case) -> tuple[Work, Check]:
+    async def work() -> str:
+        owner = await case.aio.claim(case.key, scope="s")
+        release = owner._ending(owner._passage.release())
+        asyncio.get_running_loop().call_later(0.02, lambda: case.aio.link.start(release))
+        other = await case.aio.claim(case.key, scope="s")
+        return await other.wait("20s")
+
+    async def check(outcome: Any) -> None:
+        assert outcome == "started" or is_cancelled(outcome)
+        if outcome == "started":
+            assert await case.state() == "in_progress"  # its owner goes on
+            return
+        async with asyncio.timeout(30):  # until the first owner has let go; a claim that is left would stay
+            while await case.state() == "in_progress":
+                await asyncio.sleep(0.005)
+
+    return work, check
+
+
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +312,148 @@ def ended(verb: str) -> Callable[[Case], tuple[Work, Check]]:
         return work, check
 
     return build
+
+
+def cancel(case: Case) -> tuple[Work, Check]:
+    async def work() -> str:
+        await case.topic.trigger(case.key, 1)
+        return await case.topic.cancel(case.key)
+
+    async def check(outcome: Any) -> None:
+        assert outcome == "cancelled" or is_cancelled(outcome)
+        again = await case.topic.cancel(case.key)
+        assert again == "absent" or (again == "cancelled" and is_cancelled(outcome))
+        assert (await case.topic.peek(case.key)).pending is None
+
+    return work, check
+
+
+def reschedule(case: Case) -> tuple[Work, Check]:
+    async def work() -> str:
+        await case.topic.trigger(case.key, 1)
+        return await case.topic.reschedule(case.key, delay="1h")
+
+    async def check(outcome: Any) -> None:
+        assert outcome == "rescheduled" or is_cancelled(outcome)
+        left = await case.topic.take(10)
+        assert left == [] or is_cancelled(outcome)
+        await case.topic.ack(left)
+        await case.topic.cancel(case.key)
+        assert (await case.topic.peek(case.key)).pending is None
+
+    return work, check
+
+
+def flush(case: Case, whole: bool = False) -> tuple[Work, Check]:
+    async def work() -> int:
+        await case.topic.trigger(case.key, 1, delay="1h", event_id=case.key)
+        return await case.topic.flush(None if whole else case.key)
+
+    async def check(outcome: Any) -> None:
+        assert outcome == 1 or is_cancelled(outcome)
+        left = await case.topic.take(10)
+        assert left or is_cancelled(outcome)
+        await case.topic.ack(left)
+        await case.topic.cancel(case.key)
+        assert (await case.topic.peek(case.key)).pending is None
+
+    return work, check
+
+
+def exhumed(verb: str) -> Callable[[Case], tuple[Work, Check]]:
+    def build(case: Case) -> tuple[Work, Check]:
+        topic = case.gate.topic(case.key, merge="append", lease="30s", backoff=0).aio
+
+        async def work() -> int:
+            await topic.trigger(case.key, 1)
+            await topic.bury(await topic.take(1))
+            return int(await getattr(topic.dead, verb)())
+
+        async def check(outcome: Any) -> None:
+            assert outcome == 1 or is_cancelled(outcome)
+            case.clock.advance("30s")
+            stats = await topic.stats()
+            there = stats.pending + stats.in_flight + stats.dead
+            gone = stats["deleted_triggers"]
+            assert there + gone == stats["accepted"]
+            assert (verb == "redrive" and there == 1) or gone == 1 or is_cancelled(outcome)
+            await topic.dead.redrive()
+            assert await topic.ack(await topic.take(10)) == ["ok"] * there
+
+        return work, check
+
+    return build
+
+
+def forward_due(case: Case) -> tuple[Work, Check]:
+    plain = case.gate.topic(case.key, merge="append")
+    plain.forward("list", f"{case.gate.namespace}:{case.key}")
+
+    async def work() -> int:
+        await plain.aio.trigger(case.key, 1)
+        return await plain.aio.forward_due()
+
+    async def check(outcome: Any) -> None:
+        assert outcome == 1 or is_cancelled(outcome)
+        await plain.aio.forward_due()
+        stats = await plain.aio.stats()
+        assert (stats.pending, stats["forwarded"]) == (0, stats["accepted"])
+        sent = await case.aio.link.command("LLEN", f"{case.gate.namespace}:{case.key}")
+        assert sent == stats["accepted"]
+        await case.aio.link.command("DEL", f"{case.gate.namespace}:{case.key}")
+
+    return work, check
+
+
+def reslot(case: Case) -> tuple[Work, Check]:
+    topic = case.gate.topic(case.key, merge="append").aio
+
+    async def work() -> int:
+        await topic.trigger_many([(n, n) for n in range(5)])
+        return (await topic.reslot(4)).after
+
+    async def check(outcome: Any) -> None:
+        assert outcome == 4 or is_cancelled(outcome)
+        assert (await topic.reslot(4)).after == 4  # whoever asks again ends it
+        stats = await topic.stats()
+        assert stats.pending == stats["accepted"]
+        assert len(await topic.ack(await topic.take(10))) == stats["accepted"]
+
+    return work, check
+
+
+def forgotten(case: Case) -> tuple[Work, Check]:
+    topic = case.gate.topic(case.key, merge="append").aio
+
+    async def work() -> Any:
+        await topic.trigger(case.key, 1)
+        return await topic.forget(discard=True)
+
+    async def check(outcome: Any) -> None:
+        assert is_cancelled(outcome) or (outcome.known, outcome.pending) == (True, 1)
+        await topic.forget(discard=True)
+        assert case.key not in [one.name for one in await case.aio.stored_topics()]
+        await topic.trigger(case.key, 2)  # which makes it anew
+        assert [one.payload for one in await topic.take(10)] == [[2]]
+        await topic.forget(discard=True)
+
+    return work, check
+
+
+def paused(case: Case) -> tuple[Work, Check]:
+    topic = case.gate.topic(case.key, merge="append").aio
+
+    async def work() -> bool:
+        await topic.trigger(case.key, 1, event_id=case.key)
+        return await topic.pause() and await topic.resume()
+
+    async def check(outcome: Any) -> None:
+        assert outcome is True or is_cancelled(outcome)
+        await topic.trigger(case.key, 1, event_id=case.key)
+        await topic.resume()
+        assert [one.payload for one in await topic.take(10)] == [[1]]
+
+    return work, check
 
 
 def worker(case: Case, **options: Any) -> tuple[Work, Check]:
@@ -427,16 +661,45 @@ def channel_of_threads(case: Case) -> tuple[Work, Check]:
 
 def expiring(case: Case) -> tuple[Work, Check]:
     name = f"{case.gate.namespace}.{case.key}"
+    expiry = case.gate.expiry(name, f"{name}:*", notifications="assume")
+    case.gate.subscribers.clear()
 
     async def work() -> None:
-        expiry = case.gate.expiry(name, f"{name}:*", notifications="assume")
         stop = asyncio.Event()
-        try:
-            await expiry.run(stop, grace=5.0, ready=lambda: asyncio.get_running_loop().call_later(0.01, stop.set))
-        finally:
-            case.gate.subscribers.clear()
+        await expiry.run(stop, grace=5.0, ready=lambda: asyncio.get_running_loop().call_later(0.01, stop.set))
 
-    async def check(outcome: Any) -> None: ...
+    async def check(outcome: Any) -> None:
+        """Begun anew it keeps the due set: what is to expire is in there, once."""
+        await case.aio.link.command("SET", f"{name}:1", "x", "PX", "3600000")
+        stop = asyncio.Event()
+        async with asyncio.timeout(30):
+            running = asyncio.create_task(expiry.run(stop, grace=5.0))
+            while (await expiry.topic.aio.peek(f"{name}:1")).pending is None:
+                await asyncio.sleep(0.003)
+            stop.set()
+            await running
+        stats = await expiry.topic.aio.stats()
+        assert (stats.pending, stats.in_flight, stats.dead) == (1, 0, 0)
+        assert await expiry.aio.untrack(f"{name}:1") == "cancelled"
+        await case.aio.link.command("DEL", f"{name}:1")
+
+    return work, check
+
+
+def tracking(case: Case) -> tuple[Work, Check]:
+    name = f"{case.gate.namespace}.{case.key}"
+    expiry = case.gate.expiry(name, f"{name}:*", notifications="assume").aio
+    case.gate.subscribers.clear()
+
+    async def work() -> str:
+        await case.aio.link.command("SET", f"{name}:1", "x", "PX", "3600000")
+        await expiry.track(f"{name}:1")
+        return await expiry.untrack(f"{name}:1")
+
+    async def check(outcome: Any) -> None:
+        assert outcome == "cancelled" or is_cancelled(outcome)
+        assert await expiry.untrack(f"{name}:1") in (("absent", "cancelled") if is_cancelled(outcome) else ("absent",))
+        await case.aio.link.command("DEL", f"{name}:1")
 
     return work, check
 
@@ -449,10 +712,26 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "claim_many": a_batch,
     "async with claim_many": a_batch_in_a_block,
     "first": first,
+    "first_many": first_many,
+    "keep": keep,
+    "keep_many": keep_many,
+    "forget": forget,
+    "resolve": resolve,
+    "wait": waiting,
     "trigger": trigger,
     "trigger_many": trigger_many,
     "take": take,
     **{verb: ended(verb) for verb in ("ack", "nack", "bury", "give_back", "extend")},
+    "cancel": cancel,
+    "reschedule": reschedule,
+    "flush": flush,
+    "flush all": lambda case: flush(case, whole=True),
+    "redrive": exhumed("redrive"),
+    "delete": exhumed("delete"),
+    "forward_due": forward_due,
+    "reslot": reslot,
+    "forget a topic": forgotten,
+    "pause, resume": paused,
     "worker": worker,
     "worker.run": worker_that_is_run,
     "worker that is a member": lambda case: worker(case, members=True),
@@ -460,9 +739,61 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "channel, busy": channel_that_is_busy,
     "channel, threads": channel_of_threads,
     "expiry": expiring,
+    "track, untrack": tracking,
     "subscribers": subscribers,
     "stream": stream,
 }
+
+
+AWAITED: dict[type, dict[str, str]] = {
+    AioGate: {
+        "complete_many": "claim_many",
+        "release_many": "claim_many",
+        **{name: name for name in ("first", "first_many", "keep", "keep_many", "forget", "resolve")},
+    },
+    AioClaim: {
+        "complete": "claim",
+        "checkpoint": "async with claim",
+        "extend": "async with claim",
+        "wait": "wait",
+    },
+    AioTopic: {
+        **{name: name for name in ("trigger", "trigger_many", "take", "ack", "nack", "bury", "give_back", "extend")},
+        **{name: name for name in ("cancel", "reschedule", "flush", "forward_due", "reslot")},
+        "open": "trigger",
+        "run": "trigger",
+        "forget": "forget a topic",
+        "pause": "pause, resume",
+        "resume": "pause, resume",
+    },
+    AioDead: {"redrive": "redrive", "delete": "delete"},
+    AioExpiry: {"track": "track, untrack", "untrack": "track, untrack"},
+}
+"""Which case cancels each coroutine of the awaiting faces."""
+LEFT_OUT: dict[type, dict[str, str]] = {
+    AioGate: {
+        "inspect": "reads one reply",
+        "kept": "reads one reply",
+        "stored_topics": "reads",
+        "close": "ends the gate that the cases share",
+    },
+    AioClaim: {"release": 'one call, as "complete"'},
+    AioTopic: {"peek": "reads one reply", "stats": "reads", "next_due": "reads"},
+    AioDead: {"list": "reads"},
+    AioExecution: {"checkpoint": "one call, as that of a claim"},
+    AioMerged: {"trigger": "binds arguments, then is that of a topic"},
+}
+"""Those that none does, and why."""
+
+
+def test_every_coroutine_of_the_awaiting_faces_has_a_case_or_a_reason() -> None:
+    faces = {AioGate, AioClaim, AioClaimBatch, AioTopic, AioDead, AioExpiry, AioExecution, AioMerged}
+    for face in faces:
+        found = {name for name, one in inspect.getmembers(face, inspect.iscoroutinefunction) if name[0] != "_"}
+        named = [*AWAITED.get(face, ()), *LEFT_OUT.get(face, ())]
+        assert sorted(named) == sorted(found), face
+    assert {case for cases in AWAITED.values() for case in cases.values()} <= set(CASES)
+    assert {*AWAITED, *LEFT_OUT} <= faces
 
 
 GAPS = (0, 1, 2, 3, 5)
@@ -520,7 +851,7 @@ async def test_cancelled_at_every_await(
     await gate.aio.close()
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
     record_fault(
-        "cancelled at each await, and again while it cleans up, of every coroutine of the awaiting faces",
+        "cancelled at each await, and again while it cleans up, of the coroutines of the awaiting faces that write",
         n,
         promises="P2 P3 P7 P15",
         exhaustive=True,

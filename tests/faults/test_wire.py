@@ -183,7 +183,8 @@ async def test_a_request_that_runs_after_its_caller_has_moved_on_changes_nothing
         assert await asyncio.to_thread(play.facts) == await asyncio.to_thread(told.facts), name
         await closed(calm, gate)
         n += 1
-    record_fault("request delayed until its caller has moved on, of every call of guard and topic", n, promises="P5 P6")
+    fault = "request delayed until its caller has moved on, of every call of guard and topic but claims and heartbeats"
+    record_fault(fault, n, promises="P5 P6")
 
 
 def _dumped(raw: Any, gate: Gate) -> dict[bytes, bytes]:
