@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from idemgate import Gate
+from idemgate import Gate, StoreUnavailable
+from idemgate.link.servers import servers
 from idemgate.testing import Event, History, audit
 
-__all__ = ["check_sound", "history_of", "over"]
+__all__ = ["Namespaces", "check_sound", "history_of", "over"]
+
+
+class Namespaces:
+    """Those that a test has made. Each is audited at the test's end, on every server that is up then, and on every
+    `Server` before it is taken down; `damages` are the kinds of faults that are to be found."""
+
+    def __init__(self, damages: set[str]) -> None:
+        self.damages = damages
+        self.gates: dict[str, Gate] = {}
+        self.audited: set[str] = set()
+
+    def note(self, gate: Gate) -> None:
+        """One for each namespace and way to it: its text says both."""
+        self.gates[repr(gate)] = gate
+
+    def audit(self, gate: Gate) -> None:
+        report = audit(gate)
+        assert {*report.by_kind} <= self.damages, f"{gate}: {report}"
+        self.audited.add(gate.namespace)
+
+    def leave(self, url: str) -> None:
+        """That server is about to end. Whichever namespaces came to it, with a file or as a replica, are sound."""
+        for name, gate in {gate.namespace: gate for gate in self.gates.values()}.items():
+            self.audit(Gate(url, namespace=name, clock=gate.clock))
+
+    def end(self) -> None:
+        for gate in [*self.gates.values()]:
+            if _answers(gate):
+                self.audit(gate)
+
+    def missed(self) -> set[str]:
+        return {gate.namespace for gate in self.gates.values()} - self.audited
+
+
+def _answers(gate: Gate) -> bool:
+    """Asked once: an audit would go on asking for seconds."""
+    with suppress(StoreUnavailable), servers(gate.endpoint) as found:
+        return all(one.command("PING") for one in found)
+    return False
 
 
 def history_of(raw: Any, namespace: str) -> History:

@@ -6,10 +6,11 @@ import mmap
 import os
 import struct
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import redis
 
@@ -22,6 +23,9 @@ __all__ = ["Jumpy", "Server", "everything"]
 class Server:
     """`start`, `kill` (-9), `file`: the append-only file that is written to. Options as on a command line; the
     surroundings (a library to preload) in `environment`."""
+
+    leaving: ClassVar[Callable[[str], object]] = staticmethod(lambda url: None)
+    """Told the URL of a server that is up and about to end, as a test is done with it: `conftest.py` audits it then."""
 
     def __init__(self, home: Path, *options: str, environment: dict[str, str] | None = None) -> None:
         self.home = home
@@ -70,10 +74,14 @@ class Server:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with suppress(AssertionError):
-            self.kill()
-        self.client.close()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failed is None and self.process is not None and self.process.poll() is None:
+                self.leaving(self.url)
+        finally:
+            with suppress(AssertionError):
+                self.kill()
+            self.client.close()
 
 
 class Jumpy(Server):

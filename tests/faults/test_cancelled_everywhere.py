@@ -814,6 +814,7 @@ async def nothing_listens(raw: Any) -> None:
 
 @pytest.fixture
 async def gate(url: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    """Of a user who may publish and read streams, too; audited as all are in here."""
     made = Gate(url, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()

@@ -164,6 +164,7 @@ def test_one_gate_serves_loop_after_loop_and_loops_in_threads(url: str, namespac
     sound(gate)
 
 
+@pytest.mark.unaudited("no server was ever reached")
 @pytest.mark.parametrize("awaiting", [False, True])
 async def test_a_connection_that_never_comes_to_be_is_given_up_and_nothing_was_asked(
     awaiting: bool, unreachable: str, record_fault: Callable[..., None]

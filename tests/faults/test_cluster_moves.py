@@ -63,7 +63,7 @@ def restarted(ports: list[int]) -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-async def gates(ports: list[int], namespace: str, sound: Any) -> AsyncIterator[Callable[..., Gate]]:
+async def gates(ports: list[int], namespace: str) -> AsyncIterator[Callable[..., Gate]]:
     made: list[Gate] = []
 
     def make(**options: Any) -> Gate:
@@ -75,8 +75,6 @@ async def gates(ports: list[int], namespace: str, sound: Any) -> AsyncIterator[C
     for gate in made:
         await gate.aio.close()
         gate.close()
-    if made:
-        sound(made[0])
     gc.collect()  # what was left open is to be this test's
 
 

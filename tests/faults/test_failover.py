@@ -19,7 +19,7 @@ from tests.replication import pair, watched
 
 
 def test_what_a_failover_lost_may_run_again_with_higher_fences(
-    tmp_path: Path, namespace: str, kills: int, record_fault: Callable[..., None]
+    tmp_path: Path, namespace: str, kills: int, sound: Callable[[Gate], None], record_fault: Callable[..., None]
 ) -> None:
     n = max(20, kills)
     with pair(tmp_path / "p") as two:
@@ -49,13 +49,15 @@ def test_what_a_failover_lost_may_run_again_with_higher_fences(
         after = {one.key: one.token for one in new.topic("t").take(1000)}
         assert after.keys() == before.keys()
         assert all(after[key] > before[key] for key in after)
-        old.close()
-        new.close()
+        # And both stores are sound, what the former primary has included
+        for one in (old, new):
+            one.close()
+            sound(one)
     record_fault("failover with lost writes", n, promises="P4", run_twice=n, fences_not_risen=0)
 
 
 def test_with_replicas_asked_for_nothing_that_was_acknowledged_is_lost(
-    tmp_path: Path, namespace: str, kills: int, record_fault: Callable[..., None]
+    tmp_path: Path, namespace: str, kills: int, sound: Callable[[Gate], None], record_fault: Callable[..., None]
 ) -> None:
     with pair(tmp_path / "p") as two:
         gate = Gate(two.urls[0], namespace=namespace, durability="replicas", timeout="200ms")
@@ -90,13 +92,15 @@ def test_with_replicas_asked_for_nothing_that_was_acknowledged_is_lost(
         # Then all that was acknowledged is there, and the rest was refused
         with Gate(two.urls[1], namespace=namespace) as new:
             lost = [key for key in sure if new.inspect(key).state != "done" or new.topic("t").peek(key) is None]
+            # And nothing came over by halves
+            sound(new)
         assert lost == []
         assert refused["yes"] >= 1
     record_fault("failover with lost writes, durability=replicas", refused.total(), promises="P2 P7", kept=len(sure))
 
 
 async def test_a_planned_switch_of_sentinels_loses_nothing(
-    tmp_path: Path, namespace: str, kills: int, record_fault: Callable[..., None]
+    tmp_path: Path, namespace: str, kills: int, sound: Callable[[Gate], None], record_fault: Callable[..., None]
 ) -> None:
     with watched(tmp_path / "s", "shop") as three:
         gate = Gate(three.url, namespace=namespace, timeout="60s")
@@ -151,12 +155,13 @@ async def test_a_planned_switch_of_sentinels_loses_nothing(
         assert gate.counters["once.unsaved"] == gate.counters["worker.unsettled"] == 0
         await gate.aio.close()
         gate.close()
+        await asyncio.to_thread(sound, gate)
     record_fault("planned Sentinel switch under load", switches, promises="P2 P7", accepted=len(accepted), lost=0)
 
 
 @pytest.mark.parametrize("awaiting", [False, True])
 async def test_while_there_is_no_primary_calls_end_by_their_deadline(
-    tmp_path: Path, namespace: str, awaiting: bool
+    tmp_path: Path, namespace: str, awaiting: bool, sound: Callable[[Gate], None]
 ) -> None:
     with watched(tmp_path / "s", "shop") as three:
         gate = Gate(three.url, namespace=namespace, timeout="500ms")
@@ -171,6 +176,7 @@ async def test_while_there_is_no_primary_calls_end_by_their_deadline(
             # Then it goes on when the sentinels have found another one, without anybody's help
             patient = Gate(three.url, namespace=namespace, timeout="120s")
             assert await _first(patient, awaiting, "after")
+            await asyncio.to_thread(sound, patient)
         finally:
             os.kill(process, signal.SIGCONT)
         for one in (gate, patient):

@@ -225,8 +225,12 @@ FORKS = """if True:
 """
 
 
-def test_a_child_forked_while_a_thread_held_every_lock_goes_on(url: str, namespace: str, record_fault: Any) -> None:
+def test_a_child_forked_while_a_thread_held_every_lock_goes_on(
+    url: str, namespace: str, sound: Any, record_fault: Any
+) -> None:
     ended = program(FORKS, url, namespace)
     out, errors = ended.communicate(timeout=60)
     assert (out, ended.returncode) == ("0\n", 0), errors
+    with Gate(url, namespace=namespace) as gate:
+        sound(gate)
     record_fault("fork while another thread holds every lock of a gate", 1, promises="P15", exhaustive=True)

@@ -47,6 +47,10 @@ def chosen(fault: str, link: str, n: int) -> Iterator[str]:
     return itertools.islice(itertools.cycle(PLAYS), -(-n // len(PLAYS)) * len(PLAYS))
 
 
+PLAIN = pytest.mark.damages("undecodable")
+"""The results and notes of plays are any bytes, which no gate could decode: the scripts do not look into them."""
+
+
 class Theatre:
     """Two stages of each play, on gates of one clock: a quiet one, and one behind a proxy."""
 
@@ -89,6 +93,7 @@ def theatre(url: str, namespace: str, raw: Any) -> Iterator[Theatre]:
         raw.delete(key)
 
 
+@PLAIN
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("fault", FAULTS)
@@ -119,6 +124,7 @@ async def test_the_answer_and_the_effect_are_those_of_an_undisturbed_call(
     record_fault(f"{fault}, of every call of guard and topic", n, promises="P6")
 
 
+@PLAIN
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("link", LINKS)
 async def test_a_reply_cut_at_any_byte_is_never_taken_for_another(
@@ -159,6 +165,7 @@ SET_BACK = ("once: claim", "once: claim_many")
 looks set back, and the lease is made to end no later than it would. The server's own time does not go back so."""
 
 
+@PLAIN
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("link", LINKS)
 async def test_a_request_that_runs_after_its_caller_has_moved_on_changes_nothing(
