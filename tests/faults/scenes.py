@@ -182,6 +182,7 @@ def serve(order: Order) -> Callable[[], object]:
     gate = Gate(order["url"], namespace=order["namespace"])
     topic = gate.topic("t", slots=order["slots"], lease=order["lease"], backoff=0)
     raw, events, life = redis.Redis.from_url(order["url"]), f"{order['namespace']}:events", order["life"]
+    drawn = random.Random(f"{order['seed']} {life}")
 
     def say(*what: Any) -> None:
         raw.rpush(events, json.dumps(what))
@@ -198,14 +199,14 @@ def serve(order: Order) -> Callable[[], object]:
 
     def handle(delivery: Any) -> None:
         begin(delivery)
-        time.sleep(random.uniform(0, order["linger"]))
+        time.sleep(drawn.uniform(0, order["linger"]))
         while held(delivery):
             time.sleep(0.01)
         end(delivery)
 
     async def handle_async(delivery: Any) -> None:
         begin(delivery)
-        await asyncio.sleep(random.uniform(0, order["linger"]))
+        await asyncio.sleep(drawn.uniform(0, order["linger"]))
         while held(delivery):
             await asyncio.sleep(0.01)
         end(delivery)

@@ -54,7 +54,14 @@ class Case:
 
 @pytest.mark.timeout(0)
 def test_killed_at_every_boundary_of_everything(
-    zygote: Any, url: str, raw: Any, namespace: str, many: Any, drawn: random.Random, record_fault: Callable[..., None]
+    zygote: Any,
+    url: str,
+    raw: Any,
+    namespace: str,
+    many: Any,
+    drawn: random.Random,
+    seed: int,
+    record_fault: Callable[..., None],
 ) -> None:
     # Given all the places that such a process passes, of which a small suite takes a part
     reached = Case(zygote, url, f"{namespace}-dry").run()["said"]
@@ -78,5 +85,6 @@ def test_killed_at_every_boundary_of_everything(
         died,
         promises="P2 P5 P6 P7 P12 P15",
         exhaustive=len(chosen) == len(places),
+        seed=seed,
         lost=0,
     )

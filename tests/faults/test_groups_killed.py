@@ -33,13 +33,13 @@ WEIGHTS = [1 / rank for rank in range(1, GROUPS + 1)]
 class Shop:
     """Eight workers of one topic, and what is triggered for them."""
 
-    def __init__(self, zygote: Any, url: str, raw: Any, namespace: str) -> None:
+    def __init__(self, zygote: Any, url: str, raw: Any, namespace: str, seed: int) -> None:
         self.zygote, self.raw, self.namespace = zygote, raw, namespace
         self.gate = Gate(url, namespace=namespace)
         self.topic = self.gate.topic("t", slots=SLOTS, lease=LEASE, backoff=0)
         self.order = {
             "scene": "serve", "url": url, "namespace": namespace, "slots": SLOTS, "lease": LEASE,
-            "concurrency": CONCURRENCY, "linger": 0.004,
+            "concurrency": CONCURRENCY, "linger": 0.004, "seed": seed,
         }  # fmt: skip
         self.lives = itertools.count()
         self.living: dict[int, int] = {}
@@ -98,8 +98,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(zygote: Any, url: str, raw: Any, namespace: str) -> Iterator[Shop]:
-    made = Shop(zygote, url, raw, namespace)
+def shop(zygote: Any, url: str, raw: Any, namespace: str, seed: int) -> Iterator[Shop]:
+    made = Shop(zygote, url, raw, namespace, seed)
     yield made
     made.close()
 
@@ -212,20 +212,20 @@ def _taken_between(attempts: list[Attempt], ms: int, token: int) -> list[Attempt
 
 @pytest.mark.timeout(0)
 def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(
-    shop: Shop, zygote: Any, kills: int, sound: Any, record_fault: Any
+    shop: Shop, kills: int, drawn: random.Random, seed: int, sound: Any, record_fault: Any
 ) -> None:
-    groups, chance, wanted = [f"g{number:02}" for number in range(GROUPS)], random.Random(), kills or 6
+    groups, wanted = [f"g{number:02}" for number in range(GROUPS)], kills or 6
     # Given eight worker processes
     for _ in range(WORKERS):
         shop.start()
     # When messages of 64 groups come in, most of them of few groups, and again and again one of the workers is killed
     for _ in range(wanted):
-        shop.trigger(chance.choices(groups, WEIGHTS, k=chance.randint(40, 120)))
-        seen = shop.told + chance.randint(1, 200)
+        shop.trigger(drawn.choices(groups, WEIGHTS, k=drawn.randint(40, 120)))
+        seen = shop.told + drawn.randint(1, 200)
         end = monotonic() + 2  # where most groups wait for leases of the dead, there is less to tell
         while shop.told < seen and monotonic() < end:
             sleep(0.002)
-        shop.kill(chance.choice(list(shop.living)))
+        shop.kill(drawn.choice(list(shop.living)))
         shop.start()
     shop.trigger(groups)
     shop.until(shop.done, 60 + wanted)
@@ -251,6 +251,7 @@ def test_live_attempts_of_a_group_never_overlap_however_many_workers_die(
         f"SIGKILL of one of {WORKERS} workers on {GROUPS} groups",
         len(record.dead),
         promises="P3 P7 P10",
+        seed=seed,
         messages=messages,
         attempts=len(record.attempts),
         overlaps=0,

@@ -142,17 +142,19 @@ def test_killed_at(case: Any, flavour: str, place: Place, record_fault: Any) -> 
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
-def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str, record_fault: Any) -> None:
+def test_killed_at_random_moments(
+    case: Any, zygote: Any, flavour: str, drawn: random.Random, seed: int, record_fault: Any
+) -> None:
     found: Counter[int] = Counter()
     for _ in range(12):
         one = case()
-        one.run(flavour, kill_after=random.uniform(0, 0.008))
+        one.run(flavour, kill_after=drawn.uniform(0, 0.008))
         one.recover(flavour)
         found[len(one.tokens)] += 1
     assert set(found) <= {1, 2}
     assert zygote.kills > 0
     effects = sum(times * count for times, count in found.items())
-    record_fault(SIGKILL, found.total(), promises="P2 P3 P4 P12", effects=effects, in_the_window=found[2])
+    record_fault(SIGKILL, found.total(), promises="P2 P3 P4 P12", seed=seed, effects=effects, in_the_window=found[2])
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
@@ -185,7 +187,7 @@ def test_a_former_owner_that_was_only_stopped_cannot_write(case: Any) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> None:
+def test_many_kills(case: Any, zygote: Any, kills: int, drawn: random.Random, seed: int, record_fault: Any) -> None:
     """Only with IDEMGATE_KILLS."""
     if not kills:
         pytest.skip("IDEMGATE_KILLS says how many")
@@ -193,10 +195,10 @@ def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> No
     before = zygote.kills
     plans = [(place, flavour) for place in PLACES for flavour in ("sync", "async")]
     while zygote.kills - before < kills:
-        place, flavour = random.choice([*plans, (None, "sync"), (None, "async"), (None, "sync"), (None, "async")])
+        place, flavour = drawn.choice([*plans, (None, "sync"), (None, "async"), (None, "sync"), (None, "async")])
         one = case()
         if place is None:
-            one.run(flavour, kill_after=random.uniform(0, 0.008))
+            one.run(flavour, kill_after=drawn.uniform(0, 0.008))
             one.recover(flavour)
             found["at a random moment", len(one.tokens)] += 1
         else:
@@ -206,7 +208,7 @@ def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> No
             found[" ".join((place.die, *place.does)), len(one.tokens)] += 1
     n = sum(found.values())
     effects = sum(times * count for (_, times), count in found.items())
-    record_fault(SIGKILL, n, promises="P2 P3 P4 P12", effects=effects, in_the_window=effects - n)
+    record_fault(SIGKILL, n, promises="P2 P3 P4 P12", seed=seed, effects=effects, in_the_window=effects - n)
     print(f"\n{zygote.kills - before} kills over {n} keys: lost 0, beyond the window 0; 95 % bound 3/N = {3 / n:.4f}")
     for (place_, effects), count in sorted(found.items()):
         print(f"  {place_:40} effects={effects}: {count}")

@@ -50,28 +50,34 @@ def troubled(trouble: Callable[[], object], every: float) -> Iterator[Counter[st
         thread.join(60)
 
 
-def stall(server: Server) -> None:
+def stall(server: Server, drawn: random.Random) -> None:
     """Stands still as a whole, its connections open."""
     assert server.process is not None
     os.kill(server.process.pid, signal.SIGSTOP)
-    threading.Event().wait(random.uniform(0.05, 0.4))
+    threading.Event().wait(drawn.uniform(0.05, 0.4))
     os.kill(server.process.pid, signal.SIGCONT)
 
 
-TROUBLES: dict[str, tuple[float, Callable[[Server], object]]] = {
-    "scripts forgotten": (0.001, lambda server: server.client.script_flush()),
-    "clients killed": (0.05, lambda server: server.client.execute_command("CLIENT", "KILL", "TYPE", "normal")),
-    "subscribers killed": (0.05, lambda server: server.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")),
-    "writes paused": (0.2, lambda server: server.client.execute_command("CLIENT", "PAUSE", 100, "WRITE")),
-    "all paused": (0.2, lambda server: server.client.execute_command("CLIENT", "PAUSE", 100, "ALL")),
-    "stalls (DEBUG SLEEP)": (0.2, lambda server: server.client.execute_command("DEBUG", "SLEEP", 0.2)),
+TROUBLES: dict[str, tuple[float, Callable[[Server, random.Random], object]]] = {
+    "scripts forgotten": (0.001, lambda server, _: server.client.script_flush()),
+    "clients killed": (0.05, lambda server, _: server.client.execute_command("CLIENT", "KILL", "TYPE", "normal")),
+    "subscribers killed": (0.05, lambda server, _: server.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")),
+    "writes paused": (0.2, lambda server, _: server.client.execute_command("CLIENT", "PAUSE", 100, "WRITE")),
+    "all paused": (0.2, lambda server, _: server.client.execute_command("CLIENT", "PAUSE", 100, "ALL")),
+    "stalls (DEBUG SLEEP)": (0.2, lambda server, _: server.client.execute_command("DEBUG", "SLEEP", 0.2)),
     "stops and goes on (SIGSTOP)": (0.3, stall),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_under_trouble_nothing_is_lost_or_done_twice(
-    server: Server, namespace: str, trouble: str, kills: int, record_fault: Callable[..., None]
+    server: Server,
+    namespace: str,
+    trouble: str,
+    kills: int,
+    drawn: random.Random,
+    seed: int,
+    record_fault: Callable[..., None],
 ) -> None:
     gate = Gate(server.url, namespace=namespace, timeout="60s")
     topic, runs, guarded = gate.topic("t", slots=2, lease="60s", merge="append"), Counter[int](), Counter[str]()
@@ -99,7 +105,7 @@ async def test_under_trouble_nothing_is_lost_or_done_twice(
 
     every, does = TROUBLES[trouble]
     async with gate.aio.worker(concurrency=8):
-        with troubled(lambda: does(server), every) as came:
+        with troubled(lambda: does(server, drawn), every) as came:
             await asyncio.gather(*(produce(part) for part in range(3)))
             await asyncio.to_thread(wait_for, lambda: came["times"] >= 2)
         await asyncio.to_thread(wait_for, lambda: len(runs) == most)
@@ -111,7 +117,14 @@ async def test_under_trouble_nothing_is_lost_or_done_twice(
     assert gate.counters["once.unsaved"] == gate.counters["worker.unsettled"] == 0
     await gate.aio.close()
     gate.close()
-    record_fault(f"server: {trouble}", came["times"], promises="P2 P6 P7", accepted=most, lost=0)
+    record_fault(
+        f"server: {trouble}",
+        came["times"],
+        promises="P2 P6 P7",
+        seed=seed if does is stall else None,
+        accepted=most,
+        lost=0,
+    )
 
 
 async def test_without_memory_new_work_is_refused_whole_and_what_runs_can_end(

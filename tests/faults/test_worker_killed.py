@@ -169,16 +169,18 @@ def test_killed_at(case: Any, flavour: str, place: Place, record_fault: Any) -> 
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
-def test_killed_at_random_moments(case: Any, zygote: Any, flavour: str, record_fault: Any) -> None:
+def test_killed_at_random_moments(
+    case: Any, zygote: Any, flavour: str, drawn: random.Random, seed: int, record_fault: Any
+) -> None:
     for _ in range(4):
         one = case()
         one.trigger(*"abcdefghij", *"aceg")
         for _ in range(3):
-            one.run(flavour, kill_after=random.uniform(0, 0.04))
+            one.run(flavour, kill_after=drawn.uniform(0, 0.04))
         one.finish(flavour)
         one.check()
     assert zygote.kills > 0
-    record_fault(SIGKILL, zygote.kills, promises="P3 P7 P11 P12", triggers=4 * 14, lost=0)
+    record_fault(SIGKILL, zygote.kills, promises="P3 P7 P11 P12", seed=seed, triggers=4 * 14, lost=0)
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
@@ -230,7 +232,7 @@ def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(
 
 
 @pytest.mark.timeout(0)
-def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> None:
+def test_many_kills(case: Any, zygote: Any, kills: int, drawn: random.Random, seed: int, record_fault: Any) -> None:
     """Only with IDEMGATE_KILLS."""
     if not kills:
         pytest.skip("IDEMGATE_KILLS says how many")
@@ -239,27 +241,27 @@ def test_many_kills(case: Any, zygote: Any, kills: int, record_fault: Any) -> No
     before = zygote.kills
     while zygote.kills - before < kills:
         one = case()
-        one.trigger(*"abcdefghij", *random.choices("abcdefghij", k=6))
-        does = tuple(word for word in ("trigger", "linger") if random.random() < 0.5)
+        one.trigger(*"abcdefghij", *drawn.choices("abcdefghij", k=6))
+        does = tuple(word for word in ("trigger", "linger") if drawn.random() < 0.5)
         fitting = [place for place in PLACES if {*place.does} <= {*does, "fails"}]
-        for _ in range(random.randint(1, 6)):
-            flavour = random.choice(["sync", "async"])
-            if random.random() < 0.4:
-                place_, ended = "at a random moment", one.run(flavour, does, kill_after=random.uniform(0, 0.04))
+        for _ in range(drawn.randint(1, 6)):
+            flavour = drawn.choice(["sync", "async"])
+            if drawn.random() < 0.4:
+                place_, ended = "at a random moment", one.run(flavour, does, kill_after=drawn.uniform(0, 0.04))
             else:
-                place = random.choice(fitting)
+                place = drawn.choice(fitting)
                 place_, ended = place.die, one.run(flavour, (*does, *place.does), die=place.die)
             found[place_] += ended["signal"] == 9
-            if random.random() < 0.3:
-                one.trigger(random.choice("abcdefghij"))
-        one.finish(random.choice(["sync", "async"]), does)
+            if drawn.random() < 0.3:
+                one.trigger(drawn.choice("abcdefghij"))
+        one.finish(drawn.choice(["sync", "async"]), does)
         stats = one.topic.stats()
         one.check(does)
         triggers += stats["accepted"]
         lapses += stats["lapsed"]
         runs += sum(map(len, one.runs().values()))
     n = zygote.kills - before
-    record_fault(SIGKILL, n, promises="P3 P7 P11 P12", triggers=triggers, lost=0, lapses=lapses)
+    record_fault(SIGKILL, n, promises="P3 P7 P11 P12", seed=seed, triggers=triggers, lost=0, lapses=lapses)
     print(f"\n{n} kills, {triggers} triggers, {runs} runs, {lapses} lapses: lost 0; 95 % bound 3/N = {3 / n:.4f}")
     for place_, count in sorted(found.items()):
         print(f"  {place_:30} {count}")
