@@ -75,12 +75,15 @@ class Teller:
 
 
 def _listening(say: Teller) -> None:
-    """What the store has said about the end of anything is told as soon as it was read."""
+    """What the store has said about the end of anything, and about heartbeats, is told as soon as it was read."""
     answer = Call.answer
 
     def answered(self: Call[Any], reply: Any) -> Any:
         if self.script.name == "once/complete" and reply == b"k":
-            say("done", self.keys[0].decode().rpartition(":")[2].rstrip("}"))
+            say("done", _guarded(self))
+        if self.script.name in BEATS and reply[0] == b"ok":
+            for name, token, until in BEATS[self.script.name](self, reply):
+                say("renewed", say.pid, name, token, until)
         if self.script.name in OTHERS and reply[0] == b"ok":
             topic = self.keys[0].decode().split(":")[3]
             for key, token, verb, word in _ended(self, reply):
@@ -88,6 +91,33 @@ def _listening(say: Teller) -> None:
         return answer(self, reply)
 
     Call.answer = answered  # type: ignore[method-assign]
+
+
+def _guarded(call: Call[Any]) -> str:
+    return call.keys[0].decode().rpartition(":")[2].rstrip("}")
+
+
+def _run_on(call: Call[Any], reply: Any) -> Iterator[tuple[str, None, int]]:
+    """The key, and until when its lease goes, us."""
+    yield _guarded(call), None, (reply[1] + int(call.args[2])) * 1000
+
+
+def _extended(call: Call[Any], reply: Any) -> Iterator[tuple[str, int, int]]:
+    """Each delivery that is still held, and until when."""
+    topic, until = call.keys[0].decode().split(":")[3], (reply[1] + int(call.args[1])) * 1000
+    for key, token, word in zip(call.args[2::2], call.args[3::2], reply[2:], strict=True):
+        if word != b"lost":
+            yield f"{topic}/{_text(key)}", int(token), until
+
+
+def _text(key: Any) -> str:
+    return key.decode() if isinstance(key, bytes) else str(key)
+
+
+BEATS: dict[str, Callable[[Call[Any], Any], Iterator[tuple[str, int | None, int]]]] = {
+    "once/renew": _run_on,
+    "topic/extend": _extended,
+}
 
 
 def _ended(call: Call[Any], reply: Any) -> Iterator[tuple[str, int, str, str]]:
@@ -102,12 +132,12 @@ def _ended(call: Call[Any], reply: Any) -> Iterator[tuple[str, int, str, str]]:
 def _begun(order: Order) -> tuple[Gate, Teller, random.Random]:
     say = Teller(order)
     _listening(say)
-    return Gate(order["through"], namespace=order["namespace"], timeout="4s"), say, random.Random(os.getpid())
+    return Gate(order["through"], namespace=order["namespace"], timeout="4s"), say, random.Random(order["seed"])
 
 
 @contextmanager
 def _run(say: Teller, name: str, group: str, token: int, attempt: int, ids: list[str]) -> Any:
-    say("start", name, group, token, attempt, ids)
+    say("start", say.pid, name, group, token, attempt, ids)
     try:
         yield
     finally:

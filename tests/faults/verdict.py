@@ -5,18 +5,30 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Verdict", "median", "thirds"]
 
 
-class Verdict:
-    """Plays the events in their order. `lease_us`: how far apart the tokens are of two attempts that were live at a
-    time, at least: the second got its token when the first's lease had ended. (Tokens are microseconds of the server's
-    clock.)"""
+class Run(NamedTuple):
+    """From its start to its end; one that was killed in between is dead, and its lease goes on."""
 
-    def __init__(self, events: Iterable[list[Any]], lease_us: int) -> None:
-        self.lease_us = lease_us
+    pid: int
+    name: str
+    group: str
+    token: int
+
+
+class Verdict:
+    """Plays the events in their order. Tokens, and ends of leases, are microseconds of the server's clock.
+
+    A run may begin beside another of its key or group only where the other's lease had ended: `lease_us` after its
+    token, or after the last heartbeat that its process knows got through. So whoever is stopped, or kept from the
+    server, for longer than a lease is excused, and nobody else. `slack_us`: how far the clock may have been set back
+    meanwhile."""
+
+    def __init__(self, events: Iterable[list[Any]], lease_us: int, slack_us: int = 0) -> None:
+        self.lease_us, self.slack_us = lease_us, slack_us
         self.wrong: list[str] = []
         self.counted: Counter[str] = Counter()
         self.accepted: set[str] = set()
@@ -25,7 +37,11 @@ class Verdict:
         self.done: dict[str, int] = {}
         self.cancelled: set[str] = set()
         self.excused: set[str] = set()
-        self._live: dict[tuple[str, int], str] = {}
+        self.overtaken: set[tuple[str, int]] = set()
+        """Runs that lived on when their lease had ended and another had begun."""
+        self._live: dict[tuple[str, int], Run] = {}
+        self._until: dict[tuple[str, int], int] = {}
+        self._dead_pids: set[int] = set()
         for what, *facts in events:
             self.counted[what] += 1
             getattr(self, f"_{what}")(*facts)
@@ -45,7 +61,7 @@ class Verdict:
 
     # -- one for each word of a load ----------------------------------------------------------------------------------
 
-    def _start(self, name: str, group: str, token: int, attempt: int, ids: list[str]) -> None:
+    def _start(self, pid: int, name: str, group: str, token: int, attempt: int, ids: list[str]) -> None:
         if token in self.started[name]:
             self.wrong.append(f"{name}: two handlers were given token {token}")
         if "/" not in name and attempt in self.attempts[name]:
@@ -54,14 +70,39 @@ class Verdict:
         for one in ids:
             if token > self.done.get(one, token):
                 self.wrong.append(f"{name}: {one} was done under {self.done[one]} and started again under {token}")
-        for (other, before), of in self._live.items():
-            if (other == name or (group and of == group)) and abs(token - before) < self.lease_us:
-                self.wrong.append(f"{name}: token {token} started while {other} was live under {before}")
         self.started[name][token] = ids
-        self._live[name, token] = group
+        self._live[name, token] = Run(pid, name, group, token)
+        self._apart(self._live[name, token])
 
     def _end(self, name: str, token: int) -> None:
         self._live.pop((name, token), None)
+        self._until.pop((name, token), None)
+
+    def _renewed(self, pid: int, name: str, token: int | None, until: int) -> None:
+        """A heartbeat got through. That of a guarded key does not say its token: it is the last one here."""
+        if token is None:
+            token = max((one.token for one in self._live.values() if (one.pid, one.name) == (pid, name)), default=None)
+        if token is None or (token in self.started[name] and (name, token) not in self._live):
+            return  # it has ended, or was not begun
+        self._until[name, token] = max(self._ends(name, token), until)
+        if (name, token) in self._live:
+            self._apart(self._live[name, token])
+
+    def _killed(self, pid: int) -> None:
+        self._dead_pids.add(pid)
+
+    def _ends(self, name: str, token: int) -> int:
+        return self._until.get((name, token), token + self.lease_us)
+
+    def _apart(self, run: Run) -> None:
+        for other in self._live.values():
+            if other is run or not (other.name == run.name or (run.group and other.group == run.group)):
+                continue
+            first, second = sorted((run, other), key=lambda one: one.token)
+            if second.token < self._ends(first.name, first.token) - self.slack_us:
+                self.wrong.append(f"{second} began while {first} was live, until {self._ends(first.name, first.token)}")
+            elif first.pid not in self._dead_pids:
+                self.overtaken.add((first.name, first.token))
 
     def _done(self, key: str) -> None:
         """Under the last token that was granted before: nobody else can complete it."""
