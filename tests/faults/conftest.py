@@ -57,7 +57,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         yield
         if not [*item.iter_markers("unaudited")]:
             namespaces.end()
-            assert not namespaces.missed(), f"never audited: {namespaces.missed()}"
+            assert not namespaces.missed(), f"never audited: {[*namespaces.missed()]}"
     finally:
         namespaces.gates.clear()
 

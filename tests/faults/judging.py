@@ -39,9 +39,12 @@ class Namespaces:
         for gate in [*self.gates.values()]:
             if _answers(gate):
                 self.audit(gate)
+        for gate in self.missed().values():  # a busy server may have been slow to answer
+            with suppress(StoreUnavailable):
+                self.audit(gate)
 
-    def missed(self) -> set[str]:
-        return {gate.namespace for gate in self.gates.values()} - self.audited
+    def missed(self) -> dict[str, Gate]:
+        return {gate.namespace: gate for gate in self.gates.values() if gate.namespace not in self.audited}
 
 
 def _answers(gate: Gate) -> bool:

@@ -22,6 +22,7 @@ import pytest
 from idemgate import Gate
 from idemgate.core import calls, claims
 from idemgate.core.claims import Claims, Record
+from idemgate.core.codec import Codec
 from idemgate.core.tokens import token
 from idemgate.errors import StoreUnavailable
 from idemgate.lua import Script, script
@@ -47,6 +48,7 @@ VERBS = (
     "resolve",
 )
 DECISIONS = ("forget", "resolve")
+RESULT, DECIDED = (Codec().encode(one) for one in ("result", "decided"))
 
 
 class History:
@@ -115,13 +117,13 @@ class History:
         owner = self.owners[drawn.choice([0, 0, 0, 1, 2])]
         arguments: dict[str, tuple[Any, ...]] = {
             "claim": (token(), LEASE, KEEP, b"", 0, drawn.random() < 0.2),
-            "complete": (owner, self.fences.get(owner, 0), KEEP, b"v", b"result"),
+            "complete": (owner, self.fences.get(owner, 0), KEEP, b"v", RESULT),
             "renew": (owner, LEASE, KEEP),
             "release": (owner, KEEP, False),
             "inspect": (),
-            "checkpoint": (owner, b"note"),
+            "checkpoint": (owner, RESULT),
             "forget": (token(), self.seen, drawn.random() < 0.3),
-            "resolve": (token(), self.seen, drawn.random() < 0.5, KEEP, b"v", b"decided"),
+            "resolve": (token(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
         }
         us = self._now(drawn, verb)
         gate.claims.clock = Clock(us / 1_000_000)
