@@ -348,4 +348,5 @@ async def test_a_server_that_is_away_for_minutes(
         assert report.sound, str(report)
         await gate.aio.close()
         gate.close()
-    record_fault(f"server away for minutes, on_store_error={policy}", 1, promises="P2 P5 P7 P15", runs=runs["away"])
+    fault = f"server away, and all clocks moved on by minutes meanwhile, on_store_error={policy}"
+    record_fault(fault, 1, promises="P2 P5 P7 P15", runs=runs["away"])

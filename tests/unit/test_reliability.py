@@ -60,5 +60,22 @@ def test_what_was_found_is_said(found: dict[str, Any], said: str) -> None:
     assert said in document(merged([found]))
 
 
+def test_what_is_of_another_kind_is_added_up_by_itself() -> None:
+    # Given rows of the files of several kinds
+    files = {
+        "tests/faults/test_x.py::a": 1, "tests/work/test_y.py::b": 2, "tests/lua/test_states.py::c": 10,
+        "tests/guard/test_model.py::d": 20, "tests/topic/test_search.py::e": 30,
+        "tests/security/test_injection.py::f": 5, "tests/security/test_fuzz.py::g": 6,
+        "tests/security/test_least.py::h": 7, "tests/mutation": 8,
+    }  # fmt: skip
+    text = document(merged(row(fault=name, test=name, n=n) for name, n in files.items()))
+    # Then faults, cases, models and names have a sum each
+    for said in (
+        "3 faults injected", "10 cases of single scripts", "50 calls and states of models", "5 made-up names",
+        "6 made-up bytes", "7 calls beyond an access list", "8 changes to the code",
+    ):  # fmt: skip
+        assert f" {said}" in text, said
+
+
 def test_the_page_is_made_of_the_figures() -> None:
     assert PAGE.read_text() == document(json.loads(FIGURES.read_text()))
