@@ -182,21 +182,23 @@ EXITS = """if True:
 
 @pytest.mark.parametrize("how", ["thread", "task", "raise"])
 def test_an_interpreter_that_ends_with_work_in_flight_ends_and_leaves_a_key_that_can_be_taken(
-    how: str, url: str, namespace: str, record_fault: Any
+    how: str, url: str, namespace: str, many: Any, record_fault: Any
 ) -> None:
-    # Given a program that ends while its work runs
-    ended = program(EXITS, url, namespace, how)
-    _, errors = ended.communicate(timeout=60)
-    # Then it ends, without a word
-    assert (ended.returncode, errors) == (0, "")
-    # And the key is free: released, or when its lease ends
-    with Gate(url, namespace=namespace) as gate:
-        end = time.monotonic() + 60
-        while not (claim := gate.claim("k", scope="s")).started:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        assert claim.taken_over == (how == "thread")
-    record_fault("interpreter exit with work in flight", 1, promises="P3")
+    n = min(many(1), 10)
+    for turn in range(n):
+        # Given a program that ends while its work runs
+        ended = program(EXITS, url, f"{namespace}-{turn}", how)
+        _, errors = ended.communicate(timeout=60)
+        # Then it ends, without a word
+        assert (ended.returncode, errors) == (0, "")
+        # And the key is free: released, or when its lease ends
+        with Gate(url, namespace=f"{namespace}-{turn}") as gate:
+            end = time.monotonic() + 60
+            while not (claim := gate.claim("k", scope="s")).started:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert claim.taken_over == (how == "thread")
+    record_fault("interpreter exit with work in flight", n, promises="P3")
 
 
 FORKS = """if True:
@@ -226,11 +228,13 @@ FORKS = """if True:
 
 
 def test_a_child_forked_while_a_thread_held_every_lock_goes_on(
-    url: str, namespace: str, sound: Any, record_fault: Any
+    url: str, namespace: str, many: Any, sound: Any, record_fault: Any
 ) -> None:
-    ended = program(FORKS, url, namespace)
-    out, errors = ended.communicate(timeout=60)
-    assert (out, ended.returncode) == ("0\n", 0), errors
-    with Gate(url, namespace=namespace) as gate:
-        sound(gate)
-    record_fault("fork while another thread holds every lock of a gate", 1, promises="P15", exhaustive=True)
+    n = min(many(1), 30)
+    for turn in range(n):
+        ended = program(FORKS, url, f"{namespace}-{turn}")
+        out, errors = ended.communicate(timeout=60)
+        assert (out, ended.returncode) == ("0\n", 0), errors
+        with Gate(url, namespace=f"{namespace}-{turn}") as gate:
+            sound(gate)
+    record_fault("fork while another thread holds every lock of a gate", n, promises="P15")

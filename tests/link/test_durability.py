@@ -15,6 +15,7 @@ from idemgate.core.durability import durability_of
 from idemgate.link.embedded import find_server
 from idemgate.lua import names, script, source
 from tests.cluster import server, unused_ports, wait_for
+from tests.reliability import server_of
 from tests.replication import Pair, pair
 
 OLD = tuple(map(int, find_server().version.split(".")))[:2] < (7, 2)
@@ -51,7 +52,9 @@ async def test_what_the_replica_has_is_answered_as_ever(two: Pair, asker: Any) -
     assert 0 < two.replica.pttl(f"ig1:{{{ask.gate.namespace}:touched}}") <= 3_600_000
 
 
-async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: Pair, asker: Any) -> None:
+async def test_what_the_replica_has_not_is_refused_though_it_was_executed(
+    two: Pair, asker: Any, many: Callable[[int], int], record_fault: Callable[..., None]
+) -> None:
     # Given a primary whose replica is cut off
     ask = asker(two.urls[0], durability=1, timeout="1s")
     assert (await ask.run(mark(ask, "before"))).state == "started"
@@ -64,6 +67,11 @@ async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: P
     assert refused.value.executed == "yes"
     assert two.primary.exists(call.keys[0])
     assert not two.replica.exists(call.keys[0])
+    # And so do others, as often as they ask
+    others = [mark(ask, f"other{n}") for n in range(min(many(1), 20))]
+    for one in others:
+        with pytest.raises(NotDurable):
+            await ask.run(one)
     # And a copy of the request, which writes nothing, over a connection that has written nothing, is refused too
     other = asker(two.urls[0], durability=1, timeout="1s")
     with pytest.raises(NotDurable):
@@ -74,8 +82,11 @@ async def test_what_the_replica_has_not_is_refused_though_it_was_executed(two: P
     two.link.heal()
     two.link.cut_all()
     two.catch_up()
-    assert (await ask.run(call)).state == "started"
-    assert two.replica.exists(call.keys[0])
+    for one in (call, *others):
+        assert (await ask.run(one)).state == "started"
+        assert two.replica.exists(one.keys[0])
+    fault = "replica cut off, durability=1: what it lacks is refused, and counts as executed"
+    record_fault(fault, len(others) + 2, promises="P6 P15", server=server_of(two.urls[0]))
 
 
 async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
@@ -206,7 +217,9 @@ async def test_a_worker_goes_on_and_counts_what_is_not_durable(two: Pair, namesp
     plain.close()
 
 
-async def test_what_the_server_cannot_is_told_before_anything_is_written(two: Pair, asker: Any) -> None:
+async def test_what_the_server_cannot_is_told_before_anything_is_written(
+    two: Pair, asker: Any, record_fault: Callable[..., None]
+) -> None:
     # Given a server that has no WAITAOF, or no append-only file
     ask = asker(two.urls[0], durability="fsync")
     cause = "unknown command" if OLD else "appendonly"
@@ -218,6 +231,8 @@ async def test_what_the_server_cannot_is_told_before_anything_is_written(two: Pa
             await ask.run_all(ask.gate.marks(["a", "b"], "60s", "s", False))
     # Then nothing was, and what only reads is answered
     assert not two.primary.keys(f"*{ask.gate.namespace}*")
+    fault = "server that cannot sync (no append-only file or no WAITAOF), durability=fsync"
+    record_fault(fault, 4, promises="P15", server=server_of(two.urls[0]), written=0)
     assert (await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))).state == "absent"
 
 
@@ -249,7 +264,9 @@ async def test_what_is_on_disk_is_answered(tmp_path: Path, asker: Any, policy: s
 
 
 @pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
-async def test_an_append_only_file_that_comes_and_goes_is_noticed(tmp_path: Path, asker: Any) -> None:
+async def test_an_append_only_file_that_comes_and_goes_is_noticed(
+    tmp_path: Path, asker: Any, record_fault: Callable[..., None]
+) -> None:
     (port,) = unused_ports(1)
     with server(tmp_path / "s", port, "--appendonly", "no") as client:
         # (Redis 8.10 takes some 5 s to begin a file.)
@@ -266,15 +283,23 @@ async def test_an_append_only_file_that_comes_and_goes_is_noticed(tmp_path: Path
         with pytest.raises(StoreRefused):
             await ask.run(mark(ask, "c"))
         assert len(client.keys(f"*{ask.gate.namespace}:once*")) == 2
+        fault = "append-only file that comes and goes, durability=fsync"
+        record_fault(fault, 2, promises="P15", server=server_of(f"redis://127.0.0.1:{port}"))
 
 
 @pytest.mark.skipif(OLD, reason="this server has no WAITAOF")
-async def test_what_is_never_synced_is_refused(tmp_path: Path, asker: Any) -> None:
+async def test_what_is_never_synced_is_refused(
+    tmp_path: Path, asker: Any, many: Callable[[int], int], record_fault: Callable[..., None]
+) -> None:
+    n = min(many(1), 30)
     (port,) = unused_ports(1)
     with server(tmp_path / "s", port, "--appendonly", "yes", "--appendfsync", "no"):
         ask = asker(f"redis://127.0.0.1:{port}/0", durability="fsync", timeout="1s")
-        with pytest.raises(NotDurable, match="not in the append-only file"):
-            await ask.run(mark(ask, "k"))
+        for turn in range(n):
+            with pytest.raises(NotDurable, match="not in the append-only file"):
+                await ask.run(mark(ask, f"k{turn}"))
+        fault = "appendfsync no, durability=fsync: what WAITAOF does not see on disk is refused"
+        record_fault(fault, n, promises="P15", server=server_of(f"redis://127.0.0.1:{port}"))
 
 
 async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker: Any) -> None:

@@ -1,12 +1,14 @@
 """Whatever bytes stand where ours should: they decode or are refused with the documented error, in bounded memory.
 
-`IDEMGATE_FUZZ=200000` for more examples.
+`IDEMGATE_FUZZ=200000` for more examples; a large run of faults (`tests/reliability.py`) tries about as many of each
+decoder as it injects of each fault.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,10 +22,11 @@ from idemgate import Gate
 from idemgate.errors import StoreError
 from idemgate.link.resp import PlainReader
 from idemgate.testing import Clock
+from tests.conftest import FAULTS
 from tests.security.decoders import CALLS, DECODERS, check_memory, refused_or_read
 from tests.security.test_acl import Scene, dumped, restored, stored
 
-N = int(os.environ.get("IDEMGATE_FUZZ", "60"))
+N = int(os.environ.get("IDEMGATE_FUZZ", max(60, FAULTS)))
 FUZZED = settings(max_examples=N, deadline=None)
 BOMBS = [
     b"\xdd\xff\xff\xff\xff" * 200, b"\xdc\xff\xff" * 1300, b"\x91" * 3000, b"\xdf\xff\xff\xff\xff" * 100,
@@ -70,11 +73,20 @@ hostile = st.binary(max_size=200) | packed | messages | records | st.sampled_fro
 """Bytes; and what a program of another version, or somebody else's, may have packed."""
 
 
+@pytest.mark.timeout(120 if N == 60 else 0)
 @pytest.mark.parametrize("name", DECODERS)
-@FUZZED
-@given(data=hostile | hostile.map(lambda data: b"\x01" + data))
-def test_any_bytes_decode_or_are_refused(name: str, data: bytes) -> None:
-    refused_or_read(name, data)
+def test_any_bytes_decode_or_are_refused(name: str, record_fault: Callable[..., None]) -> None:
+    tried = 0
+
+    @FUZZED
+    @given(data=hostile | hostile.map(lambda data: b"\x01" + data))
+    def any_bytes(data: bytes) -> None:
+        nonlocal tried
+        tried += 1
+        refused_or_read(name, data)
+
+    any_bytes()
+    record_fault(f"bytes that others may have written, given to each of {len(DECODERS)} decoders", tried)
 
 
 @pytest.mark.parametrize("name", DECODERS)

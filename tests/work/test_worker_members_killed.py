@@ -116,14 +116,15 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
     assert (stats.pending, stats.in_flight, stats.dead, stats["lapsed"]) == (0, 0, 0, held)
 
 
+@pytest.mark.timeout(600)
 async def test_processes_come_go_and_are_killed_under_load_and_nothing_is_lost(
-    live: Gate, raw: Any, spawn: Any, eventually: Any
+    live: Gate, raw: Any, spawn: Any, eventually: Any, many: Callable[[int], int], record_fault: Callable[..., None]
 ) -> None:
     # Given three processes under load
-    chance, topic = random.Random(3), live.topic("t", slots=SLOTS, lease="2s", backoff=0)
+    chance, changes, topic = random.Random(3), min(many(8), 60), live.topic("t", slots=SLOTS, lease="2s", backoff=0)
     times = ("", "600ms", "2s")
     alive, killed, sent = [spawn(*times) for _ in range(3)], 0, 0
-    for _ in range(8):
+    for _ in range(changes):
         # When some are killed, some leave, and others come
         for _ in range(5):
             await topic.aio.trigger_many([(f"k{sent + n}", n) for n in range(40)])
@@ -156,6 +157,14 @@ async def test_processes_come_go_and_are_killed_under_load_and_nothing_is_lost(
         process.send_signal(signal.SIGTERM)
     assert [process.wait(20) for process in alive] == [0] * len(alive)
     assert await seen() == (0, 0)
+    record_fault(
+        "members of a group of workers killed, told to leave, and new ones (processes)",
+        changes,
+        promises="P3 P7 P14",
+        triggers=sent,
+        lost=0,
+        attempts_again=len(runs) - sent,
+    )
 
 
 async def _is(found: Awaitable[Any], wanted: object) -> bool:

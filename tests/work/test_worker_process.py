@@ -14,6 +14,7 @@ import pytest
 
 from idemgate import Gate
 
+ENDED = "SIGTERM or SIGINT to a worker process in the middle of a handler"
 PROGRAM = """
 import asyncio, sys, threading, time
 from idemgate import Gate
@@ -98,7 +99,9 @@ def topic(url: str, namespace: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_what_runs_finish(topic: Any, program: Callable[..., Program], number: signal.Signals) -> None:
+def test_a_signal_lets_what_runs_finish(
+    topic: Any, program: Callable[..., Program], number: signal.Signals, record_fault: Callable[..., None]
+) -> None:
     # Given a process that runs one delivery and holds others
     topic.trigger_many([("a", 1), ("b", 2), ("c", 3)])
     one = program("waiting")
@@ -117,9 +120,12 @@ def test_a_signal_lets_what_runs_finish(topic: Any, program: Callable[..., Progr
     assert (code, said, err) == (0, "finished a\nover", "")
     stats = topic.stats()
     assert (stats.ready, stats.in_flight, stats["acked"]) == (2, 0, 1)
+    record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
-def test_a_second_signal_ends_it_at_once(topic: Any, program: Callable[..., Program]) -> None:
+def test_a_second_signal_ends_it_at_once(
+    topic: Any, program: Callable[..., Program], record_fault: Callable[..., None]
+) -> None:
     topic.trigger("a")
     one = program("endless", grace="1h")
     assert one.says() == "started a"
@@ -134,9 +140,12 @@ def test_a_second_signal_ends_it_at_once(topic: Any, program: Callable[..., Prog
     # And what was cancelled is due at once, its attempt counted
     peek = topic.peek("a")
     assert (peek.pending.attempts, topic.stats().ready) == (1, 1)
+    record_fault(ENDED, 1, promises="P7 P11", lost=0)
 
 
-def test_a_thread_that_does_not_end_does_not_keep_the_process(topic: Any, program: Callable[..., Program]) -> None:
+def test_a_thread_that_does_not_end_does_not_keep_the_process(
+    topic: Any, program: Callable[..., Program], record_fault: Callable[..., None]
+) -> None:
     topic.trigger("a")
     one = program("stuck", grace="100ms")
     assert one.says() == "started a"
@@ -145,3 +154,4 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(topic: Any, progra
     assert (code, said) == (0, "over")
     # Its delivery is left to its lease
     assert topic.stats().in_flight == 1
+    record_fault(ENDED, 1, promises="P7 P11", lost=0)
