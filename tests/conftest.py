@@ -2,7 +2,8 @@
 
 `IDEMGATE_TEST_URL` names another server to run on; else one is started, of the program in `IDEMGATE_SERVER` if that is
 set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3, and with
-`IDEMGATE_TEST_ROLES=guard,admin` the gate of a test logs in as a user with the access list of these roles.
+`IDEMGATE_TEST_ROLES=guard,producer` the gate of a test logs in as a user with the access list of these roles
+(`tests/security/roles.py`).
 
 Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn`; `IDEMGATE_FAULTS`
 is how many of each fault they inject (`tests/reliability.py`).
@@ -107,16 +108,28 @@ def users(raw: Any, url: str, namespace: str) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
+def entry(url: str, namespace: str, request: pytest.FixtureRequest) -> str:
+    """The URL by which the gates of a test log in: as somebody who may do all, or as a user of the roles in
+    IDEMGATE_TEST_ROLES, to whom the names that tests make up outside of the namespace are given, too."""
+    roles = [role for role in os.environ.get("IDEMGATE_TEST_ROLES", "").split(",") if role]
+    if not roles:
+        return url
+    named = {"keys": [f"{namespace}*", f"jobs-{namespace}*"], "channels": [f"{namespace}*", f"{namespace}.*"]}
+    theirs = named if {"worker", "subscriber", "admin"} & {*roles} else {}
+    return str(request.getfixturevalue("users")(*roles, **theirs))
+
+
+@pytest.fixture
 async def gate(
-    url: str, clock: Clock, namespace: str, sound: Callable[[Gate], None], request: pytest.FixtureRequest
+    entry: str, url: str, clock: Clock, namespace: str, sound: Callable[[Gate], None]
 ) -> AsyncIterator[Gate]:
     """A gate on a namespace of its own, whose time is `clock`; audited at the end of each test."""
-    roles = os.environ.get("IDEMGATE_TEST_ROLES")
-    made = Gate(request.getfixturevalue("users")(*roles.split(",")) if roles else url, namespace=namespace, clock=clock)
+    made = Gate(entry, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()
     made.close()
-    sound(made)
+    with Gate(url, namespace=namespace, clock=clock) as whoever:  # not every role may audit
+        sound(whoever)
 
 
 @pytest.fixture(params=["blocking", "awaiting"])

@@ -268,7 +268,8 @@ def main() -> int:
 def _run(options: argparse.Namespace, directory: str) -> int:
     many = {"IDEMGATE_FAULTS": options.n, "IDEMGATE_KILLS": options.n, "IDEMGATE_STEPS": max(11_000, 50 * options.n)}
     words = ["-n", str(options.jobs), "--dist", "worksteal", "-q", "tests", *(["-k", options.k] if options.k else [])]
-    more = {"IDEMGATE_GARBAGE": "1", "IDEMGATE_SOAK": f"{max(10, 6 * options.n // 10)}s"}  # ten minutes for a thousand
+    soak = f"{max(10, 6 * options.n // 10)}s"  # ten minutes for a thousand
+    more = {"IDEMGATE_GARBAGE": "1", "IDEMGATE_LEAST": "1", "IDEMGATE_SOAK": soak}
     environment = more | os.environ | {name: str(value) for name, value in many.items()} | {ROWS: directory}
     return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False).returncode
 

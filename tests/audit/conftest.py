@@ -13,9 +13,9 @@ from idemgate.testing import Clock, Report, audit
 
 
 @pytest.fixture
-async def gate(url: str, clock: Clock, namespace: str) -> Any:
+async def gate(entry: str, clock: Clock, namespace: str) -> Any:
     """As everywhere, but not audited at the end: these tests do damage."""
-    made = Gate(url, namespace=namespace, clock=clock)
+    made = Gate(entry, namespace=namespace, clock=clock)
     yield made
     await made.aio.close()
     made.close()

@@ -24,9 +24,9 @@ def stored(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
 
 
 @pytest.fixture
-async def lasting(face: Any, url: str, namespace: str) -> AsyncIterator[Any]:
+async def lasting(face: Any, entry: str, namespace: str) -> AsyncIterator[Any]:
     """As `face`, on the server's own clock: for heartbeats, which are about real time."""
-    made = Gate(url, namespace=namespace)
+    made = Gate(entry, namespace=namespace)
     yield type(face)(made, face.awaiting)
     await made.aio.close()
     made.close()

@@ -100,8 +100,8 @@ SHOWN = {word for role in ROLES if role != "admin" for word in rule([role], "NS"
 """What an admin may do as others may: shown of those."""
 
 
-LONG = {"subscriber", "worker"}
-"""Their scenes wait for others at each word that is left out: minutes. `IDEMGATE_LEAST=1` says to run them too."""
+LONG = {"subscriber"}
+"""Its scenes wait for others at each word that is left out: minutes. `IDEMGATE_LEAST=1` says to run them too."""
 
 
 @pytest.mark.timeout(900)  # a scene for each thing that a role may do

@@ -37,11 +37,11 @@ def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def replicas(url: str, namespace: str) -> AsyncIterator[Callable[..., list[Gate]]]:
+async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[..., list[Gate]]]:
     """Several gates of one namespace, as several processes would have."""
     made: list[Gate] = []
 
-    def make(n: int, at: str = url) -> list[Gate]:
+    def make(n: int, at: str = entry) -> list[Gate]:
         made.extend(Gate(at, namespace=namespace) for _ in range(n))
         return made
 
