@@ -227,7 +227,7 @@ seconds (`--budget`), so that one that counts as unnoticed may be noticed by the
 
 ## How to run
 
-Every test that records a row is part of the usual suite, with a small N: `poe pytest`. A large run:
+Every fault is injected by the usual suite, too, with a small N: `poe pytest`. A large run:
 
 ```sh
 poe reliability --n 1000          # about that many of each fault; rewrites this page and docs/reliability.json
