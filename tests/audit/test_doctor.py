@@ -85,7 +85,8 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
         0,
         "appendfsync everysec",
     ),
-    "memory nearly full": ((*SOUND, "--maxmemory", "1mb"), {"memory": "error", "calls": "error"}, 1, "more memory"),
+    # Less than a server takes for itself: Redis 6.2 0.8 MB.
+    "memory nearly full": ((*SOUND, "--maxmemory", "100kb"), {"memory": "error", "calls": "error"}, 1, "more memory"),
     "no listening to expiry": (SOUND, {"expiry": "warning"}, 0, "notify-keyspace-events"),
     "a node of a cluster": ((*SOUND, "--cluster-enabled", "yes"), {"cluster": "error"}, 1, "redis+cluster://"),
 }
@@ -149,7 +150,7 @@ def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
         "quiet": f"on nopass ~{tag} &{tag} +@all -config -info",
     }
     for name, rules in users.items():
-        client.execute_command("ACL", "SETUSER", name, *rules.split())
+        client.execute_command("ACL", "SETUSER", name, "resetchannels", *rules.split())  # Redis 6.2 gives all of them
 
     def refused(user: str) -> list[str]:
         told = doctor("--url", url.replace("//", f"//{user}:x@"))[1]
