@@ -17,7 +17,10 @@ import redis
 from idemgate.link.embedded import find_server
 from tests.cluster import unused_ports, wait_for
 
-__all__ = ["Jumpy", "Server", "everything"]
+__all__ = ["DEBUG", "Jumpy", "Server", "everything"]
+
+DEBUG = ("--enable-debug-command", "yes") if int(find_server().version.partition(".")[0]) >= 7 else ()
+"""Options of a server that is to be asked DEBUG. Before Redis 7.0 everybody may ask it, and the option is unknown."""
 
 
 class Server:

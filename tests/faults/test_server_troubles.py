@@ -22,12 +22,12 @@ import redis
 from idemgate import Gate, StoreRefused, StoreUnavailable
 from idemgate.testing import Clock, audit
 from tests.cluster import wait_for
-from tests.faults.servers import Server, everything
+from tests.faults.servers import DEBUG, Server, everything
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "data", "--enable-debug-command", "yes", "--appendonly", "yes") as made:
+    with Server(tmp_path / "data", *DEBUG, "--appendonly", "yes") as made:
         yield made
 
 
