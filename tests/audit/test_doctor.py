@@ -130,7 +130,11 @@ def test_durability_that_gates_ask_for_is_tried(start: Any, doctor: Doctor) -> N
     # When there is one, and where nobody asks, it is well
     client.config_set("appendonly", "yes")
     assert "durability" not in wrong(doctor("--url", url)[1])
-    assert ("durability" in wrong(doctor("--url", url, "--durability", "fsync")[1])) == OLD
+    client.config_set("appendfsync", "always")
+    assert wrong(doctor("--url", url, "--durability", "fsync")[1]).get("durability") == ("error" if OLD else None)
+    # And "fsync" is no more than the policy where some servers answer for what they have yet to sync
+    client.config_set("appendfsync", "everysec")
+    assert wrong(doctor("--url", url, "--durability", "fsync")[1])["durability"] == ("error" if OLD else "warning")
 
 
 @pytest.mark.parametrize("asked", ["memory", "0", "-1", "1.5"])

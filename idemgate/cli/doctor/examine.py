@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -52,7 +52,7 @@ def examined(where: Namespace, *, writes: bool = True) -> list[Told]:
     with servers(where.endpoint) as found:
         told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
         strange, listens = _looked_for(where, found)
-        told += [("", check) for check in (*_permitted(where, writes), *_durable(where), strange)]
+        told += [("", check) for check in (*_permitted(where, writes), *_durable(where, found), strange)]
         if listens:
             told += [(server.name, notifications(_flags(server))) for server in found]
     return told
@@ -153,7 +153,7 @@ def _permitted(where: Namespace, writes: bool) -> Iterator[Check]:
             yield Check("calls", "error", f"this connection cannot {what}: {why}", "see the lines above")
 
 
-def _durable(where: Namespace) -> Iterator[Check]:
+def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
     """Is a write as durable as the gates ask? Tried on a record of the doctor's own."""
     if where.durability is None:
         return
@@ -163,9 +163,19 @@ def _durable(where: Namespace) -> Iterator[Check]:
     except StoreError as error:
         yield Check("durability", "error", str(error), "what the line above needs, or another durability=")
     else:
-        yield Check("durability", "ok", "a write gets as durable as asked")
+        policies = [_config(server, "appendfsync") or {} for server in found]
+        late = not where.durability.replicas and {"appendfsync": "everysec"} in policies
+        yield LATE if late else Check("durability", "ok", "a write gets as durable as asked")
     finally:
         link.close()
+
+
+LATE = Check(
+    "durability",
+    "warning",
+    "WAITAOF answered, but under `appendfsync everysec` that of some servers does so before the sync",
+    "CONFIG SET appendfsync always   (then CONFIG REWRITE)",
+)
 
 
 def _granting(where: Namespace) -> str:
