@@ -178,11 +178,12 @@ def serve(order: Order) -> Callable[[], object]:
     """Works on groups, and tells a list (the recorder) what it takes, and when each attempt starts, ends, and is
     settled. The places in the list are the order of all that happened, in all processes: `begin` and `end` are said
     from within the handler. While the key `<namespace>:hold` is there no handler ends, while `<namespace>:hold:<group>`
-    none of that group."""
+    none of that group, while `<namespace>:hold:<life>` none of this process."""
     gate = Gate(order["url"], namespace=order["namespace"])
     topic = gate.topic("t", slots=order["slots"], lease=order["lease"], backoff=0)
     raw, events, life = redis.Redis.from_url(order["url"]), f"{order['namespace']}:events", order["life"]
     drawn = random.Random(f"{order['seed']} {life}")
+    hold = f"{order['namespace']}:hold"
 
     def say(*what: Any) -> None:
         raw.rpush(events, json.dumps(what))
@@ -192,7 +193,7 @@ def serve(order: Order) -> Callable[[], object]:
         say("begin", life, delivery.group, delivery.payload, delivery.token, *facts)
 
     def held(delivery: Any) -> bool:
-        return raw.exists(f"{order['namespace']}:hold", f"{order['namespace']}:hold:{delivery.group}") > 0
+        return raw.exists(hold, f"{hold}:{delivery.group}", f"{hold}:{life}") > 0
 
     def end(delivery: Any) -> None:
         say("end", life, delivery.group, delivery.payload, delivery.token)
@@ -219,7 +220,7 @@ def serve(order: Order) -> Callable[[], object]:
         found = answer(self, reply)
         taken = found.taken if isinstance(found, Turned) else found
         if isinstance(taken, Taken):
-            say("took", life, [one.token for one in taken.deliveries])
+            say("took", life, [(one.token, one.key) for one in taken.deliveries])
         return found
 
     Call.answer = answered  # type: ignore[method-assign]
