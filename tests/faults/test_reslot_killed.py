@@ -185,9 +185,8 @@ async def test_nothing_is_lost_or_done_twice(
         assert stats["lapsed"] == 0
         assert sorted(seen) == sorted(accepted)
     # And live attempts of a key or a group never overlapped, and those of a group came in order
-    dead = {pid for what, pid, *_ in events if what == "dead"}
     _apart(events)
-    _in_order(begun, producers, dead)
+    _in_order(begun, producers)
     workers = len(LAYOUTS) * killed
     record_fault(
         "SIGKILL of the command that changes the number of slots, and of workers meanwhile",
@@ -222,15 +221,12 @@ def _apart(events: list[Any]) -> None:
             live |= dict.fromkeys(names, (pid, token))
 
 
-def _in_order(begun: list[Any], producers: list[Producer], dead: set[int]) -> None:
-    """Every message of a group, in the order in which they were triggered; one again only after the death of who had
-    it."""
+def _in_order(begun: list[Any], producers: list[Producer]) -> None:
+    """Every message of a group, in the order in which they were triggered; one again only before the next."""
     by_group: dict[str, list[str]] = defaultdict(list)
-    last: dict[str, int] = {}
-    for pid, key, group, *_ in begun:
-        if by_group[group][-1:] != [key] or last[group] not in dead:
+    for _, key, group, *_ in begun:
+        if by_group[group][-1:] != [key]:
             by_group[group].append(key)
-        last[group] = pid
     for producer in producers:
         for group, keys in producer.grouped.items():
             assert by_group[group] == keys, group

@@ -50,7 +50,11 @@ def test_a_primary_that_is_cut_off_is_of_no_use_where_replicas_are_asked_for(
 
 
 def test_without_it_both_grant_and_the_later_token_is_higher(
-    tmp_path: Path, namespace: str, many: Callable[[int], int], record_fault: Callable[..., None]
+    tmp_path: Path,
+    namespace: str,
+    many: Callable[[int], int],
+    sound: Callable[[Gate], None],
+    record_fault: Callable[..., None],
 ) -> None:
     keys = [*map(str, range(many(10)))]
     with pair(tmp_path / "p") as two:
@@ -62,8 +66,9 @@ def test_without_it_both_grant_and_the_later_token_is_higher(
         assert all(claim.started for claim in [*former, *latter])
         # And a sink that checks the tokens takes the later one's
         assert all(one.token < other.token for one, other in zip(former, latter, strict=True))
-        old.close()
-        new.close()
+        for gate in (old, new):
+            gate.close()
+            sound(gate)
     record_fault("split brain", len(keys), promises="P4", granted_twice=len(keys), fences_not_risen=0)
 
 
