@@ -86,16 +86,18 @@ class Watched:
         return next(node for node in self.nodes if node.info("replication")["role"] == "master")
 
     def switch(self) -> None:
-        """A planned switch: writes are held back until the replica has all of them, then the sentinels replace the
-        primary."""
+        """A planned switch: writes are held back while the sentinels replace the primary by its replica, which has all
+        of them. Then the former primary becomes a replica at once; the sentinels would leave it one for ten seconds
+        more, and what it accepted meanwhile would be gone."""
         wait_for(self.quiet, within=120)
         before = self.master()
         primary, replica = self.nodes[before], self.nodes[1 - before]
-        primary.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+        primary.execute_command("CLIENT", "PAUSE", 120_000, "WRITE")
         wait_for(lambda: _offset(primary, "master_repl_offset") == _offset(replica, "slave_repl_offset"))
         self.sentinels[0].execute_command("SENTINEL", "FAILOVER", self.service)
         wait_for(lambda: self.master() != before, within=120)
         wait_for(lambda: replica.info("replication")["role"] == "master")
+        primary.replicaof("127.0.0.1", port(replica))
         primary.execute_command("CLIENT", "UNPAUSE")
 
     def quiet(self) -> bool:
