@@ -12,14 +12,14 @@ import pytest
 
 from idemgate import Gate
 from tests.cluster import wait_for
-from tests.faults.servers import Jumpy
+from tests.faults.servers import DEBUG, Jumpy
 
 MINUTE = 60_000
 
 
 @pytest.fixture
 def server(tmp_path: Path, clock_library: Path) -> Iterator[Jumpy]:
-    with Jumpy(tmp_path / "data", clock_library, "--enable-debug-command", "yes") as made:
+    with Jumpy(tmp_path / "data", clock_library, *DEBUG) as made:
         made.jump(10_000)
         if abs(made.client.time()[0] - time() - 10) > 5:
             pytest.skip("this server does not take its time from the C library")

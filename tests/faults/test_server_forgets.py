@@ -17,13 +17,13 @@ import pytest
 from idemgate import Gate
 from idemgate.testing import audit
 from tests.cluster import wait_for
-from tests.faults.servers import Server
+from tests.faults.servers import DEBUG, Server
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """It has no append-only file."""
-    with Server(tmp_path / "data", "--enable-debug-command", "yes") as made:
+    with Server(tmp_path / "data", *DEBUG) as made:
         yield made
 
 
