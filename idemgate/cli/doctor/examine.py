@@ -30,6 +30,8 @@ BATCHES = 100
 SCOPE = "idemgate.doctor"
 TRIED = 0.5
 """Seconds for which a call is tried."""
+SYNCED = 3.0
+"""The same, where it waits for a sync: with `everysec` that comes once a second, later where the disk is busy."""
 
 
 class Namespace:
@@ -159,7 +161,8 @@ def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
         return
     link, claims = SyncLink(where.endpoint, 5.0, where.durability), Claims(where.name, None)
     try:
-        link.run(claims.mark(claims.key(SCOPE, token().hex()), token(), 1000), TRIED)
+        within = TRIED if where.durability.replicas else SYNCED
+        link.run(claims.mark(claims.key(SCOPE, token().hex()), token(), 1000), within)
     except StoreError as error:
         yield Check("durability", "error", str(error), "what the line above needs, or another durability=")
     else:
