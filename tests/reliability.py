@@ -231,7 +231,7 @@ Every fault is injected by the usual suite, too, with a small N: `poe pytest`. A
 
 ```sh
 poe reliability --n 1000          # about that many of each fault; rewrites this page and docs/reliability.json
-poe reliability --n 1000 -k proxy # only some, printed and not written
+poe reliability --n 1000 -k wire  # only some, printed and not written
 poe mutation --sample 600 --budget 12 --record         # changes of the scripts: their row of this page
 poe mutation --core --sample 900 --budget 8 --record   # changes of idemgate/core, and its modules one by one
 IDEMGATE_SOAK=10m poe pytest tests/faults/test_soak.py -s   # all faults at random for ten minutes

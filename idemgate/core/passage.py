@@ -228,7 +228,10 @@ class Passage:
     def _done_without_value(self, entry: Entry) -> Answer:
         name = text_of(self.key)
         if entry.kind == b"e":
-            return Answer(error=ReplayedFailure(name, *failure_of(entry)))
+            try:
+                return Answer(error=ReplayedFailure(name, *failure_of(entry)))
+            except NotDecodable as error:
+                return Answer(error=ResultUnavailable(name, f"it cannot be read back: {error}"))
         why = _NOT_KEPT if self.guard.at_most_once else entry.result.decode(errors="replace")
         return Answer(error=AlreadyDone(name) if self.guard.on_done == "raise" else ResultUnavailable(name, why))
 
@@ -320,8 +323,11 @@ def _failure(error: BaseException) -> bytes:
 
 
 def failure_of(entry: Entry) -> tuple[str, str]:
-    """Type and text of a stored failure."""
-    return cast("tuple[str, str]", _FAILURES.decode(entry.result))
+    """Type and text of a stored failure; NotDecodable."""
+    found = _FAILURES.decode(entry.result)
+    if not (isinstance(found, tuple) and [*map(type, found)] == [str, str]):  # pyright: ignore[reportUnknownArgumentType]
+        raise NotDecodable("it is not the type and the text of a failure")
+    return cast("tuple[str, str]", found)
 
 
 _FAILURES = Codec()

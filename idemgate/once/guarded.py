@@ -313,6 +313,9 @@ class Guarded:
             log.warning("once.lease_lost", extra={"key": text_of(passage.key)})
         elif done:
             self.gate.counters.add("once.completed")
+            if passage.result[0] == b"n":
+                self.gate.counters.add("once.unstored")
+                log.warning("once.unstored", extra={"key": text_of(passage.key)})
             if self.seen is not None and passage.entry is not None:
                 self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
 

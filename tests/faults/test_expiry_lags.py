@@ -50,9 +50,21 @@ def test_answers_are_the_same_whether_keys_are_removed_at_once_or_never(
             said += [remembered(gate, key) for key in map(str, range(n))]
             sound(gate)
         answers.append(said)
-    # Then both answer the same
+        # Then what was to be remembered for five or ten minutes is, and no longer
+        for what, expected in FORGOTTEN.items():
+            for key in range(n):
+                assert [said[time * n + key][what] for time in range(6)] == expected, (removes, what, key)
+    # And both answer the same
     assert answers[0] == answers[1]
     record_fault("keys that have expired are still there", 6 * n, promises="P2 P6", other_answers=0)
+
+
+FORGOTTEN = {
+    2: [True, False, True, True, True, True],  # first, five minutes: asked at 0, 3, 7, 15, 40 and 80
+    3: [True, False, True, True, True, True],  # the same, compact
+    4: [True, False, False, True, True, True],  # keep, ten minutes
+}
+"""Whether each answer of `remembered` was the first of its time."""
 
 
 def gone_but_there(client: Any) -> int:

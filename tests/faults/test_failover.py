@@ -157,7 +157,8 @@ async def test_a_planned_switch_of_sentinels_loses_nothing(
         await gate.aio.close()
         gate.close()
         await asyncio.to_thread(sound, gate)
-    record_fault("planned Sentinel switch under load", switches, promises="P2 P7", accepted=len(accepted), lost=0)
+    fault = "Sentinel switch under load, writes held back until the former primary is a replica"
+    record_fault(fault, switches, promises="P2 P7", accepted=len(accepted), lost=0)
 
 
 @pytest.mark.parametrize("awaiting", [False, True])

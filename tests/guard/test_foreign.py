@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import ForeignData, Gate, ResultUnavailable
+from idemgate import ForeignData, Gate, NotDecodable, ResultUnavailable
 
 pytestmark = pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 RESULT = 12
@@ -111,3 +111,22 @@ async def test_a_result_of_another_codec_is_an_error_and_not_a_run(face: Any, ra
         with pytest.raises(ResultUnavailable, match="cannot be read back"):
             await face.once(key="{k}", scope="s", on_store_error=policy)(body)("x")
     assert ran == []
+
+
+@pytest.mark.parametrize("result", [[1, 2, 3], "text", ["two", "texts"], ("two", 2)])
+@pytest.mark.damages("undecodable")
+async def test_what_a_spoiled_byte_makes_a_failure_is_not_replayed_as_one(
+    face: Any, gate: Gate, raw: Any, result: object
+) -> None:
+    # Given a done record whose first byte says by a flipped bit that its result is a failure
+    await (await face.claim("x", scope="s")).complete(result)
+    key = gate.claims.key("s", "x")[0]
+    stored = bytearray(raw.get(key))
+    stored[0] ^= 4
+    raw.set(key, bytes(stored))
+    assert (await face.inspect("x", scope="s")).kind == "e"
+    # When a duplicate comes, Then it is told that this cannot be read
+    with pytest.raises(ResultUnavailable, match="cannot be read back"):
+        await face.once(key="{k}", scope="s")(lambda k: pytest.fail("it ran"))("x")
+    with pytest.raises(NotDecodable):
+        assert (await face.claim("x", scope="s")).result

@@ -258,7 +258,7 @@ async def test_on_in_progress_skip_gives_nothing(face: Any) -> None:
     [(object(), "object"), ("x" * 200, "limit is 100"), (float, "type"), ({"a": object()}, r"\['a'\]")],
 )
 async def test_what_cannot_be_stored_is_done_without_value_and_never_runs_again(
-    face: Any, result: object, why: str
+    face: Any, gate: Gate, result: object, why: str
 ) -> None:
     # Given a function whose result cannot be kept
     ran = []
@@ -270,7 +270,9 @@ async def test_what_cannot_be_stored_is_done_without_value_and_never_runs_again(
     guarded = face.once(key="{k}", scope="s", max_result_bytes=100)(body)
     # When it is called, its caller gets the result
     assert await guarded("x") is result
-    # Then a duplicate is told why it gets none, and the effect does not happen again
+    # Then that is counted
+    assert (gate.counters["once.completed"], gate.counters["once.unstored"]) == (1, 1)
+    # And a duplicate is told why it gets none, and the effect does not happen again
     with pytest.raises(ResultUnavailable, match=why) as refused:
         await guarded("x")
     assert refused.value.key == "x"
