@@ -287,7 +287,7 @@ def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec
     seen = _Seen(slot, found, topic, codec)
     checks = (
         _layout, _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement,
-        _places, _lifetimes,
+        _order, _places, _lifetimes,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
 
@@ -493,6 +493,14 @@ def far_token(token: int, now_us: int) -> str:
     if token > now_us + AHEAD_US:
         return f"is {token}, more than a day ahead of the clock, which says {now_us}"
     return ""
+
+
+def _order(seen: _Seen) -> Iterator[Finding]:
+    """A line goes by its members, which have one score."""
+    for member, score in seen.found.line.items():
+        if score:
+            what = f"{shown(member)} has the score {score:g}, and so goes behind others of its group that came later"
+            yield seen.finding("disagrees", "line", what, "ZADD", 0, member)
 
 
 def _agreement(seen: _Seen) -> Iterator[Finding]:

@@ -293,6 +293,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "scheduled earlier than due, after a flush of nothing": ("disagrees", "due", _earlier_after_a_flush_of_nothing),
     "scheduled earlier than due, after a flush and a trigger": ("disagrees", "due", _earlier_after_it_was_joined),
     "in line with another time": ("disagrees", "line", _line_moved),
+    "in line by another score": (
+        "disagrees",
+        "line",
+        lambda h: h.raw.zadd(h.key("line"), {h.raw.zrange(h.key("line"), 0, 0)[0]: 1}),
+    ),
     "ready with another time": ("disagrees", "ready", _ready_moved),
     "a delivery that counts otherwise": ("disagrees", "flight", lambda h: h.edit("flight", b"flies", 5, 3)),
     "large where nothing is": ("disagrees", "facts", lambda h: h.edit("pending", b"waits", 10, b"x" * 2000)),
