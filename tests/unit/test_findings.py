@@ -56,7 +56,7 @@ def test_what_mends_it_is_a_command() -> None:
     calls = [one for source in sources for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)]
     made = [one for one in calls if ast.unparse(one.func) == "seen.finding" and len(one.args) > 3]
     words = {one.args[3].value for one in made if isinstance(one.args[3], ast.Constant)}
-    assert words == {"HDEL", "HSET", "HSETNX", "PERSIST", "PEXPIRE", "ZREM"}
+    assert words == {"HDEL", "HSET", "HSETNX", "PERSIST", "PEXPIRE", "ZADD", "ZREM"}
 
 
 def test_what_breaks_a_promise_is_an_error_and_the_rest_a_warning() -> None:
