@@ -24,7 +24,8 @@ def test_a_primary_that_is_cut_off_is_of_no_use_where_replicas_are_asked_for(
     with pair(tmp_path / "p") as two:
         old = Gate(two.urls[0], namespace=namespace, durability="replicas", timeout="500ms")
         new = Gate(two.urls[1], namespace=namespace)
-        old.claim("done").complete("receipt")
+        with Gate(two.urls[0], namespace=namespace) as patient:
+            patient.claim("done").complete("receipt")
         two.catch_up()
         # Given both as primaries
         two.cut()
