@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from idemgate.core.expiry import added, missing
 
-__all__ = ["OLDEST", "Check", "Seen", "State", "diagnose", "notifications"]
+__all__ = ["OLDEST", "Check", "Seen", "State", "diagnose", "durable", "notifications"]
 
 State = Literal["ok", "warning", "error", "skipped"]
 OLDEST = (6, 2)
@@ -207,6 +207,14 @@ def _clients(seen: Seen) -> Iterator[Check]:
     if most and there >= 0.9 * most:
         what = f"{there:,} of {most:,} connections are taken"
         yield Check("connections", "warning", what, _set("maxclients", str(2 * most)))
+
+
+def durable(policies: Collection[str]) -> Check:
+    """Of a write that got as durable as asked. `policies`: appendfsync of the servers, where a sync was asked for."""
+    if "everysec" not in policies:
+        return Check("durability", "ok", "a write gets as durable as asked")
+    what = "WAITAOF answered, but under `appendfsync everysec` that of some servers does so before the sync"
+    return Check("durability", "warning", what, _set("appendfsync", "always"))
 
 
 def notifications(flags: str | None) -> Check:

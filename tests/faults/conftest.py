@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import pytest
 
 from idemgate import Gate
 from tests.faults.judging import Namespaces
-from tests.faults.servers import Server
+from tests.faults.servers import Server, library
 
 KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
 
@@ -133,10 +132,4 @@ def kills() -> int:
 @pytest.fixture(scope="session")
 def clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """To be preloaded into a server: its clock is what a file says (`clock.c`)."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("a C compiler makes the library")
-    made = tmp_path_factory.mktemp("clock") / "clock.so"
-    source = Path(__file__).with_name("clock.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
-    return made
+    return library("clock", tmp_path_factory.mktemp("clock"))

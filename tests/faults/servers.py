@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 from collections.abc import Callable
@@ -12,12 +13,13 @@ from pathlib import Path
 from time import time
 from typing import Any, ClassVar, Self
 
+import pytest
 import redis
 
 from idemgate.link.embedded import find_server
 from tests.cluster import unused_ports, wait_for
 
-__all__ = ["DEBUG", "Jumpy", "Server", "everything"]
+__all__ = ["DEBUG", "Jumpy", "Server", "everything", "library"]
 
 DEBUG = ("--enable-debug-command", "yes") if int(find_server().version.partition(".")[0]) >= 7 else ()
 """Options of a server that is to be asked DEBUG. Before Redis 7.0 everybody may ask it, and the option is unknown."""
@@ -88,7 +90,8 @@ class Server:
 
 
 class Jumpy(Server):
-    """`jump(ms)`: from now on its clock is off by so much in all."""
+    """`jump(ms)`: from now on its clock is off by so much in all. Skips the test where a server does not take its time
+    from the C library."""
 
     def __init__(self, home: Path, library: Path, *options: str) -> None:
         offset = home.parent / "offset"
@@ -98,9 +101,29 @@ class Jumpy(Server):
         with offset.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
 
-    def jump(self, milliseconds: int) -> None:
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self.jump(10_000, within=5)
+        except AssertionError:
+            self.kill()
+            pytest.skip("this server does not take its time from the C library")
+        self.jump(0)
+        return self
+
+    def jump(self, milliseconds: int, within: float = 60) -> None:
         self._map[:] = struct.pack("l", milliseconds)
-        wait_for(lambda: abs(self.client.time()[0] - (time() + milliseconds / 1000)) < 5)
+        wait_for(lambda: abs(self.client.time()[0] - (time() + milliseconds / 1000)) < 5, within)
+
+
+def library(name: str, folder: Path) -> Path:
+    """Made of the C beside this file, to be preloaded into a server; skips where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("a C compiler makes the library")
+    made, source = folder / f"{name}.so", Path(__file__).with_name(f"{name}.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
+    return made
 
 
 def everything(client: Any) -> dict[bytes, Any]:

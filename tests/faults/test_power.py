@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 
 from idemgate import Gate
 from idemgate.link.embedded import ENVIRONMENT, Binary, _candidates, _examined, find_server
+from tests.faults import servers
 from tests.faults.servers import Server
 from tests.faults.test_appended import APPEND, missing
 from tests.reliability import server_of
@@ -46,13 +46,7 @@ class Synced(Server):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("a C compiler makes the library")
-    made = tmp_path_factory.mktemp("disk") / "disk.so"
-    source = Path(__file__).with_name("disk.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
-    return made
+    return servers.library("disk", tmp_path_factory.mktemp("disk"))
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 from idemgate.core import keys
 from idemgate.core.calls import call
 from idemgate.core.claims import Claims
-from idemgate.core.diagnosis import Check, Seen, diagnose, notifications
+from idemgate.core.diagnosis import Check, Seen, diagnose, durable, notifications
 from idemgate.core.durability import Asked, durability_of
 from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
@@ -166,19 +166,10 @@ def _durable(where: Namespace, found: Sequence[Server]) -> Iterator[Check]:
     except StoreError as error:
         yield Check("durability", "error", str(error), "what the line above needs, or another durability=")
     else:
-        policies = [_config(server, "appendfsync") or {} for server in found]
-        late = not where.durability.replicas and {"appendfsync": "everysec"} in policies
-        yield LATE if late else Check("durability", "ok", "a write gets as durable as asked")
+        policies = [] if where.durability.replicas else [_config(server, "appendfsync") or {} for server in found]
+        yield durable([one.get("appendfsync", "") for one in policies])
     finally:
         link.close()
-
-
-LATE = Check(
-    "durability",
-    "warning",
-    "WAITAOF answered, but under `appendfsync everysec` that of some servers does so before the sync",
-    "CONFIG SET appendfsync always   (then CONFIG REWRITE)",
-)
 
 
 def _granting(where: Namespace) -> str:
