@@ -87,8 +87,8 @@ class Watched:
 
     def switch(self) -> None:
         """A planned switch: writes are held back while the sentinels replace the primary by its replica, which has all
-        of them. Then the former primary becomes a replica at once; the sentinels would leave it one for ten seconds
-        more, and what it accepted meanwhile would be gone."""
+        of them. Then the former primary becomes a replica at once; the sentinels do that later, and what it accepted
+        meanwhile would be gone."""
         wait_for(self.quiet, within=120)
         before = self.master()
         primary, replica = self.nodes[before], self.nodes[1 - before]

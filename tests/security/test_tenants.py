@@ -40,6 +40,17 @@ async def test_scopes_of_one_gate_share_nothing(face: Any) -> None:
     assert answers == ["secret of a", "secret of b", "secret of a:b", "secret of a%3Ab", "secret of b"]
 
 
+async def test_what_one_factory_makes_shares_a_scope_unless_that_is_named(face: Any) -> None:
+    # Given functions that differ in what they close over alone
+    def charge_of(tenant: str, **options: Any) -> Any:
+        return face.once(key="{k}", **options)(lambda k: f"secret of {tenant}")
+
+    # When both are asked the same, Then they are one function
+    assert [await charge_of(tenant)("k") for tenant in ("a", "b")] == ["secret of a"] * 2
+    # And with a scope each they are two
+    assert [await charge_of(tenant, scope=tenant)("k") for tenant in ("a", "b")] == ["secret of a", "secret of b"]
+
+
 async def test_a_key_that_names_its_tenant_is_that_tenants(face: Any) -> None:
     # Given one function for all tenants, whose key names the tenant
     guarded = face.once(key="{tenant}:{k}")(lambda tenant, k: f"secret of {tenant}")
