@@ -499,7 +499,7 @@ def _order(seen: _Seen) -> Iterator[Finding]:
     """A line goes by its members, which have one score."""
     for member, score in seen.found.line.items():
         if score:
-            what = f"{shown(member)} has the score {score:g}, and so goes behind others of its group that came later"
+            what = f"{shown(member)} has the score {score:g}, not 0, and so is not taken in its turn"
             yield seen.finding("disagrees", "line", what, "ZADD", 0, member)
 
 
