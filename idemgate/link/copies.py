@@ -30,8 +30,12 @@ class Copies:
         self._durability = durability
         # The touch last: where the server cannot wait, not even that is written.
         self._trial = self.trial = tuple(map(pack, reversed(durability.commands(1))))
-        # Half the time that a reply may take: what is short is asked again until the call's deadline.
-        self.requests = [pack(words) for words in durability.commands(max(1, int(seconds * 500)))]
+        # Half the time that a reply may take: what is short is asked again until the call's deadline. For a sync
+        # longer, if there is time: with `everysec` one comes every 1 to 1.1 s, and each try, which writes, needs one
+        # that begins after it; to wait for a second would miss one after the other.
+        least = seconds * 500
+        wait = least if durability.replicas else max(least, seconds * 1000 - 500)
+        self.requests = [pack(words) for words in durability.commands(max(1, int(wait)))]
 
     def concern(self, call: Call[Any]) -> bool:
         return self._durability.concerns(call)

@@ -12,7 +12,10 @@ import pytest
 from idemgate import BadInput, Gate, NotConfigured, NotDurable, StoreRefused
 from idemgate.core.calls import Call
 from idemgate.core.durability import durability_of
+from idemgate.link.clients import SOCKET_TIMEOUT
+from idemgate.link.copies import copies_of
 from idemgate.link.embedded import find_server
+from idemgate.link.endpoint import Endpoint
 from idemgate.lua import names, script, source
 from tests.cluster import server, unused_ports, wait_for
 from tests.reliability import server_of
@@ -315,6 +318,13 @@ async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker:
 def test_what_is_no_durability_is_refused(asked: Any) -> None:
     with pytest.raises(BadInput, match="durability"):
         Gate("redis://localhost", durability=asked)
+
+
+def test_a_try_waits_for_longer_than_syncs_are_apart_and_less_long_than_a_reply_may_take() -> None:
+    made = copies_of(durability_of("fsync", "n"), Endpoint("single", {}), 5.0)
+    assert made is not None
+    # `everysec` looks ten times a second whether one has passed since the last sync
+    assert 1100 < int(made.requests[-1].split()[-1]) < 1000 * SOCKET_TIMEOUT
 
 
 async def test_a_cluster_refuses_it_before_anything_is_written(asker: Any) -> None:
