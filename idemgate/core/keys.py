@@ -54,6 +54,7 @@ __all__ = [
     "text_of",
     "topics",
     "touched",
+    "work",
 ]
 
 Key = str | bytes | int
@@ -163,6 +164,13 @@ def _escape(text: bytes) -> bytes:
     if len(escaped) <= LONGEST:
         return escaped
     return b"#" + blake2b(text, digest_size=16).hexdigest().encode()
+
+
+def work(topic: str, group: bytes, key: bytes) -> str:
+    """What a delivery is about, as text: another for each topic, group (b"" for none) and key. (A topic's name has no
+    `/`, what is escaped no `|`.)"""
+    about = b"%s|%s" % (_escape(group), _escape(key)) if group else _escape(key)
+    return f"{topic}/{about.decode()}"
 
 
 def _escape_scope(scope: str) -> bytes:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import Any, Generic, Literal, TypeVar, cast
 
+from idemgate.core import keys
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS, Duration
 from idemgate.core.keys import Key
@@ -244,11 +245,13 @@ class Delivery(Generic[P]):
 
     @property
     def id(self) -> str:
-        """Names this work, for a handler that is itself guarded: it stays the same when these triggers are tried again,
-        and is another one when others have joined them, or when only some of the items are tried again."""
+        """Names this work, for a handler that is itself guarded: no two deliveries of a namespace have the same, but
+        those of the same triggers that are tried again. It is another one when others have joined them, or when only
+        some of the items are tried again."""
         message = self._message
+        about = keys.work(self.topic, message.raw_group, self.raw_key)
         splits = f"/{message.splits}" if message.splits else ""
-        return f"{self.key}@{message.last_ms}-{message.serial}+{message.count}{splits}"
+        return f"{about}@{message.last_ms}-{message.serial}+{message.count}{splits}"
 
     @property
     def count(self) -> int:

@@ -486,6 +486,25 @@ async def test_every_message_has_an_id_of_its_own_that_stays_when_it_is_tried_ag
     assert joined.id not in (first.id, second.id, third.id)
 
 
+async def test_no_two_messages_of_a_namespace_have_one_id(face: Any) -> None:
+    # Given triggers at one moment, of the same keys, in two topics and in groups of several slots
+    topics, seen = [face.topic("t", slots=8), face.topic("u", slots=8)], dict[str, int]()
+    spots = [(key, group) for key in ("k", b"\xff", r"\xff", "a|b") for group in (None, "a", "b", "a|", "c/k")]
+    for topic in topics:
+        for key, group in spots:
+            await topic.trigger(key, 1, group=group)
+    # When all are delivered
+    for topic in topics:
+        while taken := await topic.take(50):
+            for one in taken:
+                # Then each has an id of its own
+                assert one.id not in seen
+                seen[one.id] = one.count
+                await topic.ack(one)
+    assert sum(seen.values()) == 2 * len(spots)
+    assert len(seen) > len(spots)
+
+
 async def test_a_take_from_a_topic_that_stands_still_writes_nothing(
     face: Any, everything: Callable[[], dict[bytes, bytes]]
 ) -> None:

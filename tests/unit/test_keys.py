@@ -28,6 +28,7 @@ parts = st.one_of(
 user_keys = parts | st.binary(min_size=1, max_size=200) | st.integers()
 UNHURRIED = settings(deadline=None)
 triples = st.tuples(names, parts, user_keys)
+works = st.tuples(names, st.just(b"") | parts.map(str.encode), parts.map(str.encode) | st.binary(min_size=1))
 
 
 def tag(key: bytes) -> bytes:
@@ -50,6 +51,15 @@ def tag(key: bytes) -> bytes:
 def test_other_records_have_other_keys(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
     same = (*first[:2], keys.raw(first[2])) == (*second[:2], keys.raw(second[2]))
     assert (keys.record(*first) == keys.record(*second)) is same
+
+
+@UNHURRIED
+@given(first=works, second=works)
+@example(first=("t", b"a", b"b|c"), second=("t", b"a|b", b"c"))
+@example(first=("t", b"", b"a|b"), second=("t", b"a", b"b"))
+@example(first=("t", b"", b"\xff"), second=("t", b"", rb"\xff"))
+def test_work_on_other_things_has_another_name(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    assert (keys.work(*first) == keys.work(*second)) is (first == second)
 
 
 @UNHURRIED

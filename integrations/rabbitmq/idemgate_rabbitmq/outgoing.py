@@ -78,11 +78,11 @@ class Address:
 
 
 def message_id(delivery: Delivery[Any]) -> str:
-    """Topic and id of the delivery, hashed where that is too long for AMQP."""
-    found = f"{delivery.topic}/{delivery.id}"
-    if len(found.encode()) <= SHORT:
+    """The id of the delivery, hashed where that is too long for AMQP."""
+    found = delivery.id
+    if len(found) <= SHORT:
         return found
-    return f"{delivery.topic}/#{blake2b(delivery.id.encode(), digest_size=16).hexdigest()}"
+    return f"{delivery.topic}/#{blake2b(found.encode(), digest_size=16).hexdigest()}"
 
 
 def decoded(body: bytes, content_type: str | None) -> Any:
