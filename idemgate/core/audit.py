@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -13,7 +13,7 @@ from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.core.findings import Finding, quoted
 from idemgate.core.records import stored
-from idemgate.core.slotaudit import Declared, far_token, shown
+from idemgate.core.slotaudit import LEASE_MS, Declared, far_token, shown
 from idemgate.errors import NotDecodable
 
 __all__ = [
@@ -45,7 +45,8 @@ def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Co
     try:
         state, kind, data, token = stored(packed)
     except ValueError as error:
-        yield Finding("undecodable", name, f"it is no record: {error}", f"DEL {quoted(key)}")
+        mend = f"it may say that the work is done; to let it run again: DEL {quoted(key)}"
+        yield Finding("undecodable", name, f"it is no record: {error}", mend)
         return
     yield from _check_kept(name, kind, data, codec)
     if problem := far_token(token, now_us):
@@ -55,19 +56,22 @@ def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Co
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
 
 
-_KEPT = {b"v": "result", b"e": "failure", b"": "checkpoint"}
-"""What a record keeps, by its kind; of any other it is a text."""
+_KEPT = {b"v": "result", b"e": "failure", b"": "checkpoint", b"n": "reason for having no result"}
+"""What a record keeps, by its kind."""
 
 
 def _check_kept(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[Finding]:
-    if kind not in _KEPT or not (data or kind):
+    if not data and kind in (b"", b"n"):
         return
     try:
-        codec.decode(data)
-    except NotDecodable as error:
-        what = f"its {_KEPT[kind]} cannot be decoded: {error.why}"
+        if kind == b"n":
+            data.decode()
+        else:
+            codec.decode(data)
+    except (NotDecodable, UnicodeDecodeError) as error:
+        why = error.why if isinstance(error, NotDecodable) else "it is no text"
         mend = "leave it to its retention: who asks for it is told so; deleting the key lets the work run again"
-        yield Finding("undecodable", name, what, mend)
+        yield Finding("undecodable", name, f"its {_KEPT[kind]} cannot be decoded: {why}", mend)
 
 
 def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
@@ -148,14 +152,23 @@ def check_brief(key: bytes, left_ms: int) -> Iterator[Finding]:
 
 
 def check_crew(
-    lives: Mapping[bytes, int], held: Mapping[bytes, bytes], alive: Sequence[bytes], facts: Mapping[bytes, bytes]
+    lives: Mapping[bytes, int],
+    held: Mapping[bytes, bytes],
+    alive: Mapping[bytes, float],
+    facts: Mapping[bytes, bytes],
+    now_ms: int,
 ) -> Iterator[Finding]:
     """The keys of a group of members go when nobody announces itself any more; what is `held`, somebody holds: one that
     is `alive`, or lapsed and nobody has noticed yet, but none that has left. `lives`: ms, in the order of
-    `keys.members`."""
+    `keys.members`; `alive`: until when, ms."""
     for key, left_ms in lives.items():
         if left_ms == -1:
             yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
+    for member, until in alive.items():
+        if until > now_ms + LEASE_MS:
+            key = next(iter(lives))
+            what = f"{shown(member)} is there for more than a week without a word"
+            yield Finding("lease", text(key), what, f"ZADD {quoted(key)} {now_ms} {quoted(member)}")
     key = list(lives)[-1]
     for slot, member in held.items():
         if member not in alive or facts.get(b"m:" + member, b"").startswith(_LEFT):

@@ -44,14 +44,14 @@ KINDS: dict[str, Kind] = {
         "group_concurrency was raised while messages waited",
         "nothing: the next delivery of the group that ends lets them in",
     ),
-    "held": Kind("error", f"the group holds a key that will never leave it: {_PARTLY}", "empty the group"),
+    "held": Kind("error", f"the group holds a key that will never leave it, or one twice: {_PARTLY}", "take it out"),
     "overlap": Kind(
         "error", f"group_concurrency was lowered while these ran; or {_PARTLY}", "let the deliveries end; look again"
     ),
     "lease": Kind(
         "error",
         _OTHERS,
-        "let the lease end now, if nobody handles that delivery any more",
+        "let it end now; of a delivery, if nobody handles it any more",
     ),
     "fence": Kind(
         "error",

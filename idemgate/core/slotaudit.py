@@ -6,9 +6,11 @@ The checks say what holds between any two scripts; each is one function over a `
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import msgpack
@@ -17,6 +19,7 @@ from idemgate.core import keys
 from idemgate.core.calls import Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
+from idemgate.core.durations import LATEST_MS
 from idemgate.core.findings import Finding, quoted
 from idemgate.core.merging import Merge, merge_of_spec
 from idemgate.errors import IdemgateError
@@ -43,6 +46,8 @@ LEASE_MS = 7 * 86_400_000
 _LARGE = 1024 + 64
 """Bytes of a message or letter from which on a slot says that it has held one: lengths are asked there only. What a
 script adds to one that is stored is less than the difference."""
+_YEAR_US = 366 * 86_400_000_000
+_VERSION = re.compile(rb"\d+(?: .*)?", re.DOTALL)
 AHEAD_US = 86_400_000_000
 """Tokens are never below the clock, and rise by one a grant: none is a day ahead of it."""
 _GONE = ("acked", "cancelled", "deleted", "expired", "forwarded")
@@ -67,6 +72,8 @@ class Declared(NamedTuple):
     group_limit: int
     merge: Merge
     changing: bool
+    rest_us: int
+    """What the rate of a slot may take back at most: its whole burst, and one more."""
 
 
 class Contents(NamedTuple):
@@ -104,9 +111,9 @@ def declared(stored: bytes, changing: bool) -> Declared | None:
     """A topic's entry in the registry; None if it cannot be read. `changing`: its number of slots is being changed."""
     try:
         facts = msgpack.unpackb(stored)
-        return Declared(
-            int(facts["slots"]), int(facts.get("group_concurrency", 1)), merge_of_spec(facts["merge"]), changing
-        )
+        slots, rate = int(facts["slots"]), Fraction(facts.get("rate", 1_000_000_000))
+        rest = round((int(facts.get("burst", 1)) + 1) * slots * 1_000_000 / rate)
+        return Declared(slots, int(facts.get("group_concurrency", 1)), merge_of_spec(facts["merge"]), changing, rest)
     except Exception:  # noqa: BLE001 - whatever it holds, it is not a policy
         return None
 
@@ -286,8 +293,8 @@ def check_slot(slot: Slot, found: Contents, topic: Declared | None, codec: Codec
         return [] if (topic and topic.changing) or not _holds(found) else [_left_behind(slot, found)]
     seen = _Seen(slot, found, topic, codec)
     checks = (
-        _layout, _standing, _unplaced, _leases, _letters, _memories, _events, _groups, _lines, _fences, _agreement,
-        _order, _places, _lifetimes,
+        _layout, _standing, _unplaced, _leases, _pace, _letters, _memories, _versions, _events, _groups, _lines,
+        _fences, _agreement, _order, _places, _lifetimes,
     )  # fmt: skip
     return [*seen.garbled, *(finding for check in checks for finding in check(seen))]
 
@@ -362,6 +369,14 @@ def _latest(seen: _Seen) -> int:
     return max(granted) // 1000 + longest + 1 if longest > 0 else seen.found.now_ms + LEASE_MS
 
 
+def _pace(seen: _Seen) -> Iterator[Finding]:
+    """What a rate makes wait for is near: the rate may have been another, but none makes wait for a year."""
+    latest = 1000 * seen.found.now_ms + max(_YEAR_US, seen.topic.rest_us if seen.topic else 0)
+    if (until := seen.facts.get(b"rate", 0)) > latest:
+        what = f"the rate lets nothing be taken before {_at(until / 1000)}"
+        yield seen.finding("lease", "facts", what, "HDEL", b"rate")
+
+
 def _letters(seen: _Seen) -> Iterator[Finding]:
     for number in seen.found.dead.keys() - seen.found.grave.keys():
         yield seen.finding("orphan", "dead", f"letter {text(number)} has no body", "ZREM", number)
@@ -376,6 +391,17 @@ def _memories(seen: _Seen) -> Iterator[Finding]:
         yield seen.finding("forgotten-never", "memo", f"{shown(name)} has no time to be forgotten", "HDEL", name)
     for name in seen.found.fade.keys() - seen.found.memo.keys():
         yield seen.finding("forgotten-never", "fade", f"{shown(name)} names nothing remembered", "ZREM", name)
+    for name, score in seen.found.fade.items():
+        if score > LATEST_MS:
+            what = f"{shown(name)} is to be forgotten at {_at(score)}"
+            yield seen.finding("forgotten-never", "fade", what, "ZADD", seen.found.now_ms, name)
+
+
+def _versions(seen: _Seen) -> Iterator[Finding]:
+    for name, value in seen.found.memo.items():
+        if name[:1] == b"v" and not _VERSION.fullmatch(value):
+            what = f"what is remembered as {shown(name)} is no version: {shown(value[:40])}"
+            yield seen.finding("undecodable", "memo", what, "HDEL", name)
 
 
 def _tabled(memo: dict[bytes, bytes]) -> set[bytes]:
@@ -411,8 +437,11 @@ def _events(seen: _Seen) -> Iterator[Finding]:
         marks += held
         if any(b"%d" % _bucket_of(mark, many) != name[1:] for mark in held):
             yield seen.finding("disagrees", "memo", f"bucket {text(name)} holds event ids of another one")
-    if len(marks) != count or len({mark[:16] for mark in marks}) != count:
-        yield seen.finding("disagrees", "memo", f"{len(marks)} event ids are remembered, and {count} are counted")
+    names = len({mark[:16] for mark in marks})
+    if not len(marks) == names == count:
+        what = f"{len(marks)} event ids are remembered, {names} different ones, and {count} are counted"
+        mend = ("HSET", b"e", msgpack.packb([1, many, names])) if len(marks) == names else ()
+        yield seen.finding("disagrees", "memo", what, *mend)
     if any(keys.slot_of_event(mark, seen.slot.slots) != seen.slot.number for mark in marks):
         yield seen.finding("wrong-slot", "memo", "event ids of another slot are remembered: nobody will find them here")
 
@@ -434,9 +463,12 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
             ):
                 what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
                 yield seen.finding("held", "busy", what, "HDEL", group)
-        limit = seen.topic.group_limit if seen.topic else len(inside)
-        if len(inside) > limit:
-            yield seen.finding("overlap", "busy", f"group {shown(group)} holds {len(inside)} keys, it may hold {limit}")
+        if len(own := [*dict.fromkeys(inside)]) < len(inside):
+            what = f"group {shown(group)} holds a key more than once: {', '.join(map(shown, inside))}"
+            yield seen.finding("held", "busy", what, "HSET", group, msgpack.packb(own, use_bin_type=False))
+        limit = seen.topic.group_limit if seen.topic else len(own)
+        if len(own) > limit:
+            yield seen.finding("overlap", "busy", f"group {shown(group)} holds {len(own)} keys, it may hold {limit}")
     for key, one in seen.flight.items():
         if one.group and key not in seen.busy.get(one.group, ()) and not _garbled(seen, one.group):
             what = f"{shown(key)} is in flight, and its group {shown(one.group)} does not know: another may run beside"

@@ -75,7 +75,8 @@ def audit(
     - `history`: findings of a `History`, to be told with the others.
 
     May run while others work. Each slot is read by one script, and so is each group of members and each record: what
-    is said of any of them was so at one moment. The keys themselves are found by SCAN, so that what comes or goes
+    is said of any of them was so at one moment. Of a page of compact marks only the head is read: who meets a broken
+    bucket is told so (ForeignData). The keys themselves are found by SCAN, so that what comes or goes
     meanwhile may be missed. A server is blocked for about a millisecond for each thousand entries of a slot.
     Raises StoreUnavailable, StoreRefused.
     """
@@ -231,8 +232,7 @@ class _Audit:
             part = found[start : start + BATCH]
             # First how long it lives: what is gone by then is nil, and one made anew has an expiry from the start.
             replies = server.together([words for key in part for words in (("PTTL", key), ("GET", key))])
-            # A test clock may stand still while others keep to the server's time.
-            now_us = max(server.microseconds(), self.clock.microseconds() if self.clock else 0)
+            now_us = self._now_us(server)
             for key, left, packed in zip(part, replies[::2], replies[1::2], strict=True):
                 yield from self._record(key, left, packed, now_us)
 
@@ -254,10 +254,19 @@ class _Audit:
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
         crew = keys.members(self.namespace, group)
-        asked = [("ZRANGE", crew[0], 0, -1), *(("HGETALL", key) for key in crew[1:]), *(("PTTL", key) for key in crew)]
+        asked = [
+            ("ZRANGE", crew[0], 0, -1, "WITHSCORES"),
+            *(("HGETALL", key) for key in crew[1:]),
+            *(("PTTL", key) for key in crew),
+        ]
         alive, facts, held, *lives = server.at_once(asked)
         self.counted["members"] += len(present.members)
-        yield from check_crew(dict(zip(crew, lives, strict=True)), held, alive, facts)
+        until = dict(zip(alive[::2], map(float, alive[1::2]), strict=True))
+        yield from check_crew(dict(zip(crew, lives, strict=True)), held, until, facts, self._now_us(server) // 1000)
+
+    def _now_us(self, server: Server) -> int:
+        # A test clock may stand still while others keep to the server's time.
+        return max(server.microseconds(), self.clock.microseconds() if self.clock else 0)
 
     def _slot(self, link: SyncLink, slot: Slot, key: bytes, counted: Counter[str] | None = None) -> Iterator[Finding]:
         try:

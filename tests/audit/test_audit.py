@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import random
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -165,7 +167,7 @@ def _kept(hand: Hand, state: str) -> None:
     record = hand.raw.get(name)
     assert audit(hand.gate).sound
     hand.raw.set(name, record[:-40] + bytes(40), keepttl=True)
-    hand.raw.setrange(name, record.index(b"\x01\xd9" if state != "failure" else b"\x01\xc7"), b"\xc1")
+    hand.raw.setrange(name, record.rindex(b"\x01\xd9" if state != "failure" else b"\x01\xc7"), b"\xc1")
 
 
 def _left_and_holds(hand: Hand) -> None:
@@ -330,7 +332,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "out",
         lambda h: h.raw.rpush(h.name("topic:t:0/1}:out"), "x") and h.raw.expire(h.name("topic:t:0/1}:out"), 99),
     ),
-    "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "vk", "")),
+    "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "vk", "1")),
     "a table of event ids that is none": ("undecodable", "memo", lambda h: h.raw.hset(h.key("memo"), "e", "x")),
     "a bucket of event ids cut short": ("undecodable", "memo", lambda h: h.raw.hset(h.key("memo"), "e0", "x" * 23)),
     "an event id that is not counted": ("disagrees", "memo", lambda h: h.raw.hset(h.key("memo"), "e0", b"x" * 48)),
@@ -338,6 +340,27 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "disagrees",
         "memo",
         lambda h: h.raw.hset(h.key("memo"), mapping={"e": b"\x93\x01\x02\x01", "e0": b"\1" * 24}),
+    ),
+    "a version that is none": (
+        "undecodable",
+        "memo",
+        lambda h: h.raw.hset(h.key("memo"), "vk", "x3") + h.raw.zadd(h.key("fade"), {"vk": 1e12}),
+    ),
+    "what is to be forgotten never": (
+        "forgotten-never",
+        "fade",
+        lambda h: h.raw.hset(h.key("memo"), "vk", "3 g") + h.raw.zadd(h.key("fade"), {"vk": "inf"}),
+    ),
+    "a rate that makes wait for ever": ("lease", "facts", lambda h: h.raw.hset(h.key("facts"), "rate", 10**18)),
+    "a member that is there for ever": (
+        "lease",
+        "alive",
+        lambda h: h.raw.zadd(h.name("members:crew}:alive"), {"m1": "inf"}),
+    ),
+    "a group that holds a key twice": (
+        "held",
+        "busy",
+        lambda h: h.raw.hset(h.key("busy"), "g", msgpack.packb([b"flies", b"flies"], use_bin_type=False)),
     ),
     "nothing to forget": ("forgotten-never", "fade", lambda h: h.raw.zadd(h.key("fade"), {"vk": 1})),
     "a key nobody makes": ("foreign", "mine", lambda h: h.raw.set(h.name("topic:t:0/1}:mine"), "x")),
@@ -363,6 +386,11 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "undecodable",
         "done}",
         lambda h: h.raw.set(h.name("once:claim:done}"), b"\xc1", keepttl=True),
+    ),
+    "a mark with what is no text": (
+        "undecodable",
+        ":m}",
+        lambda h: h.gate.first("m", "1h") and h.raw.append(h.name("once:first:m}"), b"\xc0"),
     ),
     "a result that is garbage": ("undecodable", "kept}", lambda h: _kept(h, "result")),
     "a checkpoint that is garbage": ("undecodable", "kept}", lambda h: _kept(h, "checkpoint")),
@@ -441,6 +469,7 @@ SAID: dict[str, tuple[str, str]] = {
     "a token above the last": ("the slot's last one is 1", "HSET {facts} fence {fence}"),
     "a slot that does not say its layout": ("of which layout", "HSETNX {facts} v 1"),
     "messages that end": ("it will be gone in 1000 s", "PERSIST {pending}"),
+    "a record of no state": ("it is no record", "it may say that the work is done; to let it run again: DEL {done}"),
 }
 
 
@@ -451,8 +480,29 @@ def test_a_fault_is_told_with_the_command_that_mends_it(hand: Hand, found: Any, 
     FAULTS[fault][2](hand)
     report = found()
     names = {"facts": hand.key("facts").decode(), "pending": hand.key("pending").decode(), "fence": last}
+    names["done"] = hand.name("once:claim:done}")
     assert any(what in one.what for one in report.findings), str(report)
     assert {one.mend for one in report.findings} == {mend.format(**names)}, [*report.findings]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_commands_that_are_printed_mend_it(hand: Hand, found: Any, fault: str) -> None:
+    FAULTS[fault][2](hand)
+    report = found()
+    wholly = all(one.mend[:3].isupper() for one in report.findings)
+    for _ in range(3):  # one may show another
+        for one in report.findings:
+            if one.mend[:3].isupper():
+                hand.raw.execute_command(*_words(one.mend))
+        report = found()
+    assert not wholly or report.sound, str(report)
+    assert not any(one.mend[:3].isupper() for one in report.findings), str(report)
+
+
+def _words(command: str) -> list[Any]:
+    """As redis-cli reads it."""
+    words = re.findall(r'"(?:[^"\\]|\\.)*"|\S+', command)
+    return [ast.literal_eval(f"b{word}") if word[0] == '"' else word for word in words]
 
 
 def test_a_key_that_stands_in_two_places_is_told_with_both(hand: Hand, found: Any) -> None:
@@ -496,6 +546,14 @@ def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
         topic.flush()
         assert topic.extend(topic.take(1)[0], "1d") == "ok"
         assert audit(full).sound, slots
+
+
+def test_a_rate_that_is_slow_by_what_was_asked_for_is_no_fault(hand: Hand, found: Any) -> None:
+    # Given one a day, of a thousand slots: each may have one in almost three years
+    topic = hand.gate.topic("slow", rate="1/d", slots=1024)
+    topic.trigger("k", 1)
+    assert len(topic.take()) == 1
+    assert found().sound, str(found())
 
 
 def test_a_result_that_is_larger_than_the_auditors_own_limit_is_no_fault(full: Gate, url: str) -> None:

@@ -140,7 +140,7 @@ def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what
 )
 def test_what_is_held_somebody_holds_who_has_not_left(said: bytes | None, alive: list[bytes], kinds: list[str]) -> None:
     facts = {} if said is None else {b"m:m": said}
-    told = [*check_crew({b"alive": 1, b"held": 1}, {b"t:0": b"m"}, alive, facts)]
+    told = [*check_crew({b"alive": 1, b"held": 1}, {b"t:0": b"m"}, dict.fromkeys(alive, 9), facts, 0)]
     assert [(one.kind, one.key, one.mend) for one in told] == [(kind, "held", "HDEL held t:0") for kind in kinds]
 
 
@@ -166,7 +166,9 @@ def packed(places: list[Any], at: int = 0, value: Any = None) -> bytes:
 def found(slot: Slot = SLOT, facts: dict[bytes, bytes] | None = None, **parts: Any) -> list[Finding]:
     """What is wrong with a slot of a topic that merges by "last"."""
     known = {b"v": b"1", b"fence": b"%d" % (NOW * 1000), b"lease": b"1000", **(facts or {})}
-    return check_slot(slot, contents(facts=known, **parts), Declared(slot.slots, 1, merge_of("last"), False), Codec())
+    return check_slot(
+        slot, contents(facts=known, **parts), Declared(slot.slots, 1, merge_of("last"), False, 0), Codec()
+    )
 
 
 def contents(**parts: Any) -> Contents:
