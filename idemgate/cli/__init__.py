@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import cast
+from typing import NoReturn, cast
 
 from idemgate.cli import acl, demo, doctor, run, server, topics
 from idemgate.errors import BadInput, IdemgateError, NotConfigured
@@ -41,9 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error)
 
 
+class _Parser(argparse.ArgumentParser):
+    """What argparse repeats of a command line that it refuses may be a URL."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(re.sub(r"://\S*@", "://***@", message))
+
+
 def command_line() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="idemgate",
         description="Run the first of all duplicates, merge a burst of triggers into one delivery.",
         epilog=EXIT_CODES,

@@ -17,6 +17,7 @@ import pytest
 
 import idemgate
 from idemgate import Adaptive, Bury, Delivery, Failed, Gate, NotDecodable, Overloaded, Retry, Trigger
+from idemgate.cli import main
 from idemgate.core.models import rebuild
 from idemgate.errors import IdemgateError
 from idemgate.testing import Clock
@@ -235,3 +236,15 @@ def test_every_public_error_is_one_of_ours() -> None:
     errors = [one for one in map(vars(idemgate).get, idemgate.__all__) if isinstance(one, type)]
     found = {one.__name__ for one in errors if issubclass(one, Exception) and not issubclass(one, IdemgateError)}
     assert found <= {"Bury", "Retry", "Overloaded", "Failed"}
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--audit"], ["acl"], ["run", "app:gate", "--topics"], []])
+def test_a_url_in_the_wrong_place_of_a_command_line_is_not_repeated(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, f"redis://u:{PASSWORD}@h/0", "--no-such-option"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert PASSWORD not in told
+    assert "usage: idemgate" in told
