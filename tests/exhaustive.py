@@ -15,7 +15,7 @@ import redis
 
 from idemgate.lua import script
 
-__all__ = ["Search", "Step", "Violation", "frozen"]
+__all__ = ["Search", "Step", "Violation", "broken", "frozen"]
 
 
 class Violation(Exception):
@@ -70,6 +70,10 @@ class Search(ABC, Generic[S, T]):
     def steps(self, state: S) -> Iterator[T]:
         """What may happen next."""
 
+    def asks(self, step: T) -> Sequence[bytes]:
+        """The keys of the step's script."""
+        return self.keys
+
     @abstractmethod
     def asked(self, state: S, step: T) -> tuple[Any, ...]:
         """The arguments of the step's script."""
@@ -115,7 +119,8 @@ class Search(ABC, Generic[S, T]):
             for state, step in steps:
                 if step.script:
                     pipe.evalsha(self.reset, n, *self.keys, *state.dumps)
-                    pipe.evalsha(self._sha(step.script), n, *self.keys, *self.asked(state, step))
+                    keys = self.asks(step)
+                    pipe.evalsha(self._sha(step.script), len(keys), *keys, *self.asked(state, step))
                     pipe.evalsha(self.snapshot, n, *self.keys)
             replies = iter(pipe.execute())
         for state, step in steps:
@@ -132,6 +137,15 @@ class Search(ABC, Generic[S, T]):
         if name not in self.shas:
             self.shas[name] = self.raw.script_load(self.scripts.get(name) or script(name).text.decode())
         return self.shas[name]
+
+
+def broken(name: str, changes: Mapping[str, str]) -> dict[str, str]:
+    """A script with faults put into it: `scripts` of a search. `changes`: what is there -> what is instead."""
+    text = script(name).text.decode()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    return {name: text}
 
 
 def frozen(value: Any) -> Any:

@@ -25,7 +25,7 @@ from idemgate.testing import Clock
 from tests import exhaustive
 from tests.exhaustive import Violation
 
-__all__ = ["SCOPES", "Scope", "Search", "Violation"]
+__all__ = ["SCOPES", "Held", "Request", "Scope", "Search", "State", "Step", "Violation", "in_flight"]
 
 LEASE = 10_000
 """Ms; so short that replies are remembered (30 s at least) past all the lapses of a path."""
@@ -83,6 +83,7 @@ class Request:
     reply: tuple[Any, ...]
     held: Held | None
     """What it ends, or extends."""
+    keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,14 @@ class State:
 @dataclass(frozen=True)
 class Step(exhaustive.Step):
     """`told` is the request that this is a late copy of; `worker` whose step it is; `held` what it ends or extends.
-    `heard`: the reply arrives; `again`: it is asked again by whom did not hear it."""
+    `heard`: the reply arrives; `again`: it is asked again by whom did not hear it. `keys`: none of them: the slot's."""
 
     worker: int = 0
     held: Held | None = None
     told: Request | None = None
     heard: bool = True
     again: bool = False
+    keys: tuple[bytes, ...] = ()
 
     @property
     def verb(self) -> str:
@@ -158,7 +160,7 @@ class Search(exhaustive.Search[State, Step]):
         n, more = state.accepted, self.scope.more
         if n < 2:
             yield self._step(f"trigger {n + 1}", self.calls.trigger(Trigger(self.names[n], n + 1, group=self.group)))
-        for step in self._works(state):
+        for step in self.works(state):
             yield step
             if "unheard" in more and state.losses < 1 and step.verb != "forget":
                 yield replace(step, name=f"{step.name}, unheard", heard=False)
@@ -166,38 +168,45 @@ class Search(exhaustive.Search[State, Step]):
             one = state.unheard
             yield Step(f"again {one.name}", one.script, one.args, state.asking, one.held, one, again=True)
         yield from self._others(state)
-        if (state.content[3] or state.named > _ms(state)) and state.lapses < 2:
+        if self.may_lapse(state) and state.lapses < 2:
             yield Step("lapse")
         if state.copies < 1:
             # A take that found nothing is not remembered: its copy is the first that takes, and not a second.
             for one in (one for one in state.sent if not one.name.startswith("take") or len(one.reply) > 4):
-                yield Step(f"copy of {one.name}", one.script, one.args, held=one.held, told=one)
+                yield Step(f"copy of {one.name}", one.script, one.args, held=one.held, told=one, keys=one.keys)
 
-    def _works(self, state: State) -> Iterator[Step]:
-        """What a worker does. They are alike, so that of those who hold nothing one is enough."""
-        free = [n for n, held in enumerate(state.workers) if held is None and n != state.asking]
-        for worker in free[:1]:
-            name = f"take {worker}.{self._nth(state, 'take')}"
-            yield self._step(name, self.calls.take(0, 1), worker)
+    def may_lapse(self, state: State) -> bool:
+        return bool(state.content[3]) or state.named > _ms(state)
+
+    def works(self, state: State) -> Iterator[Step]:
+        """What a worker does."""
+        yield from self.takes(state)
         for worker, held in enumerate(state.workers):
             if held is None or worker == state.asking:
                 continue
             for end in self.scope.ends:
-                yield self._end(end, worker, held)
+                yield self.end(end, worker, held)
             if "extend" in self.scope.more:
                 name = f"extend {worker}.{self._nth(state, 'extend')}"
                 yield Step(name, "topic/extend", (LEASE, held.key, held.fence), worker, held)
             if "forget" in self.scope.more:
                 yield Step(f"forget {worker}", worker=worker)
 
-    def _end(self, end: str, worker: int, held: Held) -> Step:
+    def takes(self, state: State) -> Iterator[Step]:
+        """Workers are alike, so that of those who hold nothing one is enough."""
+        free = [n for n, held in enumerate(state.workers) if held is None and n != state.asking]
+        for worker in free[:1]:
+            name = f"take {worker}.{self._nth(state, 'take')}"
+            yield self._step(name, self.calls.take(0, 1), worker)
+
+    def end(self, end: str, worker: int, held: Held, delay: int = 0) -> Step:
         turn, _, verb = end.rpartition(" ")
         call = self.calls.turn(0, [], 1) if turn else self.calls.settle(0, [])
         args = list(call.args[1:])
         args[0], args[2] = _id(f"{end} {held.fence}"), wrapped([held.key, held.fence])
         if turn:
             args[3] = _id(f"after {held.fence}")
-        args += () if verb == "ack" else (1, verb, 0, "why")
+        args += () if verb == "ack" else (1, verb, delay, "why")
         return Step(f"{end} {worker}", call.script.name, tuple(args), worker, held)
 
     def _others(self, state: State) -> Iterator[Step]:
@@ -241,7 +250,7 @@ class Search(exhaustive.Search[State, Step]):
 
     def _done(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
         """What is true after this request, whoever heard its answer."""
-        sent = Request(step.name.removesuffix(", unheard"), step.script, step.args, reply, step.held)
+        sent = Request(step.name.removesuffix(", unheard"), step.script, step.args, reply, step.held, step.keys)
         taken = _taken(step, reply)
         if step.verb == "take" and not taken:
             return after
@@ -271,7 +280,7 @@ class Search(exhaustive.Search[State, Step]):
 
     def _judge_cancel(self, before: State, after: State, word: bytes) -> None:
         key = self.names[0].encode()
-        flight, pending = _flights(after.content).get(key), _pending(before.content).get(key)
+        flight, pending = in_flight(after.content).get(key), _pending(before.content).get(key)
         expected = b"in_flight" if flight else b"cancelled" if pending else b"absent"
         self.check(after, word == expected, "P13: a cancellation is told wrong")
         self.check(after, not flight or flight[1], "P13: what is cancelled in flight may be tried again")
@@ -293,7 +302,7 @@ class Search(exhaustive.Search[State, Step]):
     def _attempts(self, state: State, step: Step, key: bytes) -> int:
         """How often what is taken next of this key was delivered before: its delivery, which lapses or is ended here,
         or what is pending."""
-        flight = _flights(state.content).get(key)
+        flight = in_flight(state.content).get(key)
         ended = step.held is not None and flight is not None and step.held.fence == flight[0]
         over = flight is None or flight[1] or _attempts_of(flight[2]) >= self.scope.attempts
         if flight is None or over or (ended and step.verb == "ack"):
@@ -305,7 +314,7 @@ class Search(exhaustive.Search[State, Step]):
         held, verb = step.held, step.verb
         assert held is not None
         outcome = reply[2] if verb == "extend" else reply[-1]
-        flight = _flights(before.content).get(held.key)
+        flight = in_flight(before.content).get(held.key)
         mine = flight is not None and flight[0] == held.fence
         self.check(after, (outcome == b"lost") is not mine, "P5: an ending is not answered by who holds the key")
         if not flight or not mine:
@@ -320,7 +329,7 @@ class Search(exhaustive.Search[State, Step]):
         elif flight[1]:
             self.check(after, outcome == b"cancelled", "P13: a cancelled delivery is tried again")
             return replace(after, cancelled=before.cancelled | set(held.items))
-        elif verb == "return":
+        elif verb in ("return", "defer"):
             left = _attempts_of(_pending(after.content)[held.key])
             self.check(after, left == _attempts_of(held.message) - 1, "P11: what is given back counts as an attempt")
         return after
@@ -337,7 +346,7 @@ class Search(exhaustive.Search[State, Step]):
         quiet = after.content == before.content
         if first.script == "topic/extend":
             assert first.held is not None
-            mine = _flights(before.content).get(first.held.key, (0,))[0] == first.held.fence
+            mine = in_flight(before.content).get(first.held.key, (0,))[0] == first.held.fence
             self.check(after, mine or quiet, "P6: a late copy extends what is another's")
             return
         self.check(after, quiet, "P6: a late copy has a second effect")
@@ -347,7 +356,7 @@ class Search(exhaustive.Search[State, Step]):
         # It gets what is still its own.
         taken, had = reply[4 : 8 if len(reply) > 7 else 4], first.reply[4 : 8 if len(first.reply) > 7 else 4]
         self.check(after, taken in ((), had), "P6: a late copy of a take gets another delivery")
-        flight = _flights(before.content).get(had[0]) if had else None
+        flight = in_flight(before.content).get(had[0]) if had else None
         own = flight is not None and flight[0] == had[1]
         self.check(after, bool(taken) is own, "P6: a late copy of a take does not get what is its own")
         if first.script == "topic/turn":
@@ -355,7 +364,7 @@ class Search(exhaustive.Search[State, Step]):
 
     def _judge(self, before: State, after: State, step: Step) -> None:
         due, pending, lease, _, dead, grave, facts, busy, line = (_pairs(part) for part in after.content)
-        flights, was = _flights(after.content), _flights(before.content)
+        flights, was = in_flight(after.content), in_flight(before.content)
         # Where every trigger is
         places = [items for packed in pending.values() for items in _items(packed)]
         places += [n for _, _, packed in flights.values() for n in _items(packed)]
@@ -389,8 +398,8 @@ class Search(exhaustive.Search[State, Step]):
 
     def _gone(self, before: State, after: State) -> frozenset[int]:
         """Of deliveries that were cancelled and then lapsed: nobody says so to a worker."""
-        now = _flights(after.content)
-        lapsed = [one for key, one in _flights(before.content).items() if one[1] and now.get(key, (0,))[0] != one[0]]
+        now = in_flight(after.content)
+        lapsed = [one for key, one in in_flight(before.content).items() if one[1] and now.get(key, (0,))[0] != one[0]]
         buried = set(_buried(after.content))
         return frozenset(n for _, _, packed in lapsed for n in _items(packed)) - after.acked - buried
 
@@ -430,7 +439,7 @@ def _pending(content: Any) -> dict[bytes, bytes]:
     return _pairs(content[1])
 
 
-def _flights(content: Any) -> dict[bytes, tuple[int, bool, bytes]]:
+def in_flight(content: Any) -> dict[bytes, tuple[int, bool, bytes]]:
     """Fence, whether it was cancelled, and the message, by key."""
     unpacked = {key: msgpack.unpackb(packed, raw=True) for key, packed in _pairs(content[3]).items()}
     return {key: (d[0], d[2] == 1, d[6]) for key, d in unpacked.items()}
