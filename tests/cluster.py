@@ -40,10 +40,11 @@ def wait_for(happens: Callable[[], object], within: float = 60.0) -> None:
 
 
 def unused_ports(n: int) -> list[int]:
-    """Ports that were free a moment ago, below 55,536: a cluster bus listens 10,000 above its port."""
+    """Ports that were free a moment ago. A cluster bus listens 10,000 above its port, and both are below 32,768, where
+    the ports begin that systems give to connections: one of those would be in the way."""
     with ExitStack() as open_:
         found: list[int] = []
-        port = 20_000 + os.getpid() % 300 * 100
+        port = 10_000 + os.getpid() % 125 * 100
         while len(found) < n:
             port += 1
             with suppress(OSError):

@@ -256,7 +256,7 @@ class Passage:
         try:
             kind, data = b"v", self.guard.codec.encode(result, "result")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
-            kind, data = b"n", _why(error).encode(errors="replace")[:500]
+            kind, data = b"n", _why(error)[:500].encode(errors="replace")
         self.result = kind, data
         fence = 0 if self.entry is None else self.entry.token
         return self.claims.complete(self.record, self._owner, fence, self.guard.retention, kind, data)

@@ -12,8 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from idemgate import Gate
+from idemgate.link.embedded import start
 from idemgate.testing import Clock
 
 
@@ -30,6 +32,15 @@ async def lasting(face: Any, entry: str, namespace: str) -> AsyncIterator[Any]:
     yield type(face)(made, face.awaiting)
     await made.aio.close()
     made.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[str]:
+    """A server whose memory nobody else uses, nor its own append-only file: before Redis 7.0 a rewrite takes 10 MB."""
+    with start() as server:
+        with redis.Redis.from_url(server.url) as raw:
+            raw.config_set("auto-aof-rewrite-percentage", 0)
+        yield server.url
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count, islice
 from typing import Any
 from uuid import uuid4
@@ -18,7 +18,6 @@ from idemgate import ForeignData, Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
 from idemgate.core.compact import SHARDS, SeenSets
-from idemgate.link.embedded import start
 from idemgate.testing import Clock
 
 WINDOW = 3_600_000
@@ -267,13 +266,6 @@ async def test_foreign_data_is_named_and_left_alone(face: Any, gate: Gate, raw: 
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[str]:
-    """A server whose memory nobody else uses."""
-    with start() as server:
-        yield server.url
 
 
 def test_a_remembered_id_takes_at_most_25_bytes(alone: str, clock: Clock) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from idemgate import BadInput, ForeignData, Gate, Kept, NotDecodable
 from idemgate.core import keys, small
 from idemgate.core.calls import Call, call
-from idemgate.link.embedded import start
 from idemgate.testing import Clock
 
 WINDOW = 3_600_000
@@ -261,13 +259,6 @@ def test_what_is_no_value_is_not_decoded(gate: Gate, data: bytes) -> None:
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[str]:
-    """A server whose memory nobody else uses."""
-    with start() as server:
-        yield server.url
 
 
 def test_an_id_with_a_value_of_16_bytes_takes_at_most_48_bytes(alone: str, clock: Clock) -> None:

@@ -255,7 +255,13 @@ async def test_on_in_progress_skip_gives_nothing(face: Any) -> None:
 
 @pytest.mark.parametrize(
     ("result", "why"),
-    [(object(), "object"), ("x" * 200, "limit is 100"), (float, "type"), ({"a": object()}, r"\['a'\]")],
+    [
+        (object(), "object"),
+        ("x" * 200, "limit is 100"),
+        (float, "type"),
+        ({"a": object()}, r"\['a'\]"),
+        ({"x" + "\N{EURO SIGN}" * 600: object()}, "\N{EURO SIGN}"),
+    ],
 )
 async def test_what_cannot_be_stored_is_done_without_value_and_never_runs_again(
     face: Any, gate: Gate, result: object, why: str

@@ -139,7 +139,7 @@ def _audited(data: bytes) -> None:
     slotaudit.declared(data, False)
     list(audit.check_record(b"ig1:{n:once:s:k}", -1, data, 1_700_000_000_000_000, Codec()))
     empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1}
-    slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.Declared(1, 1, _MERGES["last"], False)
+    slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.Declared(1, 1, _MERGES["last"], False, 0)
     name, _, value = data.partition(b"\0")
     for part in _PARTS:
         found = slotaudit.Contents(**empty | {part: {name: value, b"k": data}})

@@ -747,7 +747,7 @@ async def test_it_follows_a_failover(make: Make, ports: list[int], tmp_path: Pat
         await asyncio.to_thread(_join, replica, client, old, ports[0])
         async with working(gate):
             client.set("session:0", "x", px=8_000)
-            await eventually(lambda: gate.counters["expiry.registered"] == 1)
+            await eventually(lambda: gate.counters["expiry.registered"] >= 1)
             # When the replica takes over
             await asyncio.to_thread(_take_over, replica)
             # Then it is listened to, and what its former primary knew of is acted on, and what begins there

@@ -353,6 +353,48 @@ async def test_a_guarded_handler_that_was_done_is_acknowledged_without_running_a
     assert (stats.pending, stats.in_flight, stats["acked"]) == (0, 0, 1)
 
 
+async def test_one_guarded_handler_of_two_topics_runs_for_each(gate: Gate, eventually: Any) -> None:
+    topics, ran = [gate.topic("mails", slots=2), gate.topic("audits")], list[tuple[str, str]]()
+
+    @topics[0].handler
+    @topics[1].handler
+    @gate.once(key="{delivery.id}")
+    def handle(delivery: Any) -> None:
+        ran.append((delivery.topic, delivery.key))
+
+    # Given triggers of the same keys at the same moment
+    for topic in topics:
+        await topic.aio.trigger_many((f"k{n}", n) for n in range(20))
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 40)
+    assert len({*ran}) == len(ran) == 40
+
+
+def test_of_a_guarded_handler_a_sink_compares_the_token_of_the_delivery(gate: Gate, clock: Clock) -> None:
+    topic, written = gate.topic("t", merge="append", lease="30s"), []
+
+    @gate.once(key="{delivery.id}")
+    def write(delivery: Any) -> None:
+        written.append((delivery.payload, delivery.token, current().token))
+
+    # Given a worker that stalled before it claimed the work, and another that has done it, with a newer trigger
+    topic.trigger("a", 1)
+    (stalled,) = topic.take()
+    topic.trigger("a", 2)
+    clock.advance("31s")
+    (taken,) = topic.take()
+    write(taken)
+    clock.advance("1s")
+    # When the first goes on
+    write(stalled)
+    # Then its work was no other's, and runs: what tells is the token of the delivery, and not that of the guard
+    (items, token, granted), (again, former, later) = written
+    assert (items, again) == ([1, 2], [1])
+    assert former < token
+    assert later > granted
+    assert (topic.ack(stalled), topic.ack(taken)) == ("lost", "ok")
+
+
 async def test_while_another_owner_runs_the_key_the_delivery_is_put_off_and_no_attempt_is_counted(
     gate: Gate, clock: Clock, eventually: Any
 ) -> None:
