@@ -157,6 +157,12 @@ class Member(ABC):
     async def leave(self) -> None:
         """Takes this member away with everything it holds; StoreError."""
 
+    @property
+    def patience(self) -> float:
+        """Seconds that an announcement may take: until the next is due; the first, after which none is, may take all of
+        the gate's `timeout`."""
+        return self.interval if self.generation else max(self.gate.seconds, self.interval)
+
     # -- what a worker asks -------------------------------------------------------------------------------------------
 
     @property
@@ -203,7 +209,8 @@ class Member(ABC):
         stopping = asyncio.create_task(self._stopped(stop))
         try:
             async with self.listening():
-                await self._round()
+                if await self._turn():  # announced it is; what it asks for next may take as long as it takes
+                    await self._try_round()
                 log.info("members.joined", extra={"member": self.member, "members": len(self.members)})
                 self._tell()
                 while not self._over():
@@ -351,7 +358,7 @@ class RedisMembership(Member):
     async def announce(self, said: Announcement) -> Roll:
         gate = self.gate
         call = members.announce(gate.namespace, self.group, gate.clock, said, round(self.ttl * 1000))
-        return await gate.aio.link.run(call, within=min(gate.seconds, self.interval))
+        return await gate.aio.link.run(call, within=min(gate.seconds, self.patience))
 
     async def leave(self) -> None:
         gate = self.gate

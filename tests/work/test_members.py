@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, ForeignData, Gate, StoreError, StoreRefused
+from idemgate import BadInput, ForeignData, Gate, StoreError, StoreRefused, StoreUnavailable
 from idemgate.core import keys, members
 from idemgate.core.assignment import owner, slot_id
-from idemgate.core.holdings import Announcement
+from idemgate.core.holdings import Announcement, Roll
 from idemgate.testing import Clock
 from idemgate.work.members import RedisMembership
 from tests.proxy import Proxy
@@ -449,6 +449,23 @@ async def test_a_store_that_is_away_at_the_start_is_an_error() -> None:
     with pytest.raises(StoreError):
         await RedisMembership(gate).run(asyncio.Event(), T)
     await gate.aio.close()
+
+
+async def test_one_that_is_away_just_after_the_first_announcement_is_waited_for(gate: Gate) -> None:
+    class Interrupted(RedisMembership):
+        async def announce(self, said: Announcement) -> Roll:
+            if 2 <= said.number <= 3:
+                raise StoreUnavailable("away", "no")
+            return await super().announce(said)
+
+    membership, stop = Interrupted(gate), asyncio.Event()
+    task = asyncio.create_task(membership.run(stop, T))
+    await eventually(lambda: task.done() or len(membership.assigned("t")) == 64)
+    assert gate.counters["members.store_away"] == 2
+    stop.set()
+    await eventually(lambda: bool(membership.draining("t")))
+    membership.release("t", membership.draining("t"))
+    await task
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ Slot = tuple[str, int]
 class ZooKeeperMembership(Member):
     """A Membership kept in ZooKeeper; `idemgate.Member` says what it promises. Each run has a session of its own.
 
-    - `gate`: its counters count; its store is not asked.
+    - `gate`: its counters count, and its `timeout` is how long it may take to join; its store is not asked.
     - `hosts`: "zk1:2181,zk2:2181", as kazoo takes them; a chroot at the end has to exist.
     - `path`: those of one path divide the slots of the topics they have in common; None: /idemgate/<namespace>.
     - `ttl`: the session's timeout. ZooKeeper keeps it within 2 and 20 of its ticks (4 s to 40 s, unless configured
@@ -72,7 +72,7 @@ class ZooKeeperMembership(Member):
             await asyncio.shield(wire.close())
 
     async def announce(self, said: Announcement) -> Roll:
-        return await self._session.within(self.interval, self._announce(said))
+        return await self._session.within(self.patience, self._announce(said))
 
     async def leave(self) -> None:
         await self._session.within(self.interval, self._leave())
