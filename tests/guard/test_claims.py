@@ -291,6 +291,21 @@ def test_a_decision_about_an_owner_that_was_taken_over_decides_nothing(gate: Gat
     assert gate.link.run(claims.inspect(record)).state == "lapsed"
 
 
+def test_a_copy_of_a_decision_is_answered_as_the_first(gate: Gate, clock: Clock) -> None:
+    record, claims = gate.claims.key("s", "k"), gate.claims
+    for word in ("ok", "forgotten"):
+        # Given an owner that vanished
+        gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+        clock.advance("30s")
+        seen = gate.link.run(claims.inspect(record))
+        # When what is decided about it arrives twice
+        if word == "ok":
+            decision = claims.resolve(record, token(), seen, False, 60_000, b"n", b"")
+        else:
+            decision = claims.forget(record, token(), seen, False)
+        assert gate.link.run(decision) == gate.link.run(decision) == (word, 0)
+
+
 async def test_a_released_claim_is_over_for_its_owner(face: Any) -> None:
     claim = await face.claim("k")
     assert await claim.release()
@@ -717,13 +732,15 @@ async def test_a_forgotten_key_is_new(face: Any, clock: Clock) -> None:
     assert not await face.forget("k")
 
 
-async def test_a_live_claim_is_forgotten_by_force_only(face: Any, stored: Stored) -> None:
+async def test_a_live_claim_is_forgotten_by_force_only(face: Any, clock: Clock, stored: Stored) -> None:
     claim = await face.claim("k", lease="30s")
     before = stored()
-    with pytest.raises(AlreadyInProgress) as refused:
-        await face.forget("k")
-    assert (refused.value.key, refused.value.retry_after) == ("k", 30.0)
-    assert stored() == before
+    for passes, left in (("0s", 30.0), ("29.999s", 0.001)):
+        clock.advance(passes)
+        with pytest.raises(AlreadyInProgress) as refused:
+            await face.forget("k")
+        assert (refused.value.key, refused.value.retry_after) == ("k", left)
+        assert stored() == before
     assert await face.forget("k", force=True)
     assert not await claim.complete("x")
     assert not await claim.extend()
