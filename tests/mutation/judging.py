@@ -490,7 +490,7 @@ class Judge(ABC, Generic[One]):
         return filter(None, turns)
 
     def _seconds(self, one: Mutant) -> float:
-        return 240 + 6 * sum(self.took[name] for name in self._tests(one))
+        return 60 + 6 * sum(self.took[name] for name in self._tests(one))
 
     def _trial(self, one: Mutant) -> Callable[[], Any]:
         names = self._tests(one)
