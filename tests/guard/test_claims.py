@@ -254,6 +254,40 @@ def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["release", "complete"])
+def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace: str, end: str) -> None:
+    class Between(Clock):
+        def microseconds(self) -> int:
+            return super().microseconds() + 700
+
+    gate = Gate(url, namespace=namespace, clock=Between(1_700_000_000.005))
+    record, owner = gate.claims.key("s", "k"), token()
+    fence = gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000)).token
+    if end == "release":
+        assert gate.link.run(gate.claims.release(record, owner, 60_000))
+    else:
+        assert gate.link.run(gate.claims.complete(record, owner, fence, 60_000, b"n", b""))
+    seen = gate.link.run(gate.claims.inspect(record))
+    assert (seen.since, seen.retention_left) == (1_700_000_000.005, 60.0)
+    gate.close()
+
+
+def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
+    # Given three claims with 100 KiB of progress each
+    claims, given = gate.claims, [(gate.claims.key("s", key)[0], token(), 60_000) for key in "abc"]
+    for name, owner, _ in given:
+        gate.link.run(claims.claim((name,), owner, 30_000, 60_000))
+        assert gate.link.run(claims.checkpoint((name,), owner, gate.codec.encode(bytes(100 << 10))))
+    # When they are given back in one call, then it ends with the second, and says so by what it answers
+    [each] = claims.release_each(given, 100)
+    assert len(raw.eval(each.script.text, len(each.keys), *each.keys, *each.args)) == 2
+    assert [gate.link.run(claims.inspect((name,))).state for name, _, _ in given] == [
+        "released",
+        "released",
+        "in_progress",
+    ]
+
+
+@pytest.mark.parametrize("end", ["release", "complete", "resolve"])
 @pytest.mark.parametrize("hold", [False, True])
 def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
     record, owners, claims = gate.claims.key("s", "k"), [token(), token()], gate.claims
@@ -265,9 +299,13 @@ def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock:
             gate.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
             if end == "release":
                 assert gate.link.run(claims.release(record, owner, 60_000))
-            else:
+            elif end == "complete":
                 assert gate.link.run(claims.complete(record, owner, fence, 60_000, b"n", b""))
                 clock.advance("60s")
+            else:
+                clock.advance("30s")
+                vanished = gate.link.run(claims.inspect(record))
+                assert gate.link.run(claims.resolve(record, token(), vanished, False, 60_000, b"n", b""))[0] == "ok"
             raw.publish(record[0], b"ended")
         raw.publish(record[0], b"all")
         # Then only that one is told
