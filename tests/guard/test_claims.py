@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -259,15 +260,17 @@ def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace:
         def microseconds(self) -> int:
             return super().microseconds() + 700
 
-    gate = Gate(url, namespace=namespace, clock=Between(1_700_000_000.005))
-    record, owner = gate.claims.key("s", "k"), token()
+    clock = Between(1_700_000_000.005)
+    gate, owner = Gate(url, namespace=namespace, clock=clock), token()
+    record = gate.claims.key("s", "k")
     fence = gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000)).token
+    clock.advance("1s")
     if end == "release":
         assert gate.link.run(gate.claims.release(record, owner, 60_000))
     else:
         assert gate.link.run(gate.claims.complete(record, owner, fence, 60_000, b"n", b""))
     seen = gate.link.run(gate.claims.inspect(record))
-    assert (seen.since, seen.retention_left) == (1_700_000_000.005, 60.0)
+    assert (seen.since, seen.retention_left) == (1_700_000_001.005, 60.0)
     gate.close()
 
 
@@ -742,6 +745,21 @@ def test_a_claim_without_a_number_may_be_tried_any_number_of_times(gate: Gate, c
         claim = gate.link.run(gate.claims.claim(key, token(), 30_000, 60_000))
         assert (claim.state, claim.attempt) == ("started", attempt)
         clock.advance("30s")
+
+
+@pytest.mark.parametrize("on_error", ["store", "release"])
+async def test_what_was_done_at_a_later_attempt_says_so(face: Any, on_error: str) -> None:
+    await (await face.claim("k", scope="s")).release()
+
+    @face.once(key="{k}", scope="s", on_error=on_error)
+    def second(k: str) -> None:
+        if on_error == "store":
+            raise ValueError("no")
+
+    with suppress(ValueError):
+        await second("k")
+    assert (await face.inspect("k", scope="s")).attempts == 2
+    assert (await face.claim("k", scope="s")).attempt == 2
 
 
 async def test_inspect_tells_a_stored_failure(face: Any) -> None:

@@ -145,6 +145,18 @@ def test_pages_grow_and_shrink_without_losing_a_mark(gate: Gate, clock: Clock) -
             shard.check([*fresh, *known], WINDOW)
 
 
+def test_a_page_that_begins_anew_has_nothing_of_what_stood_in_its_place(gate: Gate, clock: Clock) -> None:
+    # Given a page with many buckets, the one after it, and then one in the place of the first, with a single mark
+    dice, shard = random.Random(3), Shard(gate, clock, "s")
+    many = [dice.getrandbits(64).to_bytes(8) for _ in range(1000)]
+    shard.check(many, WINDOW)
+    for _ in range(2):
+        clock.advance(WINDOW / 1000)
+        shard.check([dice.getrandbits(64).to_bytes(8)], WINDOW)
+    # Then all that it had are new again
+    shard.check(many, WINDOW)
+
+
 async def test_windows_of_years_are_kept_and_end(face: Any, clock: Clock) -> None:
     # Given marks of the beginning and the middle of a page of ten years, which counts in 74 ms
     assert await face.first("a", "3650d", compact=True)

@@ -47,6 +47,17 @@ def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> 
     assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
 
 
+@pytest.mark.parametrize("keep", [0, 1, 200])
+def test_a_stream_keeps_about_as_many_as_it_should(gate: Gate, raw: Any, keep: int) -> None:
+    topic = gate.topic("jobs")
+    topic.trigger_many([(f"j{number}", None) for number in range(400)])
+    for _ in range(4):
+        assert gate.link.run(topic.open().forward(0, Forward("stream", None, keep), 100)).sent == 100
+    # Whole nodes of a stream go, of a hundred entries each
+    kept = raw.xlen(topic.outboxes()[0])
+    assert keep <= kept <= keep + 100 if keep else kept == 400
+
+
 def test_a_forwarded_message_holds_no_group(gate: Gate) -> None:
     # Given a retry that holds its group, and one in its line
     topic = gate.topic("jobs", backoff=0)
