@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["MARK", "Log", "marked", "place", "wrapped"]
 
 MARK = "lines of scripts:"
-_STATEMENT = re.compile(r"\s*(?:local |if |for |while |return\b|redis\.|[\w.]+[\[( ].*=|\w+\()")
+_STATEMENT = re.compile(r"\s*(?:local |if |for |while |return\b|redis\.|[\w.]+[\[( ].*=|\w+, .* = |\w+\()")
 _INSIDE = re.compile(r"\s*(?:and |or |\.\.|else|end|until|\}|\)|--|[\w\"\[\].]+ = [^=].*,$)")
 _OPEN_END = re.compile(r"(?:[,=+]|\.\.|\b(?:and|or|not))\s*$")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from idemgate import lua
 from tests.mutation import __main__ as mutation
-from tests.mutation import edits, judging, operators
+from tests.mutation import edits, judging, operators, tracing
 
 FILES = {f"core/{n}": n for n in range(1, 60)} | {"topic/take": 60}
 FOUND = [
@@ -52,6 +53,15 @@ def test_what_is_changed_in_core_can_be_sampled() -> None:
 def test_each_change_that_is_explained_can_be_made() -> None:
     possible = {(one.file, one.change) for one in [*mutation._mutants(), *mutation._edits()]}
     assert {*mutation.explained()} - possible == set()
+
+
+def test_the_place_of_a_line_is_no_other_branch() -> None:
+    for file in operators.files():
+        source = lua.source(file)
+        lines, statements = source.splitlines(), {number for number, _ in tracing._statements(source)}
+        for number, line in enumerate(lines, 1):
+            code = line.partition("--")[0].strip()
+            assert code != "else" or number + 1 in statements or lines[number].lstrip().startswith("--"), (file, number)
 
 
 def test_a_fork_that_ended_leaves_no_socket(tmp_path: Path) -> None:
