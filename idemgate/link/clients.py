@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from inspect import signature
 from typing import Any, cast
 
@@ -10,8 +11,11 @@ import redis.asyncio as aredis
 import redis.asyncio.connection as aconnection
 from redis import connection
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from idemgate.errors import NotConfigured
 from idemgate.link.endpoint import Endpoint, verified
@@ -37,7 +41,7 @@ def sync_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: Any
     replaces settings."""
     settings = _ours(endpoint, Retry(NoBackoff(), 0), seconds, over)
     if endpoint.kind == "sentinel":
-        return _master(_redis.Sentinel, endpoint, settings)
+        return _master(_Sentinels, endpoint, settings)
     cls, timeout = settings.pop("connection_class", connection.Connection), settings["socket_connect_timeout"]
     pool = _redis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
     return redis.Redis.from_pool(pool)
@@ -48,7 +52,7 @@ def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **over: An
     settings = _ours(endpoint, AsyncRetry(NoBackoff(), 0), seconds, over)
     _check_awaiting(settings)
     if endpoint.kind == "sentinel":
-        return _master(_aredis.Sentinel, endpoint, settings)
+        return _master(_AsyncSentinels, endpoint, settings)
     cls = _ASYNC_CLASSES[settings.pop("connection_class", connection.Connection)]
     timeout = settings["socket_connect_timeout"]
     pool = _aredis.BlockingConnectionPool(CONNECTIONS, timeout=timeout, connection_class=cls, **settings)
@@ -86,6 +90,28 @@ def _check_awaiting(settings: dict[str, Any]) -> None:
 
 def _takes_tls(settings: dict[str, Any]) -> bool:
     return settings.pop("connection_class", None) is connection.SSLConnection
+
+
+class _Sentinels(Sentinel):
+    """What redis-py says when none knows the master may quote what the sentinels are asked with, such as a password."""
+
+    def discover_master(self, service_name: str) -> Any:
+        with suppress(MasterNotFoundError):
+            return cast(Any, super()).discover_master(service_name)
+        raise _no_master(self, service_name)
+
+
+class _AsyncSentinels(AsyncSentinel):
+    async def discover_master(self, service_name: str) -> Any:
+        with suppress(AsyncMasterNotFoundError):
+            return await cast(Any, super()).discover_master(service_name)
+        raise _no_master(self, service_name)
+
+
+def _no_master(sentinels: Any, service: str) -> MasterNotFoundError:
+    settings = [one.connection_pool.connection_kwargs for one in sentinels.sentinels]
+    asked = ", ".join(f"{one['host']}:{one['port']}" for one in settings)
+    return MasterNotFoundError(f"No master found for {service!r} by any of the sentinels {asked}")
 
 
 def _master(sentinel: Any, endpoint: Endpoint, settings: dict[str, Any]) -> Any:

@@ -22,6 +22,8 @@ _ESCAPE = "Write / # ? @ : in a password as %2F %23 %3F %40 %3A"
 
 def of_url(url: str) -> Endpoint:
     """redis, rediss and unix URLs as redis-py reads them; redis+cluster://h1:p1,h2:p2; redis+sentinel://h1:p1,h2:p2/service/db."""
+    if _astray(url):
+        raise _bad(url, "has an @ behind a / ? or #", _ESCAPE)
     try:
         return _of_url(url)
     except NotConfigured as error:  # it names a setting, which may be a part of a password with a ? in it
@@ -29,6 +31,20 @@ def of_url(url: str) -> Endpoint:
     if "@" in url.partition("?")[2]:  # raised out here, since an error keeps the one during which it was raised
         raise _bad(url, "has an @ behind a ?", _ESCAPE)
     raise refused
+
+
+def _astray(url: str) -> bool:
+    """Whether what stands before the first / ? # is not the whole of what was to stand before the last @: a part of a
+    password would be taken for the host, and shown."""
+    scheme, _, rest = url.partition("://")
+    before = re.split(r"[?]" if "+" in scheme else r"[/?#]", rest, maxsplit=1)[
+        0
+    ]  # of many: the last @ before a ? counts
+    path, _, query = rest[len(before) :].partition("?")
+    if "@" not in before:
+        return bool(before) and "@" in path + query
+    named = all("=" in part.partition("@")[0] for part in query.split("&") if "@" in part)
+    return not named or ("@" in path and scheme.lower() != "unix")
 
 
 def _of_url(url: str) -> Endpoint:

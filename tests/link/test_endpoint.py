@@ -87,6 +87,8 @@ BAD = [
     f"redis://:{SECRET}@cache:port",
     f"redis://user:{SECRET}",  # @host forgotten
     f"redis://:{SECRET}@[::1",
+    *(f"redis://u:123{mark}{SECRET}@cache:1/0" for mark in ("?", "?a=", "#", "/", "/7?", "@cache?")),  # a port, then
+    *(f"{scheme}://u:123?{SECRET}@cache:1/m" for scheme in ("redis+cluster", "redis+sentinel", "unix")),
     f"redis://cache/0?password={SECRET}&socket_timeout=soon",
     f"redis://cache/0?password={SECRET}@&socket_timeout=soon",
     f"redis+cluster://:{SECRET}@h1:7000,h2:port",
@@ -112,6 +114,11 @@ def test_what_is_no_database_is_refused(url: str) -> None:
 )
 def test_a_database_is_a_number_in_the_path_or_the_query(url: str) -> None:
     assert Gate(url).endpoint.settings.get("db", 0) == (2 if "2" in url else 0)
+
+
+@pytest.mark.parametrize("url", ["redis://u:p@h:1/0?client_name=a@b", "unix://u:p@/a@b.sock", "unix:///a@b.sock"])
+def test_an_at_sign_elsewhere_is_no_end_of_a_password(url: str) -> None:
+    assert of_url(url).settings.get("password") == (None if "///" in url else "p")
 
 
 @pytest.mark.parametrize("url", BAD)

@@ -14,12 +14,13 @@ from typing import Any
 import msgpack
 import pydantic
 import pytest
+import redis
 
 import idemgate
 from idemgate import Adaptive, Bury, Delivery, Failed, Gate, NotDecodable, Overloaded, Retry, Trigger
 from idemgate.cli import main
 from idemgate.core.models import rebuild
-from idemgate.errors import IdemgateError
+from idemgate.errors import IdemgateError, StoreUnavailable
 from idemgate.testing import Clock
 from tests.cluster import unused_ports
 from tests.conftest import PASSWORD, Face
@@ -129,6 +130,26 @@ async def test_a_password_and_a_payload_are_nowhere_to_be_seen(
     assert len(ledger.seen) > 60
     assert PASSWORD not in everything
     assert PAYLOAD not in everything
+
+
+@pytest.mark.parametrize("given", ["url", "client"])
+async def test_what_sentinels_are_asked_with_is_nowhere_to_be_seen(logged: Callable[[], str], given: str) -> None:
+    # Given sentinels that want a password, and are gone
+    (port,), ledger = unused_ports(1), Ledger()
+    finder = redis.Sentinel([("127.0.0.1", port)], sentinel_kwargs={"password": PASSWORD})
+    known = {"url": f"redis+sentinel://u:{PASSWORD}@127.0.0.1:{port}/svc", "client": finder.master_for("svc")}[given]
+    gate = Gate(known, timeout="50ms") if given == "url" else Gate(client=known, timeout="50ms")
+    for face in (Face(gate, False), Face(gate, True)):
+        with pytest.raises(
+            StoreUnavailable, match=f"No master found for 'svc' by any of the sentinels 127.0.0.1:{port}"
+        ):
+            await face.first("k", "1h")
+        await ledger.ask(lambda face=face: face.first("k", "1h"))
+        await ledger.ask(lambda face=face: face.once(key="{k}", on_store_error="run")(lambda k: k)("x"))
+    await gate.aio.close()
+    gate.close()
+    assert "No master found" in "\n".join(ledger.seen)
+    assert PASSWORD not in "\n".join(ledger.seen) + logged()
 
 
 async def test_a_worker_logs_no_payload(faces: Callable[..., Face], logged: Callable[[], str]) -> None:
