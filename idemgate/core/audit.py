@@ -13,7 +13,7 @@ from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.core.findings import Finding, quoted
 from idemgate.core.records import stored
-from idemgate.core.slotaudit import LEASE_MS, Declared, far_token, shown
+from idemgate.core.slotaudit import LEASE_MS, Declared, far_token, moment, shown
 from idemgate.errors import NotDecodable
 
 __all__ = [
@@ -38,12 +38,14 @@ MOST_SLOTS = 16_384
 _SIZE = re.compile(rb"[1-9][0-9]{0,4}")
 
 
-def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Codec) -> Iterator[Finding]:
+def check_record(
+    key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Codec, timed: bool = True
+) -> Iterator[Finding]:
     """One guarded key: it can be read, with what it keeps, has a token that may have been granted by now, and goes by
-    itself."""
+    itself, not before it says; that is not asked where it is not `timed` by the server's clock."""
     name = text(key)
     try:
-        state, kind, data, token = stored(packed)
+        state, kind, data, token, ends = stored(packed)
     except ValueError as error:
         mend = f"it may say that the work is done; to let it run again: DEL {quoted(key)}"
         yield Finding("undecodable", name, f"it is no record: {error}", mend)
@@ -54,8 +56,15 @@ def check_record(key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Co
     if left_ms < 0:
         lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
         yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
+        return
+    goes = now_us // 1000 + left_ms
+    if timed and ends - goes > _APART_MS:
+        what = f"it says that it ends at {moment(ends)}, and its key goes at {moment(goes)}: it may run once more"
+        yield Finding("disagrees", name, what, "" if state == "in progress" else f"PEXPIREAT {quoted(key)} {ends}")
 
 
+_APART_MS = 60_000
+"""What lies between asking for an expiry and for the time is less."""
 _KEPT = {b"v": "result", b"e": "failure", b"": "checkpoint", b"n": "reason for having no result"}
 """What a record keeps, by its kind."""
 

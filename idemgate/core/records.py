@@ -14,12 +14,14 @@ _NAMES = {b"p": "in progress", b"r": "released", b"v": "done", b"n": "done", b"e
 
 
 class Stored(NamedTuple):
-    """`state` as people say it, `kind` of the result, `data` the result or checkpoint, `fence` its last token."""
+    """`state` as people say it, `kind` of the result, `data` the result or checkpoint, `fence` its last token; `ends`,
+    ms: of the lease in progress, else of the retention, 0 of what was forgotten."""
 
     state: str
     kind: bytes
     data: bytes
     fence: int
+    ends: int
 
 
 def stored(packed: bytes) -> Stored:
@@ -29,9 +31,14 @@ def stored(packed: bytes) -> Stored:
     if letter not in _NAMES or at > len(packed):
         raise ValueError("no state of ours, or not its fields")
     first = 2 if code == 193 else 1
-    return Stored(
-        _NAMES[letter], b"" if letter in b"pr" else letter, packed[at:], int.from_bytes(packed[first : first + 7])
-    )
+    fence, rest = int.from_bytes(packed[first : first + 7]), packed[first + 7 :]
+    ends = int.from_bytes(rest[:6]) if code == 193 else fence // 1000 + sum(_after(rest))
+    return Stored(_NAMES[letter], b"" if letter in b"pr" else letter, packed[at:], fence, ends)
+
+
+def _after(rest: bytes) -> tuple[int, int]:
+    """Of the short form: ms from the token's time until it was done, and of its retention."""
+    return int.from_bytes(rest[:2]), 60_000 * int.from_bytes(rest[2:4])
 
 
 def _short(code: int) -> tuple[bytes, int]:

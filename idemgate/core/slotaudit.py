@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgpack
@@ -34,7 +35,9 @@ __all__ = [
     "check_slot",
     "declared",
     "far_token",
+    "moment",
     "read_slot",
+    "shown",
 ]
 
 _ZSETS = ("due", "lease", "dead", "fade", "ready", "line")
@@ -275,7 +278,7 @@ def shown(name: bytes) -> str:
     return repr(text(name))
 
 
-def _at(ms: float) -> str:
+def moment(ms: float) -> str:
     """A moment as people read it; the number where it is none."""
     try:
         return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"
@@ -356,7 +359,9 @@ def _leases(seen: _Seen) -> Iterator[Finding]:
     now, latest = seen.found.now_ms, _latest(seen)
     for key, score in seen.found.lease.items():
         if score > latest:
-            what = f"the lease of {shown(key)} ends at {_at(score)}, and none of this slot can after {_at(latest)}"
+            what = (
+                f"the lease of {shown(key)} ends at {moment(score)}, and none of this slot can after {moment(latest)}"
+            )
             mend = f"ZADD {quoted(seen.slot.key('lease'))} {now} {quoted(key)}"
             yield Finding("lease", seen.slot.key("lease"), f"{what}: it comes back too late if its owner dies", mend)
 
@@ -373,7 +378,7 @@ def _pace(seen: _Seen) -> Iterator[Finding]:
     """What a rate makes wait for is near: the rate may have been another, but none makes wait for a year."""
     latest = 1000 * seen.found.now_ms + max(_YEAR_US, seen.topic.rest_us if seen.topic else 0)
     if (until := seen.facts.get(b"rate", 0)) > latest:
-        what = f"the rate lets nothing be taken before {_at(until / 1000)}"
+        what = f"the rate lets nothing be taken before {moment(until / 1000)}"
         yield seen.finding("lease", "facts", what, "HDEL", b"rate")
 
 
@@ -393,7 +398,7 @@ def _memories(seen: _Seen) -> Iterator[Finding]:
         yield seen.finding("forgotten-never", "fade", f"{shown(name)} names nothing remembered", "ZREM", name)
     for name, score in seen.found.fade.items():
         if score > LATEST_MS:
-            what = f"{shown(name)} is to be forgotten at {_at(score)}"
+            what = f"{shown(name)} is to be forgotten at {moment(score)}"
             yield seen.finding("forgotten-never", "fade", what, "ZADD", seen.found.now_ms, name)
 
 
@@ -528,11 +533,14 @@ def far_token(token: int, now_us: int) -> str:
 
 
 def _order(seen: _Seen) -> Iterator[Finding]:
-    """A line goes by its members, which have one score."""
+    """A line goes by its members, which have one score; what is ready by a number that its priority makes."""
     for member, score in seen.found.line.items():
         if score:
             what = f"{shown(member)} has the score {score:g}, not 0, and so is not taken in its turn"
             yield seen.finding("disagrees", "line", what, "ZADD", 0, member)
+    for member, score in seen.found.ready.items():
+        if not isfinite(score):
+            yield seen.finding("disagrees", "ready", f"{shown(member)} has the rank {score:g}, which no priority has")
 
 
 def _agreement(seen: _Seen) -> Iterator[Finding]:
@@ -541,7 +549,7 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
     for key, score in seen.found.due.items():
         one = seen.pending.get(key) if places[key] == 1 and key not in seen.found.flight else None
         if one and score != one.due and not (score < one.due and _flushed(seen, one)):
-            what = f"{shown(key)} is scheduled at {_at(score)}, its message is due at {_at(one.due)}"
+            what = f"{shown(key)} is scheduled at {moment(score)}, its message is due at {moment(one.due)}"
             yield Finding("disagrees", seen.slot.key("due"), what, _schedule(seen, key))
     standing = [("ready", due, key, None) for due, key in seen.ready.values()]
     for part, due, key, group in [*standing, *(("line", due, key, group) for group, due, key in seen.line.values())]:

@@ -245,7 +245,7 @@ class _Audit:
         self.counted["records"] += 1
         with suppress(ValueError):
             self.counted[f"records {stored(packed).state}"] += 1
-        yield from check_record(key, left, packed, now_us, CODEC)
+        yield from check_record(key, left, packed, now_us, CODEC, timed=self.clock is None)
 
     def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
         try:

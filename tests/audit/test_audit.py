@@ -66,6 +66,15 @@ class Hand:
         return int(fields[0] if part == "flight" else fields[4])
 
 
+def _infinite(hand: Hand) -> None:
+    (member,) = hand.raw.zrange(hand.key("ready", "r"), 0, -1)
+    hand.raw.zadd(hand.key("ready", "r"), {member: "inf"})
+
+
+def _last(key: str) -> str:
+    return key.rpartition(":")[2].rstrip("}")
+
+
 def _second_flight(hand: Hand) -> None:
     """A dead letter of a key, under the token of its delivery."""
     fence, *_, message = msgpack.unpackb(hand.raw.hget(hand.key("flight"), b"flies"), raw=True)
@@ -191,6 +200,7 @@ def _page(hand: Hand, kind: str) -> bytes:
 
 
 FAULTS: dict[str, tuple[str, str, Plant]] = {
+    "a rank that no priority has": ("disagrees", "ready", _infinite),
     # name: kind, what the key of the finding ends with, how it is planted
     "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
     "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "acked_triggers", 2)),
@@ -461,6 +471,37 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert {*report.by_kind} == {kind}, str(report)
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
     assert bool(report.errors) is (KINDS[kind].severity == "error")
+
+
+@pytest.mark.damages("disagrees")
+def test_a_key_that_goes_before_its_record_ends_is_told(url: str, namespace: str, raw: Any) -> None:
+    # Given records of every state and form, on the server's clock
+    gate = Gate(url, namespace=namespace)
+    gate.claim("running", lease="1h", retention="2h")
+    gate.claim("held", lease="1ms", retention="2h", on_lease_loss="hold")
+    for number, retention in enumerate(("24h", "90s", "3600d")):
+        gate.claim(f"done{number}", retention=retention).complete({"r": 1})
+        assert gate.first(f"first{number}", retention)
+    gate.claim("released").release()
+    gate.claim("forgotten").complete()
+    gate.forget("forgotten")
+    gate.claim("later").release()
+    gate.claim("later", retention="24h").complete()
+    assert audit(gate).sound
+    # When some go before they say
+    moved = {"running": 10_000, "done0": 600_000, "first2": 600_000, "released": 600_000, "later": 600_000}
+    for key, left_ms in moved.items():
+        (name,) = raw.keys(f"ig1:{{{namespace}:once:*:{key}}}")
+        raw.pexpire(name, left_ms)
+    report = audit(gate)
+    assert {one.kind for one in report.findings} == {"disagrees"}
+    assert {_last(one.key) for one in report.findings} == {*moved}
+    # Then what is printed mends those of which that is told
+    for one in report.findings:
+        if one.mend:
+            raw.execute_command(*_words(one.mend))
+    assert [_last(one.key) for one in audit(gate).findings] == ["running"]
+    gate.close()
 
 
 SAID: dict[str, tuple[str, str]] = {
