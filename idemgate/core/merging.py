@@ -22,6 +22,10 @@ NAMES = ("last", "first", "append", "union", "count", "sum", "min", "max")
 EXACT = 2**53
 """Redis scripts count in doubles: integers beyond this are not exact."""
 MAX_BYTES = 1_048_576
+MAX_FIELDS = 1000
+"""Of a payload that is merged by field; and of what it is merged to, where the policy does not name them."""
+_DROPPED = b"\xff"
+"""In the place of a field: how many there was no room for."""
 
 
 class Merge:
@@ -74,14 +78,15 @@ class Merge:
         return {name: self.of(name).lower(part, codec) for name, part in self.parts(acc).items()}
 
     def dropped(self, acc: Any) -> int:
-        """How many items an `append` or a `union` had no room for."""
+        """How many items an `append` or a `union`, or fields a mapping had no room for."""
         op = self.spec["op"]
         if op == "append":
             return int(acc[1])
         if op == "union":
             return int(acc[0])
         if op == "fields":
-            return sum(self.of(name).dropped(part) for name, part in self.parts(acc).items())
+            own = acc.get(_DROPPED, 0) if isinstance(acc, dict) else 0
+            return int(own) + sum(self.of(name).dropped(part) for name, part in self.parts(acc).items())
         return 0
 
     @property
@@ -102,7 +107,7 @@ class Merge:
         """The accumulators of the fields."""
         # An empty Lua table comes back as an empty array.
         found = cast("dict[bytes, Any]", acc) if isinstance(acc, dict) else {}
-        return {field.decode(): part for field, part in found.items()}
+        return {field.decode(): part for field, part in found.items() if field != _DROPPED}
 
     def of(self, field: str) -> Merge:
         """The policy of a field."""
@@ -124,6 +129,9 @@ class Merge:
             return self._set(payload, codec, name)
         if not isinstance(payload, Mapping):
             raise BadInput(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
+        if len(cast("Mapping[object, object]", payload)) > MAX_FIELDS:
+            problem = f"has {len(cast('Mapping[object, object]', payload)):,} fields; the limit is {MAX_FIELDS:,}"
+            raise BadInput(name, type(payload), problem, "Pass those that are to be merged, or put them into one field")
         return {
             _field(field): self.of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
             for field, value in cast(Mapping[object, object], payload).items()
@@ -155,7 +163,8 @@ def union(cap: int = 1000) -> Merge:
 
 def merge_of(given: MergeSpec) -> Merge:
     """The policy that a user's `merge=` means, or BadInput. A mapping's `"*"` is for fields that it does not name
-    (default: last)."""
+    (default: last), of which a message has the first 1,000; further ones are dropped and counted in
+    `delivery.dropped`."""
     if isinstance(given, Merge):
         return given
     if isinstance(given, str):

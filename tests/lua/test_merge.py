@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from idemgate import lua
 from idemgate.core.codec import Codec
 from idemgate.core.merging import EXACT, Merge, MergeSpec, append, merge_of, merge_of_spec, union
+from idemgate.errors import BadInput
 from idemgate.testing import Clock
 
 CODEC = Codec(1_000_000)
@@ -234,6 +235,40 @@ def test_each_field_by_its_own_policy(client: redis.Redis, payloads: list[dict[s
     for name in names:
         assert identical(one[name], wanted[name])
         assert identical(two[name], wanted[name])
+
+
+def test_of_fields_without_a_name_the_first_thousand_are_kept(client: redis.Redis) -> None:
+    # Given payloads of many fields, and one that the policy names and that comes last
+    payloads = [{f"{part}-{n}": n for n in range(400)} for part in "abc"] + [{"s": 1, "a-0": "new", "late": 1}]
+    for cut in range(4):
+        one, two, dropped = merged(client, FIELDS, payloads, cut)
+        assert len(one) == len(two) == 1001
+        assert dropped == 201
+        assert (one["s"], one["a-0"], "late" in one) == (1, "new", False)
+        assert {name[0] for name in one} == {*"abcs"}
+        assert all(f"{part}-{n}" in one for part in "ab" for n in range(400))
+
+
+async def test_a_payload_of_more_fields_is_refused_and_what_is_dropped_is_counted(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="10s", merge={"s": "sum"})
+    with pytest.raises(BadInput, match="has 1,001 fields; the limit is 1,000"):
+        await topic.trigger("k", dict.fromkeys(map(str, range(1001))))
+    await topic.trigger("k", dict.fromkeys(map(str, range(1000))))
+    await topic.trigger("k", {"s": 1, "more": 2})
+    clock.advance("10s")
+    (delivery,) = await topic.take()
+    assert (len(delivery.payload), delivery.payload["s"], delivery.dropped) == (1001, 1, 1)
+    # And a delivery that fails joins what came meanwhile, with what either dropped
+    await topic.trigger("k", {"s": 2, "more": 3, "0": 4})
+    await topic.nack(delivery, delay="0s")
+    clock.advance("10s")
+    (again,) = await topic.take()
+    assert (len(again.payload), again.payload["s"], again.payload["0"], again.dropped) == (1001, 3, 4, 2)
+    # And what fails of it is found, and tried again
+    await topic.nack(again, items=["s", "0"], delay="0s")
+    clock.advance("10s")
+    (part,) = await topic.take()
+    assert (part.payload, part.dropped) == ({"s": 3, "0": 4}, 0)
 
 
 # -- through a topic --------------------------------------------------------------------------------------------------

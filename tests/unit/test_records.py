@@ -35,7 +35,7 @@ def _short(text: bytes) -> bytes:
 @pytest.mark.parametrize("fingerprint", [b"", b"f" * 16])
 def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, owner: bytes, fingerprint: bytes) -> None:
     packed = _long(letter, owner, fingerprint, b"data")
-    assert stored(packed) == (state, kind, b"data", 7)
+    assert stored(packed) == (state, kind, b"data", 7, 8)
     # What is cut within its fields is none
     for cut in (1, len(packed) - len(b"data") - 1):
         with pytest.raises(ValueError, match="no state of ours"):
@@ -52,7 +52,7 @@ def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, own
 def test_the_short_form_says_what_was_done_at_the_first_attempt(code: int, kind: bytes, beside: int) -> None:
     head = bytes([code]) + struct.pack(">Q", 7)[1:] + b"\0\1\0\2"
     found = stored(head + b"x" * beside + b"data")
-    assert found == ("failed" if kind == b"e" else "done", kind, b"data", 7)
+    assert found == ("failed" if kind == b"e" else "done", kind, b"data", 7, 120_001)
     assert stored(head + b"x" * beside).data == b""
     with pytest.raises(ValueError, match="no state of ours"):
         stored((head + b"x" * beside)[:-1])

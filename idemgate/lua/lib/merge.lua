@@ -5,7 +5,7 @@
 --   min, max      {number, packed payload}
 --   append        {items, dropped, items' packed payloads, each wrapped as a msgpack string, one after the other}
 --   union         {dropped, {packed payload, ...}}
---   fields        {[field] = accumulator of its own policy}
+--   fields        {[field] = accumulator of its own policy, ["\255"] = dropped, if any (no field's name has that byte)}
 local merge
 local function append(spec, a, b)
   local room, size = spec.cap - a[1], spec.bytes - #a[3]
@@ -58,14 +58,25 @@ local function sum(a, b)
   end
   return { total, float }
 end
+-- Of the fields that the policy does not name, as many as `merging.MAX_FIELDS`: each would cost every trigger that comes after it.
 local function by_field(spec, a, b)
+  local room, dropped = 1000, (a["\255"] or 0) + (b["\255"] or 0)
+  a["\255"], b["\255"] = nil, nil
+  for field in pairs(a) do
+    room = spec.fields[field] and room or room - 1
+  end
   for field, acc in pairs(b) do
-    if a[field] == nil then
-      a[field] = acc
-    else
+    if a[field] ~= nil then
       a[field] = merge(spec.fields[field] or spec.rest, a[field], acc)
+    elseif spec.fields[field] then
+      a[field] = acc
+    elseif room > 0 and dropped == 0 then
+      a[field], room = acc, room - 1
+    else
+      dropped = dropped + 1
     end
   end
+  a["\255"] = dropped > 0 and dropped or nil
   return a
 end
 function merge(spec, a, b)

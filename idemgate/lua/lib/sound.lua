@@ -23,7 +23,7 @@ local function mergeable(spec, acc)
     return false
   elseif op == "fields" then
     for field, part in pairs(acc) do
-      if not mergeable(spec.fields[field] or spec.rest, part) then
+      if field == "\255" and type(part) ~= "number" or field ~= "\255" and not mergeable(spec.fields[field] or spec.rest, part) then
         return false
       end
     end
