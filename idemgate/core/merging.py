@@ -85,7 +85,7 @@ class Merge:
         if op == "union":
             return int(acc[0])
         if op == "fields":
-            own = acc.get(_DROPPED, 0) if isinstance(acc, dict) else 0
+            own = cast("dict[bytes, Any]", acc).get(_DROPPED, 0) if isinstance(acc, dict) else 0
             return int(own) + sum(self.of(name).dropped(part) for name, part in self.parts(acc).items())
         return 0
 
@@ -129,12 +129,15 @@ class Merge:
             return self._set(payload, codec, name)
         if not isinstance(payload, Mapping):
             raise BadInput(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
-        if len(cast("Mapping[object, object]", payload)) > MAX_FIELDS:
-            problem = f"has {len(cast('Mapping[object, object]', payload)):,} fields; the limit is {MAX_FIELDS:,}"
-            raise BadInput(name, type(payload), problem, "Pass those that are to be merged, or put them into one field")
+        given = cast("Mapping[object, object]", payload)
+        if len(given) > MAX_FIELDS:
+            problem = f"has {len(given):,} fields; the limit is {MAX_FIELDS:,}"
+            raise BadInput(
+                name, given.__class__, problem, "Pass those that are to be merged, or put them into one field"
+            )
         return {
             _field(field): self.of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
-            for field, value in cast(Mapping[object, object], payload).items()
+            for field, value in given.items()
         }
 
     def _set(self, payload: object, codec: Codec, name: str) -> object:
