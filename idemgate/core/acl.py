@@ -126,7 +126,8 @@ def rule(
     if since_7_2:
         asked.update(SINCE_7_2.split(), _DURABLE_7_2.split() if durable else ())
     return [
-        "ACL", "SETUSER", check_name(user, "user"), "on", "resetkeys", "resetchannels", "-@all",
+        "ACL", "SETUSER", check_name(user, "user"), "on", *(["clearselectors"] if since_7_2 else []),
+        "resetkeys", "resetchannels", "-@all",
         *(f"~{pattern}" for pattern in [*ours, *(_pattern(one, "keys") for one in keys)]),
         *(f"&{pattern}" for pattern in [*heard, *(_pattern(one, "channels") for one in channels)]),
         *(f"+{command.lower()}" for command in sorted(asked)),

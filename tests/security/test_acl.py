@@ -247,6 +247,19 @@ async def test_a_change_that_is_refused_on_its_way_goes_on_when_an_admin_asks_fo
     assert again == ("merged" if change == "reslot" else "scheduled")
 
 
+def test_sent_again_it_takes_selectors_away_where_the_server_knows_them(raw: Any, namespace: str) -> None:
+    user = f"{namespace}-viewer"
+    try:
+        raw.execute_command("ACL", "SETUSER", user, "on", "nopass", "(~* +@all)")
+    except redis.ResponseError:
+        pytest.skip("this server knows no selectors")
+    # Redis 7.0 knows selectors, and not all else that 7.2 does
+    again = [word for word in rule(["viewer"], namespace, user, since_7_2=True) if word != "+client|setinfo"]
+    raw.execute_command(*again)
+    assert "~*" not in next(line for line in raw.acl_list() if user in line)
+    raw.acl_deluser(user)
+
+
 # -- the rest is refused ----------------------------------------------------------------------------------------------
 
 
@@ -535,8 +548,8 @@ def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
     assert {"+eval", "+evalsha", "+ping", "+select", "+client|setname", "+subscribe"} <= plain
     assert words(cluster=True) - plain == {"+asking", "+cluster|slots"}
     assert words(durable=True) - plain == {"+wait", "~ig1:{shop:touched}"}
-    assert words(since_7_2=True) - plain == {"+client|setinfo"}
-    assert words(durable=True, since_7_2=True) - words(durable=True) == {"+client|setinfo", "+waitaof"}
+    assert words(since_7_2=True) - plain == {"clearselectors", "+client|setinfo"}
+    assert words(durable=True, since_7_2=True) - words(since_7_2=True) - words(durable=True) == {"+waitaof"}
 
 
 def test_who_looks_at_servers_is_given_what_a_cluster_says_of_itself() -> None:
