@@ -257,6 +257,7 @@ async def test_while_the_server_is_away_each_policy_does_what_it_says(
         await topic.aio.trigger("before", 1)
         assert await asyncio.wait_for(handled.get(), 60) == "before"
         assert await call("before") == "before"
+        await asyncio.to_thread(wait_for, lambda: gate.counters["worker.acked"] == 1)
         # Given a server that is away for many times the time-out
         server.kill()
         for _ in range(3):
