@@ -267,8 +267,10 @@ async def test_a_late_copy_of_any_step_changes_nothing(gate: Gate, clock: Clock)
     assert (await topic.trigger("new")).status == "scheduled"
 
 
-async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Clock) -> None:
-    # Given calls that were executed, their replies lost
+@pytest.mark.parametrize("half", [0, 30], ids=["even", "odd"])
+async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Clock, half: int) -> None:
+    # Given calls that were executed, their replies lost, in either half of a minute: they are remembered by turns
+    clock.set(clock.now().timestamp() // 60 * 60 + 60 + half)
     topic = gate.topic("t", **_policy(2)).aio
     calls = await topic.open()
     flying = list((await _filled(topic, clock)).values())

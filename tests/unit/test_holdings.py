@@ -210,3 +210,15 @@ def test_who_leaves_says_that_it_serves_nothing() -> None:
     holdings.leave()
     assert holdings.announcement(0).topics == ()
     assert (holdings.share, holdings.draining) == (frozenset(), frozenset(holdings.held))
+
+
+def test_what_is_seized_and_wanted_is_together_no_more_than_may_be_asked_for() -> None:
+    # Given as many slots as may be asked for in other hands, and as many more that nobody was asked about
+    holdings = Holdings(ME, {"t": 4 * LIMIT}, grace=1000)
+    answered(holdings, set())
+    answered(holdings, holdings.share, now=100)
+    assert len(holdings.share) > LIMIT
+    # When some of those may be seized
+    said = holdings.announcement(1100)
+    assert 0 < len(said.seized) <= LIMIT
+    assert len(said.seized) + len(said.wanted) == LIMIT
