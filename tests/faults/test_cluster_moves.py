@@ -249,33 +249,34 @@ async def test_killed_primaries_are_replaced(
             entries = gate.link.run_all(Batch([claim() for _ in range(9)], list), within=60)
             assert {one.state for one in entries} == {"started"}
 
-    async def claiming_while(happens: Callable[[], None]) -> None:
+    async def claiming_while(happens: Callable[[int], None]) -> None:
+        """`happens` is told how many claims there were before. With a primary gone, soon every caller waits for it."""
         stop.clear()
+        before = len(owners)
         callers = [*(claim_async() for _ in range(6)), *(asyncio.to_thread(claim_blocking) for _ in range(2))]
         working = asyncio.gather(*callers)
         try:
-            await asyncio.to_thread(happens)
+            await asyncio.to_thread(happens, before)
         finally:
             stop.set()
             await asyncio.wait([working])
         await working
 
-    def wait_for_claims(number: int) -> None:
-        before = len(owners)
-        servers.wait_for(lambda: len(owners) > before + number)
+    def wait_for_claims(number: int, before: int) -> None:
+        servers.wait_for(lambda: len(owners) >= before + number)
 
     for _ in range(rounds):
         for primary in operator.primaries():
             # Given calls that have made their connections
-            await claiming_while(lambda: wait_for_claims(300))
+            await claiming_while(lambda before: wait_for_claims(300, before))
             # When a primary is killed, and its replica takes over while calls want its slots
             operator.settle(primary)
             replica, home = operator.replica(primary), operator.kill(primary)
 
-            def replace(replica: int = replica) -> None:
-                wait_for_claims(8)
+            def replace(before: int, replica: int = replica) -> None:
+                wait_for_claims(8, before)
                 operator.take_over(replica)
-                wait_for_claims(300)
+                wait_for_claims(300, len(owners))
 
             await claiming_while(replace)
             restarted.enter_context(operator.restarted(primary, home))
