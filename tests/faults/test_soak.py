@@ -117,10 +117,10 @@ class Soak:
         assert not wrong, wrong
 
     def _sample(self) -> None:
-        with self.serving:
+        with self.serving, suppress(redis.ConnectionError):  # this client may be killed, too: the next sample tells
             found: Any = self.server.client.info("memory")
             keys: Any = self.server.client.dbsize()
-        self.samples.append({"memory": found["used_memory"], "keys": keys})
+            self.samples.append({"memory": found["used_memory"], "keys": keys})
 
     # -- the wire -----------------------------------------------------------------------------------------------------
 
