@@ -132,9 +132,7 @@ class Merge:
         given = cast("Mapping[object, object]", payload)
         if len(given) > MAX_FIELDS:
             problem = f"has {len(given):,} fields; the limit is {MAX_FIELDS:,}"
-            raise BadInput(
-                name, given.__class__, problem, "Pass those that are to be merged, or put them into one field"
-            )
+            raise BadInput(name, type(given), problem, "Pass those that are to be merged, or put them into one field")
         return {
             _field(field): self.of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
             for field, value in given.items()

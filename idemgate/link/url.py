@@ -37,9 +37,8 @@ def _astray(url: str) -> bool:
     """Whether what stands before the first / ? # is not the whole of what was to stand before the last @: a part of a
     password would be taken for the host, and shown."""
     scheme, _, rest = url.partition("://")
-    before = re.split(r"[?]" if "+" in scheme else r"[/?#]", rest, maxsplit=1)[
-        0
-    ]  # of many: the last @ before a ? counts
+    # In a URL of many nodes the last @ before a ? ends the password.
+    before = re.split(r"[?]" if "+" in scheme else r"[/?#]", rest, maxsplit=1)[0]
     path, _, query = rest[len(before) :].partition("?")
     if "@" not in before:
         return bool(before) and "@" in path + query

@@ -200,8 +200,8 @@ def _page(hand: Hand, kind: str) -> bytes:
 
 
 FAULTS: dict[str, tuple[str, str, Plant]] = {
-    "a rank that no priority has": ("disagrees", "ready", _infinite),
     # name: kind, what the key of the finding ends with, how it is planted
+    "a rank that no priority has": ("disagrees", "ready", _infinite),
     "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
     "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "acked_triggers", 2)),
     "a count that was changed": ("conservation", "topics}", lambda h: h.edit("pending", b"waits", 1, 7)),
