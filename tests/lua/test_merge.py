@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from idemgate import lua
 from idemgate.core.codec import Codec
 from idemgate.core.merging import EXACT, Merge, MergeSpec, append, merge_of, merge_of_spec, union
-from idemgate.errors import BadInput
+from idemgate.errors import BadInput, ForeignData
 from idemgate.testing import Clock
 
 CODEC = Codec(1_000_000)
@@ -269,6 +269,20 @@ async def test_a_payload_of_more_fields_is_refused_and_what_is_dropped_is_counte
     clock.advance("10s")
     (part,) = await topic.take()
     assert (part.payload, part.dropped) == ({"s": 3, "0": 4}, 0)
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_number_of_dropped_fields_that_is_none_is_refused(face: Any, raw: Any, namespace: str) -> None:
+    topic, pending = face.topic("t", window="10s", merge={"s": "sum"}), f"ig1:{{{namespace}:topic:t:0/1}}:pending"
+    await topic.trigger("k", {"s": 1})
+    fields = msgpack.unpackb(raw.hget(pending, "k"), raw=True)
+    (place,) = [at for at, one in enumerate(fields) if isinstance(one, dict)]
+    fields[place][b"\xff"] = b"many"
+    spoilt = msgpack.packb(fields, use_bin_type=False)
+    raw.hset(pending, "k", spoilt)
+    with pytest.raises(ForeignData, match="Nothing was written"):
+        await topic.trigger("k", {"s": 1})
+    assert raw.hget(pending, "k") == spoilt
 
 
 # -- through a topic --------------------------------------------------------------------------------------------------
