@@ -149,6 +149,7 @@ def test_a_script_is_told_what_it_needs_and_no_more() -> None:
             {"window": "1s", "edge": "leading"},
             {"window": 1000, "leading": True, "raw": True, "merge": {"op": "last"}},
         ),
+        ({"merge": "first"}, {"raw": True, "merge": {"op": "first"}}),
         ({"merge": "max", "priority": True}, {"ranked": True, "merge": {"op": "max"}}),
         ({"merge": "max", "priority_boost": "2s"}, {"ranked": True, "boost": 2000, "merge": {"op": "max"}}),
         (
@@ -188,6 +189,15 @@ def test_what_is_stored_and_no_map_is_no_policy(stored: Any) -> None:
     with pytest.raises(NotDecodable) as refused:
         differing(policy().stored(), msgpack.packb(stored))
     assert refused.value.why == "it is not a policy of ours"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("edge", "middle"), ("edge", None), ("priority", 2), ("rate", "1/"), ("rate", "-1")]
+)
+def test_what_is_stored_and_none_of_its_values_is_no_policy(name: str, value: Any) -> None:
+    facts = msgpack.unpackb(policy(rate=5).stored())
+    with pytest.raises(NotDecodable, match=r"it is not a policy of ours: .* is not one of its values"):
+        from_stored(msgpack.packb(facts | {name: value}), policy())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from idemgate import BadInput, Bury, Gate, KeyReused, NotInside, PolicyChanged, Retry, current
-from idemgate.core.merging import wrapped
+from idemgate.core.merging import append, union, wrapped
 from idemgate.errors import AttemptsExhausted, OutcomeUnknown
 from idemgate.testing import Clock
 from idemgate.work.worker import Worker
@@ -95,6 +95,29 @@ async def test_every_kind_of_handler_is_called_and_acknowledged(gate: Gate, even
     # And nothing is left
     stats = await topic.aio.stats()
     assert (stats.pending, stats.in_flight, stats.dead, stats["acked_triggers"]) == (0, 0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("merge", "payloads", "kept", "dropped"),
+    [
+        (append(2), [1, 2, 3, 4, 5], [1, 2], 3),
+        (union(2), [{1, 2}, {3}], [1, 2], 1),
+        ({"tags": append(1), "n": "sum"}, [{"tags": 1, "n": 1}, {"tags": 2, "n": 1}], {"tags": [1], "n": 2}, 1),
+        ("sum", [1, 2], 3, 0),
+    ],
+    ids=["append", "union", "by field", "sum"],
+)
+async def test_what_a_merge_had_no_room_for_is_counted(
+    gate: Gate, eventually: Any, merge: Any, payloads: list[Any], kept: Any, dropped: int
+) -> None:
+    handled = Handled()
+    topic = gate.topic("t", merge=merge)
+    topic.handler(kinds(handled)["async"])
+    await topic.aio.trigger_many([("a", payload) for payload in payloads])
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    (one,) = handled.deliveries
+    assert (one.payload, one.dropped, gate.counters["worker.items_dropped"]) == (kept, dropped, dropped)
 
 
 async def test_the_short_form_calls_the_function_with_the_merged_arguments(
