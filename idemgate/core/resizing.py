@@ -78,7 +78,6 @@ class _Entry(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    open: bool
     number: int
     entries: list[_Entry]
 
@@ -129,8 +128,8 @@ def _close(topic: TopicCalls, slot: int, change: bytes) -> Call[None]:
 def _unload(topic: TopicCalls, slot: int, change: bytes, taken_in: int) -> Call[_Shown]:
     def read(reply: list[Any]) -> _Shown:
         if reply[0] == b"open":
-            return _Shown(True, 0, [])
-        return _Shown(False, reply[2], [_Entry(*reply[at : at + 6]) for at in range(3, len(reply), 6)])
+            return _Shown(0, [])
+        return _Shown(reply[2], [_Entry(*reply[at : at + 6]) for at in range(3, len(reply), 6)])
 
     return _of_slot(topic, "unload", slot, (change, taken_in), read)
 

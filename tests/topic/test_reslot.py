@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -245,6 +246,39 @@ async def test_two_at_once_do_no_harm(gate: Gate, other: Gate, clock: Clock) -> 
                 del plans[at], batches[at]
     assert await _seen(topic) == seen
     assert topic.policy.slots == 8
+
+
+async def test_one_that_slept_through_its_change_and_the_way_back_does_nothing(
+    gate: Gate, other: Gate, clock: Clock, conserved: Any
+) -> None:
+    # Given how many steps it takes
+    await _filled(gate.topic("t", **_policy(1)).aio, clock)
+    steps = await _steps(gate, "t", 2, 10_000)
+    for slept in range(steps):
+        # When one falls asleep after any of them, and another ends the change and goes back
+        name = f"t{slept}"
+        topic = gate.topic(name, **_policy(1)).aio
+        flying = await _filled(topic, clock)
+        seen = await _seen(topic)
+        plan = resizing(await topic.open(), 2, lambda _: None)
+        batch: Batch[list[Any]] = next(plan)
+        for _ in range(slept):
+            batch = plan.send(gate.link.run_all(batch))
+        answers = gate.link.run_all(batch)
+        await other.topic(name, **_policy(1)).aio.reslot(2)
+        await other.topics[name].aio.reslot(1)
+        # Then what it does when it wakes up changes nothing, but for a change that it only now begins
+        with suppress(StopIteration):
+            while True:
+                answers = gate.link.run_all(plan.send(answers))
+        (stored,) = [one for one in gate.stored_topics() if one.name == name]
+        assert (stored.changing_to, stored.slots) == (None, 2 if slept < 2 else 1)
+        assert await _seen(topic) == seen
+        assert set(await topic.ack(list(flying.values()))) == {"ok"}
+        await topic.flush()
+        while taken := await topic.take(1000):
+            await topic.ack(taken)
+        await conserved(topic, [])
 
 
 async def test_a_late_copy_of_any_step_changes_nothing(gate: Gate, clock: Clock) -> None:
