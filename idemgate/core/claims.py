@@ -32,7 +32,7 @@ _FENCES = 10**15
 _CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n%b$16\r\n%b\r\n"
 _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
 """Both framed, by the server's time and with tokens as they are drawn."""
-State = Literal["started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
+State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
 
 
 class Entry:
@@ -193,7 +193,7 @@ def _record(reply: list[Any]) -> Record:
         since=None if absent else reply[14] / 1000,
         owner="" if absent else reply[3].hex(),
         has_fingerprint=not absent and reply[8] != b"",
-        kind=text(reply[9]),
+        kind="" if absent else text(reply[9]),
         result=b"" if absent else reply[10],
         checkpoint=b"" if absent else reply[11],
     )
@@ -295,7 +295,7 @@ class Claims:
     def release(self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False) -> Call[bool]:
         return call("once/release", record, (stamp(self.clock), _flag(undo), owner, keep), _held)
 
-    def release_each(self, given: list[tuple[bytes, bytes, int]], most: int, undo: bool = False) -> list[Each[bool]]:
+    def release_each(self, given: list[tuple[bytes, bytes, int]], most: int, undo: bool) -> list[Each[bool]]:
         """`release` of many records, each with its owner and how long its tombstone stays; at most so many in a
         call."""
         common = (stamp(self.clock), _flag(undo))

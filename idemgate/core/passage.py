@@ -103,6 +103,7 @@ class Known:
 
 _SHARED = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of results that nobody can change: they need not be made anew for each duplicate."""
+_UNASKED = Entry("unasked")
 
 
 class Seen:
@@ -163,7 +164,7 @@ class Passage:
         self.record = (record(claims.namespace, guard.scope, key),)
         self.fingerprint = fingerprint
         self._owner = b""
-        self.entry: Entry | None = None
+        self.entry = _UNASKED
         self.result = b"", b""
         self.since = 0.0
 
@@ -258,16 +259,14 @@ class Passage:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
             kind, data = b"n", _why(error)[:500].encode(errors="replace")
         self.result = kind, data
-        fence = 0 if self.entry is None else self.entry.token
-        return self.claims.complete(self.record, self._owner, fence, self.guard.retention, kind, data)
+        return self._completing(kind, data)
 
     def _completing(self, kind: bytes, data: bytes) -> Call[bool]:
-        fence = 0 if self.entry is None else self.entry.token
-        return self.claims.complete(self.record, self._owner, fence, self.guard.retention, kind, data)
+        return self.claims.complete(self.record, self._owner, self.entry.token, self.guard.retention, kind, data)
 
     def finished(self) -> Entry:
         """What the next caller is answered, now that it is completed."""
-        entry = Entry("done", token=self.entry.token if self.entry else 0, left_ms=self.guard.retention)
+        entry = Entry("done", token=self.entry.token, left_ms=self.guard.retention)
         entry.kind, entry.result = self.result
         return entry
 

@@ -229,7 +229,7 @@ class Guarded:
         return passage.recognise(known)
 
     def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
-        entry: Entry = passage.entry  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        entry = passage.entry
         if entry.state == "started":
             self.gate.counters.add("once.started")
             if entry.taken_over:
@@ -247,12 +247,12 @@ class Guarded:
     def _shadowed(self, passage: Passage) -> bool:
         """What would be dropped runs all the same; it is counted."""
         self.gate.counters.add("once.shadowed")
-        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": cast(Entry, passage.entry).state})
+        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": passage.entry.state})
         return True
 
     def _running(self, passage: Passage) -> beating:
         """Heartbeats, and `current()`, while the work runs."""
-        entry: Entry = passage.entry  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        entry = passage.entry
         recovered = self.gate.codec.decode(entry.checkpoint) if entry.checkpoint else None
         save = functools.partial(self._note, passage)
         execution = Execution(passage.key, entry.token, entry.attempt, recovered, save)
@@ -271,7 +271,7 @@ class Guarded:
     def _free(self, passage: Passage) -> Execution:
         entry = passage.entry
         save = functools.partial(self._note, passage) if self.guard.shadow else None
-        if entry is not None and entry.state == "started":
+        if entry.state == "started":
             return Execution(passage.key, entry.token, entry.attempt, None, save)
         return Execution(passage.key, 0, 1, None, save)
 
@@ -316,7 +316,7 @@ class Guarded:
             if passage.result[0] == b"n":
                 self.gate.counters.add("once.unstored")
                 log.warning("once.unstored", extra={"key": text_of(passage.key)})
-            if self.seen is not None and passage.entry is not None:
+            if self.seen is not None:
                 self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
 
     def _unsaved(self, passage: Passage, error: StoreError) -> None:

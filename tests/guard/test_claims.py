@@ -18,7 +18,7 @@ from idemgate import (
     OutcomeUnknown,
     ResultUnavailable,
 )
-from idemgate.core.claims import token
+from idemgate.core.claims import Record, token
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -281,7 +281,7 @@ def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
         gate.link.run(claims.claim((name,), owner, 30_000, 60_000))
         assert gate.link.run(claims.checkpoint((name,), owner, gate.codec.encode(bytes(100 << 10))))
     # When they are given back in one call, then it ends with the second, and says so by what it answers
-    [each] = claims.release_each(given, 100)
+    [each] = claims.release_each(given, 100, undo=False)
     assert len(raw.eval(each.script.text, len(each.keys), *each.keys, *each.args)) == 2
     assert [gate.link.run(claims.inspect((name,))).state for name, _, _ in given] == [
         "released",
@@ -808,3 +808,28 @@ async def test_a_done_key_past_its_retention_was_already_forgotten(face: Any, cl
     await (await face.claim("k", retention="1h")).complete()
     clock.advance("1h")
     assert not await face.forget("k")
+
+
+@pytest.mark.parametrize("end", ["complete", "release"])
+def test_of_a_key_whose_time_is_over_nothing_is_told_though_its_bytes_are_still_there(
+    gate: Gate, raw: Any, clock: Clock, end: str
+) -> None:
+    # Given a key that was taken over, with progress, and ended
+    record, claims, owner = gate.claims.key("s", "k"), gate.claims, token()
+    note = gate.codec.encode("n")
+    gate.link.run(claims.claim(record, token(), 30_000, 60_000, b"f" * 16))
+    clock.advance("30s")
+    entry = gate.link.run(claims.claim(record, owner, 30_000, 60_000, b"f" * 16))
+    assert gate.link.run(claims.checkpoint(record, owner, note))
+    seen = gate.link.run(claims.inspect(record))
+    assert (seen.attempts, seen.taken_over, seen.checkpoint, seen.since) == (2, 1, note, clock.now().timestamp())
+    if end == "complete":
+        assert gate.link.run(claims.complete(record, owner, entry.token, 60_000, b"v", note))
+    else:
+        assert gate.link.run(claims.release(record, owner, 60_000))
+    # When retention is over, and the server has not removed it yet
+    clock.advance("60s")
+    assert raw.exists(record[0])
+    # Then only its token is told
+    gone = gate.link.run(claims.inspect(record))
+    assert gone == Record("absent", entry.token, 0, 0, None, None, None, "", False, "", b"", b"")
