@@ -84,10 +84,11 @@ def _second_flight(hand: Hand) -> None:
     hand.raw.hincrby(hand.key("facts"), "accepted", 1)
 
 
-def _to_other_slot(hand: Hand) -> None:
+def _to_other_slot(hand: Hand, window: str | None) -> None:
     """A slot of two, whose keys belong to the other one."""
-    topic = hand.gate.topic("two", slots=2, window="1h")
+    topic = hand.gate.topic("two", slots=2, window=window)
     topic.trigger("a")
+    assert len(topic.take(1)) == (window is None)
     number = keys.slot_of(b"a", 2)
     for part in keys.PARTS:
         key = hand.key(part, "two", number, 2)
@@ -319,7 +320,8 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "grave",
         lambda h: h.raw.zadd(h.key("dead"), {h.raw.hkeys(h.key("grave"))[0]: 5}),
     ),
-    "in the slot of others": ("wrong-slot", "pending", _to_other_slot),
+    "in the slot of others": ("wrong-slot", "pending", lambda h: _to_other_slot(h, "1h")),
+    "in flight in the slot of others": ("wrong-slot", "flight", lambda h: _to_other_slot(h, None)),
     "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
     "a slot beyond the last": (
         "unregistered",
@@ -471,6 +473,35 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert {*report.by_kind} == {kind}, str(report)
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
     assert bool(report.errors) is (KINDS[kind].severity == "error")
+
+
+@pytest.mark.damages("undecodable")
+@pytest.mark.parametrize("name", ["result", "checkpoint", "failure"])
+def test_what_a_record_keeps_and_nobody_can_read_is_named(hand: Hand, found: Any, name: str) -> None:
+    _kept(hand, name)
+    (one,) = found().findings
+    assert one.what.startswith(f"its {name} cannot be decoded: ")
+
+
+@pytest.mark.damages("conservation")
+@pytest.mark.parametrize(
+    ("counter", "told"),
+    [("accepted", "3 accepted triggers neither ended nor are held"),
+     ("acked_triggers", "3 more than accepted ended or are held")],
+)  # fmt: skip
+def test_how_many_triggers_are_not_accounted_for_is_told(hand: Hand, found: Any, counter: str, told: str) -> None:
+    hand.raw.hincrby(hand.key("facts"), counter, 3)
+    (one,) = found().findings
+    assert one.what == f"topic 't': {told}"
+
+
+def test_a_slow_rate_may_make_wait_for_years(gate: Gate) -> None:
+    topic = gate.topic("slow", rate="1/24h", burst=500)
+    topic.trigger_many([Trigger(str(n)) for n in range(500)])
+    while topic.take(100):
+        pass
+    assert topic.stats().in_flight == 500
+    assert audit(gate).findings == ()
 
 
 @pytest.mark.damages("disagrees")

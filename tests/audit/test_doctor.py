@@ -15,7 +15,7 @@ from idemgate import Gate
 from idemgate.cli import main
 from idemgate.core import keys
 from idemgate.core.acl import rule
-from idemgate.core.diagnosis import Check, Seen, diagnose, notifications
+from idemgate.core.diagnosis import Check, Seen, diagnose, durable, notifications
 from idemgate.link.embedded import find_server
 from tests import cluster as servers
 
@@ -354,6 +354,20 @@ def test_what_a_server_says_of_itself(name: str) -> None:
     assert {one.name: one.state for one in found if one.state != "ok"} == expected
     assert [one.name for one in found if one.name in ALWAYS] == ALWAYS
     assert all(one.mend for one in found if one.state in ("warning", "error"))
+
+
+@pytest.mark.parametrize(("policies", "state", "mend"), [
+    ((), "ok", ""),
+    (("always",), "ok", ""),
+    (("no",), "ok", ""),
+    (("always", "everysec"), "warning", "CONFIG SET appendfsync always"),
+])  # fmt: skip
+def test_a_sync_each_second_is_warned_of_where_each_write_is_to_be_synced(
+    policies: tuple[str, ...], state: str, mend: str
+) -> None:
+    found = durable(policies)
+    assert (found.name, found.state) == ("durability", state)
+    assert mend in found.mend
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str, str]] = {
