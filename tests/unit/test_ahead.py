@@ -12,6 +12,11 @@ def test_it_begins_with_a_quarter_of_the_concurrency(concurrency: int, held: int
     assert first(concurrency) == Ahead(held)
 
 
+@pytest.mark.parametrize("concurrency", [1, 3, 4, 7])
+def test_a_worker_of_few_places_holds_one_however_little_it_handled(concurrency: int) -> None:
+    assert after(first(concurrency), concurrency, 0, 1.0) == Ahead(1)
+
+
 @pytest.mark.parametrize(("handled", "seconds", "held"), [(0, 0.05, 8), (100, 0.1, 50), (1000, 0.05, 500), (1, 60, 8)])
 def test_it_holds_what_was_handled_in_50_ms_within_bounds(handled: int, seconds: float, held: int) -> None:
     assert after(first(32), 32, handled, seconds) == Ahead(held)

@@ -86,6 +86,12 @@ def test_the_default_uses_the_whole_span() -> None:
     assert max(drawn) > 7_000
 
 
+def test_the_default_draws_from_0_to_the_doubled_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "randint", lambda least, most: (least, most))
+    spans: list[Any] = [delays(None).ms(attempt) for attempt in (1, 2, 10, 11, 99)]
+    assert spans == [(0, 1_000), (0, 2_000), (0, 512_000), (0, 600_000), (0, 600_000)]
+
+
 @given(ATTEMPTS, st.sampled_from([tenacity.wait_exponential(), tenacity.wait_random_exponential(max=9),
     tenacity.wait_exponential_jitter(),
                                   tenacity.wait_random(1, 2),

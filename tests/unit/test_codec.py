@@ -451,6 +451,9 @@ def test_what_msgpack_holds_as_an_integer_is_stored_as_one() -> None:
         assert CODEC.encode(value).endswith(msgpack.packb(value))
     for value in (-(2**63) - 1, 2**64):
         assert CODEC.decode(CODEC.encode(value)) == value
+    # And what it cannot hold by its bytes, no more than it needs
+    for value, size in ((2**64, 9), (2**71 - 1, 9), (2**71, 10), (-(2**71), 10)):
+        assert len(CODEC.encode(value)) == 1 + len(msgpack.packb(msgpack.ExtType(wire.BIG_INT, bytes(size))))
 
 
 def test_a_dict_comes_back_in_its_order_whatever_is_in_it() -> None:

@@ -10,7 +10,13 @@ import pytest
 from idemgate.core.codec import Codec
 from idemgate.core.letters import PAGE, Chosen, Pages, place_of
 from idemgate.core.merging import merge_of
-from idemgate.core.messages import DeadLetter, Message
+from idemgate.core.messages import DeadLetter, Message, letter_of
+
+
+def test_a_reason_in_another_encoding_is_shown_all_the_same() -> None:
+    message = msgpack.packb([1, 2, 2, 2, 1, b"now", 0, b"", b"\x01\xc0", b"", b"", b"", 1, 0], use_bin_type=False)
+    packed = msgpack.packb([b"k", message, b"caf\xe9", 7, 1], use_bin_type=False)
+    assert letter_of(0, b"1", packed, merge_of("last"), Codec()).reason == "caf\ufffd"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
 from idemgate.core.merging import append
 from idemgate.core.messages import Delivery, Settled, Taken, Trigger
-from idemgate.core.topics import Opened, Settlement, TopicCalls, failed
+from idemgate.core.portions import BATCH
+from idemgate.core.topics import FEW, Opened, Settlement, TopicCalls, failed, most_of
 from idemgate.errors import BadInput
 from tests.unit.test_policy import policy
 
@@ -31,6 +32,11 @@ def delivery(key: bytes = b"k", slot: int = 0, packed: bytes | None = None, **fa
     places = [1, NOW, NOW, NOW, 1, b"now", 0, b"", acc, b"", b"", b"", 1, 0]
     packed = msgpack.packb(places, use_bin_type=False) if packed is None else packed
     return Delivery("t", slot, key, 7, NOW, None, (packed, merge, CODEC))
+
+
+def test_fewer_end_in_a_call_where_any_is_more_than_acknowledged() -> None:
+    acked, failing = Settlement("ack", delivery()), Settlement("nack", delivery())
+    assert (most_of([acked] * 3), most_of([acked, failing]), most_of([failing])) == (BATCH, FEW, FEW)
 
 
 def key_of(slot: int) -> bytes:

@@ -42,6 +42,19 @@ def test_what_is_not_plain_is_told_by_both(value: object) -> None:
         assert not wire.looks_plain(packed, len(packed))
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 0, 3, 17, 255, 256, 65_536])
+def test_an_extension_is_as_long_as_its_header_says_and_one_of_ours(size: int) -> None:
+    for code in sorted(wire._SCALARS):
+        packed = msgpack.packb([msgpack.ExtType(code, b"\xc4" * size), 1])
+        assert not wire.measure(packed, 3, 9)
+        for other in (packed[:-1], packed + b"\xc0"):
+            with pytest.raises(ValueError, match=r"cut short|more bytes"):
+                wire.measure(other, 3, 9)
+    for code in (0, 10, 127):
+        with pytest.raises(ValueError, match=f"ext id {code} is not one of ours"):
+            wire.measure(msgpack.packb([msgpack.ExtType(code, bytes(size))]), 3, 9)
+
+
 def test_a_byte_that_is_never_written_is_told() -> None:
     for body in (b"\xc1", b"\x92\x01\xc1"):
         with pytest.raises(ValueError, match="byte 0xc1 is never written"):
@@ -54,6 +67,10 @@ def test_how_deep_bytes_may_nest_is_counted_by_what_could_begin_a_container() ->
     assert wire.nests_little(b"\xc4\x03abc", 0)
     assert wire.looks_plain(msgpack.packb([[1]]), 2) is True
     assert wire.looks_plain(msgpack.packb([[1]]), 1) is False
+    # Also where the innermost is empty
+    for empty in ({}, []):
+        assert not wire.nests_little(msgpack.packb([[empty]]), 2)
+        assert wire.looks_plain(msgpack.packb([[empty]]), 2) is False
 
 
 def test_after_a_header_of_a_long_container_it_goes_on() -> None:
