@@ -22,7 +22,7 @@ _EXEMPT = frozenset(
     f"{room}/{name}"
     for room, names in {
         "once": ("inspect", "kept", "renew"),
-        "topic": ("take", "extend", "peek", "stats", "dead", "registry"),
+        "topic": ("take", "extend", "peek", "stats", "dead", "registry", "policy", "retell", "audit"),
         "members": ("announce", "leave", "roll"),
         "expiry": ("look",),
     }.items()

@@ -108,7 +108,7 @@ def _holds_fields(kind: Any) -> bool:
 def _fits(value: Any, arm: Any) -> bool:
     """Whether this arm of a union is meant. Dataclasses fit by the names of their fields, as stored."""
     kind: Any = get_origin(arm) or arm
-    if not isinstance(kind, type):
+    if kind is Any or not isinstance(kind, type):  # Any is a class
         return kind is Any
     if is_dataclass(kind) and isinstance(value, dict):
         return cast(dict[object, object], value).keys() == {field.name for field in fields(kind)}

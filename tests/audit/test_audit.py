@@ -96,6 +96,10 @@ def _to_other_slot(hand: Hand, window: str | None) -> None:
             hand.raw.rename(key, hand.key(part, "two", 1 - number, 2))
 
 
+def _hold(hand: Hand, group: str, *keys: bytes) -> None:
+    hand.raw.hset(hand.key("busy"), group, msgpack.packb(keys, use_bin_type=False))
+
+
 def _unknown_to_its_group(hand: Hand) -> None:
     hand.gate.topics["t"].cancel("behind", group="g")
     hand.raw.hdel(hand.key("busy"), "g")
@@ -261,6 +265,12 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
             h.message("flight", b"flies", 7, 12, b""),
         ),
     ),
+    "a group that holds what waits in its line": (
+        "held",
+        "busy",
+        lambda h: (_hold(h, "g", b"flies", b"behind"), _limit(h, "t", 2)),
+    ),
+    "a group that holds what is of no group": ("held", "busy", lambda h: _hold(h, "i", b"waits")),
     "a group that holds a stranger": (
         "held",
         "busy",
@@ -473,6 +483,22 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert {*report.by_kind} == {kind}, str(report)
     assert all(one.key.endswith(place) and one.cause and one.remedy for one in report.findings), str(report)
     assert bool(report.errors) is (KINDS[kind].severity == "error")
+
+
+@pytest.mark.damages("undecodable", "unplaced")
+def test_what_cannot_be_read_and_stands_nowhere_is_scheduled_at_once(hand: Hand, found: Any) -> None:
+    hand.raw.hset(hand.key("pending"), "waits", b"\xc1")
+    hand.raw.zrem(hand.key("due"), "waits")
+    mends = {one.kind: one.mend for one in found().findings}
+    now = hand.raw.zscore(hand.key("due"), "again") - 3_600_000
+    assert mends["unplaced"] == f"ZADD {hand.key('due').decode()} {now:.0f} waits"
+    assert "undecodable" in mends
+
+
+def test_a_message_below_a_kibibyte_is_not_large_to_the_byte(gate: Gate) -> None:
+    for size in range(900, 1060, 4):
+        gate.topic(f"t{size}").trigger("k", "x" * size)
+    assert audit(gate).findings == ()
 
 
 @pytest.mark.damages("undecodable")

@@ -132,3 +132,10 @@ def test_work_whose_result_has_a_type_that_cannot_be_named_is_done_all_the_same(
     done = passing()
     assert done.complete(odd()).args[1] == b"n"
     assert b"is a ?, which would come back as something else" in done.result[1]
+
+
+def test_why_there_is_no_result_is_told_whatever_its_bytes() -> None:
+    entry = Entry("done", kind=b"n", result=b"caf\xe9")
+    answer = passing().judge(entry)
+    assert isinstance(answer, Answer)
+    assert str(answer.error).endswith("caf\ufffd")

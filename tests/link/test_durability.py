@@ -106,7 +106,7 @@ async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
 
 
 async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: Any) -> None:
-    ask = asker(two.urls[0], durability="replicas", timeout="500ms")
+    ask, hasty = (asker(two.urls[0], durability="replicas", timeout=timeout) for timeout in ("30s", "500ms"))
     many = ask.gate.marks([f"k{n}" for n in range(50)], "60s", "s", False)
     await ask.run_all(ask.gate.marks(["so", "that the script is known"], "60s", "s", False))
     two.primary.config_resetstat()
@@ -114,7 +114,7 @@ async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: An
     assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] == 1
     two.cut()
     with pytest.raises(NotDurable):
-        await ask.run_all(ask.gate.marks([f"l{n}" for n in range(3)], "60s", "s", False))
+        await hasty.run_all(hasty.gate.marks([f"l{n}" for n in range(3)], "60s", "s", False))
 
 
 async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> None:
@@ -355,7 +355,7 @@ def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     exempt = {name for name in names() if not asked.concerns(Call(script(name), (), (), str))}
     reads = {name for name in names() if "Writes nothing." in source(name)}
     leases = {"once/renew", "topic/take", "topic/extend", "members/announce", "members/leave"}
-    assert exempt - reads == leases
+    assert exempt == reads | leases
 
 
 @pytest.mark.parametrize(

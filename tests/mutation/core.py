@@ -67,6 +67,10 @@ class Modules(Judge[Edit]):
                 "work/test_members",
                 "work/test_subscribers_expiry",
                 "security/test_acl",
+                "guard/test_batches",
+                "guard/test_blocks",
+                "work/test_worker",
+                "work/test_worker_limits",
                 "link/test_durability",
             ]
         ),

@@ -245,6 +245,11 @@ def test_a_cycle_is_refused() -> None:
         CODEC.encode(cycle)
     with pytest.raises(BadInput, match="cycle"):
         canonical({"a": cycle})
+    # Also of models
+    node = make_dataclass("Node", ["next"])(None)
+    node.next = node
+    with pytest.raises(BadInput, match="cycle"):
+        CODEC.encode(node)
 
 
 @pytest.mark.parametrize(

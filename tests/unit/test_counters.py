@@ -16,6 +16,7 @@ def test_counters_count() -> None:
     counters = Counters()
     assert counters["never"] == 0
     assert counters.snapshot() == {}
+    assert repr(counters) == "Counters({})"
     counters.add("a")
     counters.add("a", 2)
     counters.add("b")

@@ -24,7 +24,19 @@ from idemgate.core.codec import Codec
 from idemgate.core.findings import KINDS, Finding, Report, quoted
 from idemgate.core.keys import PARTS, slot_of
 from idemgate.core.merging import merge_of
-from idemgate.core.slotaudit import AHEAD_US, Contents, Declared, Large, Slot, balance, check_slot, far_token, read_slot
+from idemgate.core.slotaudit import (
+    AHEAD_US,
+    Contents,
+    Declared,
+    Large,
+    Slot,
+    balance,
+    check_slot,
+    declared,
+    far_token,
+    moment,
+    read_slot,
+)
 from idemgate.errors import NotDecodable
 
 ROOT = Path(idemgate.__file__).parent
@@ -82,6 +94,7 @@ def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
         ("ig1:{a.b_c-D@/9}:due", "ig1:{a.b_c-D@/9}:due"),
         ("", '""'),
         (b"a b", '"a b"'),
+        ("X Y", '"X Y"'),
         ("~", '"~"'),
         (b"\x1f \x7e\x7f", r'"\x1f ~\x7f"'),
         ('\\"', r'"\x5c\x22"'),
@@ -90,6 +103,16 @@ def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
 )
 def test_a_word_is_written_as_redis_cli_reads_it(word: bytes | str, written: str) -> None:
     assert quoted(word) == written
+
+
+def test_a_moment_that_no_calendar_has_is_shown_as_its_number() -> None:
+    assert moment(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
+    assert moment(1e300) == "1e+300"
+
+
+def test_a_rate_lets_a_slot_rest_for_its_burst_and_one_more() -> None:
+    facts = {"slots": 4, "merge": {"op": "last"}, "rate": "1/60", "burst": 9}
+    assert declared(msgpack.packb(facts), False) == Declared(4, 1, merge_of("last"), False, 10 * 4 * 60_000_000)
 
 
 def test_a_key_that_goes_this_very_moment_goes() -> None:

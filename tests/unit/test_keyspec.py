@@ -459,6 +459,8 @@ def test_a_fingerprint_that_cannot_be_taken_names_the_argument() -> None:
     assert refused.value.name == "fingerprint['a']['x']"
     with pytest.raises(BadInput, match="KeyError"):
         fingerprint(["a[x]"], {})
+    with pytest.raises(BadInput, match=r"^fingerprint="):
+        fingerprint(lambda a: object(), 1)
 
 
 def test_an_argument_that_must_be_named_is_none_of_those_that_are_not() -> None:

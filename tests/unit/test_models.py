@@ -155,6 +155,14 @@ def test_a_value_comes_back_as_annotated(value: Any, annotation: object) -> None
     assert type(back) is type(value)
 
 
+def test_what_is_a_model_already_or_may_be_anything_stays_what_it_is() -> None:
+    line = Line("a", Decimal(1))
+    assert rebuild(line, Line) is line
+    stored = asdict(line)
+    assert rebuild(stored, Union[Any, Line]) is stored  # noqa: UP007
+    assert rebuild(stored, Union[Line, Any]) == line  # noqa: UP007
+
+
 def test_enums_come_back_by_value() -> None:
     assert rebuild(["red", None], list[Colour | None]) == [Colour.RED, None]
     assert rebuild("red", Colour | str) is Colour.RED

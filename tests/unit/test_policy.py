@@ -208,5 +208,9 @@ def test_what_is_said_once_of_a_topic_counts_wherever_that_was(name: str, said: 
     one, silent = policy(**{name: said}), policy()
     for found in (reconciled(silent, one), reconciled(one, silent), reconciled(one, one)):
         assert getattr(found, name) == getattr(one, name) != getattr(silent, name)
+    # And of a backoff, whoever names one
+    patient = policy(backoff="7s")
+    for found in (reconciled(silent, patient), reconciled(patient, silent)):
+        assert found.backoff.ms(1) == 7_000
     with pytest.raises(BadInput, match=f"^{name}=.*this program said {getattr(one, name)} before"):
         reconciled(one, policy(**{name: other}))

@@ -39,6 +39,10 @@ def test_fewer_end_in_a_call_where_any_is_more_than_acknowledged() -> None:
     assert (most_of([acked] * 3), most_of([acked, failing]), most_of([failing])) == (BATCH, FEW, FEW)
 
 
+def test_what_fails_and_names_no_delay_is_tried_again_at_once() -> None:
+    assert Settlement("nack", delivery()).words(3) == (3, "nack", 0, "")
+
+
 def key_of(slot: int) -> bytes:
     """A key of that one of two slots."""
     return next(key for n in range(99) if slot_of(key := b"k%d" % n, 2) == slot)
