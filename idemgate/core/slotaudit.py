@@ -462,15 +462,18 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
     """A group holds what is in flight and what is between two attempts, and no more than it may."""
     between = {key for part, _, key in _stands(seen) if part != "line"}
     for group, inside in seen.busy.items():
-        for key in inside:
-            if not _belongs(seen, "flight", key, group) and not (
-                key in between and _belongs(seen, "pending", key, group)
-            ):
-                what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
-                yield seen.finding("held", "busy", what, "HDEL", group)
-        if len(own := [*dict.fromkeys(inside)]) < len(inside):
+        own = [
+            key
+            for key in dict.fromkeys(inside)
+            if _belongs(seen, "flight", key, group) or (key in between and _belongs(seen, "pending", key, group))
+        ]
+        mend = ("HSET", group, msgpack.packb(own, use_bin_type=False)) if own else ("HDEL", group)
+        for key in [key for key in dict.fromkeys(inside) if key not in own]:
+            what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
+            yield seen.finding("held", "busy", what, *mend)
+        if len({*inside}) < len(inside):
             what = f"group {shown(group)} holds a key more than once: {', '.join(map(shown, inside))}"
-            yield seen.finding("held", "busy", what, "HSET", group, msgpack.packb(own, use_bin_type=False))
+            yield seen.finding("held", "busy", what, *mend)
         limit = seen.topic.group_limit if seen.topic else len(own)
         if len(own) > limit:
             yield seen.finding("overlap", "busy", f"group {shown(group)} holds {len(own)} keys, it may hold {limit}")

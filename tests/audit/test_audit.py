@@ -268,7 +268,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a group that holds what waits in its line": (
         "held",
         "busy",
-        lambda h: (_hold(h, "g", b"flies", b"behind"), _limit(h, "t", 2)),
+        lambda h: _hold(h, "g", b"flies", b"behind"),
     ),
     "a group that holds what is of no group": ("held", "busy", lambda h: _hold(h, "i", b"waits")),
     "a group that holds a stranger": (
