@@ -333,6 +333,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "in the slot of others": ("wrong-slot", "pending", lambda h: _to_other_slot(h, "1h")),
     "in flight in the slot of others": ("wrong-slot", "flight", lambda h: _to_other_slot(h, None)),
     "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
+    "a topic with groups nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "t")),
     "a slot beyond the last": (
         "unregistered",
         "r:2/2}:facts",

@@ -477,6 +477,19 @@ async def test_a_lost_reply_is_asked_for_again_with_the_same_tokens(wired: Any, 
 # -- many consumers ---------------------------------------------------------------------------------------------------
 
 
+async def test_of_who_asked_in_a_batch_the_owner_knows_that_somebody_waits(face: Any, gate: Gate, raw: Any) -> None:
+    # Given an owner, and a batch that was told that it runs
+    owner = await face.claim("k")
+    others = await face.claim_many(["j", "k"])
+    assert [one.state for one in others] == ["started", "in_progress"]
+    with raw.pubsub() as listener:
+        listener.subscribe(gate.claims.key("claim", "k")[0])
+        assert listener.get_message(timeout=30)["type"] == "subscribe"
+        # When it ends, then that is told at once
+        assert await owner.complete(1)
+        assert listener.get_message(timeout=30)["type"] == "message"
+
+
 async def test_of_batches_that_overlap_each_key_is_done_by_one(face: Any) -> None:
     # Given consumers that get the same messages in batches that overlap, some of which they fail to do
     keys, history = [f"k{n}" for n in range(60)], History()

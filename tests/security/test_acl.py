@@ -517,8 +517,8 @@ def test_a_new_user_cannot_log_in(raw: Any) -> None:
     [
         (["guard", "--namespace", "a b"], "not a name"),
         (["guard", "--user", "x +@all"], "not a name"),
-        (["worker", "--keys", "x* +@all"], "not a pattern"),
-        (["worker", "--channels", ""], "not a pattern"),
+        (["worker", "--keys", "x* +@all"], "keys='x* +@all': not a pattern"),
+        (["worker", "--channels", ""], "channels='': not a pattern"),
     ],
 )
 def test_what_no_rule_can_hold_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import pytest
@@ -27,6 +27,16 @@ def test_occurrences_follow_the_local_clock() -> None:
         "report@2026-03-30T07:00:00Z",
     ]
     assert all(trigger.event_id == trigger.key and trigger.payload == {"kind": "daily"} for trigger in found)
+
+
+def test_in_an_hour_that_is_repeated_nothing_is_planned_for_what_has_been() -> None:
+    # Given half past two in Berlin in the night in which summer time ends
+    nightly = recurring("n", "30 2 * * *", "Europe/Berlin", None)
+    first, next_day = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+    # When it is asked before it, and between it and the second half past two, then it happens once
+    for now in (first - timedelta(minutes=1), first, first + timedelta(minutes=45)):
+        found = [trigger.at for trigger in islice(nightly.after(now), 2)]
+        assert found[: 1 if now >= first else 2] == ([next_day] if now >= first else [first, next_day])
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def test_an_extension_is_as_long_as_its_header_says_and_one_of_ours(size: int) -
             wire.measure(msgpack.packb([msgpack.ExtType(code, bytes(size))]), 3, 9)
 
 
+def test_how_many_values_there_are_is_counted_to_the_last() -> None:
+    for value in ([1] * 9, {"a": 1, "b": [1, 2, 3, 4, 5]}, [[[], [], []], [[], [], [1]]]):
+        assert wire.measure(msgpack.packb(value), 4, 10)
+        with pytest.raises(ValueError, match="it holds more than 9 values"):
+            wire.measure(msgpack.packb(value), 4, 9)
+
+
 def test_a_byte_that_is_never_written_is_told() -> None:
     for body in (b"\xc1", b"\x92\x01\xc1"):
         with pytest.raises(ValueError, match="byte 0xc1 is never written"):
