@@ -127,17 +127,21 @@ async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> Non
 
 
 async def test_each_of_several_connections_waits_for_its_own_writes(two: Pair, namespace: str) -> None:
-    gate = Gate(two.urls[0], namespace=namespace, durability="replicas", connections=3, timeout="500ms")
+    gate, hasty = (
+        Gate(two.urls[0], namespace=namespace, durability="replicas", connections=3, timeout=timeout)
+        for timeout in ("30s", "500ms")
+    )
     assert await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100))) == [True] * 100
     two.cut()
-    refused = await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100, 130)), return_exceptions=True)
+    refused = await asyncio.gather(*(hasty.aio.first(n, "60s") for n in range(100, 130)), return_exceptions=True)
     assert all(isinstance(one, NotDurable) for one in refused)
     await gate.aio.close()
+    await hasty.aio.close()
 
 
 async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) -> None:
     # Given a guarded function
-    ask, runs = asker(two.urls[0], durability="replicas", timeout="300ms"), []
+    ask, runs = asker(two.urls[0], durability="replicas", timeout="1s"), []
 
     @ask.gate.once(key="{n}", scope="s", lease="1h")
     def charge(n: int) -> str:
@@ -181,7 +185,7 @@ async def test_a_batch_of_claims_that_is_not_durable_is_given_back(two: Pair, as
 
 async def test_a_completion_that_is_not_durable_is_counted(two: Pair, asker: Any) -> None:
     # Given a function during whose run the replica is lost
-    ask = asker(two.urls[0], durability="replicas", timeout="300ms")
+    ask = asker(two.urls[0], durability="replicas", timeout="2s")
 
     def cut(_n: int) -> str:
         two.cut()
@@ -200,8 +204,8 @@ async def test_a_completion_that_is_not_durable_is_counted(two: Pair, asker: Any
 
 async def test_a_worker_goes_on_and_counts_what_is_not_durable(two: Pair, namespace: str) -> None:
     # Given a message, and a worker that loses the replica while it handles it
-    gate, handled = Gate(two.urls[0], namespace=namespace, durability="replicas", timeout="300ms"), asyncio.Event()
-    topic = gate.topic("t", lease="1s")
+    gate, handled = Gate(two.urls[0], namespace=namespace, durability="replicas", timeout="2s"), asyncio.Event()
+    topic = gate.topic("t", lease="3s")
     await topic.aio.trigger("k", 1)
 
     @topic.handler
