@@ -220,7 +220,7 @@ In the rows of changes to the code itself, *N* is how many were tried, a violati
 a sample by the seed, of the scripts that every message goes through three times as dense. In `core`, changes of what
 only words a text or says a type are left out. Each is judged by so many of the tests that come by it as take some
 seconds (`--budget`), so that one that counts as unnoticed may be noticed by the rest.
-They are run apart from the rest, and so may be of other commits; that of `core`, 26e4892, is in no branch.
+They are run apart from the rest, and so may be of other commits.
 
 | fault | promises | N | violations | at most | figures | seed | server |
 |---|---|---|---|---|---|---|---|
