@@ -358,7 +358,7 @@ def _leases(seen: _Seen) -> Iterator[Finding]:
         yield Finding("orphan", seen.slot.key("flight"), what, mend)
     now, latest = seen.found.now_ms, _latest(seen)
     for key, score in seen.found.lease.items():
-        if score > latest:
+        if score > latest and key in seen.found.flight:
             what = (
                 f"the lease of {shown(key)} ends at {moment(score)}, and none of this slot can after {moment(latest)}"
             )
@@ -467,7 +467,7 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
             for key in dict.fromkeys(inside)
             if _belongs(seen, "flight", key, group) or (key in between and _belongs(seen, "pending", key, group))
         ]
-        mend = ("HSET", group, msgpack.packb(own, use_bin_type=False)) if own else ("HDEL", group)
+        mend = _regrouped(seen, group, own)
         for key in [key for key in dict.fromkeys(inside) if key not in own]:
             what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
             yield seen.finding("held", "busy", what, *mend)
@@ -481,6 +481,13 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
         if one.group and key not in seen.busy.get(one.group, ()) and not _garbled(seen, one.group):
             what = f"{shown(key)} is in flight, and its group {shown(one.group)} does not know: another may run beside"
             yield seen.finding("overlap", "flight", what)
+
+
+def _regrouped(seen: _Seen, group: bytes, own: list[bytes]) -> tuple[str | bytes, ...]:
+    """What makes a group hold these, and all of it that is in flight."""
+    flying = (key for key, one in seen.flight.items() if one.group == group)
+    inside = [*dict.fromkeys([*own, *flying])]
+    return ("HSET", group, msgpack.packb(inside, use_bin_type=False)) if inside else ("HDEL", group)
 
 
 def _belongs(seen: _Seen, part: str, key: bytes, group: bytes) -> bool:

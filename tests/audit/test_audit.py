@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -596,6 +597,47 @@ def test_the_commands_that_are_printed_mend_it(hand: Hand, found: Any, fault: st
         report = found()
     assert not wholly or report.sound, str(report)
     assert not any(one.mend[:3].isupper() for one in report.findings), str(report)
+
+
+@pytest.mark.damages("overlap", "room", "disagrees", "stuck")
+def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Hand, found: Any) -> None:
+    # Given a group that knows a stranger, and not what is in flight in it
+    _hold(hand, "g", b"stranger")
+    commands = {finding.mend for finding in found().findings if finding.mend}
+    for command in commands:
+        hand.raw.execute_command(*_words(command))
+    # Then, once it is mended, nothing else of it is handed out beside
+    assert msgpack.unpackb(hand.raw.hget(hand.key("busy"), "g"), raw=True) == [b"flies"]
+    assert found().findings == ()
+    assert hand.gate.topics["t"].take(5) == []
+
+
+@pytest.mark.damages("orphan", "conservation")
+def test_a_lease_without_a_delivery_is_only_taken_away(hand: Hand, found: Any) -> None:
+    hand.raw.hdel(hand.key("flight"), "flies")
+    hand.raw.zadd(hand.key("lease"), {"flies": 9_999_999_999_999})
+    mends = [finding.mend for finding in found().findings if "lease" in finding.mend]
+    assert mends == [f"ZREM {hand.key('lease').decode()} flies"]
+
+
+@pytest.mark.parametrize("turn", range(40))
+def test_of_two_faults_the_commands_mend_both(hand: Hand, found: Any, turn: int) -> None:
+    # Given two faults at once, where the first has left something for the second
+    one, other = random.Random(turn).sample([*FAULTS], 2)
+    FAULTS[one][2](hand)
+    with suppress(Exception):
+        FAULTS[other][2](hand)
+    report = found()
+    wholly = all(one.mend[:3].isupper() for one in report.findings)
+    # When everything that is printed is done, a few times
+    for _ in range(4):
+        for finding in report.findings:
+            if finding.mend[:3].isupper():
+                hand.raw.execute_command(*_words(finding.mend))
+        report = found()
+    # Then nothing is left to be done, and no error that had a command
+    assert not any(finding.mend[:3].isupper() for finding in report.findings), f"{one} + {other}\n{report}"
+    assert not (wholly and report.errors), f"{one} + {other}\n{report}"
 
 
 def _words(command: str) -> list[Any]:
