@@ -228,7 +228,9 @@ class Gate:
           heartbeat; renewed while the function runs. Make it three times the longest time that C code may hold the
           GIL.
         - `on_done`: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), "raise"
-          AlreadyDone. None: "replay", or "skip" with at_most_once.
+          AlreadyDone. None: "replay", or "skip" with at_most_once. A model (dataclass, pydantic) is stored as its
+          fields, and made again as the function's return annotation says: of a union the first arm that fits them,
+          whatever it was (`dict | Order` replays a dict); without an annotation it is replayed as a dict.
         - `on_in_progress`: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for at
           most `wait`.
         - `on_error`: what a raised exception does: "release" (the next caller may run), "keep" (not before the lease
