@@ -7,7 +7,7 @@ The checks say what holds between any two scripts; each is one function over a `
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -461,17 +461,24 @@ def _bucket_of(mark: bytes, many: int) -> int:
 def _groups(seen: _Seen) -> Iterator[Finding]:
     """A group holds what is in flight and what is between two attempts, and no more than it may."""
     between = {key for part, _, key in _stands(seen) if part != "line"}
+    flying = defaultdict[bytes, list[bytes]](list)
+    for key, one in seen.flight.items():
+        flying[one.group].append(key)
     for group, inside in seen.busy.items():
-        own = [
+        distinct = dict.fromkeys(inside)
+        own = dict.fromkeys(
             key
-            for key in dict.fromkeys(inside)
+            for key in distinct
             if _belongs(seen, "flight", key, group) or (key in between and _belongs(seen, "pending", key, group))
-        ]
-        mend = _regrouped(seen, group, own)
-        for key in [key for key in dict.fromkeys(inside) if key not in own]:
-            what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
-            yield seen.finding("held", "busy", what, *mend)
-        if len({*inside}) < len(inside):
+        )
+        # What is in flight and unknown to it is held, too: else the command would let another run beside.
+        held = own | dict.fromkeys(flying[group])
+        mend = ("HSET", group, msgpack.packb([*held], use_bin_type=False)) if held else ("HDEL", group)
+        for key in distinct:
+            if key not in own:
+                what = f"group {shown(group)} holds {shown(key)}, which is neither in flight nor between two attempts"
+                yield seen.finding("held", "busy", what, *mend)
+        if len(distinct) < len(inside):
             what = f"group {shown(group)} holds a key more than once: {', '.join(map(shown, inside))}"
             yield seen.finding("held", "busy", what, *mend)
         limit = seen.topic.group_limit if seen.topic else len(own)
@@ -481,13 +488,6 @@ def _groups(seen: _Seen) -> Iterator[Finding]:
         if one.group and key not in seen.busy.get(one.group, ()) and not _garbled(seen, one.group):
             what = f"{shown(key)} is in flight, and its group {shown(one.group)} does not know: another may run beside"
             yield seen.finding("overlap", "flight", what)
-
-
-def _regrouped(seen: _Seen, group: bytes, own: list[bytes]) -> tuple[str | bytes, ...]:
-    """What makes a group hold these, and all of it that is in flight."""
-    flying = (key for key, one in seen.flight.items() if one.group == group)
-    inside = [*dict.fromkeys([*own, *flying])]
-    return ("HSET", group, msgpack.packb(inside, use_bin_type=False)) if inside else ("HDEL", group)
 
 
 def _belongs(seen: _Seen, part: str, key: bytes, group: bytes) -> bool:

@@ -487,7 +487,6 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
     assert bool(report.errors) is (KINDS[kind].severity == "error")
 
 
-@pytest.mark.damages("undecodable", "unplaced")
 def test_what_cannot_be_read_and_stands_nowhere_is_scheduled_at_once(hand: Hand, found: Any) -> None:
     hand.raw.hset(hand.key("pending"), "waits", b"\xc1")
     hand.raw.zrem(hand.key("due"), "waits")
@@ -503,7 +502,6 @@ def test_a_message_below_a_kibibyte_is_not_large_to_the_byte(gate: Gate) -> None
     assert audit(gate).findings == ()
 
 
-@pytest.mark.damages("undecodable")
 @pytest.mark.parametrize("name", ["result", "checkpoint", "failure"])
 def test_what_a_record_keeps_and_nobody_can_read_is_named(hand: Hand, found: Any, name: str) -> None:
     _kept(hand, name)
@@ -511,7 +509,6 @@ def test_what_a_record_keeps_and_nobody_can_read_is_named(hand: Hand, found: Any
     assert one.what.startswith(f"its {name} cannot be decoded: ")
 
 
-@pytest.mark.damages("conservation")
 @pytest.mark.parametrize(
     ("counter", "told"),
     [("accepted", "3 accepted triggers neither ended nor are held"),
@@ -599,7 +596,6 @@ def test_the_commands_that_are_printed_mend_it(hand: Hand, found: Any, fault: st
     assert not any(one.mend[:3].isupper() for one in report.findings), str(report)
 
 
-@pytest.mark.damages("overlap", "room", "disagrees", "stuck")
 def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Hand, found: Any) -> None:
     # Given a group that knows a stranger, and not what is in flight in it
     _hold(hand, "g", b"stranger")
@@ -612,7 +608,6 @@ def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Han
     assert hand.gate.topics["t"].take(5) == []
 
 
-@pytest.mark.damages("orphan", "conservation")
 def test_a_lease_without_a_delivery_is_only_taken_away(hand: Hand, found: Any) -> None:
     hand.raw.hdel(hand.key("flight"), "flies")
     hand.raw.zadd(hand.key("lease"), {"flies": 9_999_999_999_999})

@@ -186,6 +186,15 @@ def _shown(answer: Any) -> Any:
     return getattr(answer, "due_at", answer)
 
 
+async def _ended(topic: Any, flying: dict[str, Any], conserved: Any) -> None:
+    """All that is left of it is done, and nothing was lost."""
+    assert set(await topic.ack(list(flying.values()))) == {"ok"}
+    await topic.flush()
+    while taken := await topic.take(1000):
+        await topic.ack(taken)
+    await conserved(topic, [])
+
+
 async def _steps(gate: Gate, name: str, slots: int, most: int) -> int:
     """Performs at most that many steps of a change; how many it did."""
     calls, link = gate.topic(name).open(), gate.link
@@ -224,11 +233,7 @@ async def test_killed_anywhere_it_goes_on(
             await topic.reslot(64)
         await topic.reslot(after)
         assert await _seen(topic) == seen
-        assert set(await topic.ack(list(flying.values()))) == {"ok"}
-        await topic.flush()
-        while taken := await topic.take(1000):
-            await topic.ack(taken)
-        await conserved(topic, [])
+        await _ended(topic, flying, conserved)
 
 
 async def test_two_at_once_do_no_harm(gate: Gate, other: Gate, clock: Clock) -> None:
@@ -274,11 +279,7 @@ async def test_one_that_slept_through_its_change_and_the_way_back_does_nothing(
         (stored,) = [one for one in gate.stored_topics() if one.name == name]
         assert (stored.changing_to, stored.slots) == (None, 2 if slept < 2 else 1)
         assert await _seen(topic) == seen
-        assert set(await topic.ack(list(flying.values()))) == {"ok"}
-        await topic.flush()
-        while taken := await topic.take(1000):
-            await topic.ack(taken)
-        await conserved(topic, [])
+        await _ended(topic, flying, conserved)
 
 
 async def test_a_late_copy_of_any_step_changes_nothing(gate: Gate, clock: Clock) -> None:

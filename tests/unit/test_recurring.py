@@ -33,10 +33,11 @@ def test_in_an_hour_that_is_repeated_nothing_is_planned_for_what_has_been() -> N
     # Given half past two in Berlin in the night in which summer time ends
     nightly = recurring("n", "30 2 * * *", "Europe/Berlin", None)
     first, next_day = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
-    # When it is asked before it, and between it and the second half past two, then it happens once
-    for now in (first - timedelta(minutes=1), first, first + timedelta(minutes=45)):
-        found = [trigger.at for trigger in islice(nightly.after(now), 2)]
-        assert found[: 1 if now >= first else 2] == ([next_day] if now >= first else [first, next_day])
+    # Then before it, it and that of the next night are planned
+    assert [one.at for one in islice(nightly.after(first - timedelta(minutes=1)), 2)] == [first, next_day]
+    # And between it and the second half past two only the latter
+    for now in (first, first + timedelta(minutes=45)):
+        assert next(nightly.after(now)).at == next_day
 
 
 @pytest.mark.parametrize(
