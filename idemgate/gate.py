@@ -34,7 +34,7 @@ from idemgate.core.small import Small
 from idemgate.core.tokens import token
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
 from idemgate.link.pulse import Pulse
-from idemgate.once.batch import AioClaimBatch, ClaimBatch, completing, ended, releasing
+from idemgate.once.batch import AioClaimBatch, ClaimBatch, completing, ended, ended_by, releasing
 from idemgate.once.claim import AioClaim, Claim, Claimed
 from idemgate.once.options import decorate, guard_of
 from idemgate.topic.faces import AioTopic, Topic
@@ -761,12 +761,12 @@ class AioGate:
     ) -> list[bool]:
         """As `Gate.complete_many`."""
         claims, calls = completing(self._gate, pairs, retention)
-        return ended(claims, await self.link.run_each(calls))
+        return ended(claims, await ended_by(self._gate, claims, calls))
 
     async def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
         """As `Gate.release_many`."""
         given, calls = releasing(self._gate, claims)
-        return ended(given, await self.link.run_each(calls))
+        return ended(given, await ended_by(self._gate, given, calls))
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first", compact: bool = False) -> bool:
         """As `Gate.first`."""

@@ -15,7 +15,10 @@ from idemgate.errors import BadInput, IdemgateError
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
 
-__all__ = ["Backoff", "BackoffPolicy", "delays", "retry_pause"]
+__all__ = ["SOCKET_TIMEOUT", "Backoff", "BackoffPolicy", "delays", "retry_pause"]
+
+SOCKET_TIMEOUT = 2.0
+"""Seconds until a connection that does not answer is given up."""
 
 BackoffPolicy: TypeAlias = "Duration | Sequence[Duration] | wait_base | None"
 """A constant, a list whose last delay repeats, a tenacity wait strategy, None: full jitter, 1 s to 10 min."""

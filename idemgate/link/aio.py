@@ -143,13 +143,14 @@ class AsyncLink:
             self._last = here
         return here
 
-    def start(self, call: Call[T], within: float | None = None) -> Asking[T]:
-        """Sends a call, which goes on whatever becomes of who asked: `await link.start(call).answer`."""
+    def start(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> Asking[T]:
+        """Sends a call, which goes on whatever becomes of who asked: `await link.start(call).answer`. `within` and
+        `attempt` are as in `SyncLink.run`."""
         here = self._here
         wire = here.lines.at_hand(call.keys[0])
         asking = Asking(self, here, call, self.seconds if within is None else within, wire)
-        if wire is None or (self._copies is not None and self._copies.concern(call)):
-            asking.go_on(self._insist(call, Patience(asking.within)))
+        if wire is None or attempt is not None or (self._copies is not None and self._copies.concern(call)):
+            asking.go_on(self._insist(call, Patience(asking.within, attempt=attempt)))
         else:
             wire.ask(call.framed or request(call), asking.heard)
         return asking
@@ -163,9 +164,9 @@ class AsyncLink:
         await asyncio.sleep(patience.pause(error))
         return await self._insist(call, patience)
 
-    async def run(self, call: Call[T], within: float | None = None) -> T:
+    async def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
         """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
-        return await self.start(call, within).answer
+        return await self.start(call, within, attempt).answer
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
         """As `SyncLink.run_all`."""
@@ -263,7 +264,7 @@ class AsyncLink:
         if copies is not None and copies.concern(call):
             return await self._send_durably(copies, call)
         try:
-            return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+            return await self._ask("EVALSHA", script.sha, *words, seconds=patience.attempt)  # type: ignore[no-any-return]
         except rx.NoScriptError:
             return await self._load(call, patience)
 
@@ -292,8 +293,8 @@ class AsyncLink:
         except rx.NoScriptError:
             return await self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
 
-    async def _ask(self, *words: Any) -> Any:
-        return await self._here.lines.ask(key_of(words), pack(words))
+    async def _ask(self, *words: Any, seconds: float | None = None) -> Any:
+        return await self._here.lines.ask(key_of(words), pack(words), seconds)
 
     async def _ask_durably(self, copies: Copies, *words: Any) -> Any:
         """As `_ask`; Short when the write is on fewer copies than asked for. The calls of a tick wait for them

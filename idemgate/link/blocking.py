@@ -33,20 +33,27 @@ MOST_REPLIES = 4096
 class BlockingWire:
     """One connection. Whatever else than a reply comes of asking, it must not be used again."""
 
-    __slots__ = ("_reader", "_socket", "rested")
+    __slots__ = ("_by_kernel", "_reader", "_seconds", "_socket", "rested")
 
     def __init__(self, connected: socket.socket, seconds: float) -> None:
         self._socket = connected
+        self._seconds = seconds
         self._reader = new_reader()
         self.rested = monotonic()
-        if type(connected) is not socket.socket or sys.platform == "win32":
-            connected.settimeout(seconds)  # TLS, too: it would go on for ever after a time-out of the kernel's
-        else:
-            # The kernel keeps the time-out: Python's own costs a poll before each send and each recv.
-            span = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+        # TLS is left to Python: it would go on for ever after a time-out of the kernel's.
+        self._by_kernel = type(connected) is socket.socket and sys.platform != "win32"
+        if self._by_kernel:
             connected.settimeout(None)
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+        self._set_timeout(seconds)
+
+    def _set_timeout(self, seconds: float) -> None:
+        if self._by_kernel:
+            # Python's own time-out costs a poll before each send and each recv.
+            span = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+        else:
+            self._socket.settimeout(seconds)
 
     def ask(self, request: bytes) -> Any:
         """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
@@ -67,6 +74,14 @@ class BlockingWire:
         if isinstance(reply, Exception):
             raise reply
         return reply
+
+    def ask_within(self, request: bytes, seconds: float) -> Any:
+        """Return the reply as `ask` does, but wait for it no longer than `seconds`."""
+        self._set_timeout(min(seconds, self._seconds))
+        try:
+            return self.ask(request)
+        finally:
+            self._set_timeout(self._seconds)
 
     def send_all(self, requests: Sequence[bytes]) -> None:
         """Requests that travel together; `hear_all` their replies before anything else is asked."""
@@ -151,8 +166,9 @@ class Wires:
         self._closed = False
         self._freed = threading.Condition()
 
-    def ask(self, request: bytes, now: float = 0.0) -> Any:
-        """As `BlockingWire.ask`; `now` is what `monotonic` says, if that is known."""
+    def ask(self, request: bytes, now: float = 0.0, seconds: float | None = None) -> Any:
+        """As `BlockingWire.ask`; `now` is what `monotonic` says, if that is known. The reply is waited for no longer
+        than `seconds`; None: as long as this pool allows."""
         now = now or monotonic()
         try:  # as `_taken`, without calling it
             wire = self._resting.pop() if self._forks == forks.count else self._taken()
@@ -162,7 +178,7 @@ class Wires:
             self.drop(wire)
             wire = self._taken()
         try:
-            reply = wire.ask(request)
+            reply = wire.ask(request) if seconds is None else wire.ask_within(request, seconds)
         except rx.ResponseError:
             self._give_back(wire)
             raise

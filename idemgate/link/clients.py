@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.errors import NotConfigured
 from idemgate.link.endpoint import Endpoint, verified
 
@@ -24,7 +25,6 @@ __all__ = ["async_client", "close_client", "sync_client"]
 
 # redis-py annotates some of what it offers, and not as it is used.
 _redis, _aredis = cast(Any, redis), cast(Any, aredis)
-SOCKET_TIMEOUT = 2.0
 CONNECTIONS = 64
 """Most connections of one client of ours; further calls wait for one."""
 _OURS: dict[str, Any] = {"decode_responses": False, "protocol": 2}

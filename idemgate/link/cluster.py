@@ -7,8 +7,9 @@ from collections.abc import Container, Sequence
 from time import monotonic
 from typing import Any
 
+from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.link.blocking import BlockingWire, Wires
-from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
+from idemgate.link.clients import CONNECTIONS, sync_client
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES
 from idemgate.link.forks import forks
@@ -31,12 +32,12 @@ class ClusterWires:
         self._looking = threading.Lock()
         self._forks = forks.count
 
-    def ask(self, key: bytes, request: bytes) -> Any:
-        """The reply; an error of the server is raised. Raises ConnectionError, TimeoutError, ClusterDownError of
-        redis-py."""
+    def ask(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
+        """The reply, waited for at most `seconds` (None: as long as a connection allows); an error of the server is
+        raised. Raises ConnectionError, TimeoutError, ClusterDownError of redis-py."""
         way = Way(self._owner(key))
         try:
-            return self._wires(way.node).ask(request)
+            return self._wires(way.node).ask(request, seconds=seconds)
         except FAILURES as error:
             there = self._topology.follow(error, way)
             if there is None:

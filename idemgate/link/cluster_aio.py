@@ -7,7 +7,8 @@ from collections.abc import Container, Sequence
 from time import monotonic
 from typing import Any
 
-from idemgate.link.clients import SOCKET_TIMEOUT, async_client
+from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.link.clients import async_client
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import FAILURES
 from idemgate.link.line import Line, Lines, line_of, raised
@@ -44,11 +45,12 @@ class ClusterLines:
                 self._topology.follow(error, Way(node))
         self._look()
 
-    async def ask(self, key: bytes, request: bytes) -> Any:
+    async def ask(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
         """As that of `ClusterWires`."""
         way = Way(await self._owner(key))
         try:
-            return await (await self._line(way.node).wire()).send(request)
+            wire = await self._line(way.node).wire()
+            return await (wire.send(request) if seconds is None else wire.send_within(request, seconds))
         except FAILURES as error:
             there = self._topology.follow(error, way)
             self._look()

@@ -7,10 +7,10 @@ from typing import Any
 
 import redis.exceptions as rx
 
+from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Call
 from idemgate.core.durability import Durability
 from idemgate.errors import NotConfigured, StoreRefused
-from idemgate.link.clients import SOCKET_TIMEOUT
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.faults import Short, is_passing
 from idemgate.link.resp import pack

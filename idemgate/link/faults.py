@@ -92,12 +92,15 @@ def _refusal(error: Exception) -> str:
 
 
 class Patience:
-    """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s."""
+    """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s.
 
-    __slots__ = ("_deadline", "_executed", "_seconds", "_tries")
+    `attempt`: the seconds that one try may wait for its reply; None: as long as the connection allows."""
 
-    def __init__(self, seconds: float, started: float | None = None) -> None:
+    __slots__ = ("_deadline", "_executed", "_seconds", "_tries", "attempt")
+
+    def __init__(self, seconds: float, started: float | None = None, attempt: float | None = None) -> None:
         self._seconds = seconds
+        self.attempt = attempt
         self._deadline = (monotonic() if started is None else started) + seconds
         self._tries = 0
         self._executed = "no"

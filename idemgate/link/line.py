@@ -10,7 +10,8 @@ from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.link.clients import async_client, close_client
 from idemgate.link.copies import Copies
 from idemgate.link.endpoint import Endpoint
 from idemgate.link.wire import Wire, connected
@@ -203,10 +204,11 @@ class OneLine:
         if self._sentinel and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
             wire.abandon()
 
-    async def ask(self, _key: bytes, request: bytes) -> Any:
+    async def ask(self, _key: bytes, request: bytes, seconds: float | None = None) -> Any:
+        """The reply, awaited for at most `seconds` (None: as long as a connection allows)."""
         wire = await self._line.wire()
         try:
-            return await wire.send(request)
+            return await (wire.send(request) if seconds is None else wire.send_within(request, seconds))
         except rx.ResponseError as error:
             self.suspect(wire, error)
             raise

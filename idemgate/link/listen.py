@@ -11,7 +11,8 @@ from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.link.clients import SOCKET_TIMEOUT, async_client, close_client
+from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.link.clients import async_client, close_client
 from idemgate.link.ending import to_the_end
 from idemgate.link.endpoint import Endpoint, one_node
 

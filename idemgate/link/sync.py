@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import redis.exceptions as rx
 
+from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Each, Moved, Unfinished
 from idemgate.core.durability import Durability
 from idemgate.core.locks import freed_at_fork
 from idemgate.errors import StoreError
 from idemgate.link.blocking import Wires
-from idemgate.link.clients import CONNECTIONS, SOCKET_TIMEOUT, sync_client
+from idemgate.link.clients import CONNECTIONS, sync_client
 from idemgate.link.cluster import ClusterWires
 from idemgate.link.copies import Copies, copies_of
 from idemgate.link.endpoint import Endpoint, one_node
@@ -46,13 +47,13 @@ class SyncLink:
             self._made = sync_client(self.endpoint, self.seconds)
         return self._made
 
-    def _ask(self, *words: Any) -> Any:
-        """The reply to one command; redis-py's errors are raised."""
+    def _ask(self, *words: Any, seconds: float | None = None) -> Any:
+        """The reply to one command, waited for at most `seconds`; redis-py's errors are raised."""
         if self._cluster is not None:
-            return self._cluster.ask(key_of(words), pack(words))
+            return self._cluster.ask(key_of(words), pack(words), seconds)
         wires = self._wires or self._wired()
         try:
-            return wires.ask(pack(words))
+            return wires.ask(pack(words), seconds=seconds)
         except rx.ResponseError as error:
             self._suspect(wires, error)
             raise
@@ -89,32 +90,33 @@ class SyncLink:
                 self._wires = Wires(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS)
             return self._wires
 
-    def run(self, call: Call[T], within: float | None = None) -> T:
+    def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
         """The answer of one call; sent again, with the same tokens, for `within` seconds (default: the gate's
-        time-out).
+        time-out). One try waits at most `attempt` seconds for its reply (None: as long as a connection allows); not
+        with `durability=`, whose reply comes behind the copies.
 
         Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
         """
         started, wires = monotonic(), self._wires
         try:
-            if wires is None or self._copies is not None:
-                return call.answer(self._send(call))
+            if wires is None or attempt is not None or self._copies is not None:
+                return call.answer(self._send(call, attempt))
             try:  # as `_send`, without calling it: this is what a guarded call waits for
                 reply = wires.ask(call.framed or request(call), started)
             except rx.ResponseError as error:
                 reply = self._refused(wires, error, call)
             return call.answer(reply)
         except (Moved, Unfinished):  # asked again, with the same token, it says so again
-            return self._insist(call, Patience(self.seconds if within is None else within, started))
+            return self._insist(call, Patience(self.seconds if within is None else within, started, attempt))
         except FAILURES as error:
-            patience = Patience(self.seconds if within is None else within, started)
+            patience = Patience(self.seconds if within is None else within, started, attempt)
             time.sleep(patience.pause(error))
         return self._insist(call, patience)
 
     def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
         while True:
             try:
-                reply = self._send(call)
+                reply = self._send(call, patience.attempt)
             except FAILURES as error:
                 time.sleep(patience.pause(error))
             else:
@@ -185,25 +187,25 @@ class SyncLink:
         """What has no reply, or an error for one, goes again by itself, with the same tokens."""
         return self._insist(call, patience) if unheard(reply) else self._answered(call, reply, patience)
 
-    def _send(self, call: Call[Any]) -> list[Any]:
+    def _send(self, call: Call[Any], attempt: float | None = None) -> list[Any]:
         copies = self._copies
         if copies is not None and copies.concern(call):
             return self._send_durably(copies, call)
         wires = self._wires
         if wires is None:
-            return self._ask_node(call)
+            return self._ask_node(call, attempt)
         try:
-            return wires.ask(call.framed or request(call))  # type: ignore[no-any-return]
+            return wires.ask(call.framed or request(call), seconds=attempt)  # type: ignore[no-any-return]
         except rx.ResponseError as error:
             return self._refused(wires, error, call)  # type: ignore[no-any-return]
 
-    def _ask_node(self, call: Call[Any]) -> list[Any]:
+    def _ask_node(self, call: Call[Any], attempt: float | None) -> list[Any]:
         """Of a cluster, or of a server that was not asked yet."""
         words = (len(call.keys), *call.keys, *call.args)
         try:
-            return self._ask("EVALSHA", call.script.sha, *words)  # type: ignore[no-any-return]
+            return self._ask("EVALSHA", call.script.sha, *words, seconds=attempt)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return self._ask("EVAL", call.script.text, *words)  # type: ignore[no-any-return]
+            return self._ask("EVAL", call.script.text, *words, seconds=attempt)  # type: ignore[no-any-return]
 
     def _refused(self, wires: Wires, error: rx.ResponseError, call: Call[Any]) -> Any:
         """The reply of a server that has the script from now on; whatever else it refused is raised."""

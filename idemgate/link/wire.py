@@ -58,6 +58,18 @@ class Wire(asyncio.Protocol):
         self.ask(request, partial(_resolve, future))
         return future
 
+    async def send_within(self, request: bytes, seconds: float) -> Any:
+        """Return the reply, or raise TimeoutError of redis-py after `seconds`.
+
+        A connection on which nothing at all came for so long is given up: the next try takes another one."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.send(request)
+        except TimeoutError as error:
+            if not self.closed and self._waiting and monotonic() - self._progress > seconds * 0.9:
+                self.abandon()
+            raise rx.TimeoutError("Timeout reading from the server") from error
+
     def ask(self, request: bytes, heard: Heard) -> None:
         """Written at the end of this tick; `heard` gets what comes of it."""
         if self.closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -13,12 +14,12 @@ from idemgate.core.many import each
 from idemgate.core.passage import Passage, release_each
 from idemgate.errors import BadInput, StoreError
 from idemgate.once.asking import asked_together, claimed_together
-from idemgate.once.claim import AioClaim, Claim, Claimed, block_ended
+from idemgate.once.claim import AioClaim, Claim, Claimed, block_ended, outlast
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioClaimBatch", "ClaimBatch", "completing", "ended", "releasing"]
+__all__ = ["AioClaimBatch", "ClaimBatch", "completing", "ended", "ended_by", "releasing"]
 
 C = TypeVar("C", bound=Claimed)
 
@@ -46,11 +47,13 @@ class _Batch(list[C]):
         for claim in self._inside:
             claim._enter_block(inside=False)
 
-    def _leave_block(self) -> list[C]:
+    def _unended(self) -> list[C]:
         """Those that the block gives back: its body has not ended them."""
+        return [claim for claim in self._inside if claim._held]
+
+    def _leave_block(self) -> None:
         for claim in self._inside:
             claim._leave_block()
-        return [claim for claim in self._inside if claim._held]
 
 
 class ClaimBatch(_Batch[Claim]):
@@ -74,9 +77,12 @@ class ClaimBatch(_Batch[Claim]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if held := self._leave_block():
-            _, calls = releasing(self._gate, held)
-            block_ended(self._gate, held, self._gate.link.run_each(calls), error)
+        try:
+            if held := self._unended():
+                _, calls = releasing(self._gate, held)
+                block_ended(self._gate, held, self._gate.link.run_each(calls), error)
+        finally:
+            self._leave_block()
 
 
 class AioClaimBatch(_Batch[AioClaim]):
@@ -103,9 +109,23 @@ class AioClaimBatch(_Batch[AioClaim]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if held := self._leave_block():
-            _, calls = releasing(self._gate, held)
-            block_ended(self._gate, held, await self._gate.aio.link.run_each(calls), error)
+        try:
+            if held := self._unended():
+                _, calls = releasing(self._gate, held)
+                block_ended(self._gate, held, await ended_by(self._gate, held, calls), error)
+        finally:
+            self._leave_block()
+
+
+async def ended_by(gate: Gate, claims: Sequence[Claimed], calls: Sequence[Each[bool]]) -> list[bool | StoreError]:
+    """The answers to the endings of claims. Cancelled meanwhile: renewals go on until there are any."""
+    link = gate.aio.link
+    ending = link.start_each(calls)
+    try:
+        return await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        link.spawn(outlast(gate, [beats for claim in claims for beats in claim._hand_over()], claims, ending))
+        raise
 
 
 def completing(

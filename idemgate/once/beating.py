@@ -1,4 +1,4 @@
-"""Keeping a claim alive while its work runs, and waiting for one to end."""
+"""Renew the lease of a claim until its completion is answered; wait for another owner's claim to end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
 from idemgate.link.pulse import Kept
 from idemgate.once.current import Execution, enter, leave
@@ -15,14 +16,29 @@ from idemgate.once.current import Execution, enter, leave
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["beating", "woken"]
+__all__ = ["attempt_seconds", "beating", "woken"]
+
+
+def attempt_seconds(lease: int) -> float | None:
+    """Return how long one try of a completion may wait for its reply: a third of the lease (ms), in seconds.
+
+    None where a connection that does not answer is given up sooner anyway."""
+    third = lease / 3000
+    return third if third < SOCKET_TIMEOUT else None
 
 
 class beating(Kept):  # noqa: N801 - used as a function, like the context managers of contextlib
-    """`with beating(...)`: heartbeats every sixth of the lease (ms), from the gate's heartbeat thread; says so on
-    `execution` when the lease is lost. `inside`: `current()` answers with it, too."""
+    """Renew a lease from the gate's heartbeat thread, every sixth of it, until the block is left.
 
-    __slots__ = ("_ended", "_execution", "_gate", "_inside", "_renew", "_reset")
+    The block holds the completion, too: call `end_work` when the work has returned, and leave the block when the store
+    has answered. If the renewals ended with the work, a completion on a connection that does not answer could outlast
+    the lease, and another caller would run the work again.
+
+    `lease` is in ms. `execution` is marked when the lease is lost while the work runs. With `inside`, `current()`
+    returns `execution` until `end_work`.
+    """
+
+    __slots__ = ("_execution", "_gate", "_handed_over", "_inside", "_renew", "_reset")
 
     def __init__(
         self, gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution, inside: bool = True
@@ -36,29 +52,51 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
         self._inside = inside
         self._renew = renew
         self._execution = execution
-        self._ended = False
+        self._handed_over = False
 
-    def __enter__(self) -> Execution:
+    def __enter__(self) -> Self:
         if self._inside:
             self._reset = enter(self._execution)
         self._gate.pulse.add(self)
-        return self._execution
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended = True
-        self._gate.pulse.remove(self)
         if self._inside:
-            leave(self._reset)
+            self._leave()
+        if not self._handed_over:
+            self._gate.pulse.remove(self)
+
+    def end_work(self) -> None:
+        """Call this when the work has returned or raised. Renewals go on."""
+        self._execution.end()
+        if self._inside:
+            self._leave()
+
+    def hand_over(self) -> None:
+        """Keep the renewals running when the block is left, until `stop`."""
+        self._handed_over = True
+
+    def stop(self) -> None:
+        """End the renewals that `hand_over` kept running."""
+        self._gate.pulse.remove(self)
+
+    def _leave(self) -> None:
+        self._inside = False
+        leave(self._reset)
 
     def renew(self) -> Batch[None]:
         return Batch([self._renew()], self._heard)
 
     def _heard(self, answers: list[bool]) -> None:
-        # A heartbeat that crosses the completion is told that nothing is held any more, and that is no loss.
-        if not answers[0] and not self._ended:
-            self.overdue()
+        if not answers[0]:
+            # Refused after the work has ended: the completion arrived first, or its own answer will report the loss.
+            self._lose()
 
     def overdue(self) -> None:
+        if not self._execution.ended:
+            self._lose()
+
+    def _lose(self) -> None:
         self._gate.pulse.remove(self)
         if self._execution.lose():
             self._gate.counters.add("once.lease_lost_while_running")

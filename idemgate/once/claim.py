@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -16,13 +17,13 @@ from idemgate.core.keys import text_of
 from idemgate.core.passage import Passage, failure_of, refusal
 from idemgate.errors import BadInput, IdemgateError, Refused, ResultUnavailable, StoreError
 from idemgate.once.asking import asked, claimed
-from idemgate.once.beating import beating, woken
+from idemgate.once.beating import attempt_seconds, beating, woken
 from idemgate.once.current import Execution
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
 
-__all__ = ["AioClaim", "Claim", "Claimed", "block_ended"]
+__all__ = ["AioClaim", "Claim", "Claimed", "block_ended", "outlast"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -202,6 +203,18 @@ class Claimed:
         if (beats := self._blocks.pop()) is not None:
             beats.__exit__()
 
+    @property
+    def _attempt(self) -> float | None:
+        """Seconds that one try of a completion may wait for its reply."""
+        return attempt_seconds(self._passage.guard.lease)
+
+    def _hand_over(self) -> list[beating]:
+        """The renewals of its blocks, which go on when these are left, until each is stopped."""
+        running = [beats for beats in self._blocks if beats is not None]
+        for beats in running:
+            beats.hand_over()
+        return running
+
     def _exit_call(self, error: BaseException | None) -> Call[bool] | None:
         """How a `with` block ends a claim that its body has not ended itself."""
         if not self._held:
@@ -233,6 +246,22 @@ def block_ended(
         log.error("once.unreleased", extra={"keys": keys, "error": str(failed[0][1])})
 
 
+async def outlast(
+    gate: Gate, running: Sequence[beating], claims: Sequence[Claimed], ending: Awaitable[bool | list[bool | StoreError]]
+) -> None:
+    """Renew the claims whose caller was cancelled until the store has answered their ending; then count the answer."""
+    outcomes: list[bool | StoreError]
+    try:
+        found = await ending
+        outcomes = found if isinstance(found, list) else [found]
+    except StoreError as error:
+        outcomes = [error for _ in claims]
+    finally:
+        for beats in running:
+            beats.stop()
+    block_ended(gate, claims, outcomes, asyncio.CancelledError())
+
+
 class Claim(Claimed):
     """One owner's claim of a key, blocking; make it with `gate.claim`.
 
@@ -254,14 +283,15 @@ class Claim(Claimed):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave_block()
-        if (call := self._exit_call(error)) is None:
-            return
         outcome: bool | StoreError
         try:
-            outcome = self._gate.link.run(call)
+            if (call := self._exit_call(error)) is None:
+                return
+            outcome = self._gate.link.run(call, attempt=self._attempt)
         except StoreError as failed:
             outcome = failed
+        finally:
+            self._leave_block()
         block_ended(self._gate, [self], [outcome], error)
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
@@ -269,11 +299,12 @@ class Claim(Claimed):
         written.
 
         BadInput if the result cannot be stored; the claim is then still held."""
-        return self._was_held(self._gate.link.run(self._ending(self._completing(result, retention))))
+        call = self._ending(self._completing(result, retention))
+        return self._was_held(self._gate.link.run(call, attempt=self._attempt))
 
     def release(self) -> bool:
         """Gives the right back: the next caller may run. False if the claim was lost."""
-        return self._was_held(self._gate.link.run(self._ending(self._passage.release())))
+        return self._was_held(self._gate.link.run(self._ending(self._passage.release()), attempt=self._attempt))
 
     def extend(self, lease: Duration | None = None) -> bool:
         """The lease runs anew from now, for `lease` (None: the claim's). False if the claim was lost."""
@@ -318,23 +349,34 @@ class AioClaim(Claimed):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave_block()
-        if (call := self._exit_call(error)) is None:
-            return
         outcome: bool | StoreError
         try:
-            outcome = await self._gate.aio.link.run(call)
+            if (call := self._exit_call(error)) is None:
+                return
+            outcome = await self._ended_by(call)
         except StoreError as failed:
             outcome = failed
+        finally:
+            self._leave_block()
         block_ended(self._gate, [self], [outcome], error)
+
+    async def _ended_by(self, call: Call[bool]) -> bool:
+        """The answer to an ending. Cancelled meanwhile: renewals go on until there is one."""
+        link = self._gate.aio.link
+        ending = link.start(call, attempt=self._attempt)
+        try:
+            return await ending.answer
+        except asyncio.CancelledError:
+            link.spawn(outlast(self._gate, self._hand_over(), [self], ending.outcome()))
+            raise
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """As `Claim.complete`."""
-        return self._was_held(await self._gate.aio.link.run(self._ending(self._completing(result, retention))))
+        return self._was_held(await self._ended_by(self._ending(self._completing(result, retention))))
 
     async def release(self) -> bool:
         """As `Claim.release`."""
-        return self._was_held(await self._gate.aio.link.run(self._ending(self._passage.release())))
+        return self._was_held(await self._ended_by(self._ending(self._passage.release())))
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """As `Claim.extend`."""

@@ -51,8 +51,13 @@ class Execution:
         return self._lost
 
     def end(self) -> None:
-        """Whoever runs has completed or released it: that nothing is held any more is no loss."""
+        """Mark the work as ended: from now on a refused renewal is no loss, because the claim is being completed or
+        released."""
         self._ended = True
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
 
     def lose(self) -> bool:
         """The heartbeat says: the right to run is gone. Whether that is a loss."""

@@ -26,7 +26,7 @@ from idemgate.errors import (
     StoreError,
 )
 from idemgate.once.asking import asked, claimed, left, undone
-from idemgate.once.beating import beating, woken
+from idemgate.once.beating import attempt_seconds, beating, woken
 from idemgate.once.current import Execution, executing
 from idemgate.once.local import Local
 
@@ -64,6 +64,7 @@ class Guarded:
             gate.remembered.add(self.seen)
         self.local = Local()
         self.patience = max(gate.seconds, guard.lease / 1000)
+        self.attempt = attempt_seconds(guard.lease)
 
     def wrap(self, func: Any) -> Any:
         """The function behind its guard; signature, name and kind of the function stay as they are."""
@@ -87,15 +88,17 @@ class Guarded:
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
                 return work(*args, **kwargs)
-        try:
-            with self._running(passage):
+        with self._running(passage) as beats:
+            try:
                 result = work(*args, **kwargs)
-        except BaseException as error:
-            failed = passage.fail(error)
-            if failed is not None:
-                self._settle_quietly(passage, failed)
-            raise
-        self._settle_quietly(passage, passage.complete(result), done=True)
+            except BaseException as error:
+                beats.end_work()
+                failed = passage.fail(error)
+                if failed is not None:
+                    self._settle_quietly(passage, failed)
+                raise
+            beats.end_work()
+            self._settle_quietly(passage, passage.complete(result), done=True)
         return result
 
     def _enter(self, passage: Passage) -> tuple[Answer | None, bool]:
@@ -128,7 +131,7 @@ class Guarded:
         counted, not raised."""
         gate = self.gate
         try:
-            held = (gate._link or gate.link).run(call, self.patience)
+            held = (gate._link or gate.link).run(call, self.patience, self.attempt)
         except StoreError as error:
             self._unsaved(passage, error)
         else:
@@ -157,15 +160,17 @@ class Guarded:
         if answer is not None or not guarded or self.guard.at_most_once:
             with self._running_free(passage, guarded or answer is not None):
                 return await work(*args, **kwargs)
-        try:
-            with self._running(passage):
+        with self._running(passage) as beats:
+            try:
                 result = await work(*args, **kwargs)
-        except BaseException as error:
-            failed = passage.fail(error)
-            if failed is not None:
-                await self._await_settle_quietly(passage, failed)
-            raise
-        await self._await_settle_quietly(passage, passage.complete(result), done=True)
+            except BaseException as error:
+                beats.end_work()
+                failed = passage.fail(error)
+                if failed is not None:
+                    await self._await_settle_quietly(passage, beats, failed)
+                raise
+            beats.end_work()
+            await self._await_settle_quietly(passage, beats, passage.complete(result), done=True)
         return result
 
     async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
@@ -191,25 +196,30 @@ class Guarded:
                 await woken(wake, verdict.seconds)
         return verdict
 
-    async def _await_settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
-        """Finishes even when the caller is cancelled meanwhile."""
+    async def _await_settle_quietly(
+        self, passage: Passage, beats: beating, call: Call[bool], done: bool = False
+    ) -> None:
+        """Finishes, and renews the lease until it has, even when the caller is cancelled meanwhile."""
         link = self.gate.aio.link
-        ending = link.start(call, self.patience)
+        ending = link.start(call, self.patience, self.attempt)
         try:
             held = await ending.answer
         except StoreError as error:
             self._unsaved(passage, error)
         except asyncio.CancelledError:
-            link.spawn(self._await_settled(passage, ending.outcome(), done))
+            beats.hand_over()
+            link.spawn(self._await_settled(passage, beats, ending.outcome(), done))
             raise
         else:
             self._settled(passage, held, done)
 
-    async def _await_settled(self, passage: Passage, ending: asyncio.Future[bool], done: bool) -> None:
+    async def _await_settled(self, passage: Passage, beats: beating, ending: asyncio.Future[bool], done: bool) -> None:
         try:
             self._settled(passage, await ending, done)
         except StoreError as error:
             self._unsaved(passage, error)
+        finally:
+            beats.stop()
 
     # What both share.
 
@@ -251,7 +261,7 @@ class Guarded:
         return True
 
     def _running(self, passage: Passage) -> beating:
-        """Heartbeats, and `current()`, while the work runs."""
+        """Renewals until the block is left; `current()` answers while the work runs."""
         entry = passage.entry
         recovered = self.gate.codec.decode(entry.checkpoint) if entry.checkpoint else None
         save = functools.partial(self._note, passage)

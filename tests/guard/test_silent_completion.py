@@ -1,0 +1,216 @@
+"""A completion whose connection falls silent: the lease is renewed until the store has answered, so nobody else runs.
+
+The server is up, the caller lives, and its renewals arrive; only the requests that complete the key never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.lua import script
+from idemgate.testing import Clock
+from tests.proxy import Proxy
+
+COMPLETE = script("once/complete").sha
+LEASE = {"lease": "1s", "scope": "pay"}
+
+
+@pytest.fixture
+def proxy(url: str) -> Iterator[Proxy]:
+    with Proxy(url) as made:
+        yield made
+
+
+@pytest.fixture
+async def owner(face: Any, proxy: Proxy, clock: Clock, namespace: str) -> AsyncIterator[Any]:
+    """The face of a gate that reaches the server through `proxy`, and tries long enough for each test."""
+    made = Gate(proxy.url, namespace=namespace, clock=clock, timeout="20s")
+    yield type(face)(made, face.awaiting)
+    proxy.heal()
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
+def outlast_leases(gate: Gate, clock: Clock, proxy: Proxy) -> Callable[..., Any]:
+    """`await outlast_leases("k")`: let two leases pass by the server's clock while no completion arrives. After each
+    half of a lease the owner renews, and another caller is refused."""
+
+    async def outlast(*keys: str) -> None:
+        await until(lambda: proxy.planned < 1000)
+        for _ in range(4):
+            clock.advance("500ms")
+            for key in keys:
+                await until(lambda key=key: (gate.inspect(key, scope="pay").lease_left or 0) > 0.75)
+                assert gate.claim(key, **LEASE).state == "in_progress"
+
+    return outlast
+
+
+async def until(fact: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not fact():
+            await asyncio.sleep(0.01)
+
+
+def check_done_once(gate: Gate, owner: Any, key: str, result: object) -> None:
+    """The key is done with the owner's result, and no lease was lost."""
+    claim = gate.claim(key, **LEASE)
+    assert (claim.state, claim.result) == ("done", result)
+    assert gate.inspect(key, scope="pay").attempts == 1
+    assert not {name: n for name, n in dict(owner.gate.counters).items() if "lost" in name or ".un" in name}
+
+
+async def test_a_guarded_function_keeps_its_lease_until_its_completion_is_answered(
+    gate: Gate, owner: Any, proxy: Proxy, outlast_leases: Any
+) -> None:
+    @owner.once(key="{order}", **LEASE)
+    def pay(order: str) -> str:
+        return f"paid {order}"
+
+    # Given a guarded function that has returned, and whose completion does not arrive
+    proxy.swallow_request(COMPLETE, 1000)
+    calling = asyncio.ensure_future(pay("a"))
+    # When its lease would have ended twice, it is still held
+    await outlast_leases("a")
+    # And when a completion arrives, the key is done
+    proxy.heal()
+    assert await calling == "paid a"
+    check_done_once(gate, owner, "a", "paid a")
+    assert owner.gate.counters["once.completed"] == 1
+
+
+@pytest.mark.parametrize("by", ["leaving the block", "complete"])
+async def test_a_claim_keeps_its_lease_until_its_completion_is_answered(
+    gate: Gate, owner: Any, proxy: Proxy, outlast_leases: Any, by: str
+) -> None:
+    proxy.swallow_request(COMPLETE, 1000)
+
+    async def run() -> None:
+        async with owner.inside("a", **LEASE) as claim:
+            if by == "complete":
+                assert await claim.complete("paid")
+
+    running = asyncio.ensure_future(run() if owner.awaiting else asyncio.to_thread(asyncio.run, run()))
+    await outlast_leases("a")
+    proxy.heal()
+    await running
+    check_done_once(gate, owner, "a", "paid" if by == "complete" else None)
+
+
+async def test_claims_of_a_batch_keep_their_leases_until_their_completions_are_answered(
+    gate: Gate, owner: Any, proxy: Proxy, outlast_leases: Any
+) -> None:
+    proxy.swallow_request(COMPLETE, 1000)
+
+    async def run() -> None:
+        if owner.awaiting:
+            async with owner.gate.aio.claim_many(["a", "b"], **LEASE) as claims:
+                assert await owner.gate.aio.complete_many([(claim, "paid") for claim in claims]) == [True, True]
+        else:
+            with owner.gate.claim_many(["a", "b"], **LEASE) as claims:
+                assert owner.gate.complete_many([(claim, "paid") for claim in claims]) == [True, True]
+
+    running = asyncio.ensure_future(run() if owner.awaiting else asyncio.to_thread(asyncio.run, run()))
+    await outlast_leases("a", "b")
+    proxy.heal()
+    await running
+    check_done_once(gate, owner, "a", "paid")
+    check_done_once(gate, owner, "b", "paid")
+
+
+async def complete_guarded(aio: Any) -> None:
+    @aio._gate.once(key="{order}", **LEASE)
+    async def pay(order: str) -> str:
+        return "paid"
+
+    await pay("a")
+
+
+async def complete_claim(aio: Any) -> None:
+    async with aio.claim("a", **LEASE) as claim:
+        await claim.complete("paid")
+
+
+async def complete_batch(aio: Any) -> None:
+    async with aio.claim_many(["a"], **LEASE) as claims:
+        await aio.complete_many([(claims[0], "paid")])
+
+
+async def leave_block(aio: Any) -> None:
+    async with aio.claim("a", **LEASE):
+        pass
+
+
+@pytest.mark.parametrize("face", ["awaiting"], indirect=True)
+@pytest.mark.parametrize("complete", [complete_guarded, complete_claim, complete_batch, leave_block])
+async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answered(
+    gate: Gate, owner: Any, proxy: Proxy, outlast_leases: Any, complete: Any
+) -> None:
+    # Given a caller that is cancelled while its completion does not arrive
+    proxy.swallow_request(COMPLETE, 1000)
+    calling = asyncio.create_task(complete(owner.gate.aio))
+    await until(lambda: proxy.planned < 1000)
+    calling.cancel()
+    with suppress(asyncio.CancelledError):
+        await calling
+    assert calling.cancelled()
+    # Then it still holds the key, until the completion that goes on without it arrives
+    await outlast_leases("a")
+    proxy.heal()
+    await until(lambda: gate.inspect("a", scope="pay").state == "done")
+    check_done_once(gate, owner, "a", None if complete is leave_block else "paid")
+    # And nothing renews it any more
+    await until(lambda: not owner.gate.pulse._beats)
+
+
+async def test_one_try_of_a_completion_takes_a_third_of_the_lease_at_most(
+    face: Any, proxy: Proxy, namespace: str
+) -> None:
+    # Given a gate that gives up after two seconds, as long as one silent connection may take
+    made = Gate(proxy.url, namespace=namespace, timeout="2s")
+    owner = type(face)(made, face.awaiting)
+
+    @owner.once(key="{order}", lease="1500ms")
+    def pay(order: str) -> str:
+        return "paid"
+
+    # When the first try of a completion is not answered
+    proxy.swallow_request(COMPLETE)
+    assert await pay("a") == "paid"
+    # Then another one was made in time
+    assert made.counters["once.completed"] == 1
+    assert made.counters["once.unsaved"] == 0
+    await made.aio.close()
+    made.close()
+
+
+async def test_a_lease_that_cannot_be_renewed_while_its_completion_waits_is_counted_once(
+    gate: Gate, owner: Any, proxy: Proxy, clock: Clock
+) -> None:
+    renew = script("once/renew").sha
+
+    @owner.once(key="{order}", **LEASE)
+    def pay(order: str) -> str:
+        return "paid"
+
+    # Given an owner that neither completes nor renews, since the whole store is out of its reach
+    proxy.swallow_request(COMPLETE, 1000)
+    proxy.swallow_request(renew, 1000)
+    calling = asyncio.ensure_future(pay("a"))
+    await until(lambda: proxy.planned < 2000)
+    # When its lease ends, and another caller runs the work
+    clock.advance("10s")
+    with gate.claim("a", **LEASE) as claim:
+        assert (claim.state, claim.taken_over) == ("started", 1)
+    proxy.heal()
+    # Then the owner returns its result, and its loss is counted
+    assert await calling == "paid"
+    assert owner.gate.counters["once.lease_lost"] == 1
+    assert owner.gate.counters["once.lease_lost_while_running"] == 0
