@@ -66,6 +66,27 @@ def raw(url: str) -> Iterator[Any]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """The PostgreSQL server of this test process, or a skip that says how to install it."""
+    reason = "no psycopg with its C library here: pip install 'psycopg[binary]'"
+    pytest.importorskip("psycopg", reason=reason, exc_type=ImportError)
+    from tests.postgres import Postgres, find_programs
+
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL here: apt-get install -y --no-install-recommends postgresql")
+    server = Postgres(programs)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres: Any) -> str:
+    """The URL of an empty PostgreSQL database."""
+    return str(postgres.create_database())
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()

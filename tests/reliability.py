@@ -206,8 +206,9 @@ The promises, and so these figures, hold while
 - keys are changed by these scripts only;
 - duplicates come within the retention.
 
-Not shown here: the window between an effect elsewhere and the record of it. A process killed in there leaves the work
-to be run again, with a higher fencing token. Rows that kill there count these second runs as a figure.
+The guard cannot close the window between an effect elsewhere and the record of it. A process that is killed there
+leaves work that runs again, with a higher fencing token. Rows that kill there count these second runs as a figure. A
+key that is inserted in the transaction of the effect closes the window ([Databases](guides/databases.md)).
 
 ## Figures
 

@@ -100,7 +100,7 @@ KINDS: dict[str, Kind] = {
     "fence-fell": Kind(
         "error",
         "tokens were forgotten: a lossy failover, or a restart without an append-only file",
-        "stop the sink that took the lower token",
+        "check what the owner of the lower token wrote: a fence may have refused it",
     ),
     "ran-again": Kind(
         "error",
@@ -110,12 +110,12 @@ KINDS: dict[str, Kind] = {
     "overlap-key": Kind(
         "error",
         "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
-        "let the sink check the fencing token",
+        "let your database refuse stale owners: a fence, or a key stored with the effect",
     ),
     "overlap-group": Kind(
         "error",
         "a lease lapsed while its handler ran on, and it wrote no 'gone'; or promise P10 is broken",
-        "let the sink check the fencing token",
+        "let your database refuse stale owners: a fence, or a key stored with the effect",
     ),
     "owner": Kind(
         "warning", "a member vanished between two writes", "nothing: the next announcement of a member frees it"

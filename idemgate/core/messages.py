@@ -187,9 +187,12 @@ class Delivery(Generic[P]):
 
     `key` is the text of the key (bytes that are not UTF-8 are escaped; `raw_key` has them as they are), `count` how
     many triggers were merged, `reason` why it is delivered now ("window", "quiet", "max_delay", "max_size",
-    "leading", "time", "now", "flush", "retry", "redrive"), `attempt` 1 for the first, `token` the fencing token: pass
-    it to whatever the handler changes, and let that refuse a lower one. `lost` turns true when the lease is known to
-    be gone: stop, somebody else runs this key.
+    "leading", "time", "now", "flush", "retry", "redrive"), `attempt` 1 for the first.
+
+    `token` is the fencing token, which rises with each delivery of the key. A database can refuse lower tokens where
+    the handler overwrites a state. A redelivery after a crash has a higher token, so a token does not prevent a second
+    effect; a key that is stored in the transaction of the effect does. `lost` turns true when the lease is known to be
+    lost: stop, another worker may run this key.
     """
 
     __slots__ = ("_payload", "_read", "_unread", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")

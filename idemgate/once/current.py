@@ -24,9 +24,12 @@ _current: ContextVar[Execution] = ContextVar("idemgate_current")
 class Execution:
     """The guarded run or delivery that this code is part of; get it with `idemgate.current()`.
 
-    `token` is the fencing token, `attempt` 1 for the first, `lease_lost` turns true when the right to run is known to
-    be gone: stop.
-    `recovered` is what an earlier attempt left with `checkpoint`, None if nothing. `aio.checkpoint` is the awaiting
+    `token` is the fencing token: a later owner of this key has a higher one. It is 0 where the call runs unguarded.
+    Tokens of different keys do not compare. A token does not prevent a second effect after a crash; an idempotency key
+    that is stored in the transaction of the effect does.
+
+    `attempt` is 1 for the first. `lease_lost` turns true when the lease is known to be lost: stop.
+    `recovered` is what an earlier attempt stored with `checkpoint`, None if nothing. `aio.checkpoint` is the awaiting
     form.
     """
 
@@ -43,7 +46,7 @@ class Execution:
 
     @property
     def key(self) -> str:
-        """The idempotency key, or the key of the message, as text."""
+        """The idempotency key, or the key of the message, as text. Its scope is not part of it."""
         return text_of(self._key)
 
     @property

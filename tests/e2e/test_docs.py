@@ -1,4 +1,8 @@
-"""Every block of Python in the documentation runs as it stands, the blocks of a page in order, as one program."""
+"""Every block of Python in the documentation runs as it stands, the blocks of a page in order, as one program.
+
+The servers that a page names are replaced by those of the tests. A page that names PostgreSQL is skipped where it is
+not installed.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,15 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "```python" in page.read_text()
 ]
+POSTGRES = "postgresql://localhost/shop"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_page_runs(page: Path, tmp_path: Path, url: str) -> None:
+def test_the_page_runs(page: Path, tmp_path: Path, url: str, request: pytest.FixtureRequest) -> None:
     program = "\n\n".join(BLOCK.findall(page.read_text())).replace("redis://localhost:6379/0", url)
+    if POSTGRES in program:
+        program = program.replace(POSTGRES, request.getfixturevalue("postgres_url"))
     (tmp_path / "page.py").write_text(program)
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import page"],

@@ -99,6 +99,10 @@ class Zygote:
         """A process that lives until `kill`; its number."""
         return int(self._answer({"do": "start", **order})["pid"])
 
+    def preload(self, module: str) -> None:
+        """Import a module before the processes that need it are forked."""
+        self._answer({"do": "import", "module": module})
+
     def kill(self, pid: int) -> None:
         """Dead when this returns."""
         assert self._answer({"do": "kill", "pid": pid}) == {"signal": 9}, "it had ended by itself"

@@ -33,7 +33,7 @@ if tonumber(ARGV[2]) < token then return 0 end
 redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
-"""A sink that checks fencing tokens: one row a key, refused to a lower token than it has seen."""
+"""Overwrites the row of a key, and refuses a lower token than it has seen."""
 
 
 def opened(order: Order) -> tuple[Gate, Any]:
@@ -50,7 +50,7 @@ def told(order: Order, raw: Any) -> History:
 
 
 def guarded(order: Order) -> Callable[[], object]:
-    """Charges once: an effect that nothing undoes (a list of fencing tokens), and one in a fenced sink."""
+    """Build the scene of a guarded charge, with two effects: a list of fencing tokens, and a row that has a fence."""
     gate, raw = opened(order)
     name, topic, history = order["namespace"], gate.topic("mails"), told(order, raw)
 
@@ -59,7 +59,7 @@ def guarded(order: Order) -> Callable[[], object]:
     def effect(token: int) -> None:
         reach("before effect")
         raw.rpush(f"{name}:effects", token)
-        raw.eval(FENCED, 1, f"{name}:sink", order["key"], token)
+        raw.eval(FENCED, 1, f"{name}:fenced", order["key"], token)
         reach("after effect")
 
     def fail_first() -> None:

@@ -158,7 +158,7 @@ def _lost_with_the_power(home: Path, namespace: str) -> int:
         # Then what was synced is there, and the rest is as if it had never been asked for
         assert gate.inspect("kept").state == "done"
         assert {gate.inspect(key).state for key in tokens} == {"absent"}
-        # And it runs again, with tokens above all before, so that a sink that checks them refuses the old ones
+        # And it runs again, with tokens above all before, so a fence that has seen them refuses the former owners
         for key, token in tokens.items():
             claim = gate.claim(key)
             assert (claim.state, claim.attempt) == ("started", 1)

@@ -3,8 +3,9 @@ moments.
 
 What must hold, whatever the place: after the next process has come by, the key is done and its result is replayed.
 The effect happened once; twice in one place only, after the effect and before its completion was recorded, which is
-the window that the promises name; never more. Fencing tokens rise in the order of effects, and a sink that checks
-them holds one row.
+the window that the promises name; never more. Fencing tokens rise in the order of effects. A row that each effect
+overwrites, and that refuses lower tokens, holds the last of them; it does not prevent the second effect
+(`test_effects_killed.py`).
 
 `IDEMGATE_KILLS` (see conftest.py) says how many more are to be killed than the one a place and flavour of the suite.
 """
@@ -100,7 +101,7 @@ class Case:
         assert self.run(flavour, rest)["said"] == "receipt for k"
         assert self.tokens == tokens
         assert tokens == sorted(set(tokens)), "fencing tokens rise in the order of effects"
-        assert self.raw.hgetall(f"{self.namespace}:sink") == {b"k": b"%d" % tokens[-1]}
+        assert self.raw.hgetall(f"{self.namespace}:fenced") == {b"k": b"%d" % tokens[-1]}
         assert self.gate.inspect("k", scope="charge").state == "done"
         if "trigger" in does:
             stats = self.gate.topic("mails").stats()

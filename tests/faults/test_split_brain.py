@@ -65,7 +65,7 @@ def test_without_it_both_grant_and_the_later_token_is_higher(
         # Given two primaries, when both are asked for the same keys, then both grant them
         former, latter = ([gate.claim(key) for key in keys] for gate in (old, new))
         assert all(claim.started for claim in [*former, *latter])
-        # And a sink that checks the tokens takes the later one's
+        # And the later owner has the higher token, so a fence that has seen it refuses the former owner
         assert all(one.token < other.token for one, other in zip(former, latter, strict=True))
         for gate in (old, new):
             gate.close()

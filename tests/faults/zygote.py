@@ -4,10 +4,12 @@
 
 reads orders from its standard input, one JSON a line, and answers each with how its child ended: {"signal": 9,
 "said": null}. With `"do": "start"` it does not wait, and answers {"pid": 4711}; `"do": "kill"` ends such a child.
+`"do": "import"` imports a module once, so that no child has to.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ from typing import Any
 from tests.faults import points
 from tests.faults.chores import chores
 from tests.faults.load import LOADS
+from tests.faults.payments import pay
 from tests.faults.scenes import SCENES
 
 
@@ -63,7 +66,7 @@ def lived(order: dict[str, Any], out: int) -> int:
     try:
         if order["scene"] not in LOADS:  # what counts its calls keeps them all; loads are to stay small
             points.install(order.get("die", ""))
-        scene = (SCENES | LOADS | {"chores": chores})[order["scene"]](order)
+        scene = (SCENES | LOADS | {"chores": chores, "pay": pay})[order["scene"]](order)
         if "kill_after" in order:
             os.write(out, b"\n")
         said: object = scene()
@@ -73,7 +76,12 @@ def lived(order: dict[str, Any], out: int) -> int:
     return 0
 
 
-ORDERS = {"run": forked, "start": started, "kill": killed}
+def preload(order: dict[str, Any]) -> dict[str, Any]:
+    importlib.import_module(order["module"])
+    return {}
+
+
+ORDERS = {"run": forked, "start": started, "kill": killed, "import": preload}
 
 
 def main() -> None:

@@ -223,7 +223,7 @@ class Search(search.Search):
 
 
 def _lost(before: State, step: Step) -> bool:
-    """Whether who asks has lost its delivery, and so has a token that a sink refuses."""
+    """Return whether the caller has lost its delivery: a fence that has seen its successor refuses its token."""
     held, flight = before.workers[step.worker], search.in_flight(before.content).get(b"k")
     return held is not None and (flight is None or flight[0] != held.fence)
 

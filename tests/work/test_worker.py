@@ -393,7 +393,7 @@ async def test_one_guarded_handler_of_two_topics_runs_for_each(gate: Gate, event
     assert len({*ran}) == len(ran) == 40
 
 
-def test_of_a_guarded_handler_a_sink_compares_the_token_of_the_delivery(gate: Gate, clock: Clock) -> None:
+def test_a_fence_of_a_guarded_handler_compares_the_token_of_the_delivery(gate: Gate, clock: Clock) -> None:
     topic, written = gate.topic("t", merge="append", lease="30s"), []
 
     @gate.once(key="{delivery.id}")

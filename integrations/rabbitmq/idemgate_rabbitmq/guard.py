@@ -1,4 +1,4 @@
-"""Consumers that run each message once: what came twice is acknowledged and dropped."""
+"""Consumers that acknowledge and drop a message that was handled before."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ def guarded(
     max_attempts: int | None = None,
     pause: Duration = "1s",
 ) -> Callable[[F], F]:
-    """Makes a consumer's callback run each message once, by its `message_id`, and settles the message: do not
-    acknowledge it yourself, and consume without `no_ack`.
+    """Guard a consumer's callback by `message_id`, and settle each message: it does not run again after success.
+
+    Do not acknowledge messages yourself, and consume without `no_ack`. If the process dies after the effect and before
+    the completion is recorded, the callback runs again. Insert the message id in the transaction of an effect that must
+    not be repeated.
 
     `async def on_message(message)` is a callback of aio-pika; `def on_message(channel, method, properties, body)` one
     of pika's BlockingConnection, which it holds up while it runs.

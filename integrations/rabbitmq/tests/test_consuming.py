@@ -1,4 +1,4 @@
-"""Guarded consumers of aio-pika and pika: each message id runs once, and what comes twice is acknowledged."""
+"""Guarded consumers of aio-pika and pika: a message id that was handled is acknowledged and not run again."""
 
 from __future__ import annotations
 

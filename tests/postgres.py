@@ -1,0 +1,99 @@
+"""A PostgreSQL server of this test process, started from the programs of the system."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+__all__ = ["Postgres", "find_programs"]
+
+DEBIAN = Path("/usr/lib/postgresql")
+_ERROR_AFTER = 90
+"""Seconds until a server that does not answer is an error."""
+
+
+def find_programs() -> Path | None:
+    """Return the directory of `initdb` and `postgres`, or None. Debian does not put it on PATH."""
+    versions = sorted(DEBIAN.glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    linked = shutil.which("initdb")
+    found = [*versions, *([Path(linked).resolve().parent] if linked else [])]
+    return next((path for path in found if (path / "initdb").exists() and (path / "postgres").exists()), None)
+
+
+class Postgres:
+    """A server with its own data directory, reached by a Unix socket in that directory.
+
+    PostgreSQL refuses to run as root. A test process of root starts it as `postgres`, or as `nobody`.
+    """
+
+    def __init__(self, programs: Path) -> None:
+        # Not pytest's tmp_path: another user cannot enter it, and its path may be too long for a socket.
+        self._home = Path(tempfile.mkdtemp(prefix="idemgate-postgres-"))
+        self._names = itertools.count()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start(programs)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, programs: Path) -> None:
+        options: dict[str, Any] = {"cwd": self._home, "stderr": subprocess.STDOUT}
+        if os.geteuid() == 0:
+            user = _unprivileged_user()
+            os.chown(self._home, user.pw_uid, user.pw_gid)
+            options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        data, log = self._home / "data", self._home / "log"
+        with log.open("wb") as out:
+            words = ["-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]
+            initialized = subprocess.run([programs / "initdb", "-D", data, *words], stdout=out, check=False, **options)
+            assert initialized.returncode == 0, f"initdb failed: {log.read_text()}"
+            # No fsync: the tests kill clients, never this server.
+            words = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", str(self._home)]
+            self._process = subprocess.Popen([programs / "postgres", "-D", data, *words], stdout=out, **options)
+        deadline = time.monotonic() + _ERROR_AFTER
+        while not self._answers():
+            assert self._process.poll() is None, f"PostgreSQL ended: {log.read_text()}"
+            assert time.monotonic() < deadline, f"PostgreSQL does not answer: {log.read_text()}"
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self._url("postgres")).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _url(self, database: str) -> str:
+        return f"postgresql:///{database}?host={self._home}&user=postgres"
+
+    def create_database(self) -> str:
+        """Create an empty database. Return its URL."""
+        name = f"t{next(self._names)}"
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self._url(name)
+
+    def stop(self) -> None:
+        """Stop the server without a checkpoint, and remove its data."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(30)
+        shutil.rmtree(self._home)
+
+
+def _unprivileged_user() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam("postgres")
+    except KeyError:
+        return pwd.getpwnam("nobody")
