@@ -11,9 +11,9 @@ from benchmarks.peers.speak import payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
-from idemgate.core.topics import Settlement, most_of
 from idemgate.lua import script
-from idemgate.work.line import BATCH
+from idemgate.topics.calls import Settlement, most_of
+from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]
 

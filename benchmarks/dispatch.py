@@ -11,8 +11,8 @@ import redis
 from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, spent, started
-from idemgate.core.claims import Claims
 from idemgate.core.tokens import token
+from idemgate.guard.calls import Claims
 
 __all__ = ["NOTHING", "run"]
 

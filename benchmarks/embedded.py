@@ -7,7 +7,7 @@ from benchmarks.machine import SERVER, pin
 from benchmarks.measuring import Row, Step, rounds
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
-from idemgate.link.embedded import start
+from idemgate.store.embedded.server import start
 
 __all__ = ["run"]
 

@@ -13,7 +13,7 @@ from benchmarks.measuring import Row
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started, used_memory
 from idemgate import Gate, Trigger
-from idemgate.link.embedded import start
+from idemgate.store.embedded.server import start
 
 __all__ = ["run"]
 

@@ -18,13 +18,13 @@ from benchmarks.plan import Plan
 from idemgate import Delivery, Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call
-from idemgate.core.messages import Turned, listed
 from idemgate.core.tokens import token
-from idemgate.core.topics import MANY, Settlement
-from idemgate.link.embedded import start
-from idemgate.link.resp import new_reader, request
-from idemgate.work.handling import ran
-from idemgate.work.line import BATCH, Held
+from idemgate.store.embedded.server import start
+from idemgate.store.resp import new_reader, request
+from idemgate.topics.calls import MANY, Settlement
+from idemgate.topics.messages import Turned, listed
+from idemgate.worker.consumer import BATCH, Held
+from idemgate.worker.handler import ran
 
 __all__ = ["run"]
 

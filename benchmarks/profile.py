@@ -20,8 +20,8 @@ from benchmarks.peers.speak import RESULT, payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Topic
-from idemgate.core.topics import MANY, Settlement
-from idemgate.work.line import BATCH
+from idemgate.topics.calls import MANY, Settlement
+from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]
 

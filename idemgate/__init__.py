@@ -3,16 +3,9 @@
 
 from __future__ import annotations
 
-from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
-from idemgate.core.claims import Record
-from idemgate.core.compact import Kept
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.holdings import Announcement, Roll
-from idemgate.core.merging import Merge, append, union
-from idemgate.core.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
-from idemgate.core.registry import StoredTopic
-from idemgate.core.resizing import Forgotten, Progress, Resized
+from idemgate.dedup.calls import Kept
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -41,12 +34,19 @@ from idemgate.errors import (
     TopicInUse,
 )
 from idemgate.gate import AioGate, Gate, default_gate
-from idemgate.once.batch import AioClaimBatch, ClaimBatch
-from idemgate.once.claim import AioClaim, Claim
-from idemgate.once.current import Execution, current
-from idemgate.topic.faces import AioTopic, Topic
-from idemgate.topic.merged import Merged
-from idemgate.work.members import Member, Membership, RedisMembership
+from idemgate.guard.batch import AioClaimBatch, ClaimBatch
+from idemgate.guard.calls import Record
+from idemgate.guard.claim import AioClaim, Claim
+from idemgate.guard.current import Execution, current
+from idemgate.membership.member import Member, Membership, RedisMembership
+from idemgate.membership.ownership import Announcement, Roll
+from idemgate.topics.adaptive import Adaptive
+from idemgate.topics.decorator import Merged
+from idemgate.topics.merge import Merge, append, union
+from idemgate.topics.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
+from idemgate.topics.registry import StoredTopic
+from idemgate.topics.reshard import Forgotten, Progress, Resized
+from idemgate.topics.topic import AioTopic, Topic
 
 __version__ = "0.1.0"
 

@@ -10,46 +10,46 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
-from idemgate.core.aimd import Adaptive
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.calls import Batch, Call
-from idemgate.core.claims import MANY, Claims, Record
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec, digest
-from idemgate.core.compact import Kept, SeenSets
 from idemgate.core.counters import Counters
-from idemgate.core.durability import Asked, durability_of
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.forks import freed_at_fork
 from idemgate.core.keys import Key, check_name, text_of
-from idemgate.core.limits import Rate
-from idemgate.core.locks import freed_at_fork
-from idemgate.core.many import each
-from idemgate.core.merging import MergeSpec
 from idemgate.core.numbers import whole
-from idemgate.core.passage import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
-from idemgate.core.policy import Edge, Policy, policy_of
-from idemgate.core.registry import Entry as RegistryEntry
-from idemgate.core.registry import StoredTopic, depths, entries
-from idemgate.core.small import Small
 from idemgate.core.tokens import token
+from idemgate.core.validation import each
+from idemgate.dedup.calls import Kept, SeenSets
+from idemgate.dedup.value import Small
 from idemgate.errors import AlreadyInProgress, BadInput, NotConfigured
-from idemgate.link.pulse import Pulse
-from idemgate.once.batch import AioClaimBatch, ClaimBatch, completing, ended, ended_by, releasing
-from idemgate.once.claim import AioClaim, Claim, Claimed
-from idemgate.once.options import decorate, guard_of
-from idemgate.topic.faces import AioTopic, Topic
-from idemgate.topic.merged import Merged, merged
+from idemgate.guard.attempt import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError, Passage, Seen
+from idemgate.guard.batch import AioClaimBatch, ClaimBatch, completing, ended, ended_by, releasing
+from idemgate.guard.calls import MANY, Claims, Record
+from idemgate.guard.claim import AioClaim, Claim, Claimed
+from idemgate.guard.options import decorate, guard_of
+from idemgate.store.durability import Asked, durability_of
+from idemgate.store.heartbeat import Pulse
+from idemgate.topics.adaptive import Adaptive
+from idemgate.topics.decorator import Merged, merged
+from idemgate.topics.merge import MergeSpec
+from idemgate.topics.policy import Edge, Policy, policy_of
+from idemgate.topics.rate import Rate
+from idemgate.topics.registry import Entry as RegistryEntry
+from idemgate.topics.registry import StoredTopic, depths, entries
+from idemgate.topics.topic import AioTopic, Topic
 
 if TYPE_CHECKING:
     from tenacity import BaseRetrying
 
-    from idemgate.link.aio import AsyncLink
-    from idemgate.link.endpoint import Endpoint
-    from idemgate.link.sync import SyncLink
-    from idemgate.work.members import Membership
-    from idemgate.work.subscribers import Entry as StreamEntry
-    from idemgate.work.subscribers import Expiry, Heard, Subscriber, Subscribers
-    from idemgate.work.worker import Worker
+    from idemgate.membership.member import Membership
+    from idemgate.store.aio import AsyncLink
+    from idemgate.store.endpoint import Endpoint
+    from idemgate.store.sync import SyncLink
+    from idemgate.subscribers import Entry as StreamEntry
+    from idemgate.subscribers import Expiry, Heard, Subscriber, Subscribers
+    from idemgate.worker.worker import Worker
 
 __all__ = ["AioGate", "Gate", "default_gate"]
 
@@ -135,10 +135,10 @@ class Gate:
         if not isinstance(given, str):
             return given
         if given.startswith("embedded:"):
-            from idemgate.link.embedded import shared
+            from idemgate.store.embedded.server import shared
 
             given = shared(given).url
-        from idemgate.link.url import of_url
+        from idemgate.store.url import of_url
 
         return of_url(given)
 
@@ -151,14 +151,14 @@ class Gate:
     def link(self) -> SyncLink:
         """The blocking link: `gate.link.run(call)`."""
         if self._link is None:
-            from idemgate.link.sync import SyncLink
+            from idemgate.store.sync import SyncLink
 
             with self._lock:
                 self._link = self._link or SyncLink(self.endpoint, self.seconds, self.durability)
         return self._link
 
     def _heartbeat_link(self) -> SyncLink:
-        from idemgate.link.sync import SyncLink
+        from idemgate.store.sync import SyncLink
 
         return SyncLink(self.endpoint, seconds=1.0)
 
@@ -169,7 +169,7 @@ class Gate:
 
     def _async_link(self) -> AsyncLink:
         if self._alink is None:
-            from idemgate.link.aio import AsyncLink
+            from idemgate.store.aio import AsyncLink
 
             self._alink = AsyncLink(self.endpoint, self.seconds, self.durability, self.connections)
         return self._alink
@@ -601,7 +601,7 @@ class Gate:
         """
 
         def on(func: OnHeard) -> OnHeard:
-            from idemgate.work.subscribers import Channel
+            from idemgate.subscribers import Channel
 
             made = Channel(self, channel, func, pattern=pattern, concurrency=concurrency, backlog=backlog)
             self.subscribers.append(made)
@@ -642,7 +642,7 @@ class Gate:
         """
 
         def on(func: OnEntry) -> OnEntry:
-            from idemgate.work.subscribers import Stream
+            from idemgate.subscribers import Stream
 
             made = Stream(
                 self, stream, func, group=group, consumer=consumer, start=start, concurrency=concurrency,
@@ -689,7 +689,7 @@ class Gate:
 
         Counted in `gate.counters`, as `expiry.*`. Raises BadInput.
         """
-        from idemgate.work.subscribers import Expiry
+        from idemgate.subscribers import Expiry
 
         made = Expiry(
             self, name, pattern, notifications=notifications, scan=scan, retention=retention, backlog=backlog,
@@ -710,7 +710,7 @@ class Gate:
     ) -> None:
         """Runs a worker for the topics that have a handler (or the named ones) until SIGTERM or SIGINT; see
         `Worker`."""
-        from idemgate.work.running import run
+        from idemgate.worker.run import run
 
         run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
@@ -846,14 +846,14 @@ class AioGate:
         members: bool | Membership = False,
     ) -> Worker:
         """A worker for use inside of an application: `async with gate.aio.worker(): ...`; see `Worker`."""
-        from idemgate.work.worker import Worker
+        from idemgate.worker.worker import Worker
 
         return Worker(self._gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
 
     def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
         """The gate's subscribers for use inside of an application: `async with gate.aio.subscribers(): ...`; see
         `Subscribers`."""
-        from idemgate.work.subscribers import Subscribers
+        from idemgate.subscribers import Subscribers
 
         return Subscribers(self._gate, grace)
 
@@ -867,12 +867,12 @@ def _given(client: object | None, url: str | None) -> Endpoint | str | None:
     """What a gate was given, checked; a server that has to be started stays a URL until the first use. Only now comes
     redis-py, which takes longer than all of ours."""
     if client is not None:
-        from idemgate.link.endpoint import of_client
+        from idemgate.store.endpoint import of_client
 
         return of_client(client)
     if url is None or url.startswith("embedded:"):
         return url
-    from idemgate.link.url import of_url
+    from idemgate.store.url import of_url
 
     return of_url(url)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import redis
 
-from idemgate.link.embedded import find_server
-from idemgate.link.supervisor import _die_with
+from idemgate.store.embedded.server import find_server
+from idemgate.store.embedded.supervisor import _die_with
 
 __all__ = ["Operator", "agree", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
 

@@ -3,10 +3,10 @@
 `IDEMGATE_TEST_URL` names another server to run on; else one is started, of the program in `IDEMGATE_SERVER` if that is
 set, and ends with the tests. With `IDEMGATE_TEST_PROTOCOL=3` its URL asks for RESP3, and with
 `IDEMGATE_TEST_ROLES=guard,producer` the gate of a test logs in as a user with the access list of these roles
-(`tests/security/roles.py`).
+(`tools/roles.py`).
 
 Tests of faults say what they did with `record_fault`, and draw what is left to chance from `drawn`; `IDEMGATE_FAULTS`
-is how many of each fault they inject (`tests/reliability.py`).
+is how many of each fault they inject (`tools/reliability.py`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import redis
 from hypothesis import settings
 
 from idemgate import Gate
-from idemgate.core.acl import rule, user_name
-from idemgate.link.embedded import start
-from idemgate.once.claim import Claim
+from idemgate.cli.acl_rules import rule, user_name
+from idemgate.guard.claim import Claim
+from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
-from idemgate.topic.dead import Dead
-from idemgate.topic.faces import Topic
-from tests import reliability
+from idemgate.topics.dead import Dead
+from idemgate.topics.topic import Topic
+from tools import reliability
 
 PASSWORD = "c4n4ry-p455w0rd"
 """Of the users that tests make; it is not to be seen in any log, text or error."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from idemgate.link.embedded import find_server
+from idemgate.store.embedded.server import find_server
 from tests.cluster import running, server, unused_ports, wait_for
 from tests.proxy import Proxy
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from idemgate.cli.acl_rules import ROLES, rule, user_name
 from idemgate.cli.arguments import add_namespace
-from idemgate.core.acl import ROLES, rule, user_name
 
 __all__ = ["add_to"]
 

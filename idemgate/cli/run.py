@@ -16,7 +16,7 @@ from idemgate.cli import logs
 from idemgate.cli.arguments import count, span
 from idemgate.errors import BadInput
 from idemgate.gate import Gate
-from idemgate.work.members import Membership
+from idemgate.membership.member import Membership
 
 __all__ = ["add_to", "gate_at"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from idemgate.cli import logs
 from idemgate.cli.signals import Interrupted, watching
-from idemgate.link.embedded import start
+from idemgate.store.embedded.server import start
 
 __all__ = ["add_to"]
 

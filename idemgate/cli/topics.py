@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from idemgate.cli.arguments import add_namespace, add_url, url_of
-from idemgate.core.registry import StoredTopic
-from idemgate.core.resizing import Progress
 from idemgate.errors import BadInput
 from idemgate.gate import Gate
-from idemgate.topic.faces import Topic
+from idemgate.topics.registry import StoredTopic
+from idemgate.topics.reshard import Progress
+from idemgate.topics.topic import Topic
 
 __all__ = ["add_to"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
-from idemgate.core.stored import BROKEN, not_ours
+from idemgate.core.codec.decoding import BROKEN, not_ours
 from idemgate.errors import ForeignData, NotDecodable, StoreError
 from idemgate.lua import Script, script
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, KeysView
 
-from idemgate.core.locks import freed_at_fork
+from idemgate.core.forks import freed_at_fork
 
 __all__ = ["Counters"]
 

@@ -7,7 +7,7 @@ also its wake-up channel |
 | `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of one shard of a seen-set (`lua/lib/page.lua`) |
 | `ig1:{<ns>:seen:<scope>:<shard>}:kept0`, `:kept1` | hash | the same of one that keeps values |
 | `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
-(`lua/topic/resize.lua`) |
+(`lua/topics/resize.lua`) |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
 also its wake-up channel |
 | `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | what a slot sent on, unless a target is named |

@@ -32,13 +32,13 @@ class Script:
 
 
 def source(name: str) -> str:
-    """The file as it is written, for example `source("once/claim")`."""
+    """The file as it is written, for example `source("guard/claim")`."""
     return (_HERE / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def names() -> list[str]:
     """Every script (not the library files), sorted."""
-    rooms = (room for room in _HERE.iterdir() if room.name in ("expiry", "members", "once", "topic"))
+    rooms = (room for room in _HERE.iterdir() if room.name in ("dedup", "expiry", "guard", "members", "topics"))
     return sorted(f"{room.name}/{file.name[:-4]}" for room in rooms for file in room.iterdir())
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from idemgate.core import keys
-from idemgate.core.audit import (
+from idemgate.audit.findings import Finding, Report
+from idemgate.audit.keys import (
     MOST_SLOTS,
     check_brief,
     check_change,
@@ -21,14 +21,7 @@ from idemgate.core.audit import (
     check_stranger,
     sizes,
 )
-from idemgate.core.calls import text
-from idemgate.core.clock import Clock
-from idemgate.core.codec import Codec
-from idemgate.core.findings import Finding, Report
-from idemgate.core.keys import Owner, check_name
-from idemgate.core.members import attendance
-from idemgate.core.records import stored
-from idemgate.core.slotaudit import (
+from idemgate.audit.slot import (
     Contents,
     Declared,
     Large,
@@ -39,11 +32,18 @@ from idemgate.core.slotaudit import (
     declared,
     read_slot,
 )
+from idemgate.core import keys
+from idemgate.core.calls import text
+from idemgate.core.clock import Clock
+from idemgate.core.codec import Codec
+from idemgate.core.keys import Owner, check_name
 from idemgate.errors import ForeignData, StoreRefused
-from idemgate.link.endpoint import Endpoint
-from idemgate.link.servers import Server, servers
-from idemgate.link.sync import SyncLink
-from idemgate.link.url import of_url
+from idemgate.guard.record import stored
+from idemgate.membership.calls import attendance
+from idemgate.store.endpoint import Endpoint
+from idemgate.store.inspection import Server, servers
+from idemgate.store.sync import SyncLink
+from idemgate.store.url import of_url
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -100,7 +100,7 @@ def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clo
 def _endpoint(url: str) -> Endpoint:
     if not url.startswith("embedded:"):
         return of_url(url)
-    from idemgate.link.embedded import shared
+    from idemgate.store.embedded.server import shared
 
     return of_url(shared(url).url)
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from threading import Lock, get_ident
 from typing import Any
 
-from idemgate.core.findings import Finding
-from idemgate.core.history import Event, check_history
-from idemgate.core.messages import Delivery
+from idemgate.audit.findings import Finding
+from idemgate.audit.history import Event, check_history
+from idemgate.topics.messages import Delivery
 
 __all__ = ["Event", "History"]
 

@@ -17,13 +17,14 @@ import msgpack
 import pytest
 
 from idemgate import BadInput, Gate, Trigger
-from idemgate.core import keys, members
-from idemgate.core.findings import KINDS
-from idemgate.core.resizing import Progress
-from idemgate.link.servers import servers
-from idemgate.link.sync import SyncLink
+from idemgate.audit.findings import KINDS
+from idemgate.core import keys
+from idemgate.membership import calls as members
+from idemgate.store.inspection import servers
+from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
 from idemgate.testing.audit import _Audit
+from idemgate.topics.reshard import Progress
 
 Plant = Callable[["Hand"], object]
 

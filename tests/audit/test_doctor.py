@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from idemgate import Gate
+from idemgate.audit.server import Check, Seen, diagnose, durable, notifications
 from idemgate.cli import main
+from idemgate.cli.acl_rules import rule
 from idemgate.core import keys
-from idemgate.core.acl import rule
-from idemgate.core.diagnosis import Check, Seen, diagnose, durable, notifications
-from idemgate.link.embedded import find_server
+from idemgate.store.embedded.server import find_server
 from tests import cluster as servers
 
 SOUND = ("--appendonly", "yes", "--appendfsync", "everysec")

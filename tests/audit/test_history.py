@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate import Gate
-from idemgate.core.history import check_history
+from idemgate.audit.history import check_history
 from idemgate.testing import Event, History, audit
 
 HISTORIES: dict[str, tuple[list[Event], list[str]]] = {

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from idemgate import Gate
-from idemgate.link.embedded import start
+from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 
 

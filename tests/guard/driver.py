@@ -20,7 +20,7 @@ __all__ = ["LEASE", "AwaitingCaller", "BlockingCaller", "Caller"]
 
 LEASE = 9_000
 """Ms. The drivers would renew every sixth of it; here each renewal is a step of the search."""
-ENDINGS = ("once/complete", "once/release")
+ENDINGS = ("guard/complete", "guard/release")
 Phase = Literal["idle", "working", "ending"]
 Program = Literal["guarded function", "claim block", "complete in block"]
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 import redis
 
 from idemgate import Gate
-from idemgate.core.claims import Record
 from idemgate.core.clock import stamp
+from idemgate.guard.calls import Record
 from idemgate.lua import source
 from idemgate.testing import Clock
 from tests import exhaustive
@@ -167,7 +167,7 @@ class Search(exhaustive.Search[State, Step]):
     def _calls(self, state: State) -> Iterator[Step]:
         record, claims = self.record, self.claims
         for caller, (owner, fence) in enumerate(state.callers):
-            n = sum(one.script == "once/claim" for one in state.sent)
+            n = sum(one.script == "guard/claim" for one in state.sent)
             if not owner and n < 3:
                 token = f"{caller}.{n}".encode()
                 call = claims.claim(record, token, LEASE, KEEP, PRINT, 0, self.hold)
@@ -178,14 +178,14 @@ class Search(exhaustive.Search[State, Step]):
                     claims.release(record, owner, KEEP),
                     claims.renew(record, owner, LEASE, KEEP),
                 ):
-                    if not _has_sent(state, call.script.name, owner) or call.script.name != "once/renew":
+                    if not _has_sent(state, call.script.name, owner) or call.script.name != "guard/renew":
                         yield Step(
                             f"{call.script.name[5:]} {owner.decode()}", call.script.name, tuple(call.args[1:]), caller
                         )
                 yield Step(f"vanish {caller}", caller=caller)
 
     def _decisions(self, state: State) -> Iterator[Step]:
-        if state.seen is None or any(one.script in ("once/forget", "once/resolve") for one in state.sent):
+        if state.seen is None or any(one.script in ("guard/forget", "guard/resolve") for one in state.sent):
             return
         seen = _record(*state.seen)
         for call, name in (
@@ -236,21 +236,21 @@ class Search(exhaustive.Search[State, Step]):
     def _known(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
         """What a caller believes after this reply, which it may not have heard."""
         owner = _owner(step)
-        if step.script == "once/claim":
+        if step.script == "guard/claim":
             caller = int(owner[:1])
             if reply[0] == b"started" and step.heard and not before.callers[caller].owner:
                 return replace(after, callers=_put(before.callers, caller, Caller(owner, reply[2])))
-        elif step.told is None and step.heard and step.script in ("once/complete", "once/release"):
+        elif step.told is None and step.heard and step.script in ("guard/complete", "guard/release"):
             return replace(after, callers=_put(before.callers, step.caller, Caller()))
         return after
 
     def _judge(self, before: State, after: State, step: Step, word: str, reply: tuple[Any, ...]) -> None:
         world, owner, changed = before.world, _owner(step), after.content != before.content
         live = bool(world.owner) and world.until > before.now
-        if step.script == "once/claim":
+        if step.script == "guard/claim":
             self._judge_claim(before, after, owner, word, reply)
-        elif step.script in ("once/complete", "once/release", "once/renew"):
-            mine = world.owner == owner and (step.script != "once/complete" or step.args[2] == world.fence)
+        elif step.script in ("guard/complete", "guard/release", "guard/renew"):
+            mine = world.owner == owner and (step.script != "guard/complete" or step.args[2] == world.fence)
             self.check(after, mine or not changed, "P5: who does not own the key changes it")
             if mine:
                 self.check(after, word == "ok", "P5: the owner is refused")
@@ -261,7 +261,7 @@ class Search(exhaustive.Search[State, Step]):
             if step.told is None and word in GRANTS:
                 self.check(after, world.fence == fence, "what came since is decided about")
                 self.check(after, bool(world.owner) == running, "what has ended since is decided about")
-                force = step.script == "once/forget" and step.args[2] == b"1"
+                force = step.script == "guard/forget" and step.args[2] == b"1"
                 self.check(after, force or not live, "P1: what is live is decided about")
             self.check(after, word in GRANTS or not changed, "a decision that is refused has an effect")
 
@@ -291,14 +291,14 @@ class Search(exhaustive.Search[State, Step]):
         granted what is free, and a copy of a heartbeat hold what is its own."""
         quiet = after.content == before.content
         world, owner = before.world, _owner(first)
-        if first.script not in ("once/claim", "once/renew") and first.reply[0].decode() in GRANTS:
+        if first.script not in ("guard/claim", "guard/renew") and first.reply[0].decode() in GRANTS:
             self.check(after, quiet or (world.ghost and world.owner == owner), "P6: a late copy has a second effect")
         if first.effect and world.last == first.number and not world.ghost:
             self.check(after, _timeless(reply) == _timeless(first.reply), "P6: a copy is answered otherwise")
-            self.check(after, quiet or first.script == "once/renew", "P6: a copy has a second effect")
-        if first.script == "once/claim" and world.rests_until > before.now and world.last >= 0:
+            self.check(after, quiet or first.script == "guard/renew", "P6: a copy has a second effect")
+        if first.script == "guard/claim" and world.rests_until > before.now and world.last >= 0:
             last = before.sent[world.last]
-            own = last.script in ("once/complete", "once/release") and _owner(last) == owner
+            own = last.script in ("guard/complete", "guard/release") and _owner(last) == owner
             self.check(after, quiet or not own, "P6: a late claim locks what was given back")
 
     def _now(self, before: State, step: Step, word: str, reply: tuple[Any, ...], changed: bool) -> World:
@@ -307,9 +307,9 @@ class Search(exhaustive.Search[State, Step]):
         world = before.world.at(now)
         if word not in GRANTS or not (changed or owner == world.owner):
             return world
-        if step.script == "once/claim":
+        if step.script == "guard/claim":
             return self._granted(world, owner, now, reply[2], step.told is not None)
-        if step.script == "once/renew":
+        if step.script == "guard/renew":
             return replace(world, until=now + LEASE)
         return self._ended(world, step, now) if changed else world
 
@@ -321,9 +321,9 @@ class Search(exhaustive.Search[State, Step]):
 
     def _ended(self, world: World, step: Step, now: int) -> World:
         rest = replace(world, owner=b"", until=0, ghost=False, rests_until=now + KEEP)
-        if step.script == "once/complete" or (step.script == "once/resolve" and step.args[2] == b"1"):
+        if step.script == "guard/complete" or (step.script == "guard/resolve" and step.args[2] == b"1"):
             return replace(rest, done_until=now + KEEP)
-        if step.script == "once/forget":
+        if step.script == "guard/forget":
             return replace(rest, done_until=0, rests_until=0, starts=0, lapses=0)
         return rest
 
@@ -350,7 +350,7 @@ class Search(exhaustive.Search[State, Step]):
 
 def _owner(asked: Step | Request) -> bytes:
     """Under which token it acts: that of a record stands behind what all of a batch have in common."""
-    place = {"once/claim": 3, "once/complete": 1, "once/release": 1}.get(asked.script, 0)
+    place = {"guard/claim": 3, "guard/complete": 1, "guard/release": 1}.get(asked.script, 0)
     return cast("bytes", asked.args[place])
 
 

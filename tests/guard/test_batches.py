@@ -23,7 +23,7 @@ from idemgate import (
     StoreUnavailable,
     current,
 )
-from idemgate.core.claims import MANY
+from idemgate.guard.calls import MANY
 from idemgate.testing import Clock, History
 
 Stored = Callable[[], dict[bytes, bytes]]

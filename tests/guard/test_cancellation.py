@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.once.beating import woken
+from idemgate.guard.heartbeat import woken
 from idemgate.testing import Clock
 
 

@@ -18,7 +18,7 @@ from idemgate import (
     OutcomeUnknown,
     ResultUnavailable,
 )
-from idemgate.core.claims import Record, token
+from idemgate.guard.calls import Record, token
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from idemgate import ForeignData, Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
-from idemgate.core.compact import SHARDS, SeenSets
+from idemgate.dedup.calls import SHARDS, SeenSets
 from idemgate.testing import Clock
 
 WINDOW = 3_600_000
@@ -85,7 +85,7 @@ class Shard:
     def request(self, digests: list[bytes], window: int = WINDOW) -> Call[list[bool]]:
         self.requests += 1
         args = (b"%d" % self.clock.microseconds(), window, self.requests.to_bytes(5), *digests)
-        return call("once/see", self.keys, args, lambda reply: [new == 1 for new in reply[2:]])
+        return call("guard/see", self.keys, args, lambda reply: [new == 1 for new in reply[2:]])
 
     def see(self, digests: list[bytes], window: int = WINDOW) -> list[bool]:
         """The answers, which are those of a copy of the request too."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from idemgate.once.beating import beating
+from idemgate.guard.heartbeat import beating
 from idemgate.testing import Clock
 from tests.exhaustive import Violation
 from tests.guard.driver import LEASE, AwaitingCaller, BlockingCaller, Caller, Program
@@ -93,7 +93,7 @@ class World:
             assert isinstance(caller, AwaitingCaller)
             caller.cancel()
         else:
-            completes = caller.pending.script.name == "once/complete"
+            completes = caller.pending.script.name == "guard/complete"
             if step.endswith("arrives"):
                 caller.arrive()
             else:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idemgate import BadInput, ForeignData, Gate, Kept, NotDecodable
-from idemgate.core import keys, small
+from idemgate.core import keys
 from idemgate.core.calls import Call, call
+from idemgate.dedup import value as small
 from idemgate.testing import Clock
 
 WINDOW = 3_600_000
@@ -133,7 +134,7 @@ class Shard:
         values = [self.requests.to_bytes(9) + digest for digest in digests]
         args = [b"%d" % self.clock.microseconds(), WINDOW, self.requests.to_bytes(5)]
         pairs = [word for pair in zip(digests, values, strict=True) for word in pair]
-        return values, call("once/keep", self.keys, (*args, *pairs), _answers)
+        return values, call("dedup/keep", self.keys, (*args, *pairs), _answers)
 
     def check(self, digests: list[bytes]) -> None:
         now = self.clock.microseconds() // 1000

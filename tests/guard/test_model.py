@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from idemgate import Gate
 from idemgate.core.calls import Batch, Call
-from idemgate.core.claims import Claims, Entry, Record
+from idemgate.guard.calls import Claims, Entry, Record
 from idemgate.testing import Clock
 
 STEPS = int(os.environ.get("IDEMGATE_STEPS", "4000"))
@@ -70,7 +70,7 @@ class Stored:
 
 
 class Model:
-    """The contract of `lua/once` for one key. `us` is the time of the call, in microseconds."""
+    """The contract of `lua/guard` for one key. `us` is the time of the call, in microseconds."""
 
     def __init__(self) -> None:
         self.key = Stored()

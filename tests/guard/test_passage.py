@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, LeaseLost
-from idemgate.core import passage
-from idemgate.core.claims import Entry
-from idemgate.core.passage import Answer, Guard, Passage, Seen, Wait
-from idemgate.once.options import guard_of
+from idemgate.guard import attempt as passage
+from idemgate.guard.attempt import Answer, Guard, Passage, Seen, Wait
+from idemgate.guard.calls import Entry
+from idemgate.guard.options import guard_of
 
 GATE = Gate()
 

@@ -38,60 +38,60 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, reco
 
 OVER, WAIT = SCOPES
 FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "a claim does not look at the lease": (OVER, "once/claim", {"if left > 0 then": "if left > 1e15 then"}),
-    "a claim does not know its copies": (OVER, "once/claim", {"if owner == token and": "if false and"}),
-    "tokens do not rise": (OVER, "once/claim", {"fence(last, now_us)": "now_us"}),
-    "a lost lease is not counted": (OVER, "once/claim", {"running and taken + 1 or taken": "taken"}),
-    "attempts are not counted": (OVER, "once/claim", {"now_us), attempts + 1": "now_us), 1"}),
-    "an owner that vanished is not waited for": (WAIT, "once/claim", {"running and held == 1": "false"}),
-    "what is done is free": (OVER, "once/claim", {'if kind ~= "" then': 'if state == "f" then'}),
-    "what is done stays so for ever": (OVER, "once/claim", {"ends <= now_ms then": "false then"}),
-    "the lease that is left is more": (OVER, "once/claim", {'"busy", now_ms, left,': '"busy", now_ms, left + 1,'}),
-    "a former owner beats": (OVER, "once/renew", {"r.owner ~= token": "false"}),
-    "a heartbeat revives what has ended": (OVER, "once/renew", {'r.state ~= "p" or': ""}),
-    "a heartbeat says lost, and holds": (OVER, "once/renew", {'"ok", now_ms }': '"lost", now_ms }'}),
+    "a claim does not look at the lease": (OVER, "guard/claim", {"if left > 0 then": "if left > 1e15 then"}),
+    "a claim does not know its copies": (OVER, "guard/claim", {"if owner == token and": "if false and"}),
+    "tokens do not rise": (OVER, "guard/claim", {"fence(last, now_us)": "now_us"}),
+    "a lost lease is not counted": (OVER, "guard/claim", {"running and taken + 1 or taken": "taken"}),
+    "attempts are not counted": (OVER, "guard/claim", {"now_us), attempts + 1": "now_us), 1"}),
+    "an owner that vanished is not waited for": (WAIT, "guard/claim", {"running and held == 1": "false"}),
+    "what is done is free": (OVER, "guard/claim", {'if kind ~= "" then': 'if state == "f" then'}),
+    "what is done stays so for ever": (OVER, "guard/claim", {"ends <= now_ms then": "false then"}),
+    "the lease that is left is more": (OVER, "guard/claim", {'"busy", now_ms, left,': '"busy", now_ms, left + 1,'}),
+    "a former owner beats": (OVER, "guard/renew", {"r.owner ~= token": "false"}),
+    "a heartbeat revives what has ended": (OVER, "guard/renew", {'r.state ~= "p" or': ""}),
+    "a heartbeat says lost, and holds": (OVER, "guard/renew", {'"ok", now_ms }': '"lost", now_ms }'}),
     "anybody completes": (
-        OVER, "once/complete", {'state == "p" and owner == ARGV[at] and granted': 'state == "p"'}),
+        OVER, "guard/complete", {'state == "p" and owner == ARGV[at] and granted': 'state == "p"'}),
     "what an earlier grant did completes a later one": (
-        OVER, "once/complete", {"owner == ARGV[at] and granted": "owner == ARGV[at]"}),
+        OVER, "guard/complete", {"owner == ARGV[at] and granted": "owner == ARGV[at]"}),
     "what was given back is completed": (
-        OVER, "once/complete", {'state == "p" and': '(state == "p" or state == "r") and'}),
+        OVER, "guard/complete", {'state == "p" and': '(state == "p" or state == "r") and'}),
     "a lease that lapsed cannot be completed": (
-        OVER, "once/complete", {"owner == ARGV[at] and": "owner == ARGV[at] and ends > now_ms and"}),
-    "a completion does not know its copies": (OVER, "once/complete", {'owner == "" and granted': "false"}),
+        OVER, "guard/complete", {"owner == ARGV[at] and": "owner == ARGV[at] and ends > now_ms and"}),
+    "a completion does not know its copies": (OVER, "guard/complete", {'owner == "" and granted': "false"}),
     "a copy of a completion lasts longer": (
-        OVER, "once/complete", {
+        OVER, "guard/complete", {
             'state == "p" and owner == ARGV[at]': '(state == "p" and owner == ARGV[at] or had ~= "" and owner == "")'}),
     "whatever is done was done by whoever asks": (
-        OVER, "once/complete", {'owner == "" and granted': 'owner == ""'}),
+        OVER, "guard/complete", {'owner == "" and granted': 'owner == ""'}),
     "what was decided was done by the owner that vanished": (
-        OVER, "once/complete", {'and owner == "" and': "and"}),
+        OVER, "guard/complete", {'and owner == "" and': "and"}),
     "what is done loses its fingerprint": (
-        OVER, "once/complete", {"now_ms, print, ARGV[at + 3]": 'now_ms, "", ARGV[at + 3]'}),
-    "what is done loses its result": (OVER, "once/complete", {"print, ARGV[at + 3])": 'print, "")'}),
+        OVER, "guard/complete", {"now_ms, print, ARGV[at + 3]": 'now_ms, "", ARGV[at + 3]'}),
+    "what is done loses its result": (OVER, "guard/complete", {"print, ARGV[at + 3])": 'print, "")'}),
     "what is done is kept for no time": (
-        OVER, "once/complete", {"now_ms + span, now_ms": "now_ms + 1, now_ms"}),
+        OVER, "guard/complete", {"now_ms + span, now_ms": "now_ms + 1, now_ms"}),
     "the short form does not say that a fingerprint follows": (
-        OVER, "once/complete", {'print == "" and code or code + 1': "code"}),
-    "the short form hides a second attempt": (OVER, "once/complete", {"and attempts == 1 and taken == 0": ""}),
-    "anybody gives back": (OVER, "once/release", {'state == "p" and owner == ARGV[at]': 'state == "p"'}),
+        OVER, "guard/complete", {'print == "" and code or code + 1': "code"}),
+    "the short form hides a second attempt": (OVER, "guard/complete", {"and attempts == 1 and taken == 0": ""}),
+    "anybody gives back": (OVER, "guard/release", {'state == "p" and owner == ARGV[at]': 'state == "p"'}),
     "what is done is given back": (
-        OVER, "once/release", {
+        OVER, "guard/release", {
             'state == "p" and owner == ARGV[at]': '(state == "p" and owner == ARGV[at] or state == "d")'}),
-    "giving back does not know its copies": (OVER, "once/release", {
+    "giving back does not know its copies": (OVER, "guard/release", {
         'state == "r" and owner == ARGV[at]': "false"}),
     "giving back leaves nothing": (
-        OVER, "once/release", {'"", data), keep, wrote)': '"", data), 0, wrote)'}),
-    "what came since is forgotten": (OVER, "once/forget", {"r.fence ~= tonumber(ARGV[3]) or": ""}),
-    "what has ended since is forgotten": (OVER, "once/forget", {'(state == "p") ~= (ARGV[5] == "1")': "false"}),
-    "what is live is forgotten": (OVER, "once/forget", {'state == "p" and ARGV[4] ~= "1"': "false"}),
-    "forgetting does not know its copies": (OVER, "once/forget", {"if r.owner == request then": "if false then"}),
-    "forgetting lets tokens fall": (OVER, "once/forget", {"request, r.fence,": "request, 0,"}),
-    "what came since is decided": (OVER, "once/resolve", {"r.fence ~= tonumber(ARGV[3])": "false"}),
-    "what is live is decided": (OVER, "once/resolve", {"if left > 0 then": "if false then"}),
-    "deciding does not know its copies": (OVER, "once/resolve", {"if r.owner == request then": "if false then"}),
-    "the owner that vanished keeps a say": (OVER, "once/resolve", {"kind, request,": "kind, r.owner,"}),
-    "what may run again is done": (WAIT, "once/resolve", {'= "r", "", r.data': '= "d", "n", r.data'}),
+        OVER, "guard/release", {'"", data), keep, wrote)': '"", data), 0, wrote)'}),
+    "what came since is forgotten": (OVER, "guard/forget", {"r.fence ~= tonumber(ARGV[3]) or": ""}),
+    "what has ended since is forgotten": (OVER, "guard/forget", {'(state == "p") ~= (ARGV[5] == "1")': "false"}),
+    "what is live is forgotten": (OVER, "guard/forget", {'state == "p" and ARGV[4] ~= "1"': "false"}),
+    "forgetting does not know its copies": (OVER, "guard/forget", {"if r.owner == request then": "if false then"}),
+    "forgetting lets tokens fall": (OVER, "guard/forget", {"request, r.fence,": "request, 0,"}),
+    "what came since is decided": (OVER, "guard/resolve", {"r.fence ~= tonumber(ARGV[3])": "false"}),
+    "what is live is decided": (OVER, "guard/resolve", {"if left > 0 then": "if false then"}),
+    "deciding does not know its copies": (OVER, "guard/resolve", {"if r.owner == request then": "if false then"}),
+    "the owner that vanished keeps a say": (OVER, "guard/resolve", {"kind, request,": "kind, r.owner,"}),
+    "what may run again is done": (WAIT, "guard/resolve", {'= "r", "", r.data': '= "d", "n", r.data'}),
 }  # fmt: skip
 
 

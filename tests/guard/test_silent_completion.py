@@ -17,7 +17,7 @@ from idemgate.lua import script
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
-COMPLETE = script("once/complete").sha
+COMPLETE = script("guard/complete").sha
 LEASE = {"lease": "1s", "scope": "pay"}
 
 
@@ -194,7 +194,7 @@ async def test_one_try_of_a_completion_takes_a_third_of_the_lease_at_most(
 async def test_a_lease_that_cannot_be_renewed_while_its_completion_waits_is_counted_once(
     gate: Gate, owner: Any, proxy: Proxy, clock: Clock
 ) -> None:
-    renew = script("once/renew").sha
+    renew = script("guard/renew").sha
 
     @owner.once(key="{order}", **LEASE)
     def pay(order: str) -> str:

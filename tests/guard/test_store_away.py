@@ -115,7 +115,7 @@ async def test_on_store_error_local_runs_a_key_one_at_a_time(nowhere: Any) -> No
 async def test_on_store_error_local_remembers_until_retention_ends(
     nowhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = import_module("idemgate.once.local")
+    local = import_module("idemgate.guard.local")
     ran, body = noting()
     handle = nowhere.once(key="{k}", on_store_error="local", on_done="skip", retention="1h")(body)
     await handle("x")

@@ -14,27 +14,34 @@ from typing import Any, NamedTuple
 import msgpack
 import redis.exceptions as rx
 
+from idemgate.audit import keys as audit
+from idemgate.audit import slot as slotaudit
+from idemgate.cli import acl_rules as acl
 from idemgate.cli import arguments
-from idemgate.core import acl, audit, durations, expiry, keys, members, registry, resizing, slotaudit
+from idemgate.core import durations, keys
 from idemgate.core.calls import Call, Moved
-from idemgate.core.claims import Claims
 from idemgate.core.codec import Codec, canonical
-from idemgate.core.compact import SeenSets
-from idemgate.core.glob import matcher
-from idemgate.core.holdings import Announcement
-from idemgate.core.keyspec import compile_key
-from idemgate.core.merging import Merge, merge_of
-from idemgate.core.messages import Delivery, Forward, Message, Trigger, forwarded, letter_of
-from idemgate.core.models import rebuild
-from idemgate.core.policy import differing, from_stored
-from idemgate.core.recurring import recurring
-from idemgate.core.topics import Settlement, TopicCalls, open_topic
+from idemgate.core.codec.models import rebuild
+from idemgate.core.key_template import compile_key
+from idemgate.dedup.calls import SeenSets
 from idemgate.errors import BadInput, ForeignData, NotConfigured, NotDecodable, StoreRefused
 from idemgate.gate import Gate
-from idemgate.link.resp import PlainReader
-from idemgate.link.topology import Topology, Way
-from idemgate.work.subscribers.channel import Heard
-from idemgate.work.subscribers.group import Taken
+from idemgate.guard.calls import Claims
+from idemgate.membership import calls as members
+from idemgate.membership.ownership import Announcement
+from idemgate.store.cluster.topology import Topology, Way
+from idemgate.store.resp import PlainReader
+from idemgate.subscribers.expiry import rules as expiry
+from idemgate.subscribers.expiry.glob import matcher
+from idemgate.subscribers.pubsub import Heard
+from idemgate.subscribers.stream_group import Taken
+from idemgate.topics import registry
+from idemgate.topics import reshard as resizing
+from idemgate.topics.calls import Settlement, TopicCalls, open_topic
+from idemgate.topics.cron import recurring
+from idemgate.topics.merge import Merge, merge_of
+from idemgate.topics.messages import Delivery, Forward, Message, Trigger, forwarded, letter_of
+from idemgate.topics.policy import differing, from_stored
 
 __all__ = ["DECODERS", "SECRET", "Decoder", "check_memory", "refused_or_read"]
 

@@ -9,11 +9,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from idemgate import Bury, Gate, Retry, Trigger
+from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examined
-from idemgate.core import expiry, members, registry
-from idemgate.core.holdings import Announcement
-from idemgate.core.slotaudit import Slot, read_slot
+from idemgate.membership import calls as members
+from idemgate.membership.ownership import Announcement
+from idemgate.subscribers.expiry import rules as expiry
 from idemgate.testing import Clock, audit
+from idemgate.topics import registry
 
 __all__ = ["BESIDE", "SCENES", "Stage"]
 

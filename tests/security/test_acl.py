@@ -10,20 +10,22 @@ import pytest
 import redis
 
 from idemgate import Gate, StoreRefused
+from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli import main
-from idemgate.core import members, registry, resizing
-from idemgate.core.acl import ROLES, rule
+from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.core.calls import Call
-from idemgate.core.compact import SeenSets
-from idemgate.core.expiry import look
 from idemgate.core.keys import patterns
-from idemgate.core.messages import Forward, Trigger
-from idemgate.core.slotaudit import Slot, read_slot
 from idemgate.core.tokens import token
-from idemgate.core.topics import Settlement, open_topic, stored_policy
+from idemgate.dedup.calls import SeenSets
 from idemgate.errors import BadInput, IdemgateError
 from idemgate.lua import commands, names
+from idemgate.membership import calls as members
+from idemgate.subscribers.expiry.rules import look
 from idemgate.testing import Clock, audit
+from idemgate.topics import registry
+from idemgate.topics import reshard as resizing
+from idemgate.topics.calls import Settlement, open_topic, stored_policy
+from idemgate.topics.messages import Forward, Trigger
 
 # -- what each role is for works --------------------------------------------------------------------------------------
 
@@ -475,7 +477,7 @@ async def test_a_refusal_names_the_script_and_the_fix(faces: Callable[..., Any])
     face = faces("viewer")
     with pytest.raises(StoreRefused, match=r"this user's access list .* `idemgate acl`") as told:
         await face.first("k", "1h")
-    assert "once/mark" in str(told.value) or "script: on @user_script" in str(told.value)  # Valkey names no script
+    assert "guard/mark" in str(told.value) or "script: on @user_script" in str(told.value)  # Valkey names no script
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -535,8 +537,8 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
-    only_admin = {"topic/exhume", "topic/pause"}
-    reslots = {f"topic/{verb}" for verb in ("close", "load", "purge", "resize", "resized", "retell", "unload")}
+    only_admin = {"topics/exhume", "topics/pause"}
+    reslots = {f"topics/{verb}" for verb in ("close", "load", "purge", "resize", "resized", "retell", "unload")}
     assert given == set(names()) - only_admin - reslots
 
 

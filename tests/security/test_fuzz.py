@@ -1,6 +1,6 @@
 """Whatever bytes stand where ours should: they decode or are refused with the documented error, in bounded memory.
 
-`IDEMGATE_FUZZ=200000` for more examples; a large run of faults (`tests/reliability.py`) tries about as many of each
+`IDEMGATE_FUZZ=200000` for more examples; a large run of faults (`tools/reliability.py`) tries about as many of each
 decoder as it injects of each fault.
 """
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from idemgate import Gate
 from idemgate.errors import StoreError
-from idemgate.link.resp import PlainReader
+from idemgate.store.resp import PlainReader
 from idemgate.testing import Clock
 from tests.conftest import FAULTS
 from tests.security.decoders import CALLS, DECODERS, check_memory, refused_or_read

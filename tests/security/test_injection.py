@@ -15,7 +15,7 @@ from redis.crc import key_slot
 
 from idemgate import Gate
 from idemgate.core import keys
-from idemgate.core.keyspec import compile_key
+from idemgate.core.key_template import compile_key
 from idemgate.errors import BadInput
 
 NAME = string.ascii_letters + string.digits + "_.-"

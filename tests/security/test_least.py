@@ -13,15 +13,15 @@ import pytest
 import redis
 
 from idemgate import Gate, StoreRefused
+from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.cli.doctor.examine import Namespace, examined
-from idemgate.core.acl import ROLES, rule
 from idemgate.errors import StoreError
-from idemgate.link.embedded import find_server, start
+from idemgate.store.embedded.server import find_server, start
 from idemgate.testing import Clock
 from tests import cluster as servers
 from tests.conftest import PASSWORD
-from tests.reliability import server_of
 from tests.security.scenes import BESIDE, SCENES, Stage
+from tools.reliability import server_of
 
 USER = "least"
 WHOLE = int(find_server().version.partition(".")[0]) < 7

@@ -1,11 +1,11 @@
-"""What roles are for works under their access lists: a slice of `python -m tests.security.roles`."""
+"""What roles are for works under their access lists: a slice of `python -m tools.roles`."""
 
 from __future__ import annotations
 
 import pytest
 
 from idemgate import Gate, StoreRefused
-from tests.security.roles import PROGRAMS, ROOT, left_out, run
+from tools.roles import PROGRAMS, ROOT, left_out, run
 
 
 @pytest.mark.parametrize("roles", [roles for roles, program in PROGRAMS.items() if program.slice])

@@ -19,7 +19,7 @@ import redis
 import idemgate
 from idemgate import Adaptive, Bury, Delivery, Failed, Gate, NotDecodable, Overloaded, Retry, Trigger
 from idemgate.cli import main
-from idemgate.core.models import rebuild
+from idemgate.core.codec.models import rebuild
 from idemgate.errors import IdemgateError, StoreUnavailable
 from idemgate.testing import Clock
 from tests.cluster import unused_ports

@@ -40,8 +40,8 @@ from idemgate import (
     current,
     union,
 )
+from idemgate.subscribers import Expired
 from idemgate.testing import Clock
-from idemgate.work.subscribers import Expired
 
 gate = Gate("redis://localhost:6379/0", namespace="shop", timeout="5s", max_bytes=1000, clock=Clock())
 assert_type(gate, Gate)

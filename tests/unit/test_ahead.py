@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idemgate.core.ahead import SLOW, Ahead, after, first
+from idemgate.worker.prefetch import SLOW, Ahead, after, first
 
 
 @pytest.mark.parametrize(("concurrency", "held"), [(1, 1), (4, 1), (32, 8), (400, 100)])

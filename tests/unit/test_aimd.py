@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate import Adaptive, BadInput, Overloaded, Retry
-from idemgate.core.aimd import WINDOW, Ended, Limit, after, first
+from idemgate.topics.adaptive import WINDOW, Ended, Limit, after, first
 
 FAST, SLOW = 0.05, 0.5
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate import BadInput
-from idemgate.core.assignment import mine, owner, slot_id
+from idemgate.membership.rendezvous import mine, owner, slot_id
 
 names = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=12, unique=True)
 

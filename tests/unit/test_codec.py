@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idemgate.core import wire
 from idemgate.core.codec import Codec, canonical, digest
-from idemgate.core.plain import Walk, from_ext
+from idemgate.core.codec import limits as wire
+from idemgate.core.codec.plain import Walk, from_ext
 from idemgate.errors import BadInput, NotDecodable
 
 CODEC = Codec()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat import cells, report, suite
-from tests.compat.servers import SERVERS
+from tools.compat import cells, report, suite
+from tools.compat.servers import SERVERS
 
 AXES = {
     "server": list(SERVERS),
@@ -20,10 +20,10 @@ AXES = {
 JUNIT = """\
 <testsuites><testsuite>
 <testcase classname="tests.guard.test_once" name="a" />
-<testcase classname="tests.link.test_cluster" name="b"><system-out>x</system-out></testcase>
-<testcase classname="tests.link.test_endpoint" name="c"><skipped type="pytest.skip">no TLS</skipped></testcase>
-<testcase classname="tests.work.test_worker" name="d[x]"><failure>it did not happen</failure></testcase>
-<testcase classname="tests.work.test_worker" name="e"><error>in a fixture</error></testcase>
+<testcase classname="tests.store.test_cluster" name="b"><system-out>x</system-out></testcase>
+<testcase classname="tests.store.test_endpoint" name="c"><skipped type="pytest.skip">no TLS</skipped></testcase>
+<testcase classname="tests.worker.test_worker" name="d[x]"><failure>it did not happen</failure></testcase>
+<testcase classname="tests.worker.test_worker" name="e"><error>in a fixture</error></testcase>
 </testsuite></testsuites>
 """
 
@@ -50,7 +50,7 @@ def test_outcomes_are_counted_and_failures_named(tmp_path: Path) -> None:
         "skipped": 1,
         "failed": 2,
         "several": 1,
-        "failures": ["tests.work.test_worker::d[x]", "tests.work.test_worker::e"],
+        "failures": ["tests.worker.test_worker::d[x]", "tests.worker.test_worker::e"],
     }
 
 

@@ -13,7 +13,7 @@ KEYS = (b"a", b"b", b"c", b"d", b"e")
 
 def call(keys: tuple[bytes, ...] = KEYS) -> Each[int]:
     words = [b"now", b"common", *(word for key in keys for word in (b"owner of " + key, b"of " + key))]
-    return Each(script("once/claim"), keys, words, lambda reply: int(reply[0]), 2)
+    return Each(script("guard/claim"), keys, words, lambda reply: int(reply[0]), 2)
 
 
 def test_a_reply_that_is_none_of_ours_spoils_no_other() -> None:

@@ -10,7 +10,8 @@ import redis
 
 from idemgate import Gate, Trigger
 from idemgate.core.durations import LONGEST_MS
-from idemgate.core.expiry import (
+from idemgate.store.embedded.server import start
+from idemgate.subscribers.expiry.rules import (
     BORN,
     ECHO_MS,
     EXPIRED,
@@ -24,7 +25,6 @@ from idemgate.core.expiry import (
     taken_away,
     timed_out,
 )
-from idemgate.link.embedded import start
 from idemgate.testing import Clock
 
 

@@ -11,7 +11,8 @@ import msgpack
 import pytest
 
 import idemgate
-from idemgate.core.audit import (
+from idemgate.audit.findings import KINDS, Finding, Report, quoted
+from idemgate.audit.keys import (
     check_change,
     check_crew,
     check_lasting,
@@ -20,11 +21,7 @@ from idemgate.core.audit import (
     check_sizes,
     sizes,
 )
-from idemgate.core.codec import Codec
-from idemgate.core.findings import KINDS, Finding, Report, quoted
-from idemgate.core.keys import PARTS, slot_of
-from idemgate.core.merging import merge_of
-from idemgate.core.slotaudit import (
+from idemgate.audit.slot import (
     AHEAD_US,
     Contents,
     Declared,
@@ -37,7 +34,10 @@ from idemgate.core.slotaudit import (
     moment,
     read_slot,
 )
+from idemgate.core.codec import Codec
+from idemgate.core.keys import PARTS, slot_of
 from idemgate.errors import NotDecodable
+from idemgate.topics.merge import merge_of
 
 ROOT = Path(idemgate.__file__).parent
 NOW = 1_700_000_000_000
@@ -64,7 +64,7 @@ def test_every_kind_that_is_found_is_explained_and_no_other() -> None:
 
 
 def test_what_mends_it_is_a_command() -> None:
-    sources = [path.read_text() for path in (ROOT / "core").glob("*audit.py")]
+    sources = [path.read_text() for path in [ROOT / "audit/keys.py", ROOT / "audit/slot.py"]]
     calls = [one for source in sources for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)]
     made = [one for one in calls if ast.unparse(one.func) == "seen.finding" and len(one.args) > 3]
     words = {one.args[3].value for one in made if isinstance(one.args[3], ast.Constant)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from idemgate.core.calls import Call
-from idemgate.core.claims import Claims
 from idemgate.core.tokens import token
-from idemgate.link.resp import pack
+from idemgate.guard.calls import Claims
+from idemgate.store.resp import pack
 from idemgate.testing import Clock
 
 CLAIMS = Claims("ns", None)

@@ -1,4 +1,4 @@
-"""Patterns of keys, case by case; `tests/work/test_subscribers_expiry.py` asks a server whether these are its own."""
+"""Patterns of keys, case by case; `tests/worker/test_subscribers_expiry.py` asks a server whether these are its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate.core.glob import matcher
+from idemgate.subscribers.expiry.glob import matcher
 
 CASES: list[tuple[bytes, list[bytes], list[bytes]]] = [
     (b"", [b""], [b"a"]),

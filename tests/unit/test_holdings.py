@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from idemgate.core.holdings import LIMIT, Announcement, Holdings, Roll, Slot
+from idemgate.membership.ownership import LIMIT, Announcement, Holdings, Roll, Slot
 
 ME, YOU = "me", "you"
 T = frozenset({"t"})

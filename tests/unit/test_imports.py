@@ -20,9 +20,9 @@ LATER = {
     "argparse": "by the command line",
     "idemgate.cli": "by the command line",
     "idemgate.testing": "by tests",
-    "idemgate.work.worker": "with the first worker",
-    "idemgate.work.subscribers": "with the first subscriber",
-    "idemgate.link.embedded": "with the first embedded server",
+    "idemgate.worker.worker": "with the first worker",
+    "idemgate.subscribers": "with the first subscriber",
+    "idemgate.store.embedded.server": "with the first embedded server",
 }
 SEEN = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
 
@@ -57,7 +57,7 @@ def test_the_front_door_names_everything_without_it() -> None:
 def test_it_comes_with_its_first_use(program: str, late: str) -> None:
     found = brought(program)
     assert late in found
-    assert "idemgate.link.embedded" not in found
+    assert "idemgate.store.embedded.server" not in found
 
 
 def test_a_strategy_that_is_imported_after_idemgate_is_known_for_one() -> None:

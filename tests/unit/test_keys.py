@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from idemgate.core import keys
-from idemgate.core.compact import SeenSets
+from idemgate.dedup.calls import SeenSets
 from idemgate.errors import BadInput
 
 NAME = string.ascii_letters + string.digits + "_.-"

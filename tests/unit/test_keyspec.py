@@ -17,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from idemgate.core.codec import digest
-from idemgate.core.keyspec import compile_fingerprint, compile_key
+from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.errors import BadInput
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1)

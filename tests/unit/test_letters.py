@@ -8,9 +8,9 @@ import msgpack
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.core.letters import PAGE, Chosen, Pages, place_of
-from idemgate.core.merging import merge_of
-from idemgate.core.messages import DeadLetter, Message, letter_of
+from idemgate.topics.dead_letters import PAGE, Chosen, Pages, place_of
+from idemgate.topics.merge import merge_of
+from idemgate.topics.messages import DeadLetter, Message, letter_of
 
 
 def test_a_reason_in_another_encoding_is_shown_all_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Merge policies as users write them; what they do to payloads is shown in tests/lua/test_merge.py."""
+"""Merge policies as users write them; what they do to payloads is shown in tests/scripts/test_merge.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.core.merging import EXACT, NAMES, MergeSpec, _items, append, merge_of, merge_of_spec, union
 from idemgate.errors import BadInput
+from idemgate.topics.merge import EXACT, NAMES, MergeSpec, _items, append, merge_of, merge_of_spec, union
 
 CODEC = Codec(10_000)
 

@@ -10,9 +10,9 @@ import pytest
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
-from idemgate.core.merging import merge_of
-from idemgate.core.messages import Delivery, Forwarded, Message, Taken, Trigger
 from idemgate.errors import NotDecodable
+from idemgate.topics.merge import merge_of
+from idemgate.topics.messages import Delivery, Forwarded, Message, Taken, Trigger
 
 PLACES: list[Any] = [2, 1, 2, 3, 4, b"window", 0, b"", b"\xa1\x01", b"no", b"", b"group", 5, 6]
 NAMES = [

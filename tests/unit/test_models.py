@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate.core.codec import Codec
-from idemgate.core.models import rebuild
+from idemgate.core.codec.models import rebuild
 from idemgate.errors import NotDecodable
 
 CODEC = Codec()

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from idemgate import lua
-from tests.mutation import __main__ as mutation
-from tests.mutation import edits, judging, operators, tracing
+from tools.mutation import __main__ as mutation
+from tools.mutation import edits, judging, operators, tracing
 
-FILES = {f"core/{n}": n for n in range(1, 60)} | {"topic/take": 60}
+FILES = {f"core/{n}": n for n in range(1, 60)} | {"topics/take": 60}
 FOUND = [
     operators.Mutant(file, number, "", f"after {number}", f"before {number}")
     for file, many in FILES.items()
@@ -41,8 +41,8 @@ def test_a_sample_of_more_than_there_are_is_all() -> None:
 def test_each_file_has_its_share_and_the_hot_path_three_times_that() -> None:
     chosen = [one.file for one in operators.sampled(FOUND, 390, 1)]
     assert chosen.count("core/59") in (12, 13)  # of 390 each, of 1,770 + 180
-    assert (hot := chosen.count("topic/take")) in (36, 37)
-    assert chosen[:hot] == ["topic/take"] * hot
+    assert (hot := chosen.count("topics/take")) in (36, 37)
+    assert chosen[:hot] == ["topics/take"] * hot
 
 
 def test_what_is_changed_in_core_can_be_sampled() -> None:
@@ -98,7 +98,7 @@ def test_a_run_that_is_ended_ends_its_forks_and_their_servers(tmp_path: Path) ->
 
 WAITING = """
 import os, pathlib, sys, time
-from tests.mutation import judging
+from tools.mutation import judging
 
 def work():
     judging._server()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate.core.offset import DRIFT, UNKNOWN, Offset, narrowed
+from idemgate.worker.clock_offset import DRIFT, UNKNOWN, Offset, narrowed
 
 TRIP = st.floats(0, 50)
 """Milliseconds of a request, of an answer, or between two of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from idemgate.core.calls import Batch
-from idemgate.core.parts import Part, in_order
+from idemgate.topics.batching import Part, in_order
 
 
 def _asked(part: Part[int], slots: int) -> tuple[list[Part[int]], Batch[Any]]:

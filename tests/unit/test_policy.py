@@ -9,9 +9,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate.core.merging import append
-from idemgate.core.policy import Policy, differing, from_stored, policy_of, reconciled
 from idemgate.errors import BadInput, NotDecodable
+from idemgate.topics.merge import append
+from idemgate.topics.policy import Policy, differing, from_stored, policy_of, reconciled
 
 PLAIN: dict[str, Any] = {
     "window": None,

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from idemgate.core.claims import Claims
-from idemgate.core.records import stored
+from idemgate.guard.calls import Claims
+from idemgate.guard.record import stored
 
 
 def _long(letter: bytes, owner: bytes, print_: bytes, data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from idemgate import BadInput
-from idemgate.core.recurring import recurring
+from idemgate.topics.cron import recurring
 
 
 def test_occurrences_follow_the_local_clock() -> None:

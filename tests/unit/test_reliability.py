@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.reliability import FIGURES, PAGE, document, merged
+from tools.reliability import FIGURES, PAGE, document, merged
 
 
 def row(**other: Any) -> dict[str, Any]:
     return {
         "fault": "a reply is lost",
-        "test": "tests/faults/test_x.py::test_y",
+        "test": "tests/resilience/test_x.py::test_y",
         "n": 10,
         "promises": ["P6"],
         "violations": 0,
@@ -63,10 +63,10 @@ def test_what_was_found_is_said(found: dict[str, Any], said: str) -> None:
 def test_what_is_of_another_kind_is_added_up_by_itself() -> None:
     # Given rows of the files of several kinds
     files = {
-        "tests/faults/test_x.py::a": 1, "tests/work/test_y.py::b": 2, "tests/lua/test_states.py::c": 10,
-        "tests/guard/test_model.py::d": 20, "tests/topic/test_search.py::e": 30,
+        "tests/resilience/test_x.py::a": 1, "tests/worker/test_y.py::b": 2, "tests/scripts/test_states.py::c": 10,
+        "tests/guard/test_model.py::d": 20, "tests/topics/test_search.py::e": 30,
         "tests/security/test_injection.py::f": 5, "tests/security/test_fuzz.py::g": 6,
-        "tests/security/test_least.py::h": 7, "tests/mutation": 8,
+        "tests/security/test_least.py::h": 7, "tools/mutation": 8,
     }  # fmt: skip
     text = document(merged(row(fault=name, test=name, n=n) for name, n in files.items()))
     # Then faults, cases, models and names have a sum each

@@ -8,13 +8,13 @@ import msgpack
 import pytest
 
 from idemgate.core.calls import Unfinished
+from idemgate.core.chunks import BATCH
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
-from idemgate.core.merging import append
-from idemgate.core.messages import Delivery, Settled, Taken, Trigger
-from idemgate.core.portions import BATCH
-from idemgate.core.topics import FEW, Opened, Settlement, TopicCalls, failed, most_of
 from idemgate.errors import BadInput
+from idemgate.topics.calls import FEW, Opened, Settlement, TopicCalls, failed, most_of
+from idemgate.topics.merge import append
+from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
 from tests.unit.test_policy import policy
 
 CODEC = Codec()
@@ -59,7 +59,7 @@ def test_a_closed_slot_is_opened_again_only_where_nobody_changes_its_topic(to: i
     assert asked.elsewhere is not None
     batch = asked.elsewhere.there(Opened("same", topic.policy.stored(), to), b"a change")
     # Then the same is asked again, and before that, unless the topic is being changed or forgotten, the slot is opened
-    scripts = ["topic/reopen", "topic/trigger"] if opened else ["topic/trigger"]
+    scripts = ["topics/reopen", "topics/trigger"] if opened else ["topics/trigger"]
     assert [one.script.name for one in batch.calls] == scripts
     assert batch.join([True, "receipt"][-len(scripts) :]) == "receipt"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from idemgate.core import wire
-from idemgate.core.stored import unpacked
+from idemgate.core.codec import limits as wire
+from idemgate.core.codec.decoding import unpacked
 from idemgate.errors import NotDecodable
 
 SHORT = [bytes([0xA0 + n]) + b"\xc4" * n for n in range(32)]

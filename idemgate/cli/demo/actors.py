@@ -7,11 +7,11 @@ from typing import Any
 
 from idemgate.cli import logs
 from idemgate.cli.demo.order import Order, Report, obey
-from idemgate.core.merging import MergeSpec, append
-from idemgate.core.messages import Delivery
 from idemgate.gate import Gate
-from idemgate.topic.faces import Topic
-from idemgate.work.subscribers import Heard
+from idemgate.subscribers import Heard
+from idemgate.topics.merge import MergeSpec, append
+from idemgate.topics.messages import Delivery
+from idemgate.topics.topic import Topic
 
 __all__ = ["TOPIC", "topic_of"]
 

@@ -24,7 +24,7 @@ from idemgate.cli.signals import Interrupted, Signals, watching
 from idemgate.core import keys
 from idemgate.errors import BadInput, IdemgateError, StoreError
 from idemgate.gate import Gate
-from idemgate.link.embedded import directory_of, start
+from idemgate.store.embedded.server import directory_of, start
 
 __all__ = ["play"]
 

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from idemgate.audit.server import Check
 from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.cli.doctor.examine import Namespace, Told, examined
 from idemgate.cli.doctor.showing import as_json, show
-from idemgate.core.diagnosis import Check
 from idemgate.errors import BadInput, StoreError
 from idemgate.testing.audit import audit
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from idemgate.audit.server import Check, Seen, diagnose, durable, notifications
 from idemgate.core import keys
 from idemgate.core.calls import call
-from idemgate.core.claims import Claims
-from idemgate.core.diagnosis import Check, Seen, diagnose, durable, notifications
-from idemgate.core.durability import Asked, durability_of
 from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
 from idemgate.errors import StoreError, StoreRefused
-from idemgate.link.endpoint import Endpoint
-from idemgate.link.servers import Server, servers
-from idemgate.link.sync import SyncLink
-from idemgate.link.url import of_url
+from idemgate.guard.calls import Claims
+from idemgate.store.durability import Asked, durability_of
+from idemgate.store.endpoint import Endpoint
+from idemgate.store.inspection import Server, servers
+from idemgate.store.sync import SyncLink
+from idemgate.store.url import of_url
 
 __all__ = ["Namespace", "Told", "examined"]
 
@@ -41,7 +41,7 @@ class Namespace:
         self.name = check_name(name, "namespace")
         self.durability = durability_of(durability, name)
         if url.startswith("embedded:"):
-            from idemgate.link.embedded import shared
+            from idemgate.store.embedded.server import shared
 
             url = shared(url).url
         self.url = url
@@ -126,7 +126,7 @@ def _permitted(where: Namespace, writes: bool) -> Iterator[Check]:
     tried: dict[str, Callable[[], object]] = {
         "run scripts that read": lambda: link.run(claims.inspect(key), TRIED),
         "run scripts that write": lambda: link.run(claims.mark(key, token(), 1000), TRIED),
-        "read a topic": lambda: link.run(call("topic/stats", slot, (b"",), lambda reply: reply), TRIED),
+        "read a topic": lambda: link.run(call("topics/stats", slot, (b"",), lambda reply: reply), TRIED),
         "publish a hint": lambda: link.command("PUBLISH", key[0], b""),
     }
     if not writes:

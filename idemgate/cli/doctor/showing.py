@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from idemgate.audit.findings import Finding, Report
+from idemgate.audit.server import Check
 from idemgate.cli.doctor.examine import Namespace, Told
-from idemgate.core.diagnosis import Check
-from idemgate.core.findings import Finding, Report
 
 __all__ = ["as_json", "as_text", "show"]
 

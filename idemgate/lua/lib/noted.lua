@@ -1,4 +1,4 @@
--- noted(change, was): what topic/resize and topic/resized noted of a topic, read back: the number of slots that it is to have, 0 = it
+-- noted(change, was): what topics/resize and topics/resized noted of a topic, read back: the number of slots that it is to have, 0 = it
 -- is to be forgotten, -1 = nothing changes; nil where the one or the numbers that it had, by spaces, are nothing of theirs.
 local function noted(change, was)
   local to = change and string.match(change, "^(%d+) ") or not change and "-1" or ""

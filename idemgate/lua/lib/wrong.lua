@@ -1,5 +1,5 @@
 -- Says which of our keys holds something we did not write, or nil. Looks before the first write: scripts do not roll back.
--- A slot that is closed (topic/close) is none that may be used: "closed " and by which change, which is also the second value.
+-- A slot that is closed (topics/close) is none that may be used: "closed " and by which change, which is also the second value.
 -- Lengths are asked, since that costs less than types; seven keys that are seldom there are asked for at once.
 local function other_than(target, expected)
   return target .. " holds a " .. redis.call("TYPE", target).ok .. ", expected a " .. expected

@@ -21,7 +21,7 @@ from idemgate_rabbitmq import AioPublisher, Publisher
 from pika.exceptions import AMQPError
 
 from idemgate import Gate
-from idemgate.link.embedded import start
+from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 
 # Not the one on PATH, which changes to the user of the system's service.

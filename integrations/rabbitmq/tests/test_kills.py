@@ -2,7 +2,7 @@
 
 What must hold: every accepted trigger reaches the effect of a guarded consumer, and each once: what was sent twice is
 dropped. Consumers live here; those that die between their effect and its record are the guard's affair
-(`tests/faults`). `IDEMGATE_KILLS` says how many publishers are killed more than the few of the suite.
+(`tests/resilience`). `IDEMGATE_KILLS` says how many publishers are killed more than the few of the suite.
 """
 
 from __future__ import annotations

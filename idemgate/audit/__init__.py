@@ -1,0 +1,1 @@
+"""Checks that what is stored is consistent."""

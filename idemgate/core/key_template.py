@@ -1,0 +1,300 @@
+"""`key=` and `fingerprint=` of the decorators, checked and compiled once, when the function is decorated.
+
+A template is text with fields: "{event[id]}", "{order.id}", "{a}:{b}". A field starts with a parameter of
+the function and goes on with members ([id], [0] for the first of a list) and attributes (.id, none with a
+leading underscore). With two fields or more, what separates them is percent-encoded inside the values
+(with "{a}:{b}": `:` and `%`), so that no two pairs of values meet in one key: ("x:y", "z") is `x%3Ay:z`.
+With one field the value stands as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from inspect import iscoroutinefunction, ismethod
+from string import Formatter
+from typing import Any, Generic, Protocol, TypeVar
+
+from idemgate.core.arguments import Args, Arguments, Find, Kwargs
+from idemgate.core.codec import digest
+from idemgate.core.key_text import check_encodes, text_of
+from idemgate.errors import BadInput
+
+__all__ = ["FingerprintSpec", "KeySpec", "compile_fingerprint", "compile_key"]
+
+_FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^.\[\]]+|\[[^\[\]]+\])*)")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[([^\[\]]+)\]")
+_LIKE = 'Write it as in "{event[id]}", "{order.id}" or "{a}:{b}", or pass a callable'
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Spec(Protocol[T_co]):
+    def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> T_co: ...
+
+
+class KeySpec(Protocol):
+    """The key of one call. `instance` is what a method is bound to, and `args` then lack it; else None."""
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> str | bytes | int:
+        """Never empty. Raises BadInput naming the field, or TypeError where the function would too."""
+        ...
+
+
+class FingerprintSpec(Protocol):
+    """The fingerprint of one call: 16 bytes."""
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> bytes: ...
+
+
+def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., object]) -> KeySpec:
+    """The compiled `key=`. A callable is called as the function is, `self` first; None takes all arguments.
+
+    None means a hash of every argument, defaults filled in, without `self` or `cls`: arguments have to be
+    storable. Raises BadInput, naming the field and the parameters, for a template that cannot work with
+    `func`.
+    """
+    if callable(spec):
+        return _bound(_Called(_sync(spec, "key")), func)
+    if spec is None:
+        return _bound(_AllArguments(_arguments(func, "key", spec)), func)
+    if not isinstance(spec, str):
+        raise BadInput("key", spec, "is neither a template nor a callable", _LIKE)
+    return _bound(_template(spec, _arguments(func, "key", spec)), func)
+
+
+def compile_fingerprint(
+    spec: Sequence[str] | Callable[..., object] | None, func: Callable[..., object]
+) -> FingerprintSpec | None:
+    """The compiled `fingerprint=`: parameters ("amount", "event[total]") or a callable; None for none.
+
+    The arguments named, or what the callable returns, have to be storable. Raises BadInput for unknown names.
+    """
+    if spec is None:
+        return None
+    if callable(spec):
+        return _bound(_CalledFingerprint(_sync(spec, "fingerprint")), func)
+    names = [spec] if isinstance(spec, str) else list(spec)
+    if not names:
+        raise BadInput("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
+    arguments = _arguments(func, "fingerprint", spec)
+    return _bound(_Fingerprint([_field(name, arguments, "fingerprint", spec) for name in names]), func)
+
+
+class _Field:
+    """One value of a call: the argument, then what its path leads to."""
+
+    __slots__ = ("find", "name", "path", "written")
+
+    def __init__(self, written: str, find: Find, path: tuple[tuple[bool, str | int], ...], name: str) -> None:
+        self.written = written
+        self.name = f"{name} field {{{written}}}"
+        self.find = find
+        self.path = path
+
+    def value(self, instance: object, args: Args, kwargs: Kwargs) -> Any:
+        value = self.find(instance, args, kwargs)
+        try:
+            for is_member, step in self.path:
+                value = value[step] if is_member else getattr(value, step)  # type: ignore[arg-type]
+        except (LookupError, AttributeError, TypeError) as error:
+            problem = f"has nothing there ({type(error).__name__}: {error})"
+            raise BadInput(self.name, value, problem, "Members are {event[id]}, attributes {event.id}") from error
+        return value
+
+    def text(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        return text_of(self.value(instance, args, kwargs), self.name)
+
+
+class _OneField:
+    __slots__ = ("_after", "_before", "_field")
+
+    def __init__(self, before: str, field: _Field, after: str) -> None:
+        self._before = before
+        self._field = field
+        self._after = after
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        value = self._field.value(instance, args, kwargs)
+        if type(value) is not str or not value:
+            value = text_of(value, self._field.name)
+        key = self._before + value + self._after
+        return key if key.isascii() else check_encodes(key, self._field.name)
+
+
+class _OneArgument:
+    """As `_OneField`, of an argument that is the value itself."""
+
+    __slots__ = ("_after", "_before", "_find", "_name")
+
+    def __init__(self, before: str, field: _Field, after: str) -> None:
+        self._before = before
+        self._find = field.find
+        self._name = field.name
+        self._after = after
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        value = self._find(instance, args, kwargs)
+        if type(value) is not str or not value:
+            value = text_of(value, self._name)
+        key: str = self._before + value + self._after
+        return key if key.isascii() else check_encodes(key, self._name)
+
+
+class _ManyFields:
+    __slots__ = ("_after", "_escapes", "_parts")
+
+    def __init__(self, parts: list[tuple[str, _Field]], after: str, separators: set[str]) -> None:
+        self._parts = parts
+        self._after = after
+        self._escapes = {ord(char): _percent(char) for char in separators | {"%"}}
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        key = "".join(
+            before + check_encodes(field.text(instance, args, kwargs), field.name).translate(self._escapes)
+            for before, field in self._parts
+        )
+        return key + self._after
+
+
+class _Called:
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: Callable[..., object]) -> None:
+        self._spec = spec
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> str | bytes | int:
+        value = self._spec(*args, **kwargs) if instance is None else self._spec(instance, *args, **kwargs)
+        if (type(value) is bytes and value) or type(value) is int:
+            return value
+        return check_encodes(text_of(value, "key callable"), "key callable")
+
+
+class _AllArguments:
+    __slots__ = ("_arguments",)
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
+        try:
+            return digest(self._arguments.all(instance, args, kwargs), name="arguments").hex()
+        except BadInput as error:
+            fix = 'Name what identifies the work, as in key="{event[id]}": without key= every argument counts'
+            raise BadInput(error.name, error.value, error.problem, fix) from None
+
+
+class _Fingerprint:
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: list[_Field]) -> None:
+        self._fields = fields
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> bytes:
+        values = {field.written: field.value(instance, args, kwargs) for field in self._fields}
+        return digest(values, name="fingerprint")
+
+
+class _CalledFingerprint:
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: Callable[..., object]) -> None:
+        self._spec = spec
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> bytes:
+        value = self._spec(*args, **kwargs) if instance is None else self._spec(instance, *args, **kwargs)
+        return digest(value, name="fingerprint")
+
+
+class _OfBound(Generic[T_co]):
+    """The function was a bound method when it was decorated, so a plain call does not bring its instance."""
+
+    __slots__ = ("_instance", "_spec")
+
+    def __init__(self, spec: _Spec[T_co], instance: object) -> None:
+        self._spec = spec
+        self._instance = instance
+
+    def of(self, instance: object, args: Args, kwargs: Kwargs) -> T_co:
+        return self._spec.of(self._instance if instance is None else instance, args, kwargs)
+
+
+def _bound(spec: _Spec[T_co], func: Callable[..., object]) -> _Spec[T_co]:
+    return _OfBound(spec, func.__self__) if ismethod(func) else spec
+
+
+def _arguments(func: Callable[..., object], name: str, spec: object) -> Arguments:
+    try:
+        return Arguments(func)
+    except (ValueError, TypeError) as error:
+        fix = f"Pass a callable as {name}="
+        raise BadInput(name, spec, f"the parameters of {func!r} cannot be known ({error})", fix) from error
+
+
+def _sync(spec: Callable[..., object], name: str) -> Callable[..., object]:
+    if iscoroutinefunction(spec):
+        raise BadInput(
+            name, spec, "is a coroutine function", "Pass a plain function: it is called before anything waits"
+        )
+    return spec
+
+
+def _template(template: str, arguments: Arguments) -> KeySpec:
+    parts: list[tuple[str, _Field]] = []
+    before = ""
+    for literal, written, options, conversion in _parsed(check_encodes(template, "key")):
+        before += literal
+        if written is None:
+            continue
+        if options or conversion:
+            problem = f"{{{written}}} has a format (after : or !), and two values could look the same in it"
+            raise BadInput("key", template, problem, "Leave the format out, or pass a callable")
+        parts.append((before, _field(written, arguments, "key", template)))
+        before = ""
+    if not parts:
+        raise BadInput("key", template, "has no field, so all messages would share one key", _LIKE)
+    if len(parts) == 1:
+        one = _OneField if parts[0][1].path else _OneArgument
+        return one(*parts[0], before)
+    return _ManyFields(parts, before, {_separator(between, template) for between, _ in parts[1:]})
+
+
+def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    try:
+        return list(Formatter().parse(template))
+    except ValueError as error:
+        raise BadInput("key", template, f"is not a template ({error})", _LIKE) from None
+
+
+def _separator(between: str, template: str) -> str:
+    """The character that ends a value: it is escaped in values, and no escape (%3A) contains it."""
+    for char in between:
+        if not char.isalnum() and char != "%":
+            return char
+    raise BadInput("key", template, "has fields that run into each other", 'Put ":" between them, as in "{a}:{b}"')
+
+
+def _percent(char: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in char.encode())
+
+
+def _field(written: object, arguments: Arguments, name: str, spec: object) -> _Field:
+    found = _FIELD.fullmatch(written) if isinstance(written, str) else None
+    if found is None:
+        raise BadInput(name, spec, f"{{{written}}} is not a field: fields start with the name of a parameter", _LIKE)
+    find = arguments.find(found[1])
+    if find is None:
+        takes = ", ".join(arguments.names) or "none"
+        raise BadInput(name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}")
+    return _Field(found[0], find, tuple(_step(step, name, spec) for step in _STEP.finditer(found[2])), name)
+
+
+def _step(step: re.Match[str], name: str, spec: object) -> tuple[bool, str | int]:
+    """As str.format has it: a number in brackets is an index, anything else a key."""
+    attribute, member = step.groups()
+    if attribute is None:
+        return True, int(member) if member.isascii() and member.isdigit() else member
+    if attribute.startswith("_") or not attribute.isidentifier():
+        raise BadInput(name, spec, f".{attribute} is not a public attribute", "Use a callable to reach it")
+    return False, attribute

@@ -1,0 +1,1 @@
+"""The compact set of ids that were seen."""

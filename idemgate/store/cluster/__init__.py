@@ -1,0 +1,1 @@
+"""Redis Cluster: which node serves a key, and how to follow a redirect."""

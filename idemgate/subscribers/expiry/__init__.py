@@ -1,0 +1,1 @@
+"""Keys that expire, each handled once."""

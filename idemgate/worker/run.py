@@ -1,0 +1,84 @@
+"""`gate.run()`: a worker and the subscribers of a gate as a whole program, ended by SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.errors import BadInput
+from idemgate.membership.member import Membership
+from idemgate.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from idemgate.gate import Gate
+
+__all__ = ["run"]
+
+
+def run(
+    gate: Gate,
+    topics: Sequence[str] = (),
+    *,
+    concurrency: int = 32,
+    prefetch: int | None = None,
+    grace: Duration = "30s",
+    members: bool | Membership = False,
+) -> None:
+    """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
+    here = threading.current_thread()
+    if here is not threading.main_thread():
+        raise BadInput(
+            "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
+        )
+    asyncio.run(_run(gate, topics, concurrency, prefetch, grace, members))
+
+
+async def _run(
+    gate: Gate,
+    topics: Sequence[str],
+    concurrency: int,
+    prefetch: int | None,
+    grace: Duration,
+    members: bool | Membership,
+) -> None:
+    worked = any(topic.opening.worked for topic in gate.topics.values())
+    if not worked and not gate.subscribers:
+        raise BadInput(
+            "topics",
+            list(topics),
+            "the gate has no topic with a handler and no subscriber",
+            "Register one before run()",
+        )
+    worker = None
+    if worked or topics:
+        worker = Worker(gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
+    stop = asyncio.Event()
+    _on_signals(stop, worker)
+    try:
+        async with asyncio.TaskGroup() as group:
+            if worker is not None:
+                group.create_task(worker.run(stop))
+            for subscriber in gate.subscribers:
+                group.create_task(subscriber.run(stop, grace=milliseconds(grace, "grace", zero=True) / 1000))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # what ended it; the others were stopped for it
+    finally:
+        await gate.aio.close()
+        gate.close()
+
+
+def _on_signals(stop: asyncio.Event, worker: Worker | None) -> None:
+    def end() -> None:
+        if stop.is_set() and worker is not None:
+            worker.stop()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):  # Windows' loops have none
+            loop.add_signal_handler(number, end)

@@ -1,0 +1,209 @@
+"""The demo as a user sees it: its numbers, its end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemgate.cli import command_line
+from idemgate.cli.demo.play import play
+from idemgate.cli.demo.records import Records
+
+REAL = Path(__file__).parents[1] / "data" / "repo-changes.ndjson.gz"
+EVENTS = int(os.environ.get("IDEMGATE_E2E_EVENTS", "5000"))
+"""How much of the real file is played; 60000 is all of it."""
+FAST = ("--speed", "max", "--window", "100ms")
+linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+
+
+def report_of(out: str) -> dict[str, Any]:
+    return json.loads(out)
+
+
+def test_a_small_demo_keeps_its_promises_and_its_numbers_add_up(start: Any) -> None:
+    # When 300 made-up events are played to 3 subscribers
+    code, out, err = start("demo", "--events", "300", "--subscribers", "3", "--speed", "2", "--json").end()
+    # Then all promises were checked and kept
+    report = report_of(out)
+    assert (code, report["kept"]) == (0, True), err
+    assert [one["broken"] for one in report["promises"]] == [[]] * 7
+    # and some events were published twice, each copy was heard by each subscriber, and one copy each was handled
+    assert report["handled"] == report["triggers"] == report["events"] == 300
+    assert 300 < report["published"] < 400
+    assert report["copies_received"] == 3 * report["published"]
+    assert report["duplicates_dropped"] == report["copies_received"] - 300
+    # and windows merged triggers
+    assert 0 < report["deliveries"] < 300
+    assert report["merge_ratio"] == round(300 / report["deliveries"], 2)
+    assert 0 <= report["lateness_p50_ms"] <= report["lateness_p99_ms"]
+    # and how it went was told apart from the report
+    assert "300 events" in err
+
+
+def test_a_file_is_played_in_its_own_time_speeded_up(start: Any, tmp_path: Path) -> None:
+    # Given three bursts of the same paths, years apart
+    year = 365 * 86_400
+    events = [
+        {"id": f"{burst}-{number}", "ts": 1_500_000_000 + burst * 3 * year, "path": f"p{number % 5}", "change": "M"}
+        for burst in range(3)
+        for number in range(20)
+    ]
+    file = tmp_path / "events.ndjson.gz"
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, events)).encode()))
+    # When it is played with pauses of at most 30 s, a window of 20 s, 20 times as fast
+    code, out, err = start(
+        *("demo", "--input", str(file), "--max-gap", "30s", "--window", "20s", "--speed", "20"),
+        *("--subscribers", "2", "--json"),
+    ).end()
+    # Then each burst made one delivery a path
+    report = report_of(out)
+    assert (code, report["events"], report["deliveries"]) == (0, 60, 15), err
+    # and the years took two pauses of 1.5 s
+    assert "60 s with long pauses cut" in err
+    assert report["elapsed_s"] > 3
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real input is not here")
+@pytest.mark.timeout(300)
+def test_real_events_through_four_subscribers(start: Any) -> None:
+    # When a part of the real file is played as fast as it goes
+    code, out, err = start(
+        "demo", "--input", str(REAL), "--events", str(EVENTS), "--speed", "max", "--window", "300ms", "--json"
+    ).end(280)
+    # Then nothing was lost, repeated, early or left over
+    report = report_of(out)
+    assert (code, report["kept"], report["handled"]) == (0, True, EVENTS), out + err
+    assert report["copies_received"] == 4 * report["published"]
+    assert report["deliveries"] < EVENTS
+
+
+def test_a_server_of_ones_own_keeps_nothing_of_the_topic(start: Any, url: str, raw: Any) -> None:
+    # When it runs on a given server
+    code, out, _ = start("demo", *FAST, "--events", "50", "--subscribers", "1", "--url", url, "--json").end()
+    # Then what stays are the guard's records, and those fade
+    assert (code, report_of(out)["handled"]) == (0, 50)
+    kept = list(raw.scan_iter(match="ig1:{demo-*", count=1000))
+    assert len(kept) == 50
+    assert all(0 < raw.ttl(key) <= 15 * 60 for key in kept)
+
+
+def test_what_lies_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
+    # Given a directory with modules named like some that idemgate needs
+    for name in ("redis", "msgpack", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    # Then the demo does not mind
+    command = [sys.executable, "-P", "-m", "idemgate", "demo", *FAST, "--events", "20", "--subscribers", "1"]
+    demo = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=40, check=False)
+    assert (demo.returncode, demo.stderr) == (0, ""), demo.stdout
+
+
+@linux
+def test_ctrl_c_ends_everything(start: Any) -> None:
+    # Given a demo in full swing
+    demo = start("demo", "--subscribers", "2", NO_COLOR="1")
+    demo.read_until("publishing")
+    assert len(demo.alive()) >= 4  # two subscribers, a worker, a server
+    # When the terminal sends Ctrl-C to its process group
+    demo.signal_group(signal.SIGINT)
+    # Then it says so in a line, without a traceback, and nothing is left
+    code, out, err = demo.end(15)
+    assert (code, err) == (130, "")
+    assert out.splitlines()[-1].startswith("Interrupted after")
+    assert demo.all_gone(1)
+
+
+@linux
+def test_ctrl_c_while_it_starts_ends_everything(start: Any) -> None:
+    demo = start("demo", "--subscribers", "2")
+    demo.read_until("Server:")
+    demo.signal_group(signal.SIGINT)
+    code, _, err = demo.end(15)
+    assert (code, err) == (130, "")
+    assert demo.all_gone(1)
+
+
+@linux
+def test_nothing_outlives_a_killed_demo(start: Any) -> None:
+    # Given a demo in full swing
+    demo = start("demo", "--subscribers", "2")
+    demo.read_until("publishing")
+    assert len(demo.alive()) >= 4
+    assert demo.folders
+    # When it is killed without a chance to clean up
+    demo.process.kill()
+    # Then its processes end by themselves, and the server's files are gone
+    assert demo.all_gone()
+    assert [folder for folder in demo.folders if Path(folder).exists()] == []
+
+
+@linux
+def test_a_subscriber_that_is_killed_is_a_broken_promise(start: Any) -> None:
+    # Given a demo in full swing
+    demo = start("demo", "--subscribers", "2")
+    demo.read_until("publishing")
+    # When one of its subscribers is killed
+    victim = next(pid for pid, line in demo.alive().items() if "actors subscriber" in line)
+    os.kill(victim, signal.SIGKILL)
+    # Then it says which promises that broke, and fails
+    code, out, _ = demo.end(20)
+    assert code == 1
+    assert "BROKEN  nothing failed, nothing was lost" in out
+    assert "ended with -9" in out
+    assert demo.all_gone(1)
+
+
+def test_a_broken_promise_is_told_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a demo whose records are falsified: an event handled twice, a delivery 5 ms early
+    def doctor(records: Records) -> None:
+        records.handled.append(records.handled[0])
+        first = records.deliveries[0]
+        records.deliveries[0] = replace(first, now_ms=first.due_ms - 5.0)
+
+    options = command_line().parse_args(["demo", *FAST, "--events", "40", "--subscribers", "1", "--json"])
+    # When it ends
+    code = play(options, doctor)
+    # Then it fails and names them
+    broken = {one["promise"]: one["broken"] for one in report_of(capsys.readouterr().out)["promises"] if one["broken"]}
+    assert code == 1
+    assert "1 handled more than once: e0000" in broken["each event was handled once, and once only"][0]
+    assert "by 5.0 ms" in broken["no delivery was early by the server's clock"][0]
+
+
+def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    # Given a terminal
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "idemgate", "demo", *FAST, "--events", "60", "--subscribers", "1"]
+    # When the demo runs in it
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    ) as demo:
+        os.close(theirs)
+        seen = _all_of(ours)
+    # Then it drew over itself, and the report stands at its end
+    assert demo.returncode == 0
+    assert "\x1b[2K" in seen
+    assert "duplicates dropped" in seen.rpartition("\x1b[")[2]
+
+
+def _all_of(terminal: int) -> str:
+    seen = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # Linux says EIO when the other end is closed
+            piece = b""
+        if not piece:
+            os.close(terminal)
+            return seen.decode()
+        seen += piece

@@ -1,0 +1,139 @@
+"""Processes to kill, and how many of them.
+
+The suite kills at every fail point once or a few times, in seconds. `IDEMGATE_KILLS=2000` kills about that many
+processes a test more, at the same places and at random moments, and prints what it found: `pytest tests/resilience -s -n
+2`.
+
+Every namespace that a test makes is audited at its end, while its servers are up. Where none of them is any more, the
+test asks by itself (`sound`); where that cannot be, it says why: `@pytest.mark.unaudited("...")`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from tests.resilience.judging import Namespaces
+from tests.resilience.servers import Server, library
+
+KILLS = int(os.environ.get("IDEMGATE_KILLS", "0"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "unaudited(why): what the test leaves in the store cannot be audited")
+
+
+@pytest.fixture(autouse=True)
+def namespaces(request: pytest.FixtureRequest) -> Iterator[Namespaces]:
+    """Every gate is noted as it is made."""
+    found = Namespaces({kind for mark in request.node.iter_markers("damages") for kind in mark.args})
+    plain = Gate.__init__
+
+    def noted(self: Gate, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        found.note(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Gate, "__init__", noted)
+        if not [*request.node.iter_markers("unaudited")]:
+            patched.setattr(Server, "leaving", found.leave)
+        yield found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Before any fixture goes away, and its server or its keys with it."""
+    namespaces: Namespaces = item.funcargs["namespaces"]  # type: ignore[attr-defined]
+    try:
+        yield
+        if not [*item.iter_markers("unaudited")]:
+            namespaces.end()
+            assert not namespaces.missed(), f"never audited: {[*namespaces.missed()]}"
+    finally:
+        namespaces.gates.clear()
+
+
+@pytest.fixture
+def sound(sound: Callable[[Gate], None], namespaces: Namespaces) -> Callable[[Gate], None]:
+    """`sound(gate)`, now: its server will be gone at the end of the test."""
+
+    def check(gate: Gate) -> None:
+        sound(gate)
+        namespaces.audited.add(gate.namespace)
+
+    return check
+
+
+class Zygote:
+    """`zygote(scene="work", die="after topic/take", ...)`: runs that in a process of its own, and says how it ended."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.resilience.zygote"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.out, self.orders = self.process.stdout, self.process.stdin
+        assert self.out.readline() == "ready\n"
+        self.kills = 0
+
+    def _answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        self.orders.write(json.dumps(order) + "\n")
+        self.orders.flush()
+        answer: dict[str, Any] = json.loads(self.out.readline())
+        return answer
+
+    def start(self, **order: Any) -> int:
+        """A process that lives until `kill`; its number."""
+        return int(self._answer({"do": "start", **order})["pid"])
+
+    def preload(self, module: str) -> None:
+        """Import a module before the processes that need it are forked."""
+        self._answer({"do": "import", "module": module})
+
+    def kill(self, pid: int) -> None:
+        """Dead when this returns."""
+        assert self._answer({"do": "kill", "pid": pid}) == {"signal": 9}, "it had ended by itself"
+        self.kills += 1
+
+    def __call__(self, **order: Any) -> dict[str, Any]:
+        ended = self._answer(order)
+        assert "error" not in (ended["said"] or ()), ended["said"]["traceback"]
+        self.kills += ended["signal"] == 9
+        return ended
+
+    def close(self) -> None:
+        self.orders.close()
+        self.process.wait(10)
+        self.out.close()
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def kills() -> int:
+    """How many processes to kill beyond the few of the suite: the environment variable IDEMGATE_KILLS."""
+    return KILLS
+
+
+@pytest.fixture(scope="session")
+def clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be preloaded into a server: its clock is what a file says (`clock.c`)."""
+    return library("clock", tmp_path_factory.mktemp("clock"))

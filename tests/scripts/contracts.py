@@ -1,0 +1,320 @@
+"""Reads the scripts as text, and says where a header and the code below it disagree.
+
+Everything works on a mapping of file name -> text ("guard/claim", "lib/now"), so that a test can plant a fault in a
+copy. The reading is by pattern, not by a grammar: it knows the few ways in which our scripts are written, and
+complains about any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, takewhile
+
+__all__ = ["FAMILIES", "Header", "expanded", "header_of", "violations"]
+
+Sources = Mapping[str, str]
+
+
+def _set(words: str) -> set[str]:
+    return set(words.split())
+
+
+READS = _set("""EXISTS HEXISTS HGET HGETALL HKEYS HLEN HMGET HSTRLEN HVALS PTTL STRLEN TIME TTL TYPE ZCARD
+    ZCOUNT ZLEXCOUNT ZMSCORE ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCORE
+    LLEN LRANGE HSCAN ZSCAN GET SCARD SISMEMBER SMEMBERS""")
+WRITES = _set("""DEL HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PEXPIREAT PUBLISH UNLINK ZADD ZINCRBY ZPOPMAX
+    ZPOPMIN ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE LPUSH RPUSH LPOP RPOP LTRIM SADD SREM XADD SET INCRBY""")
+"""What Redis 6.2 knows too, and a script of ours may use."""
+GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tostring type ipairs pairs unpack select
+    error next assert pcall""")
+KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
+    while""")
+FAMILIES = {"merge", "lean", "crew", "buckets", "events", "page", "wrong", "sound"}
+"""Libraries that hold more than the one function they are named after."""
+ANSWERING = {"lib/settling", "lib/taking"}
+"""Libraries that make a part of the reply of those that include them."""
+COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
+KEY_NAMES = {
+    "guard": {"key", "t.key"},
+    "dedup": {"key", "t.key"},
+    "topics": {"told", "target", "t.key"},
+    "members": {"key"},
+    "expiry": set(),
+    "lib": {"key", "told", "t.key"},
+}
+"""Names under which a script, by room, hands a key of its own to a command; `t.key` is a table's (lib/buckets)."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one;
+    `many`: any number of keys of one kind; `packed`: what replies begin with that are one string."""
+
+    about: str
+    keys: int
+    many: bool
+    args: frozenset[int]
+    tail: tuple[int, int] | None
+    words: frozenset[str]
+    each: frozenset[str]
+    packed: frozenset[str]
+
+    def takes(self, args: int) -> bool:
+        """Whether a call may have that many arguments."""
+        fixed = len(self.args)
+        return args == fixed if self.tail is None else args >= fixed and (args - fixed) % self.tail[1] == 0
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def header_of(text: str) -> Header:
+    lines = [line[4:].strip() for line in text.splitlines() if line.startswith("---") and "@include" not in line]
+    about = " ".join(takewhile(lambda line: not line.startswith(("KEYS[", "ARGV[", "Returns")), lines))
+    keys = max((int(last or first) for first, last in _found(r"^KEYS\[(\d+)(?:\.\.(\d+))?\] \w", lines)), default=0)
+    args = frozenset(int(number) for (number,) in _found(r"^ARGV\[(\d+)\] \S", lines))
+    returns = " ".join(lines).partition("Returns ")[2]
+    return Header(
+        about=about,
+        keys=keys,
+        many=any(line.startswith("KEYS[1..] ") for line in lines),
+        args=args,
+        tail=_tail(lines),
+        words=frozenset(re.findall(r'\{"(\w+)"', returns)),
+        each=frozenset(
+            word for part in re.findall(r", then ([^{}]*)", returns) for word in re.findall(r'"(\w+)"', part)
+        ),
+        packed=frozenset(re.findall(r'packed "(\w)"', returns)),
+    )
+
+
+def _found(pattern: str, lines: list[str]) -> Iterator[tuple[str, ...]]:
+    return (match.groups() for line in lines if (match := re.match(pattern, line)))
+
+
+def _tail(lines: list[str]) -> tuple[int, int] | None:
+    arguments = " ".join(lines).partition(" Returns ")[0]
+    for start, meaning in re.findall(r"ARGV\[(\d+)\.\.\] (.+)$", arguments):
+        several = re.match(r"(\w+) an? \w+: (.+)$", meaning)
+        if not several:
+            return int(start), 1
+        return int(start), COUNTS[several[1]] if COUNTS[several[1]] == len(several[2].split(";")) else 0
+    return None
+
+
+_LITERAL_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|--[^\n]*')
+
+
+@cache
+def _code(text: str) -> str:
+    """Without comments, which includes are too."""
+    return _LITERAL_OR_COMMENT.sub(lambda match: match[1] or "", text)
+
+
+@cache
+def _bare(text: str) -> str:
+    """Without what stands in strings."""
+    return re.sub(r'"(?:[^"\\]|\\.)*"', '""', _code(text))
+
+
+def _includes(text: str) -> list[str]:
+    return re.findall(r'^--- @include "([^"]+)"$', text, re.MULTILINE)
+
+
+def expanded(name: str, sources: Sources, seen: set[str] | None = None) -> list[str]:
+    """The files of a script in the order in which the reader puts them, itself last."""
+    seen = {name} if seen is None else seen
+    found: list[str] = []
+    for wanted in _includes(sources[name]):
+        if wanted not in seen and wanted in sources:
+            seen.add(wanted)
+            found += expanded(wanted, sources, seen)
+    return [*found, name]
+
+
+@cache
+def _defined(text: str) -> list[str]:
+    """Names that a file declares at its top level."""
+    functions = re.findall(r"^local function (\w+)", text, re.MULTILINE)
+    values = re.findall(r"^local (?!function)([\w, ]+?)(?: =|$)", text, re.MULTILINE)
+    return [*functions, *chain.from_iterable(re.split(r", *", names) for names in values)]
+
+
+@cache
+def _declared(bare: str) -> set[str]:
+    """Every local name, wherever it is declared."""
+    lists = re.findall(r"\blocal (?!function)([\w, ]+)", bare) + re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", bare)
+    lists += re.findall(r"\bfor (\w+) =", bare) + re.findall(r"\bfunction \w*\(([^)]*)\)", bare)
+    return {name.strip() for names in lists for name in names.split(",")} | set(re.findall(r"\bfunction (\w+)", bare))
+
+
+@cache
+def _used(bare: str) -> set[str]:
+    """Names that are read or called: not fields, not the keys of a table constructor."""
+    depth, found = 0, set[str]()
+    for match in re.finditer(r"[{}]|(?<![\w.])([A-Za-z_]\w*)(\s*=(?!=))?", bare):
+        if match[1] is None:
+            depth += 1 if match[0] == "{" else -1
+        elif match[1] not in KEYWORDS and not (depth and match[2]):
+            found.add(match[1])
+    return found
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+def violations(sources: Sources) -> list[str]:
+    """All there is to complain about, each line beginning with the file."""
+    found: list[str] = []
+    for name, text in sources.items():
+        checks = [_includes_agree]
+        checks += (
+            [_is_a_library]
+            if name.startswith("lib/")
+            else [_keys_agree, _args_agree, _words_agree, _time_agrees, _stays_inside]
+        )
+        found += [f"{name}: {what}" for check in checks for what in check(name, text, sources)]
+    return found
+
+
+def _includes_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
+    wanted = _includes(text)
+    own = _used(_bare(text))
+    yield from (f"includes {one}, which does not exist" for one in wanted if one not in sources)
+    yield from (f"includes {one} twice" for one, times in Counter(wanted).items() if times > 1)
+    for one in wanted:
+        if one in sources and not own & set(_defined(_code(sources[one]))):
+            yield f"includes {one} and does not use it"
+        if name in _reached(one, sources):
+            yield f"is in a cycle with {one}"
+    reached = set(chain.from_iterable(_reached(one, sources) for one in wanted))
+    for other in sources:
+        missing = own & set(_defined(_code(sources[other]))) - _declared(_bare(text))
+        if other.startswith("lib/") and other != name and other not in reached and missing:
+            yield f"uses {', '.join(sorted(missing))} and does not include {other}"
+
+
+def _reached(name: str, sources: Sources, seen: frozenset[str] = frozenset()) -> set[str]:
+    if name in seen or name not in sources:
+        return set()
+    return {name}.union(*(_reached(one, sources, seen | {name}) for one in _includes(sources[name])))
+
+
+def _is_a_library(name: str, text: str, _: Sources) -> Iterator[str]:
+    wanted, defined = name.removeprefix("lib/"), _defined(_code(text))
+    if wanted not in defined or (len(set(defined)) > 1 and wanted not in FAMILIES):
+        yield f"defines {', '.join(defined) or 'nothing'}, not just {wanted}"
+    if re.search(r"\b(KEYS|ARGV)\b", _code(text)):
+        yield "reads KEYS or ARGV"
+
+
+def _keys_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
+    code = _code(text).replace("KEYS[2] and {}", "")  # whether there are several
+    used = {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", code)}
+    for whole in re.findall(r"\b(\w+)\(KEYS\)", code):
+        used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(f"lib/{whole}", ""))}
+    if re.search(
+        r"\bKEYS\b", re.sub(r"\bKEYS\[(?:\d+|i)\]|= (slot|crew)\(KEYS\)|in ipairs\(KEYS\)|i == #KEYS\b", "", code)
+    ):
+        yield "uses KEYS in a way that cannot be checked"
+    if ("ipairs(KEYS)" in code or _each_in_turn(code)) != header_of(text).many:
+        yield "takes all of KEYS, or says so, and not both"
+    declared = set(range(1, header_of(text).keys + 1))
+    if used != declared:
+        yield f"uses KEYS {sorted(used)}, its header says {sorted(declared)}"
+
+
+def _each_in_turn(code: str) -> bool:
+    """Whether it goes through KEYS by `i`, from the first on, and may end before the last."""
+    return "KEYS[i]" in code and "\nrepeat\n  i = i + 1\n" in code and "\nuntil i == #KEYS or " in code
+
+
+def _args_agree(name: str, text: str, _: Sources) -> Iterator[str]:
+    code, header = _code(text), header_of(text)
+    used = {int(number) for number in re.findall(r"\bARGV\[(\d+)\]", code)}
+    if used != header.args or header.args != frozenset(range(1, len(header.args) + 1)):
+        yield f"uses ARGV {sorted(used)}, its header says {sorted(header.args)}"
+    found = _tails_used(code)
+    wanted = set() if header.tail is None else {header.tail}
+    if found != wanted:
+        yield f"reads ARGV from {sorted(found)} (start, how many are one), its header says {sorted(wanted)}"
+    elif header.tail and header.tail[0] != len(header.args) + 1:
+        yield f"has arguments from {header.tail[0]} on, but {len(header.args)} before them"
+
+
+def _tails_used(code: str) -> set[tuple[int, int]]:
+    found = {(int(start), 1) for start in re.findall(r"\bunpack\(ARGV, (\d+)\)", code)}
+    read: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    loop = re.compile(r"^( *)for (\w+) = (\d+), [^,\n]+?(?:, (\d+))? do\n(.*?)^\1end", re.MULTILINE | re.DOTALL)
+    for _, variable, start, step, body in loop.findall(code):
+        offsets = {int(offset or 0) for offset in re.findall(rf"\bARGV\[{variable}(?: \+ (\d+))?\]", body)}
+        if offsets:
+            read[int(start), int(step or 1)] |= offsets
+    for factor, shift in re.findall(r"\bat, \w+, \w+ = (\d+) \* i ([+-] \d+),", code if _each_in_turn(code) else ""):
+        offsets = {int(offset or 0) for offset in re.findall(r"\bARGV\[at(?: \+ (\d+))?\]", code)}
+        read[int(factor) + int(shift.replace(" ", "")), int(factor)] |= offsets
+    for shift in re.findall(r"\bARGV\[i \+ (\d+)\]", code if _each_in_turn(code) else ""):
+        read[int(shift) + 1, 1] |= {0}
+    for (first, several), offsets in read.items():
+        found.add((first, several if offsets == set(range(several)) else -len(offsets)))
+    return found
+
+
+def _words_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
+    header, answering = header_of(text), [one for one in _includes(text) if one in ANSWERING]
+    code = "\n".join(map(_code, [text, *(sources[one] for one in answering)]))
+    replies = re.findall(r"\{\s+([^{},]+), now_ms\b", code)
+    words = {word for reply in replies for word in re.findall(r'"(\w+)"', reply)}
+    if words != header.words:
+        yield f"answers {sorted(words)}, its header says {sorted(header.words)}"
+    written = re.findall(r'(?:return|receipt =|answer =|reply\[[^\n\]]+\] =) ([^\n{]*"\w+"[^\n]*)', code)
+    each = {word for one in written for word in re.findall(r'(?<!== )"(\w+)"', one) if "redis." not in one}
+    if not header.packed <= each:
+        yield f"answers packed {sorted(each)}, its header says {sorted(header.packed)}"
+    if each - header.packed != header.each:
+        yield f"answers {sorted(each)} for each, its header says {sorted(header.each)}"
+
+
+def _time_agrees(name: str, text: str, sources: Sources) -> Iterator[str]:
+    if header_of(text).about[-1:] not in (".", ")"):
+        yield "begins with no sentence"
+    if not re.search(r'^--- ARGV\[1\] now, us, or "" for the server\'s$', text, re.MULTILINE):
+        yield "has another first argument than the time"
+    if len(re.findall(r"(?<!\w)now\(", _code(text))) != 1:
+        yield "does not ask for the time once"
+    files = expanded(name, sources)
+    if sum(_code(sources[one]).count('"TIME"') for one in files) != 1:
+        yield "calls TIME more or less than once"
+
+
+def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
+    files = expanded(name, sources)
+    whole = "\n".join(_code(sources[one]) for one in files)
+    room = name.partition("/")[0]
+    calls = re.findall(r"redis\.p?call\(\s*([^,)]+)(?:,\s*([^,]+?))?\s*[,)]", whole)
+    for command, key in calls:
+        if command.strip('"') not in READS | WRITES:
+            yield f"calls {command}"
+        if (
+            key
+            and not re.match(r"(?:\w+ and K\.\w+ or )?K\.\w+|K\[\w+\]|KEYS\[\d+\]$", key)
+            and key not in KEY_NAMES[room]
+        ):
+            yield f"gives {command} the key {key}, which is not one of KEYS"
+    if re.search(r'"(?:P?EXPIRE|PEXPIREAT)"[^\n]*"(?:NX|XX|GT|LT)"', whole):
+        yield "uses an option of EXPIRE that Redis 6.2 does not know"
+    if 'redis.call("PUBLISH"' in whole:
+        yield "fails where a hint may not be published, after it wrote; use pcall"
+    if re.search(r"\.\.\s*\w+_us\b|\b\w+_us\s*\.\.", whole):
+        yield "joins a large number to a text: Lua writes 1.787e+15; use digits()"
+    if "Writes nothing" in text:
+        alone = "\n".join(_code(sources[one]) for one in files if one.removeprefix("lib/") not in FAMILIES)
+        yield from (f"says that it writes nothing, and calls {one}" for one in sorted(WRITES) if f'"{one}"' in alone)
+    names = [one for file in files for one in _defined(_code(sources[file]))]
+    yield from (f"{one} is defined twice in the whole" for one, times in Counter(names).items() if times > 1)
+    bare = "\n".join(_bare(sources[one]) for one in files)
+    yield from (f"{one} is not defined" for one in sorted(_used(bare) - GLOBALS - _declared(bare)))

@@ -1,0 +1,555 @@
+"""What the contracts of scripts are tried on: every state that a slot, a record or a seen-set can be in, and everything
+that can be asked of it. One key "k", and a few others beside it.
+
+A scene is built once and brought back from its DUMPs before each question, and questions are asked as they are, without
+a link: the reply is the script's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import redis
+
+from idemgate import Gate
+from idemgate.audit.slot import Slot as OneSlot
+from idemgate.audit.slot import read_slot
+from idemgate.core import keys
+from idemgate.core.calls import Call
+from idemgate.core.clock import stamp
+from idemgate.dedup import calls as compact
+from idemgate.errors import IdemgateError
+from idemgate.guard.calls import Claims, Record
+from idemgate.membership import calls as members
+from idemgate.membership.ownership import Announcement
+from idemgate.subscribers.expiry.rules import look
+from idemgate.testing import Clock
+from idemgate.topics import registry
+from idemgate.topics import reshard as resizing
+from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
+from idemgate.topics.merge import wrapped
+from idemgate.topics.messages import Delivery, Forward, Message, Trigger
+from idemgate.topics.partial import Part
+
+__all__ = ["PAGES", "RECORDS", "SLOTS", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry", "ask_theirs"]
+
+Dump = dict[bytes, bytes]
+CHANGE = b"change"
+MESSAGE = wrapped([2, 1, 1, 1, 1, b"", 0, b"", [2, 0, b"\xa1\x01\xa1\x02"], b"", 0, b"", 1, 0])
+"""One of a topic that appends: two triggers, attempted once."""
+
+
+NOBODY = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
+
+
+class Rig:
+    """A server, a namespace of it, and a clock. `keys` are those of the scene, which is all that is looked at."""
+
+    def __init__(self, raw: redis.Redis, url: str, namespace: str) -> None:
+        self.raw = raw
+        self.clock = Clock()
+        self.gate = Gate(url, namespace=namespace, clock=self.clock)
+        self.keys: tuple[bytes, ...] = ()
+        self.scene: Dump = {}
+        self.began = self.clock.now()
+
+    def keep(self, looked_at: Iterable[bytes]) -> None:
+        """The scene is as it is now."""
+        self.keys = tuple(looked_at)
+        self.scene, self.began = self.dump(), self.clock.now()
+
+    def again(self) -> None:
+        """Brings the scene back."""
+        self.clock.set(self.began.timestamp())
+        with self.raw.pipeline(transaction=False) as pipe:
+            pipe.delete(*self.keys)
+            for key, dumped in self.scene.items():
+                pipe.restore(key, 0, dumped)
+            pipe.execute()
+
+    def dump(self) -> Dump:
+        with self.raw.pipeline(transaction=False) as pipe:
+            for key in self.keys:
+                pipe.dump(key)
+            found = pipe.execute()
+        return {key: dumped for key, dumped in zip(self.keys, found, strict=True) if dumped is not None}
+
+    def ask(self, call: Call[Any]) -> list[Any]:
+        """The script's reply, at the time of now. Raises what the server raises."""
+        args = (stamp(self.clock), *call.args[1:])
+        try:
+            return self.raw.evalsha(call.script.sha.decode(), len(call.keys), *call.keys, *args)
+        except redis.exceptions.NoScriptError:
+            return self.raw.eval(call.script.text.decode(), len(call.keys), *call.keys, *args)
+
+
+# -- slots of a topic -------------------------------------------------------------------------------------------------
+
+
+class Slot:
+    """A topic of one slot, in the state that `build` makes of it. `flying` is the last delivery of "k"."""
+
+    def __init__(self, rig: Rig, build: str) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+        ranked, leading = build == "ready", build == "behind a door"
+        window = "10s" if leading else None
+        self.topic = rig.gate.topic(
+            f"t-{build.replace(' ', '-').replace(',', '')}", merge="append", backoff=5, lease="30s", max_attempts=3,
+            priority=ranked, window=window, edge="leading" if leading else "trailing", concurrency=50,
+        )  # fmt: skip
+        self.calls: TopicCalls = self.topic.open()
+        self.flying = self._stranger()
+        SLOTS[build](self)
+        self.outbox = keys.outbox(rig.gate.namespace, self.topic.name, 0, 1)
+        rig.keep((*self.calls.keys(0), self.outbox))
+
+    def _stranger(self) -> Delivery[Any]:
+        return Delivery(self.topic.name, 0, b"k", 7, 1, Message(MESSAGE, self.calls.policy.merge, self.calls.codec))
+
+    def trigger(self, key: str = "k", **options: Any) -> None:
+        self.topic.trigger(key, [1], **options)
+
+    def take(self, n: int = 1) -> None:
+        taken = self.topic.take(n)
+        self.flying = next((one for one in taken if one.key == "k"), self.flying)
+
+    def take_k(self, **options: Any) -> None:
+        self.trigger(**options)
+        self.take()
+
+    def close(self) -> None:
+        self.rig.ask(resizing._close(self.calls, 0, CHANGE))
+
+    def asks(self) -> dict[str, Call[Any]]:
+        """Everything that can be asked of a slot, each with a request id of its own."""
+        calls, one = self.calls, self.flying
+        part = Part([1, 0, b"\xa1\x01"], 1, 2)
+        far = self.clock.microseconds() // 1000 + 60_000
+        loaded = [
+            resizing._Entry(kind, name, b"%d" % number, value, b"1" if kind == b"p" else b"", b"g")
+            for kind, name, number, value in (
+                (b"p", b"k", far, MESSAGE),
+                (b"f", b"n", far, wrapped([9, b"r" * 16, 0, 5, 1, b"", MESSAGE])),
+                (b"d", b"9", 5, wrapped([b"buried", MESSAGE, b"no", 5, 9])),
+                (b"m", b"vk", far, b"3"),
+                (b"e", keys.event("e", b"k", b"k"), far, b""),
+                (b"c", b"accepted", 0, b"3"),
+                (b"t", b"r" * 16, far // 30_000, wrapped([b"ok", 1])),
+            )
+        ]
+        trigger_many = calls.trigger_many([Trigger("k", [1]), Trigger("n", [2]), Trigger("k", [3], delay=9)]).calls[0]
+        settled = [Settlement("ack", one), Settlement("nack", one, 5, "why"), Settlement("bury", self._stranger())]
+        return {
+            "trigger": calls.trigger(Trigger("k", [1])),
+            "trigger at": calls.trigger(Trigger("k", [1], delay=3)),
+            "trigger group": calls.trigger(Trigger("k", [1], group="g")),
+            "trigger event": calls.trigger(Trigger("k", [1], event_id="e", version=4)),
+            "trigger many": trigger_many,
+            "take": calls.take(0, 5),
+            **{
+                f"settle {verb}": calls.settle(0, [Settlement(verb, one, 5, "why")])
+                for verb in ("ack", "nack", "bury", "return", "defer")
+            },
+            "turn": calls.turn(0, settled, 5),
+            "turn nack": calls.turn(0, [Settlement("nack", one, 5, "why")], 1),
+            "turn return": calls.turn(0, [Settlement("return", one)], 5),
+            "settle part": calls.settle(0, [Settlement("nack", one, 5, "why", part)]),
+            "settle many": calls.settle(0, settled),
+            "extend": calls.extend(0, [one]),
+            "forward list": calls.forward(0, Forward("list", None, 0), 10),
+            "forward stream": calls.forward(0, Forward("stream", None, 5), 10),
+            "cancel": calls.cancel("k"),
+            "reschedule": calls.reschedule(Trigger("k", delay=1)),
+            "flush": calls.flush("k"),
+            "flush all": calls.flush_slot(0),
+            "pause": calls._pause(0, b"1"),
+            "resume": calls._pause(0, b"0"),
+            "peek": calls.peek("k"),
+            "stats": calls._stats(0),
+            "stats closed": calls.depth(0).calls[0],
+            "dead": calls.dead(0, 0, 10),
+            "audit": self._audit(1_000),
+            "audit, large": self._audit(0),
+            "redrive": calls.exhume(0, "redrive", []),
+            "redrive named": calls.exhume(0, "redrive", [*self._letters(), "404"]),
+            "delete": calls.exhume(0, "delete", []),
+            "close": resizing._close(calls, 0, CHANGE),
+            "reopen": calls.reopen(0, CHANGE),
+            "unload": resizing._unload(calls, 0, CHANGE, 0),
+            "unload next": resizing._unload(calls, 0, CHANGE, 1),
+            "load": resizing._load(calls, 0, CHANGE, 1, 1, loaded),
+            "retell": resizing._retell(calls, 0, 0, b"0"),
+            "purge look": resizing._purge(calls, 0, CHANGE, False),
+            "purge": resizing._purge(calls, 0, CHANGE, True),
+        }  # fmt: skip
+
+    def _audit(self, most: int) -> Call[Any]:
+        return read_slot(OneSlot(self.rig.gate.namespace, self.topic.name, 0, 1), self.clock, most, 1 << 20)
+
+    def _letters(self) -> list[str]:
+        return [text.decode() for text in self.rig.raw.zrange(self.calls.keys(0)[4], 0, -1)]
+
+    def others_act(self) -> None:
+        """Whatever may happen in a slot before a late copy of a request arrives; refused where it is closed."""
+        calls = self.calls
+        self.clock.advance("6s")
+        acts = [
+            calls.cancel("k"), calls.trigger(Trigger("k", [8])), calls.take(0, 9), calls.trigger(Trigger("k", [9])),
+            calls.flush("k"), calls._pause(0, b"1"), calls._pause(0, b"0"), calls.exhume(0, "redrive", []),
+        ]  # fmt: skip
+        for act in acts:
+            self.rig.ask(act)
+        self.clock.advance("1s")
+
+
+def _lapsed(slot: Slot) -> None:
+    slot.take_k()
+    slot.clock.advance("31s")
+
+
+def _retrying(slot: Slot, **options: Any) -> None:
+    slot.take_k(**options)
+    slot.topic.nack(slot.flying, reason="why")
+
+
+def _dead(slot: Slot) -> None:
+    slot.take_k()
+    slot.topic.bury(slot.flying, reason="no")
+
+
+def _in_line(slot: Slot, first: str = "first") -> None:
+    """Two of a group, of which the first is in flight and the second waits for it."""
+    slot.trigger(first, group="g")
+    slot.clock.advance("1ms")
+    slot.trigger("k" if first != "k" else "second", group="g")
+    slot.take(2)
+
+
+def _full_house(slot: Slot) -> None:
+    """Of everything there is something, and nothing is closed: "k" in flight, another behind it, in a group with a
+    line; one lapsed, one dead, one ripe, one late; and what is remembered."""
+    slot.trigger("lapsed")
+    slot.trigger("grave")
+    taken = slot.topic.take(2)
+    slot.topic.bury([one for one in taken if one.key == "grave"], reason="no")
+    slot.clock.advance("29s")
+    slot.take_k(group="g")
+    slot.clock.advance("1500ms")
+    slot.trigger("line", group="g")
+    slot.rig.ask(slot.calls._call("take", 0, slot.calls.take(0, 0).args[1:], list))  # nobody is handed out
+    slot.trigger(group="g", version=3, event_id="x")
+    slot.trigger("late", delay=60)
+    slot.trigger("ripe")
+
+
+def _ready(slot: Slot) -> None:
+    for key, priority in (("high", 9), ("k", 5), ("low", 1)):
+        slot.trigger(key, priority=priority)
+    slot.take()
+
+
+def _closed(slot: Slot) -> None:
+    _full_house(slot)
+    slot.close()
+
+
+def _purged(slot: Slot) -> None:
+    _closed(slot)
+    slot.rig.ask(resizing._purge(slot.calls, 0, CHANGE, True))
+
+
+def _cancelled(slot: Slot) -> None:
+    slot.take_k()
+    slot.topic.cancel("k")
+
+
+def _behind(slot: Slot) -> None:
+    slot.take_k()
+    slot.trigger()
+
+
+def _paused(slot: Slot) -> None:
+    slot.trigger()
+    slot.topic.pause()
+
+
+def _exhausted(slot: Slot) -> None:
+    slot.trigger()
+    for _ in range(2):
+        slot.take()
+        slot.topic.nack(slot.flying, delay=0)
+    slot.take()
+    slot.clock.advance("31s")
+
+
+SLOTS: dict[str, Callable[[Slot], Any]] = {
+    "absent": lambda slot: None,
+    "pending": lambda slot: slot.trigger(delay=20),
+    "ripe": lambda slot: slot.trigger(),
+    "ripe, of a group": lambda slot: slot.trigger(group="g"),
+    "in flight": lambda slot: slot.take_k(),
+    "behind": _behind,
+    "cancelled": _cancelled,
+    "lapsed": _lapsed,
+    "lapsed for good": _exhausted,
+    "retrying": _retrying,
+    "retrying, of a group": lambda slot: _retrying(slot, group="g"),
+    "in line": _in_line,
+    "before a line": lambda slot: _in_line(slot, "k"),
+    "dead": _dead,
+    "remembered": lambda slot: slot.take_k(event_id="e", version=9),
+    "behind a door": lambda slot: slot.take_k(),
+    "ready": _ready,
+    "paused": _paused,
+    "full house": _full_house,
+    "closed": _closed,
+    "purged": _purged,
+}
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """One guarded key in the state that `build` makes of it; "me" is an owner, "other" another one."""
+
+    def __init__(self, rig: Rig, build: str) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+        self.calls = Claims(rig.gate.namespace, rig.clock)
+        self.key, self.beside = self.calls.key("s", build), self.calls.key("s", f"{build}, beside")
+        RECORDS[build](self)
+        rig.keep((*self.key, *self.beside))
+
+    def claim(self, owner: bytes = b"me", **options: Any) -> None:
+        self.rig.ask(self.calls.claim(self.key, owner, 30_000, 60_000, **options))
+
+    def complete(self, kind: bytes = b"v") -> None:
+        self.claim()
+        fence = self.clock.microseconds()
+        self.rig.ask(self.calls.complete(self.key, b"me", fence, 60_000, kind, b"result"))
+
+    def asks(self) -> dict[str, Call[Any]]:
+        calls, key = self.calls, self.key
+        try:
+            seen = self.rig.gate.link.run(calls.inspect(key)) or NOBODY
+        except IdemgateError:
+            seen = NOBODY
+        asked: dict[str, Call[Any]] = {}
+        for owner in (b"me", b"other"):
+            who = owner.decode()
+            asked |= {
+                f"claim, {who}": calls.claim(key, owner, 30_000, 60_000),
+                f"claim all, {who}": calls.claim(key, owner, 30_000, 60_000, b"print", 1, hold=True, wait=True),
+                f"mark, {who}": calls.mark(key, owner, 60_000, b""),
+                f"complete, {who}": calls.complete(key, owner, seen.token, 60_000, b"v", b"result"),
+                f"fail, {who}": calls.complete(key, owner, seen.token, 60_000, b"e", b"failure"),
+                f"renew, {who}": calls.renew(key, owner, 30_000, 60_000),
+                f"release, {who}": calls.release(key, owner, 60_000, undo=False),
+                f"undo, {who}": calls.release(key, owner, 60_000, undo=True),
+                f"checkpoint, {who}": calls.checkpoint(key, owner, b"note"),
+            }
+        return asked | {
+            "marks": calls.mark_many([key, self.beside], 60_000).calls[0],
+            "inspect": calls.inspect(key),
+            "forget": calls.forget(key, b"r1", seen, force=False),
+            "forget by force": calls.forget(key, b"r2", seen, force=True),
+            "resolve": calls.resolve(key, b"r3", seen, True, 60_000, b"v", b"result"),
+            "resolve again": calls.resolve(key, b"r4", seen, False, 60_000, b"n", b""),
+        }
+
+    def lapse(self) -> None:
+        self.clock.advance("31s")
+
+    def others_act(self) -> None:
+        """Time passes until no lease holds, and somebody takes over, and ends."""
+        self.clock.advance("31s")
+        self.rig.ask(self.calls.claim(self.key, b"third", 30_000, 60_000))
+        self.clock.advance("1s")
+
+
+def _lapsed_claim(record: Record, **options: Any) -> None:
+    record.claim(**options)
+    record.lapse()
+
+
+def _expired(record: Record) -> None:
+    record.complete()
+    record.clock.advance("61s")
+
+
+def _released(record: Record) -> None:
+    record.claim()
+    record.rig.ask(record.calls.release(record.key, b"me", 60_000, undo=False))
+
+
+def _noted(record: Record) -> None:
+    record.claim()
+    record.rig.ask(record.calls.checkpoint(record.key, b"me", b"note"))
+
+
+RECORDS: dict[str, Callable[[Record], Any]] = {
+    "absent": lambda record: None,
+    "in progress": lambda record: record.claim(),
+    "in progress, of another": lambda record: record.claim(b"other"),
+    "in progress, noted": _noted,
+    "lapsed": _lapsed_claim,
+    "lapsed, held": lambda record: _lapsed_claim(record, hold=True),
+    "waited for": lambda record: (record.claim(), record.claim(b"other", wait=True)),
+    "done": lambda record: record.complete(),
+    "done, printed": lambda record: record.rig.ask(record.calls.mark(record.key, b"me", 60_000, b"print")),
+    "failed": lambda record: record.complete(b"e"),
+    "released": _released,
+    "expired": _expired,
+}
+
+
+# -- seen-sets --------------------------------------------------------------------------------------------------------
+
+WINDOW, MANY = "10m", 120
+"""Of a set; and how many ids a shard is given, so that their buckets split."""
+IDS = [n for n in range(10_000) if compact._id(n)[0] == 0 and compact._id(n)[1][3] % 2]
+"""All of one shard, and of them only those that leave the first bucket when it is split."""
+
+
+class Pages:
+    """One shard of a set, and one of a set that keeps values, in the state that `build` makes of them. Ids are named
+    by their places in `IDS`."""
+
+    def __init__(self, rig: Rig, build: str) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+        self.sets = compact.SeenSets(rig.gate.namespace, rig.clock)
+        self.scope = build
+        PAGES[build](self)
+        rig.keep((*self.see(0).keys, *self.keep(7, 0).keys))
+
+    def see(self, *places: int, window: str = WINDOW) -> Call[Any]:
+        [one] = self.sets.first_many(self.scope, [IDS[place] for place in places], window).calls
+        return one
+
+    def keep(self, value: int, *places: int, window: str = WINDOW) -> Call[Any]:
+        pairs = [(IDS[place], value) for place in places]
+        [one] = self.sets.keep_many(self.scope, pairs, window).calls
+        return one
+
+    def mark(self, *places: int) -> None:
+        self.rig.ask(self.see(*places))
+        self.rig.ask(self.keep(7, *places))
+
+    def asks(self) -> dict[str, Call[Any]]:
+        """Of ids that are marked, wherever some are, and of the last two, which are marked nowhere."""
+        return {
+            "see": self.see(0),
+            "see new": self.see(-1),
+            "see many": self.see(-1, 0, 1, -2),
+            "see for longer": self.see(0, -1, window="1h"),
+            "see for less": self.see(0, -1, window="1s"),
+            "keep": self.keep(8, 0),
+            "keep new": self.keep(8, -1),
+            "keep many": self.keep(8, -1, 0, 1, -2),
+            "keep for longer": self.keep(8, 0, -1, window="1h"),
+            "kept": self.sets.kept(self.scope, IDS[0]),
+            "kept new": self.sets.kept(self.scope, IDS[-1]),
+        }
+
+    def others_act(self) -> None:
+        """They see the same ids within the window, and keep other values for them."""
+        self.clock.advance("500ms")
+        for place in (0, 1, -1, -2):
+            self.rig.ask(self.see(place))
+            self.rig.ask(self.keep(9, place))
+
+
+def _turned(pages: Pages) -> None:
+    """An older page, of which the first half of the marks is out of date, and a younger one."""
+    pages.mark(0, 2)
+    pages.clock.advance("9m")
+    pages.mark(1, 3)
+    pages.clock.advance("2m")
+    pages.mark(4)
+
+
+def _outlived(pages: Pages) -> None:
+    """Nothing of it counts, and it is not removed yet."""
+    _turned(pages)
+    pages.clock.advance("40m")
+
+
+def _uneven(pages: Pages) -> None:
+    """A bucket is full, and the next to be split is another one."""
+    pages.rig.ask(pages.see(*range(97)))
+    pages.rig.ask(pages.keep(7, *range(49)))
+
+
+PAGES: dict[str, Callable[[Pages], Any]] = {
+    "empty": lambda pages: None,
+    "young": lambda pages: pages.mark(0, 1),
+    "split": lambda pages: pages.mark(*range(MANY)),
+    "uneven": _uneven,
+    "turned": _turned,
+    "outlived": _outlived,
+}
+
+
+# -- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def ask_registry(rig: Rig) -> dict[str, Call[Any]]:
+    """A registry with a topic "t" of 4 slots, and "u" that is being changed to 8; what can be asked of it."""
+    gate, clock = rig.gate, rig.clock
+    policy = gate.topic("t", slots=4).policy
+    other = gate.topic("x", slots=8, window=5).policy
+    t, u = (TopicCalls(gate.namespace, name, policy, gate.codec, clock) for name in "tu")
+    for name in "tu":
+        rig.ask(open_topic(gate.namespace, clock, name, policy, redefine=False))
+    change = rig.ask(resizing._begin(u, 8))[4]
+    rig.keep([keys.topics(gate.namespace)])
+    return {
+        "open": open_topic(gate.namespace, clock, "t", policy, redefine=False),
+        "open new": open_topic(gate.namespace, clock, "n", policy, redefine=False),
+        "open other": open_topic(gate.namespace, clock, "t", other, redefine=True),
+        "policy": stored_policy(gate.namespace, clock, "t"),
+        "registry": registry.entries(gate.namespace, clock),
+        "resize": resizing._begin(t, 8),
+        "resize again": resizing._begin(u, 2),
+        "resized": resizing._end(u, change, "done", policy.stored(), other.stored()),
+        "given up": resizing._end(u, change, "given up", b"", b""),
+        "forgotten": resizing._end(u, change, "forgotten", b"", b""),
+    }
+
+
+def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
+    """A group with members "a" and "b", of which "b" has lapsed; what can be asked of it."""
+    namespace, clock = rig.gate.namespace, rig.clock
+
+    def says(member: str, number: int, *topics: str, **more: Any) -> Call[Any]:
+        said = {"generation": 0, "released": (), "seized": (), "wanted": ()} | more
+        return members.announce(namespace, "g", clock, Announcement(member, number, topics, **said), 10_000)
+
+    rig.ask(says("b", 1, "t"))
+    clock.advance("9s")
+    generation = int(rig.ask(says("a", 2, "t", "u"))[2])
+    rig.ask(says("a", 3, "t", "u", generation=generation, wanted=(("t", 0), ("t", 1))))
+    clock.advance("2s")
+    rig.keep(keys.members(namespace, "g"))
+    return {
+        "announce": says("a", 4, "t"),
+        "announce old": says("a", 1, "t"),
+        "announce new": says("c", 1, "t", generation=generation, seized=(("t", 0),), wanted=(("u", 1),)),
+        "let go": says("a", 4, "t", "u", released=(("t", 0),)),
+        "leave": members.leave(namespace, "g", clock, "a"),
+        "leave unknown": members.leave(namespace, "g", clock, "z"),
+        "roll": members.attendance(namespace, "g", clock),
+    }
+
+
+def ask_theirs(rig: Rig) -> dict[str, Call[Any]]:
+    """Keys of somebody else, of any type, which are looked at."""
+    asked = {name: look(f"{rig.gate.namespace}:{name}".encode(), rig.clock) for name in ("text", "list", "none")}
+    rig.raw.set(asked["text"].keys[0], "x")
+    rig.raw.rpush(asked["list"].keys[0], "x")
+    rig.keep(key for one in asked.values() for key in one.keys)
+    return asked

@@ -1,0 +1,349 @@
+"""Every script does what its header says, and gets what its header asks for."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import lua
+from idemgate.audit.slot import Slot, read_slot
+from idemgate.core import keys
+from idemgate.core.calls import Batch, Call
+from idemgate.core.codec import Codec
+from idemgate.dedup.calls import SeenSets
+from idemgate.gate import Gate
+from idemgate.guard.calls import Claims, Record
+from idemgate.membership import calls as members
+from idemgate.subscribers.expiry.rules import look
+from idemgate.topics import registry
+from idemgate.topics import reshard as resizing
+from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
+from idemgate.topics.dead_letters import Place
+from idemgate.topics.messages import Delivery, Forward, Message, Trigger
+from idemgate.topics.partial import Part
+from tests.scripts.contracts import expanded, header_of, violations
+
+LIBRARIES = sorted(f"lib/{file.name.removesuffix('.lua')}" for file in (files(lua) / "lib").iterdir())
+SOURCES = {name: lua.source(name) for name in [*lua.names(), *LIBRARIES]}
+
+
+def test_headers_say_what_scripts_do() -> None:
+    assert violations(SOURCES) == []
+
+
+ARRAYS = ("message", "delivery")
+
+
+def test_this_reader_expands_as_the_other() -> None:
+    for name in lua.names():
+        files = [SOURCES[one] for one in expanded(name, SOURCES) if one not in {f"lib/{array}" for array in ARRAYS}]
+        lines = [_numbered(line) for text in files for line in text.splitlines() if "@include" not in line]
+        assert sorted(line for line in lua.script(name).text.decode().splitlines() if line) == sorted(
+            filter(None, lines)
+        )
+
+
+def _numbered(line: str) -> str:
+    """With the numbers of places of a packed array instead of their names."""
+    for array in ARRAYS:
+        for place, number in re.findall(r"(\w+) = (\d+)[,} ]", SOURCES[f"lib/{array}"].partition("{")[2]):
+            line = re.sub(rf"\b{array}\.{place}\b", number, line)
+    return line
+
+
+def test_every_place_of_a_packed_array_has_a_number_of_its_own() -> None:
+    for array in ARRAYS:
+        numbers = [int(number) for number in re.findall(r" = (\d+)", SOURCES[f"lib/{array}"].partition("{")[2])]
+        assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("name", lua.names())
+def test_a_script_compiles_on_the_server(name: str, raw: redis.Redis) -> None:
+    assert raw.script_load(lua.script(name).text.decode()) == lua.script(name).sha.decode()
+
+
+# -- the checks can fail ----------------------------------------------------------------------------------------------
+
+PLANTED: dict[str, tuple[str, str, str, str]] = {
+    "an argument nobody declared": ("guard/renew", "tonumber(ARGV[4])", "tonumber(ARGV[5])", "uses ARGV [1, 2, 3, 5]"),
+    "no fault, a comment": ("guard/forget", '~= "1"', '~= "1" -- ARGV[3]', ""),
+    "an argument that is gone": ("guard/forget", ' and ARGV[4] ~= "1"', "", "its header says [1, 2, 3, 4, 5]"),
+    "a key nobody declared": (
+        "guard/renew",
+        "KEYS[1], ARGV[2]",
+        "KEYS[2], ARGV[2]",
+        "uses KEYS [2], its header says [1]",
+    ),
+    "a key out of turn": ("guard/claim", "KEYS[i]", "KEYS[i + 1]", "in a way that cannot be checked"),
+    "keys that are not gone through": (
+        "guard/release",
+        "until i == #KEYS or",
+        "until",
+        "takes all of KEYS, or says so",
+    ),
+    "the argument of another key": ("guard/claim", "ARGV[i + 4]", "ARGV[i + 5]", "its header says [(5, 1)]"),
+    "the arguments of another key": ("guard/complete", "4 * i - 1", "4 * i - 2", "its header says [(3, 4)]"),
+    "an argument of each that nobody reads": ("guard/release", "ARGV[at + 1]", '"0"', "its header says [(3, 2)]"),
+    "a key too many": (
+        "topics/peek",
+        "--- KEYS[1..14] slot",
+        "--- KEYS[1..15] slot",
+        "its header says [1, 2, 3, 4, 5, 6",
+    ),
+    "a key beside the slot that nobody declared": (
+        "topics/forward",
+        "--- KEYS[15] target, a list or a stream\n",
+        "",
+        "13, 14, 15], its header says",
+    ),
+    "a key beside the slot by another name": (
+        "topics/forward",
+        '"RPUSH", target',
+        '"RPUSH", kind',
+        'gives "RPUSH" the key kind',
+    ),
+    "keys passed on": ("topics/peek", "slot(KEYS)", "slot({ unpack(KEYS) })", "in a way that cannot be checked"),
+    "another stride": (
+        "topics/trigger",
+        "for i = 5, #ARGV, 3 do",
+        "for i = 5, #ARGV, 2 do",
+        "its header says [(5, 3)]",
+    ),
+    "another start": ("topics/extend", "for i = 3, #ARGV, 2 do", "for i = 4, #ARGV, 2 do", "its header says [(3, 2)]"),
+    "a place nobody reads": ("topics/settle", "ARGV[i + 3]", '""', "its header says [(5, 4)]"),
+    "a place too few in the header": ("topics/extend", "two a delivery: key; fence", "two a delivery: key", "[(3, 0)]"),
+    "another start of ids": ("topics/exhume", "unpack(ARGV, 6)", "unpack(ARGV, 7)", "its header says [(6, 1)]"),
+    "a word nobody declared": (
+        "guard/renew",
+        '{ "lost", now_ms }',
+        '{ "gone", now_ms }',
+        "answers ['foreign', 'gone', 'ok']",
+    ),
+    "a word nobody says": ("guard/renew", '{"lost", now ms}', '{"lost", now ms} {"late", now ms}', "its header says"),
+    "a word for each nobody declared": ("lib/settling", 'return "cancelled"', 'return "stopped"', "for each"),
+    "a receipt nobody says": ("topics/trigger", '| "duplicate"', '| "duplicate" | "late"', "for each"),
+    "an include of nothing": ("topics/extend", '"lib/digits"', '"lib/numerals"', "lib/numerals, which does not exist"),
+    "an include twice": (
+        "guard/renew",
+        '--- @include "lib/now"',
+        '--- @include "lib/now"\n--- @include "lib/now"',
+        "twice",
+    ),
+    "an include for nothing": (
+        "guard/renew",
+        '--- @include "lib/now"',
+        '--- @include "lib/now"\n--- @include "lib/fade"',
+        "does not use",
+    ),
+    "an include that is missing": (
+        "topics/extend",
+        '--- @include "lib/digits"\n',
+        "",
+        "uses digits and does not include",
+    ),
+    "a cycle": ("lib/message", "-- Places", '--- @include "lib/fold"\n-- Places', "is in a cycle with lib/fold"),
+    "a library of two": (
+        "lib/head",
+        "local function head",
+        "local function tail()\nend\nlocal function head",
+        "not just head",
+    ),
+    "a library by another name": ("lib/head", "local function head", "local function first", "defines first"),
+    "a library that reads arguments": ("lib/head", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
+    "a command of Redis 7": ("lib/rewrite", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
+    "an option of Redis 7": ("lib/rewrite", '"PEXPIRE", key, ms', '"PEXPIRE", key, ms, "GT"', "option of EXPIRE"),
+    "a hint that may be refused": ("lib/wake", "redis.pcall", "redis.call", "hint may not be published"),
+    "a key that is made up": ("lib/rewrite", '"PEXPIRE", key', '"PEXPIRE", "ig1:" .. key', "which is not one of KEYS"),
+    "a user's key as a key": (
+        "topics/cancel",
+        '"HDEL", K.pending, key',
+        '"HDEL", key, key',
+        'gives "HDEL" the key key',
+    ),
+    "a write of a reader": (
+        "topics/peek",
+        'return { "ok"',
+        'redis.call("DEL", K.told[1])\nreturn { "ok"',
+        "writes nothing",
+    ),
+    "the time twice": (
+        "guard/renew",
+        "local key",
+        "local later = now(ARGV[1])\nlocal key",
+        "does not ask for the time once",
+    ),
+    "the server's time beside": (
+        "guard/renew",
+        "local key",
+        'local t = redis.call("TIME")\nlocal key',
+        "TIME more or less",
+    ),
+    "another first argument": (
+        "guard/renew",
+        '--- ARGV[1] now, us, or "" for',
+        '--- ARGV[1] now, ms, or "" for',
+        "than the time",
+    ),
+    "a large number in a text": (
+        "topics/take",
+        "local now_ms,",
+        'local name = "x" .. now_us\nlocal now_ms,',
+        "use digits()",
+    ),
+    "a name that is not defined": (
+        "lib/taking",
+        "last = fence(last, now_us)",
+        "last = fence(lst, now_us)",
+        "lst is not defined",
+    ),
+    "a name that is defined twice": (
+        "topics/take",
+        "local now_ms,",
+        "local sum = 1\nlocal now_ms,",
+        "sum is defined twice",
+    ),
+    "no sentence": (
+        "guard/renew",
+        "--- A heartbeat: the lease runs anew from now. Naturally idempotent.\n",
+        "",
+        "no sentence",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    name, before, after, told = PLANTED[fault]
+    assert before in SOURCES[name]
+    found = violations(SOURCES | {name: SOURCES[name].replace(before, after, 1)})
+    assert [line for line in found if told in line] if told else found == []
+
+
+# -- Python sends what the headers ask for ----------------------------------------------------------------------------
+
+
+def _delivery(gate: Gate, slot: int = 0) -> Delivery[Any]:
+    packed = b"\x9e\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0\x01\x00"
+    policy = gate.topic("t").policy
+    return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.codec))
+
+
+def _plans(topic: TopicCalls) -> list[Batch[Any]]:
+    """What a change of slots sends, and forgetting."""
+    entry = resizing._Entry(b"p", b"k", b"1", b"", b"", b"k")
+    calls: list[Call[Any]] = [
+        resizing._begin(topic, 8),
+        resizing._end(topic, b"change", "done", b"", b""),
+        resizing._close(topic, 0, b"change"),
+        resizing._unload(topic, 0, b"change", 0),
+        *(resizing._load(topic, 0, b"change", 1, 1, [entry] * n) for n in (0, 1, 3)),
+        resizing._retell(topic, 0, 1, b"0"),
+        resizing._purge(topic, 0, b"change", True),
+    ]
+    return [Batch(calls, list)]
+
+
+def _calls() -> list[Call[Any]]:
+    """Every call there is, those with repeated arguments with none, one and three of them."""
+    claims, gate = Claims("ns", None), Gate("redis://nowhere")
+    record, owner = claims.key("s", "k"), b"o"
+    policy = gate.topic("t", window="1s").policy
+    topic = TopicCalls("ns", "t", policy, Codec(1000), None)
+    one, settled = _delivery(gate), Settlement("ack", _delivery(gate))
+    said = members.Announcement("m", 1, ("t", "u"), 0, (), (), ())
+    said_much = members.Announcement("m", 1, (), 0, (("t", 1),), (("t", 2), ("t", 3)), (("t", 4),))
+    many: list[Batch[Any]] = [
+        topic.trigger_many(
+            [Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s", group="g")]
+        ),
+        topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
+        topic.settle_many([Settlement("nack", one, 5, "why", Part([1, 0, b"\xa1x"], 1, 2))]),
+        topic.extend_many([one, one, one]),
+        *_plans(topic),
+        topic.pause(True),
+        topic.stats(),
+        SeenSets("ns", None).first_many("s", range(100), 1),
+        SeenSets("ns", None).keep_many("s", [(n, n) for n in range(100)], 1),
+    ]
+    seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
+    return [
+        claims.claim(record, owner, 1, 1),
+        claims.claim(record, owner, 1, 1, b"print", 3, hold=True, wait=True),
+        claims.mark(record, owner, 1, b"print"),
+        claims.mark_many([record], 1).calls[0],
+        claims.first(record, 1),
+        SeenSets("ns", None).first("s", "k", 1),
+        SeenSets("ns", None).keep("s", "k", 7, 1),
+        SeenSets("ns", None).kept("s", "k"),
+        claims.complete(record, owner, 1, 1, b"v", b"x"),
+        claims.renew(record, owner, 1, 1),
+        claims.release(record, owner, 1, undo=True),
+        claims.checkpoint(record, owner, b"x"),
+        claims.inspect(record),
+        claims.forget(record, b"request", seen, force=True),
+        claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),
+        open_topic("ns", None, "t", policy, redefine=True),
+        stored_policy("ns", None, "t"),
+        registry.entries("ns", None),
+        look(b"theirs", None),
+        topic.reopen(0, b"change"),
+        topic.trigger(Trigger("a")),
+        topic.take(0, 5),
+        topic.turn(0, [settled], 5),
+        topic.turn(0, [settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)], 5),
+        topic.settle(0, []),
+        topic.settle(0, [settled]),
+        topic.extend(0, []),
+        topic.extend(0, [one]),
+        topic.forward(0, Forward("list", None, 0), 10),
+        topic.forward(0, Forward("stream", b"named", 5), 10),
+        topic.cancel("k"),
+        topic.cancel("k", group="g"),
+        topic.reschedule(Trigger("k", delay="1s")),
+        topic.flush("k"),
+        topic.flush_slot(0),
+        topic.peek("k"),
+        topic.dead(0, 0, 10),
+        topic.dead(0, 5, 10, Place(7, "8")),
+        topic.exhume(0, "redrive", []),
+        read_slot(Slot("ns", "t", 0, 1), None, 1, 1),
+        topic.exhume(0, "delete", ["1", "2", "3"]),
+        members.announce("ns", "g", None, said, 1000),
+        members.announce("ns", "g", None, said_much, 1000),
+        members.leave("ns", "g", None, "m"),
+        members.attendance("ns", "g", None),
+        *claims.claim_each([(b"k%d" % n, owner) for n in range(3)], 1, 1, 0, False, True, 2),
+        *claims.complete_each([(b"k%d" % n, owner, 1, 1, b"x") for n in range(3)], 2),
+        *claims.release_each([(b"k%d" % n, owner, 1) for n in range(3)], 2, undo=True),
+        *(call for batch in many for call in batch.calls),
+    ]
+
+
+def test_python_sends_as_many_keys_and_arguments_as_declared() -> None:
+    calls = _calls()
+    for call in calls:
+        header = header_of(SOURCES[call.script.name])
+        assert len(call.keys) == header.keys or (header.many and call.keys), call.script.name
+        assert header.takes(len(call.args)), f"{call.script.name} does not take {len(call.args)}"
+        assert not any(isinstance(arg, float) for arg in call.args), call.script.name
+    # And no script was left out
+    assert {call.script.name for call in calls} == set(lua.names())
+
+
+def test_a_count_that_is_off_by_one_would_be_noticed() -> None:
+    for name in lua.names():
+        header = header_of(SOURCES[name])
+        fixed = len(header.args)
+        assert not header.takes(fixed - 1)
+        assert header.takes(fixed + 1) is (header.tail is not None and header.tail[1] == 1)
+
+
+def test_the_parts_of_a_slot_are_those_of_the_library() -> None:
+    named = SOURCES["lib/slot"].partition("return {")[2]
+    for number, part in enumerate(keys.PARTS, 1):
+        wanted = f"[{part[-1]}] = keys[{number}]" if part.startswith("told") else f"{part} = keys[{number}]"
+        assert wanted in named

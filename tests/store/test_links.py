@@ -1,0 +1,712 @@
+"""Both links when the server, or the way to it, fails. Faults are real: a server's, or a proxy's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.exceptions as rx
+
+from idemgate import Gate
+from idemgate.core.calls import Batch, Call
+from idemgate.core.tokens import token
+from idemgate.errors import ForeignData, StoreRefused, StoreUnavailable
+from idemgate.guard.calls import Entry
+from idemgate.store import clients
+from idemgate.store.connection_aio import connected
+from idemgate.store.embedded import server as embedded
+from idemgate.store.retry import Patience, is_passing
+from idemgate.store.url import of_url
+from tests.proxy import Proxy
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "unix:///nowhere/redis.sock"
+
+
+def claim(gate: Gate, key: str, owner: bytes | None = None) -> Call[Entry]:
+    return gate.claims.claim(gate.claims.key("s", key), owner or token(), 30_000, 60_000)
+
+
+def inspect(gate: Gate, key: str) -> Call[Any]:
+    return gate.claims.inspect(gate.claims.key("s", key))
+
+
+def together(calls: list[Call[Any]]) -> Batch[list[Any]]:
+    return Batch(calls, list)
+
+
+async def eventually(happens: Callable[[], object], within: float = 30.0) -> None:
+    deadline = time.monotonic() + within
+    while not happens():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+# -- ending ------------------------------------------------------------------------------------------------------------
+
+
+async def test_two_who_wait_for_the_last_reply_both_hear_of_it(url: str) -> None:
+    client = redis.asyncio.Redis.from_url(url)
+    wire = await connected(client.connection_pool, patience=86_400)
+    async with asyncio.timeout(30):
+        asked = wire.send(b"*1\r\n$4\r\nPING\r\n")
+        await asyncio.gather(wire.drain(), wire.drain())
+        assert await asked == b"PONG"
+        await wire.close()
+    await client.aclose()
+
+
+# -- scripts the server does not know ---------------------------------------------------------------------------------
+
+
+async def test_a_forgotten_script_is_sent_again(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a link whose scripts the server knows
+    ask = asker(own_url)
+    assert (await ask.run(claim(ask.gate, "a"))).state == "started"
+    # When the server forgets all scripts
+    own.script_flush()
+    # Then the next call brings its script along, and the one after does not need to
+    assert (await ask.run(claim(ask.gate, "b"))).state == "started"
+    own.config_resetstat()
+    assert (await ask.run(claim(ask.gate, "c"))).state == "started"
+    assert set(own.info("commandstats")) & {"cmdstat_eval", "cmdstat_evalsha"} == {"cmdstat_evalsha"}
+
+
+async def test_forgotten_scripts_of_a_batch_are_sent_again(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a server that has forgotten all scripts
+    ask = asker(own_url)
+    await ask.run(inspect(ask.gate, "a"))
+    own.script_flush()
+    # When calls of two kinds travel together
+    calls = [claim(ask.gate, "a"), inspect(ask.gate, "a"), claim(ask.gate, "a"), inspect(ask.gate, "b")]
+    answers = await ask.run_all(together(calls))
+    # Then each has its own answer, in order
+    assert [one.state for one in answers] == ["started", "in_progress", "in_progress", "absent"]
+    assert answers[1].owner == calls[0].args[4].hex()
+
+
+async def test_a_forgotten_script_is_sent_once_for_all_who_await_it(
+    own: redis.Redis, own_url: str, namespace: str
+) -> None:
+    # Given a server that has forgotten all scripts
+    async with AsyncExitStack() as ending:
+        gate = Gate(own_url, namespace=namespace)
+        ending.callback(gate.close)
+        ending.push_async_callback(gate.aio.close)
+        await gate.aio.first("before", "60s")
+        for forgets in range(2):
+            own.script_flush()
+            own.config_resetstat()
+            # When many ask at once
+            found = await asyncio.gather(*(gate.aio.first(f"k{forgets}{n % 50}", "60s") for n in range(100)))
+            # Then one of them brings the script along, and each is answered once
+            assert found == [True] * 50 + [False] * 50
+            assert own.info("commandstats")["cmdstat_eval"]["calls"] == 1
+
+
+# -- what errors mean -------------------------------------------------------------------------------------------------
+
+PASSING: list[tuple[Exception, bool]] = [
+    (rx.ConnectionError("Connection closed by server."), True),
+    (rx.TimeoutError("Timeout reading from socket"), True),
+    (rx.BusyLoadingError("Redis is loading the dataset in memory"), True),
+    (rx.ReadOnlyError("You can't write against a read only replica."), True),
+    (rx.TryAgainError("Multiple keys request during rehashing of slot"), True),
+    (rx.ClusterDownError("The cluster is down"), True),
+    (rx.MasterDownError("Link with MASTER is down"), True),
+    (rx.MovedError("1 127.0.0.1:7000"), True),
+    (rx.ResponseError("BUSY Redis is busy running a script."), True),
+    (rx.ResponseError("NOREPLICAS Not enough good replicas to write."), True),
+    (rx.ResponseError("MISCONF Redis is configured to save RDB snapshots"), True),
+    (
+        # Redis 6.2
+        rx.ResponseError(
+            "Error running script (call to f_0a): @user_script:5: @user_script: 5: -READONLY You can't write"
+        ),
+        True,
+    ),
+    (rx.ResponseError("max number of clients reached"), True),
+    (rx.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), False),
+    (rx.NoPermissionError("this user has no permissions to run the 'evalsha' command"), False),
+    (rx.AuthenticationError("invalid username-password pair or user is disabled."), False),
+    (rx.ResponseError("user_script:7: attempt to index a nil value"), False),
+    (rx.ResponseError("BUSYGROUP Consumer Group name already exists"), False),
+    (rx.InvalidResponse("Protocol Error: b'HTTP/1.1 400 Bad Request'"), False),
+    (rx.DataError("Invalid input of type: 'dict'."), False),
+]
+
+
+@pytest.mark.parametrize(("error", "passing"), PASSING, ids=lambda one: str(one)[:40])
+def test_which_errors_are_worth_another_try(error: Exception, passing: bool) -> None:
+    assert is_passing(error) is passing
+
+
+async def test_a_busy_script_is_waited_for(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a server that is busy with somebody's endless script
+    ask = asker(own_url)
+    await ask.run(claim(ask.gate, "before"))
+    own.config_set("lua-time-limit", 10)
+    with other_client(own_url) as busy:
+        endless = asyncio.create_task(asyncio.to_thread(_ignoring_errors, busy.eval, "while true do end", 0))
+        await eventually(lambda: _busy(own))
+        # When a call has less time than that
+        with pytest.raises(StoreUnavailable) as told:
+            await ask.run(claim(ask.gate, "k"), within=0.1)
+        # Then it says that nothing was executed
+        assert told.value.executed == "no"
+        assert "BUSY" in str(told.value)
+        # And a call that has the time gets through when the script is ended
+        late = asyncio.create_task(ask.run(claim(ask.gate, "k")))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        own.script_kill()
+        assert (await late).state == "started"
+        await endless
+
+
+async def test_a_replica_is_waited_for_until_it_is_a_primary(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a server that was made a replica
+    ask = asker(own_url)
+    await ask.run(claim(ask.gate, "before"))
+    own.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(StoreUnavailable) as told:
+            await ask.run(claim(ask.gate, "k"), within=0.1)
+        assert told.value.executed == "no"
+        late = asyncio.create_task(ask.run(claim(ask.gate, "k")))
+    finally:
+        # When it is a primary again
+        own.replicaof("NO", "ONE")
+    # Then the call gets through
+    assert (await late).state == "started"
+
+
+async def test_missing_replicas_are_waited_for(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a server that wants a replica before it writes
+    ask = asker(own_url)
+    own.config_set("min-replicas-to-write", 1)
+    with pytest.raises(StoreUnavailable, match="NOREPLICAS") as told:
+        await ask.run(claim(ask.gate, "k"), within=0.1)
+    assert told.value.executed == "no"
+    # When it no longer does, Then the call gets through
+    late = asyncio.create_task(ask.run(claim(ask.gate, "k")))
+    own.config_set("min-replicas-to-write", 0)
+    assert (await late).state == "started"
+
+
+async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
+    asker: Any, own: redis.Redis, own_url: str
+) -> None:
+    # Given a claim, and a server that has run out of memory since
+    ask = asker(own_url)
+    owner, record = token(), ask.claims.key("s", "held")
+    fence = (await ask.run(claim(ask.gate, "held", owner))).token
+    own.config_set("maxmemory", 1)
+    # When somebody claims another key
+    with pytest.raises(StoreRefused, match="maxmemory"):
+        await ask.run(claim(ask.gate, "new"))
+    # Then nothing was written, and the claim that stands can be kept and completed
+    assert (await ask.run(inspect(ask.gate, "new"))).state == "absent"
+    assert await ask.run(ask.claims.renew(record, owner, 30_000, 60_000))
+    assert await ask.run(ask.claims.complete(record, owner, fence, 60_000, b"v", b"x"))
+    assert (await ask.run(inspect(ask.gate, "held"))).state == "done"
+
+
+async def test_a_missing_permission_is_not_tried_again(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a user who may not run scripts
+    own.execute_command("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-evalsha", "-eval")
+    ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="weak", password="pw"))
+    own.config_resetstat()
+    # Then the refusal is told at once
+    with pytest.raises(StoreRefused, match="evalsha"):
+        await ask.run(claim(ask.gate, "k"))
+    assert own.info("commandstats")["cmdstat_evalsha"]["rejected_calls"] == 1
+    own.execute_command("ACL", "DELUSER", "weak")
+
+
+async def test_a_wrong_password_is_not_tried_again(asker: Any, own: redis.Redis, own_url: str) -> None:
+    ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="u", password="wrong-pw"))
+    with pytest.raises(StoreRefused, match="invalid username-password pair") as told:
+        await ask.run(claim(ask.gate, "k"))
+    assert "wrong-pw" not in str(told.value)
+
+
+async def test_a_foreign_key_is_named(asker: Any, own: redis.Redis, own_url: str) -> None:
+    # Given a key of ours that holds what we did not write
+    ask = asker(own_url)
+    calls = [claim(ask.gate, "k"), claim(ask.gate, "other")]
+    own.set(calls[0].keys[0], "somebody's")
+    # Then it is refused, alone and in a batch, and left as it is
+    with pytest.raises(ForeignData, match="another layout"):
+        await ask.run(calls[0])
+    with pytest.raises(ForeignData):
+        await ask.run_all(together(calls))
+    assert own.get(calls[0].keys[0]) == "somebody's"
+
+
+# -- the way to the server --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", [NOWHERE, "redis://127.0.0.1:1"])
+async def test_nobody_there_means_not_executed(asker: Any, url: str) -> None:
+    ask = asker(url, timeout="100ms")
+    for attempt in (ask.run(claim(ask.gate, "k")), ask.run_all(together([claim(ask.gate, "a"), claim(ask.gate, "b")]))):
+        with pytest.raises(StoreUnavailable) as told:
+            await attempt
+        assert told.value.executed == "no"
+    with pytest.raises(StoreUnavailable):
+        await ask.command("PING")
+
+
+async def test_a_lost_reply_is_asked_for_again_with_the_same_token(asker: Any, proxy: Proxy) -> None:
+    # Given a way on which the reply of the first claim gets lost
+    ask = asker(proxy.url)
+    await ask.run(inspect(ask.gate, "k"))
+    before = proxy.count(b"EVALSHA")
+    owner = token()
+    proxy.cut_reply(b"EVALSHA")
+    # When a key is claimed
+    entry = await ask.run(claim(ask.gate, "k", owner))
+    # Then it was claimed once, by this owner, though the script was executed twice (the third is EVAL: it was unknown)
+    assert (entry.state, entry.attempt) == ("started", 1)
+    assert proxy.count(owner) in (2, 3)
+    assert proxy.count(b"EVALSHA") - before == 2
+    # And its record says so
+    record = await ask.run(inspect(ask.gate, "k"))
+    assert (record.owner, record.attempts) == (owner.hex(), 1)
+
+
+async def test_a_lost_reply_of_a_batch_has_one_effect(asker: Any, proxy: Proxy) -> None:
+    # Given a way on which the replies of a whole batch get lost
+    ask = asker(proxy.url)
+    topic = ask.gate.topic("t", window="1h", merge="count")
+    await asyncio.to_thread(topic.trigger, "warm")
+    face = topic.aio if ask.awaiting else topic
+    proxy.cut_reply(b"EVALSHA")
+    # When triggers travel
+    triggers = [("a", None), ("a", None), ("b", None)]
+    receipts = await _either(
+        face.trigger_many(triggers) if ask.awaiting else asyncio.to_thread(face.trigger_many, triggers)
+    )
+    # Then each counts once
+    assert [one.status for one in receipts] == ["scheduled", "merged", "scheduled"]
+    assert topic.peek("a").pending.count == 2
+
+
+async def test_a_dropped_request_is_sent_again(asker: Any, proxy: Proxy) -> None:
+    ask = asker(proxy.url)
+    await ask.run(inspect(ask.gate, "k"))
+    proxy.drop_request(b"EVALSHA", times=2)
+    assert (await ask.run(claim(ask.gate, "k"))).attempt == 1
+    answers = await ask.run_all(together([claim(ask.gate, "a"), claim(ask.gate, "b")]))
+    assert [one.state for one in answers] == ["started", "started"]
+
+
+async def test_what_is_not_known_is_said(asker: Any, proxy: Proxy) -> None:
+    # Given a way on which every reply gets lost
+    ask = asker(proxy.url)
+    await ask.run(claim(ask.gate, "warm"))
+    proxy.cut_reply(b"EVALSHA", times=1000)
+    # Then the caller is told that the call may have run, as it has
+    owner = token()
+    with pytest.raises(StoreUnavailable) as told:
+        await ask.run(claim(ask.gate, "k", owner), within=0.2)
+    assert told.value.executed == "unknown"
+    proxy.heal()
+    assert (await ask.run(inspect(ask.gate, "k"))).owner == owner.hex()
+
+
+async def test_silence_ends_at_the_deadline(asker: Any, proxy: Proxy) -> None:
+    # Given a gate with a time-out of 0.3 s, and a server that falls silent
+    ask = asker(proxy.url, timeout="300ms")
+    await ask.run(claim(ask.gate, "k"))
+    proxy.black_hole = True
+    calls = [claim(ask.gate, "a"), claim(ask.gate, "b"), claim(ask.gate, "c")]
+    for attempt in (lambda: ask.run(calls[0]), lambda: ask.run_all(together(calls))):
+        # When something is asked
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable) as told:
+            await attempt()
+        # Then it gives up in time, a last try included; that one may have to connect anew
+        assert 0.2 < time.monotonic() - began < 0.3 + 2 * 0.3 + 0.2
+        assert told.value.executed == "unknown"
+    # When the server speaks again, Then so does the link
+    proxy.heal()
+    assert (await ask.run(calls[0])).state == "started"
+
+
+async def test_it_goes_on_after_a_restart_of_the_server(asker: Any, tmp_path: Path) -> None:
+    # Given a link to a server that keeps its data
+    with embedded.start(str(tmp_path)) as server:
+        ask = asker(server.url)
+        owner = token()
+        await ask.run(claim(ask.gate, "k", owner))
+        # When the server is killed
+        os.kill(server.pid, signal.SIGKILL)
+        # Then calls, alone and together, wait for its restart, and what was claimed still is
+        again, other = await asyncio.gather(
+            ask.run(claim(ask.gate, "k")),
+            ask.run_all(together([claim(ask.gate, "k", owner), claim(ask.gate, "new")])),
+        )
+        assert again.state == "in_progress"
+        assert [(one.state, one.attempt) for one in other] == [("started", 1), ("started", 1)]
+
+
+# -- many at once -----------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_one_link(url: str, namespace: str) -> None:
+    # Given one gate and eight threads
+    with Gate(url, namespace=namespace) as gate:
+        wrong: list[object] = []
+
+        def work(number: int) -> None:
+            for i in range(60):
+                owner = token()
+                if gate.link.run(claim(gate, f"{number}-{i}", owner)).state != "started":
+                    wrong.append((number, i))
+                if gate.link.run(inspect(gate, f"{number}-{i}")).owner != owner.hex():
+                    wrong.append((number, i))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        # When all work at once
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # Then each got its own answers
+        assert wrong == []
+
+
+def test_event_loops_share_one_link(url: str, namespace: str) -> None:
+    # Given one gate and four event loops in four threads, two of them one after the other
+    gate = Gate(url, namespace=namespace)
+    seen: list[bool] = []
+
+    async def work(number: int) -> None:
+        owners = {f"{number}-{i}": token() for i in range(50)}
+        calls = [claim(gate, key, owner) for key, owner in owners.items()]
+        entries = await asyncio.gather(*(gate.aio.link.run(call) for call in calls))
+        records = await gate.aio.link.run_all(together([inspect(gate, key) for key in owners]))
+        seen.append({one.state for one in entries} == {"started"})
+        seen.append([record.owner for record in records] == [owner.hex() for owner in owners.values()])
+        await gate.aio.close()
+
+    def live(number: int) -> None:
+        asyncio.run(work(number))
+        asyncio.run(work(number + 10))
+
+    threads = [threading.Thread(target=live, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Then every one of them got its own answers
+    assert seen == [True] * 16
+
+
+FORK = """if True:
+    import asyncio, os, sys
+    from idemgate import Gate
+    from idemgate.core.tokens import token
+    gate = Gate(sys.argv[1], namespace=sys.argv[2])
+
+    def own(name):
+        for i in range(200):
+            owner = token()
+            key = gate.claims.key("s", f"{name}-{i}")
+            assert gate.link.run(gate.claims.claim(key, owner, 30_000, 60_000)).state == "started"
+            assert gate.link.run(gate.claims.inspect(key)).owner == owner.hex()
+        return gate.link.command("CLIENT", "ID")
+
+    async def own_async(name):
+        async def one(i):
+            owner = token()
+            key = gate.claims.key("s", f"{name}-{i}")
+            assert (await gate.aio.link.run(gate.claims.claim(key, owner, 30_000, 60_000))).state == "started"
+            assert (await gate.aio.link.run(gate.claims.inspect(key))).owner == owner.hex()
+        await asyncio.gather(*(one(i) for i in range(200)))
+        used = await gate.aio.link.command("CLIENT", "ID")
+        await gate.aio.close()
+        return used
+
+    async def before():
+        return await gate.aio.link.command("CLIENT", "ID")
+
+    used = {own("before"), asyncio.run(before())}
+    read, write = os.pipe()
+    child = os.fork()
+    name = "parent" if child else "child"
+    mine = own(name), asyncio.run(own_async(name + "-async"))
+    if not child:
+        assert mine[0] not in used and mine[1] not in used, "a connection of the parent's"
+        os.write(write, b"good")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert mine[0] in used, "the parent keeps its own"
+    print(os.read(read, 9).decode())
+"""
+
+
+def test_a_forked_child_uses_its_own_connections(url: str, namespace: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, url, namespace],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("good\n", 0), done.stderr
+
+
+@pytest.fixture
+async def slow_gate(proxy: Proxy, namespace: str) -> AsyncIterator[Gate]:
+    """A gate whose every request and reply takes 3 ms."""
+    gate = Gate(proxy.url, namespace=namespace)
+    proxy.delay = 0.003
+    yield gate
+    await gate.aio.close()
+    gate.close()
+
+
+async def test_a_storm_of_cancellations_mixes_no_replies(slow_gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given two connections for many callers, and keys whose owners are known
+    monkeypatch.setattr(clients, "CONNECTIONS", 2)
+    link = slow_gate.aio.link
+    owners = {f"k{i}": token() for i in range(20)}
+    await link.run_all(together([claim(slow_gate, key, owner) for key, owner in owners.items()]))
+    storm = random.Random(7)
+    cancelled = finished = 0
+
+    async def look(key: str) -> None:
+        assert (await link.run(inspect(slow_gate, key))).owner == owners[key].hex()
+
+    async def look_together(keys: list[str]) -> None:
+        records = await link.run_all(together([inspect(slow_gate, key) for key in keys]))
+        assert [record.owner for record in records] == [owners[key].hex() for key in keys]
+
+    # When callers are cancelled at every moment of a call
+    for _ in range(150):
+        keys = storm.sample(sorted(owners), 3)
+        tasks = [asyncio.create_task(work) for work in (look(keys[0]), look(keys[1]), look_together(keys))]
+        await asyncio.sleep(storm.random() * 0.02)
+        for task in storm.sample(tasks, 2):
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            # Then nobody ever sees the reply of another
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError)
+            cancelled += outcome is not None
+            finished += outcome is None
+    assert cancelled > 50
+    assert finished > 50
+    await look_together(sorted(owners))
+
+
+async def test_a_cancelled_claim_is_given_back(slow_gate: Gate) -> None:
+    # Given claims that are cancelled at every moment
+    storm = random.Random(3)
+    keys = [f"c{i}" for i in range(60)]
+    for key in keys:
+        task = asyncio.ensure_future(_claimed(slow_gate, key))
+        await asyncio.sleep(storm.random() * 0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    # When everything under way has ended
+    await slow_gate.aio.close()
+    # Then no key is held by a caller who does not know that he holds it
+    records = await slow_gate.aio.link.run_all(
+        together([slow_gate.claims.inspect(slow_gate.claims.key("claim", key)) for key in keys])
+    )
+    assert {record.state for record in records} <= {"absent", "released", "done"}
+    assert {record.state for record in records} >= {"released", "done"}
+
+
+async def _claimed(gate: Gate, key: str) -> None:
+    claimed = await gate.aio.claim(key)
+    await asyncio.shield(claimed.complete())
+
+
+async def test_more_callers_than_connections_all_get_through(
+    asker: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two connections and 200 callers, some of whom wait for a wake-up meanwhile
+    monkeypatch.setattr(clients, "CONNECTIONS", 2)
+    ask = asker(url)
+    entries = await asyncio.wait_for(asyncio.gather(*(ask.run(claim(ask.gate, f"k{i}")) for i in range(200))), 20)
+    # Then all are answered
+    assert {one.state for one in entries} == {"started"}
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_no_connection_left_is_not_executed(awaiting: bool, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a client with one connection, which a subscription holds
+    monkeypatch.setattr(clients, "CONNECTIONS", 1)
+    client = (clients.async_client if awaiting else clients.sync_client)(of_url(url), seconds=0.05)
+    held = client.pubsub()
+    subscribed = held.subscribe("c")
+    if awaiting:
+        await subscribed
+    # When something is asked, Then it fails in time, and that it was never sent is known
+    with pytest.raises(rx.RedisError) as failed:
+        await client.ping() if awaiting else client.ping()
+    assert is_passing(failed.value)
+    with pytest.raises(StoreUnavailable) as told:
+        Patience(0).pause(failed.value)
+    assert told.value.executed == "no"
+    if awaiting:
+        await held.aclose()
+        await client.aclose()
+    else:
+        held.close()
+        client.close()
+
+
+# -- being woken ------------------------------------------------------------------------------------------------------
+
+
+async def test_all_channels_are_heard_however_they_are_added(url: str, namespace: str, raw: redis.Redis) -> None:
+    # Given an ear that is asked for many channels at once, before it is connected
+    async with _ear(url, namespace) as ear:
+        heard: list[bytes] = []
+        names = [f"{namespace}:{i}".encode() for i in range(20)]
+        began = time.monotonic()
+        await asyncio.gather(*(ear.add(name, lambda channel, _data: heard.append(channel)) for name in names))
+        # Then all are subscribed without waiting for a time-out
+        assert time.monotonic() - began < 1.5
+        for name in names:
+            raw.publish(name, "x")
+        await eventually(lambda: sorted(heard) == sorted(names))
+
+
+async def test_an_ear_that_lost_its_last_listener_hears_the_next(url: str, namespace: str, raw: redis.Redis) -> None:
+    async with _ear(url, namespace) as ear:
+        heard: list[int] = []
+        name = f"{namespace}:c".encode()
+        for number in range(30):
+
+            def listen(_channel: bytes, _data: bytes | None, number: int = number) -> None:
+                heard.append(number)
+
+            # Given a listener who came while the ear was being closed behind the one before
+            await ear.add(name, listen)
+            raw.publish(name, "x")
+            # Then it hears
+            await eventually(lambda number=number: number in heard, within=1.5)
+            ear.remove(name, listen)
+            raw.publish(name, "to nobody")
+            await asyncio.sleep(0.001 * (number % 3))
+
+
+async def test_a_broken_subscription_is_made_anew_and_the_gap_is_told(
+    proxy: Proxy, namespace: str, raw: redis.Redis
+) -> None:
+    async with _ear(proxy.url, namespace) as ear:
+        heard: list[bytes | None] = []
+        name, pattern = f"{namespace}:c".encode(), f"{namespace}:p*".encode()
+        await ear.add(name, lambda _channel, data: heard.append(data))
+        await ear.add(pattern, lambda _channel, data: heard.append(data), pattern=True)
+        # When the connection breaks
+        proxy.cut_all()
+        # Then listeners learn that they may have missed something, and hear again
+        await eventually(lambda: heard == [None, None])
+        await eventually(lambda: raw.publish(name, "one") == 1)
+        await eventually(lambda: raw.publish(f"{namespace}:px", "two") == 1)
+        await eventually(lambda: heard == [None, None, b"one", b"two"])
+
+
+async def test_a_waiter_is_woken(asker: Any, url: str, namespace: str, raw: redis.Redis) -> None:
+    ask = asker(url)
+    name = f"{namespace}:w".encode()
+    if ask.awaiting:
+        async with ask.gate.aio.link.waiting(name) as event:
+            raw.publish(name, "x")
+            await asyncio.wait_for(event.wait(), 5)
+    else:
+        with ask.gate.link.waiting(name) as waiter:
+            raw.publish(name, "x")
+            assert waiter.wait(5) is True
+            assert waiter.wait(0.01) is False
+
+
+def test_a_waiter_without_a_server_waits_out_its_time() -> None:
+    gate = Gate(NOWHERE)
+    with gate.link.waiting(b"c") as waiter:
+        began = time.monotonic()
+        assert waiter.wait(0.05) is False
+        assert time.monotonic() - began >= 0.05
+
+
+# -- small things -----------------------------------------------------------------------------------------------------
+
+
+class _ear:  # noqa: N801 - reads like a function
+    """An ear that is closed at the end."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._gate = Gate(url, namespace=namespace)
+
+    async def __aenter__(self) -> Any:
+        self._ear = self._gate.aio.link.ear()
+        return self._ear
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._ear.close()
+        await self._gate.aio.close()
+
+
+@contextmanager
+def other_client(url: str) -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(url)
+    yield client
+    client.close()
+
+
+def _ignoring_errors(call: Callable[..., object], *args: object) -> None:
+    try:
+        call(*args)
+    except rx.RedisError:
+        return
+
+
+def _busy(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except rx.ResponseError as error:
+        return str(error).startswith("BUSY")
+    return False
+
+
+async def _either(work: Any) -> Any:
+    return await work
+
+
+async def test_who_is_cancelled_while_it_subscribes_is_not_listened_for(gate: Gate, raw: Any, namespace: str) -> None:
+    name = f"{namespace}:given up".encode()
+
+    async def wait() -> None:
+        async with gate.aio.link.waiting(name):
+            pytest.fail("it was cancelled before")
+
+    # Given one that begins to subscribe, and is cancelled
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    # Then the connection that others listen on is not subscribed to its channel
+    async with gate.aio.link.waiting(f"{namespace}:other".encode()):
+        assert raw.pubsub_numsub(name) == [(name, 0)]

@@ -1,0 +1,154 @@
+"""What nodes of a cluster say, and what is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis.exceptions as rx
+
+from idemgate.store.cluster.topology import REST, Topology, Trip, Way, key_of, primaries_of
+from idemgate.store.resp import server_error
+
+A, B, C = ("a", 1), ("b", 2), ("c", 3)
+ASKED = ("here", 7)
+WHOLE = [[0, 8191, [b"a", 1, b"id"], [b"c", 3, b"id"]], [8192, 16383, [b"b", 2, b"id"]]]
+LOW, HIGH = b"{b}", b"{a}"  # slots 3300 and 15495
+
+
+@pytest.fixture
+def topology() -> Topology:
+    made = Topology([ASKED])
+    assert made.begin(0.0) == [ASKED]
+    assert made.read(ASKED, WHOLE)
+    return made
+
+
+def test_a_key_goes_to_the_owner_of_its_slot(topology: Topology) -> None:
+    assert (topology.owner(LOW), topology.owner(HIGH), topology.owner(b"x{a}y{b}")) == (A, B, B)
+    assert topology.primaries == {A, B}
+    assert not topology.stale
+
+
+def test_a_slot_that_nobody_serves_is_not_asked_for(topology: Topology) -> None:
+    assert topology.read(A, WHOLE[:1])
+    assert topology.serving(HIGH) is None
+    with pytest.raises(rx.ClusterDownError, match="slot 15495"):
+        topology.owner(HIGH)
+    assert topology.stale
+
+
+def test_an_answer_without_slots_changes_nothing(topology: Topology) -> None:
+    assert not topology.read(C, [])
+    assert topology.owner(LOW) == A
+
+
+NAMES: list[tuple[list[Any], tuple[str, int]]] = [
+    ([b"127.0.0.1", 5], ("127.0.0.1", 5)),
+    ([b"::1", 5, b"id"], ("::1", 5)),
+    ([b"node.example", 5, b"id", [b"ip", b"10.0.0.1"]], ("node.example", 5)),
+    ([b"", 5, b"id"], ("here", 5)),
+    ([None, 5, b"id", [b"ip", b"10.0.0.1"]], ("here", 5)),
+    ([b"?", 5, b"id", [b"hostname", b"", b"ip", b"10.0.0.1"]], ("10.0.0.1", 5)),
+    ([b"?", 5, b"id", []], ("here", 5)),
+    ([b"?", 5, b"id"], ("here", 5)),
+]
+
+
+@pytest.mark.parametrize(("said", "address"), NAMES, ids=str)
+def test_a_node_is_where_it_says_or_where_it_was_asked(said: list[Any], address: tuple[str, int]) -> None:
+    assert primaries_of(ASKED, [[0, 16383, said, [b"replica", 9]]]) == [address]
+
+
+REDIRECTIONS = [
+    ("MOVED 3300 10.0.0.1:5", Way(("10.0.0.1", 5))),
+    ("MOVED 3300 ::1:5", Way(("::1", 5))),
+    ("MOVED 3300 :5", Way(("a", 5))),
+    ("MOVED 3300 ?:5", Way(("a", 5))),
+    ("ASK 3300 node.example:5", Way(("node.example", 5), asking=True)),
+]
+
+
+@pytest.mark.parametrize(("said", "way"), REDIRECTIONS, ids=str)
+def test_a_redirection_is_followed(topology: Topology, said: str, way: Way) -> None:
+    assert topology.follow(server_error(said), Way(A)) == way
+    # And remembered only if the slot is there for good
+    assert topology.stale is not way.asking
+    assert topology.owner(LOW) == (A if way.asking else way.node)
+
+
+@pytest.mark.parametrize(
+    ("error", "stale"),
+    [
+        (server_error("CLUSTERDOWN The cluster is down"), True),
+        (server_error("READONLY You can't write against a read only replica."), True),
+        (server_error("LOADING Redis is loading the dataset in memory"), True),
+        (server_error("TRYAGAIN Multiple keys request during rehashing of slot"), False),
+        (server_error("NOSCRIPT No matching script."), False),
+        (server_error("MOVED"), False),
+        (rx.ConnectionError("gone"), True),
+        (rx.TimeoutError("Timeout reading from the server"), True),
+    ],
+    ids=str,
+)
+def test_what_makes_the_table_doubtful(topology: Topology, error: Exception, stale: bool) -> None:
+    assert topology.follow(error, Way(A)) is None
+    assert topology.stale is stale
+
+
+def test_the_table_is_read_again_once_and_not_too_often(topology: Topology) -> None:
+    assert not topology.due(1e6)
+    topology.follow(server_error("MOVED 3300 c:3"), Way(A))
+    assert not topology.due(REST / 2)
+    assert topology.due(REST)
+    # First of whom the redirection named, last of whom could not be asked
+    topology.doubt(B)
+    assert topology.begin(REST) == [C, A, ASKED, B]
+    assert not topology.due(1e6)
+
+
+def test_when_nobody_answers_the_former_table_serves(topology: Topology) -> None:
+    topology.unread(rx.ConnectionError("gone"))
+    assert topology.owner(LOW) == A
+    assert topology.stale
+    with pytest.raises(rx.ClusterDownError, match="gone"):
+        Topology([ASKED]).unread(rx.ConnectionError("gone"))
+    with pytest.raises(rx.AuthenticationError):
+        topology.unread(rx.AuthenticationError("WRONGPASS"))
+
+
+def test_what_follows_a_redirected_request_of_its_key_goes_again_behind_it(topology: Topology) -> None:
+    # Given requests of two keys, the second of which is redirected when it comes first and not any more afterwards
+    trip = Trip(topology, [LOW, HIGH, HIGH, LOW])
+    assert trip.legs == {Way(A): [0, 3], Way(B): [1, 2]}
+    trip.arrived({Way(A): ["one", "four"], Way(B): [server_error("ASK 15495 c:3"), "too early"]})
+    # Then both go there, in order, each asking
+    assert trip.legs == {Way(C, asking=True): [1, 2]}
+    assert Way(C, asking=True).carry([b"2", b"3"])[1::2] == [b"2", b"3"]
+    trip.arrived({Way(C, asking=True): ["two", "three"]})
+    assert (trip.legs, trip.replies) == ({}, ["one", "two", "three", "four"])
+
+
+def test_redirections_in_circles_end(topology: Topology) -> None:
+    trip, hops = Trip(topology, [LOW]), 0
+    while trip.legs:
+        hops += 1
+        trip.arrived({way: [server_error(f"MOVED 3300 {'c:3' if hops % 2 else 'a:1'}")] for way in trip.legs})
+    assert hops == 5
+    assert str(trip.replies[0]).startswith("MOVED")
+
+
+COMMANDS = [
+    (("EVALSHA", "sha", 1, b"k", b"x"), b"k"),
+    (("EVAL", "return 1", 2, "k", "l"), b"k"),
+    (("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "STREAMS", "s", ">"), b"s"),
+    (("XGROUP", "CREATE", "s", "g", "0"), b"s"),
+    (("XADD", "s", "*", "a", 1), b"s"),
+    (("PUBLISH", b"c", b"x"), b"c"),
+    (("PING",), b""),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), COMMANDS, ids=str)
+def test_the_key_of_a_command(words: tuple[Any, ...], key: bytes) -> None:
+    assert key_of(words) == key

@@ -1,0 +1,149 @@
+"""Forwarding by the script: out of the topic and into the target in one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, NotDecodable
+from idemgate.core import keys
+from idemgate.testing import Clock
+from idemgate.topics.messages import Forward
+
+
+@pytest.mark.parametrize("kind", ["list", "stream"])
+@pytest.mark.parametrize("named", [False, True], ids=["outbox", "named"])
+def test_due_messages_move_with_all_their_facts(gate: Gate, clock: Clock, raw: Any, kind: Any, named: bool) -> None:
+    # Given merged messages of which one is not due
+    topic = gate.topic("mails", window="10s", merge="append")
+    topic.trigger("ann", 1)
+    clock.advance("1s")
+    topic.trigger("ann", 2)
+    topic.trigger("bob", 3)
+    target = f"jobs-{gate.namespace}".encode() if named else topic.outboxes()[0].encode()
+    clock.advance("9s")
+    # When what is due is sent on, and the same request comes once more
+    call = topic.open().forward(0, Forward(kind, target if named else None, 0), 100)
+    first, again = gate.link.run(call), gate.link.run(call)
+    # Then it is in the target, once, and no more in the topic
+    assert first == again
+    assert first.sent == 1
+    entries = raw.lrange(target, 0, -1) if kind == "list" else [fields for _, fields in raw.xrange(target)]
+    (found,) = [topic.received(entry) for entry in entries]
+    assert (found.key, found.payload, found.count, found.reason) == ("ann", [1, 2], 2, "window")
+    assert (found.token > 0, found.attempt) == (True, 1)
+    stats = topic.stats()
+    assert (stats.pending, stats.in_flight, stats["forwarded"], stats["forwarded_triggers"]) == (1, 0, 1, 2)
+    raw.delete(target)
+
+
+def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> None:
+    topic = gate.topic("jobs", priority=True)
+    for number in range(10):
+        topic.trigger(f"j{number}", priority=number)
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 3)).sent == 3
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 7
+    assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 200])
+def test_a_stream_keeps_about_as_many_as_it_should(gate: Gate, raw: Any, keep: int) -> None:
+    topic = gate.topic("jobs")
+    topic.trigger_many([(f"j{number}", None) for number in range(400)])
+    for _ in range(4):
+        assert gate.link.run(topic.open().forward(0, Forward("stream", None, keep), 100)).sent == 100
+    # Whole nodes of a stream go, of a hundred entries each
+    kept = raw.xlen(topic.outboxes()[0])
+    assert keep <= kept <= keep + 100 if keep else kept == 400
+
+
+def test_a_forwarded_message_holds_no_group(gate: Gate) -> None:
+    # Given a retry that holds its group, and one in its line
+    topic = gate.topic("jobs", backoff=0)
+    topic.trigger("a", group="g")
+    topic.nack(topic.take(1))
+    topic.trigger("b", group="g")
+    topic.trigger("c", group="g")
+    # When what is due is sent on, one message a call
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
+    # Then the next of the group may be taken
+    assert [one.key for one in topic.take(10)] == ["b"]
+
+
+def test_of_a_group_that_ends_nothing_is_left(gate: Gate, raw: Any) -> None:
+    topic = gate.topic("jobs", backoff=0)
+    topic.trigger("a", group="g")
+    topic.nack(topic.take(1))
+    groups = keys.slot(gate.namespace, "jobs", 0, 1)[10]
+    assert raw.hkeys(groups) == [b"g"]
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
+    assert raw.hkeys(groups) == []
+
+
+def test_what_was_blocked_is_sent_on_too(gate: Gate) -> None:
+    topic = gate.topic("jobs")
+    for key in ("a", "b", "c"):
+        topic.trigger(key, group="g")
+    (first,) = topic.take(10)
+    assert topic.stats().blocked == 2
+    topic.ack(first)
+    topic.forward("list")
+    assert topic.forward_due() + topic.forward_due() == 2
+    assert (topic.stats().pending, topic.stats()["forwarded_triggers"]) == (0, 2)
+
+
+def test_a_target_of_another_type_is_refused_and_nothing_is_moved(gate: Gate, raw: Any) -> None:
+    from idemgate import ForeignData
+
+    topic = gate.topic("jobs")
+    topic.trigger("a", 1)
+    raw.set(topic.outboxes()[0], "text")
+    with pytest.raises(ForeignData, match="out: holds a string, expected a list"):
+        gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100))
+    assert topic.stats().pending == 1
+    raw.delete(topic.outboxes()[0])
+
+
+def test_what_makes_no_sense_is_refused(gate: Gate) -> None:
+    topic = gate.topic("jobs")
+    with pytest.raises(BadInput, match="list"):
+        topic.forward("queue")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="keep"):
+        topic.forward("list", keep=-1)
+    with pytest.raises(NotDecodable):
+        topic.received(b"no message")
+    with pytest.raises(NotDecodable, match="message"):
+        topic.received({b"other": b""})
+    topic.forward("list")
+    with pytest.raises(BadInput, match="sent on"):
+        topic.handler(print)
+
+
+def test_what_was_flushed_says_so_where_it_is_sent(gate: Gate, clock: Clock, raw: Any) -> None:
+    # Given a message whose time has not come, and the whole topic flushed
+    topic = gate.topic("jobs", window="60s")
+    topic.trigger("a", 1)
+    clock.advance("5s")
+    assert topic.flush() == 1
+    # When it is sent on
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 1
+    # Then it is due since the flush
+    (found,) = [topic.received(entry) for entry in raw.lrange(topic.outboxes()[0], 0, -1)]
+    assert (found.reason, found.due_at) == ("flush", clock.now())
+
+
+def test_a_target_may_keep_one(gate: Gate, raw: Any) -> None:
+    topic = gate.topic("jobs")
+    for key in ("a", "b", "c"):
+        topic.trigger(key)
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 1), 100)).sent == 3
+    assert raw.llen(topic.outboxes()[0]) == 1
+
+
+def test_forwarding_nothing_writes_nothing(gate: Gate, everything: Any) -> None:
+    topic = gate.topic("jobs")
+    topic.trigger("late", delay="60s")
+    before = everything()
+    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 0
+    assert everything() == before

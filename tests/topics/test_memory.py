@@ -1,0 +1,215 @@
+"""A server without memory: what would need more is refused whole, what ends work goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from idemgate import Gate, StoreRefused, Trigger
+from idemgate.store.embedded.server import start
+from idemgate.testing import Clock
+from tests.conftest import Face
+
+Dumps = Callable[[], dict[bytes, bytes]]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of this module's own: others would not like what is done to it."""
+    with start() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def raw(url: str) -> Iterator[Any]:
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+@pytest.fixture
+def full(raw: Any) -> Iterator[Callable[[], None]]:
+    """`full()` takes all memory away, until the test has ended."""
+    yield lambda: raw.config_set("maxmemory", 1)
+    raw.config_set("maxmemory", 0)
+
+
+@pytest.fixture
+async def gate(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
+    made = Gate(url, namespace=namespace, clock=clock)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
+def everything(raw: Any, namespace: str) -> Dumps:
+    """As that of all tests of topics, by content: a large hash is dumped in another order after it was only read."""
+
+    def content(key: bytes) -> bytes:
+        kind = raw.type(key)
+        if kind == b"hash":
+            return repr(sorted(raw.hgetall(key).items())).encode()
+        return repr(raw.zrange(key, 0, -1, withscores=True)).encode() if kind == b"zset" else bytes(raw.dump(key))
+
+    return lambda: {key: content(key) for key in raw.scan_iter(match=f"ig1:{{{namespace}:*", count=1000)}
+
+
+async def _refused(call: Any, everything: Dumps) -> None:
+    before = everything()
+    with pytest.raises(StoreRefused, match=r"maxmemory|OOM"):
+        await call
+    assert everything() == before
+
+
+async def test_what_needs_memory_is_refused_whole(face: Face, everything: Dumps, full: Any) -> None:
+    # Given topics in use, of each kind, and nothing known of a claim
+    topic, leading = face.topic("t", window="60s"), face.topic("l", window="60s", edge="leading")
+    await topic.trigger_many([("pending", 1), ("due", 1)])
+    await topic.flush("due")
+    await leading.trigger("k")
+    # When the server has no memory left
+    full()
+    # Then nothing new gets in, and nothing is half done
+    await _refused(topic.trigger("new", "payload", event_id="e", version=1), everything)
+    await _refused(topic.trigger("pending", "payload", delay="5s"), everything)
+    await _refused(topic.trigger_many([(n, "payload") for n in range(100)]), everything)
+    await _refused(topic.take(10), everything)
+    await _refused(leading.trigger("new"), everything)
+    await _refused(face.claim("new"), everything)
+    await _refused(face.first("new", "1h"), everything)
+    await _refused(face.first("new", "1h", compact=True), everything)
+    await _refused(face.first_many(range(2000), "1h", compact=True), everything)
+    await _refused(face.keep("new", 1, "1h"), everything)
+    await _refused(face.topic("another", window="5s").trigger("k"), everything)
+    # And looking at it works
+    assert (await topic.stats()).pending == 2
+    assert (await topic.peek("pending")).pending.count == 1
+
+
+async def test_what_ends_work_goes_on(face: Face, clock: Clock, everything: Dumps, full: Any, conserved: Any) -> None:
+    # Given deliveries in flight, one message that waits behind one of them, one that is pending, and two dead letters
+    topic = face.topic("t", backoff=0, lease="60s")
+    await topic.trigger_many([(key, key) for key in ("d1", "d2", "ack", "nack", "bury", "give", "cancelled", "extend")])
+    taken = {one.key: one for one in await topic.take(10)}
+    await topic.bury([taken["d1"], taken["d2"]], reason="no")
+    await topic.trigger_many([("ack", "behind"), ("pending", 1)])
+    letters = {letter.key: letter for letter in await topic.dead.list()}
+    # When the server has no memory left
+    full()
+    # Then each can still be ended, kept, or called off
+    clock.advance("30s")
+    assert await topic.ack(taken["ack"]) == "ok"
+    assert await topic.nack(taken["nack"], reason="why", delay="10s") == "ok"
+    assert await topic.bury(taken["bury"], reason="why") == "dead"
+    assert await topic.give_back(taken["give"]) == "ok"
+    assert await topic.extend(taken["extend"]) == "ok"
+    assert await topic.cancel("cancelled") == "in_flight"
+    assert await topic.cancel("pending") == "cancelled"
+    assert await topic.cancel("absent") == "absent"
+    assert await topic.reschedule("nack", delay="20s") == "rescheduled"
+    assert await topic.flush("nack") == 1
+    assert await topic.dead.redrive([letters["d1"].id]) == 1
+    assert await topic.dead.delete([letters["d2"].id]) == 1
+    # And all of it happened
+    stats = await topic.stats()
+    assert (stats.ready, stats.scheduled, stats.in_flight, stats.dead) == (4, 0, 2, 1)
+    assert await topic.nack(taken["cancelled"]) == "cancelled"
+    await conserved(topic, [*taken, "pending"])
+
+
+async def test_a_partial_success_is_told_without_memory(face: Face, full: Any, conserved: Any) -> None:
+    topic = face.topic("t", merge="append", backoff=0)
+    await topic.trigger_many([("k", 1), ("k", 2), ("k", 3)])
+    (delivery,) = await topic.take(1)
+    full()
+    assert await topic.nack(delivery, items=[2]) == "ok"
+    peek = await topic.peek("k")
+    assert (peek.pending.payload, (await topic.stats())["acked_triggers"]) == ([2], 2)
+    await conserved(topic, ["k"])
+
+
+async def test_groups_and_limits_go_on_too(face: Face, clock: Clock, everything: Dumps, full: Any) -> None:
+    # Given groups with lines, one whose delivery is out and one whose retry is due, of a topic with priorities
+    topic = face.topic("t", backoff=0, lease="60s", priority=True)
+    face.gate.topic("t").forward("list")
+    await topic.trigger_many([Trigger(f"{group}{n}", group=group) for group in "abcd" for n in range(3)])
+    taken = {one.key: one for one in await topic.take(10)}
+    assert sorted(taken) == ["a0", "b0", "c0", "d0"]
+    await topic.trigger("b0", "behind", group="other")
+    # When the server has no memory left
+    full()
+    # Then what is out can be ended, its group goes on, and the topic can be paused
+    assert await topic.ack(taken["a0"]) == "ok"
+    assert await topic.nack(taken["b0"]) == "ok"
+    assert await topic.bury(taken["c0"]) == "dead"
+    assert await topic.cancel("d1", group="d") == "cancelled"
+    assert await topic.pause() is True
+    assert await topic.resume() is True
+    stats = await topic.stats()
+    assert (stats.ready, stats.blocked, stats.in_flight, stats.dead) == (4, 4, 1, 1)
+    # And nothing new goes out, or half so
+    await _refused(topic.take(10), everything)
+    await _refused(topic.forward_due(), everything)
+
+
+async def test_a_second_ack_is_answered(face: Face, full: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k")
+    taken = await topic.take(1)
+    full()
+    # When an ack is sent twice to a full server, the second is told so
+    assert await topic.ack(taken) == ["ok"]
+    assert await topic.ack(taken) == ["lost"]
+    assert await topic.cancel("k") == "absent"
+    assert (await topic.stats())["lost"] == 1
+
+
+async def test_claims_can_be_ended(face: Face, clock: Clock, full: Any) -> None:
+    # Given three claims
+    claims = [await face.claim(key, lease="60s") for key in ("complete", "release", "extend")]
+    assert [claim.started for claim in claims] == [True] * 3
+    # When the server has no memory left
+    full()
+    # Then what was started can be completed, given back and kept
+    clock.advance("30s")
+    assert await claims[0].complete({"a": "result"}) is True
+    assert await claims[1].release() is True
+    assert await claims[2].extend("60s") is True
+    clock.advance("40s")
+    assert (await face.inspect("extend")).state == "in_progress"
+    assert (await face.inspect("complete")).state == "done"
+
+
+async def test_compact_marks_are_known_and_new_ones_refused(
+    face: Face, clock: Clock, everything: Dumps, full: Any
+) -> None:
+    # Given two pages, one of them three windows old though the server did not let it go yet
+    assert await face.first("older", "1h", compact=True)
+    clock.advance("1h")
+    shard = face.gate.mark("older", "1h", "first", compact=True).keys
+    beside = [key for key in range(1000) if face.gate.mark(key, "1h", "first", compact=True).keys == shard]
+    assert all(await face.first_many(beside, "1h", compact=True))
+    # When the server has no memory left
+    full()
+    # Then duplicates are answered
+    assert not any(await face.first_many(beside, "1h", compact=True))
+    # And new ids are refused whole: in a page that is there, and in one that is begun in place of another
+    await _refused(face.first("older", "1h", compact=True), everything)
+    clock.advance("2h")
+    await _refused(face.first("older", "1h", compact=True), everything)
+
+
+async def test_work_goes_on_when_there_is_memory_again(face: Face, raw: Any, full: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="60s")
+    await topic.trigger("k", 1)
+    full()
+    with pytest.raises(StoreRefused):
+        await topic.trigger("k", 2)
+    raw.config_set("maxmemory", 0)
+    # Then it is as if nothing had been tried
+    assert (await topic.trigger("k", 2)).status == "merged"
+    clock.advance("60s")
+    assert [(one.count, one.payload) for one in await topic.take(1)] == [(2, 2)]

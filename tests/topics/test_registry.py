@@ -1,0 +1,356 @@
+"""Which topics there are, as the store alone tells; and how one is forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgpack
+import pytest
+
+from idemgate import BadInput, ForeignData, Forgotten, Gate, NotDecodable, Trigger
+from idemgate.cli import main
+from idemgate.errors import TopicInUse
+from idemgate.testing import Clock
+from idemgate.topics.plans import performed
+from idemgate.topics.registry import registered
+from idemgate.topics.reshard import _begin, _purge, forgetting, resizing
+from tests.conftest import Awaited, Face
+
+Dumps = Callable[[], dict[bytes, bytes]]
+
+
+@pytest.fixture
+async def other(gate: Gate, url: str, clock: Clock) -> AsyncIterator[Gate]:
+    """Another program on the same store."""
+    made = Gate(url, namespace=gate.namespace, clock=clock, timeout="30s")
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
+def looking(face: Face, other: Gate) -> Any:
+    """A program that knows nothing of the topics, through the same face."""
+    return other.aio if face.awaiting else Awaited(other)
+
+
+async def test_a_store_tells_its_topics(face: Face, looking: Any, clock: Clock, at: Any, everything: Dumps) -> None:
+    # Given two topics, one with something in it
+    assert await looking.stored_topics() == []
+    renders = face.topic("renders", window="60s", merge="append", slots=4, rate="10/s")
+    await renders.trigger_many([(f"k{i}", i) for i in range(10)])
+    clock.advance("60s")
+    await renders.bury((await renders.take(3))[0])
+    await face.topic("mail").trigger("k", at=at(500))
+    await face.topic("mail").pause()
+    before = everything()
+    # Then another program reads what they are and how much is where
+    mail, found = await looking.stored_topics()
+    assert (found.name, found.slots, found.policy.window, found.changing_to) == ("renders", 4, 60_000, None)
+    assert found.policy.stored() == renders.policy.stored()
+    assert found.stats == await renders.stats()
+    assert (found.stats.ready, found.stats.in_flight, found.stats.dead, found.stats["accepted"]) == (7, 2, 1, 10)
+    assert (mail.name, mail.slots, mail.stats.scheduled, mail.stats.next_due, mail.stats.paused) == (
+        "mail", 1, 1, at(500), True,
+    )  # fmt: skip
+    # And wrote nothing
+    assert everything() == before
+
+
+@pytest.mark.damages("wrong-type")
+@pytest.mark.damages("wrong-type")
+async def test_a_registry_that_is_none_is_said(looking: Any, gate: Gate, raw: Any) -> None:
+    raw.set(f"ig1:{{{gate.namespace}:topics}}", "text")
+    with pytest.raises(ForeignData, match="holds a string, expected a hash"):
+        await looking.stored_topics()
+
+
+NOTED = {
+    "sizes that are no numbers": ("t was", "2 many"),
+    "a size that is far too long": ("t was", "9" * 5000),
+    "a size above all": ("t was", "2 16385"),
+    "a change that is none": ("t to", "many n"),
+    "a change to more than there can be": ("t to", "99999999999 n"),
+    "a policy of no number of slots": ("t", msgpack.packb({"slots": "many"})),
+    "a policy of three slots": ("t", msgpack.packb({"slots": 3})),
+}
+
+
+@pytest.mark.damages("undecodable", "wrong-slot", "unregistered")
+@pytest.mark.parametrize("field", NOTED)
+async def test_an_entry_that_is_none_of_ours_is_said(
+    face: Face, looking: Any, raw: Any, everything: Dumps, field: str
+) -> None:
+    # Given a topic whose entry in the registry somebody has spoilt
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k", 1)
+    raw.hset(f"ig1:{{{face.gate.namespace}:topics}}", *NOTED[field])
+    before = everything()
+    # When anybody goes by it, then it is an error that says so, and nothing is written
+    for ask in (looking.stored_topics, lambda: topic.reslot(4), topic.forget, lambda: topic.forget(discard=True)):
+        with pytest.raises((ForeignData, NotDecodable), match=r"holds under t|not a policy"):
+            await ask()
+    assert everything() == before
+
+
+async def test_as_many_slots_as_there_can_be_are_told(face: Face, looking: Any, raw: Any) -> None:
+    await face.topic("t").trigger("k")
+    registry = f"ig1:{{{face.gate.namespace}:topics}}"
+    raw.hset(registry, mapping={"t was": "1 16384", "t to": "16384 n"})
+    (found,) = await looking.stored_topics()
+    assert found.changing_to == 16384
+    raw.hdel(registry, "t was", "t to")
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_counter_that_is_no_number_is_said(face: Face, looking: Any, raw: Any) -> None:
+    topic = face.topic("t")
+    await topic.trigger("k", 1)
+    raw.hset(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:facts", "accepted", "many")
+    for ask in (topic.stats, looking.stored_topics):
+        with pytest.raises(NotDecodable, match=r"not counters of ours: .*many"):
+            await ask()
+
+
+async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Clock, everything: Dumps) -> None:
+    # Given a topic whose slots were changed, and which is empty again
+    topic = face.topic("t", window="60s", slots=2)
+    await topic.trigger_many([Trigger(f"k{i}", event_id=f"e{i}") for i in range(20)])
+    await topic.reslot(4)
+    clock.advance("60s")
+    await topic.ack(await topic.take(100))
+    # When it is forgotten
+    gone = await topic.forget()
+    # Then it is gone, but for what expires by itself
+    assert (gone.known, gone.pending, gone.in_flight, gone.dead) == (True, 0, 0, 0)
+    assert await looking.stored_topics() == []
+    assert all(0 < topic.opening.gate.link.command("PTTL", key) <= 86_400_000 for key in everything())
+    assert {key.partition(b"}:")[2] for key in everything()} == {b"facts", b"told0", b"told1"} - {b"told1"}
+    # And to forget it once more is nothing
+    assert await topic.forget() == Forgotten(False, 0, 0, 0)
+
+
+@pytest.mark.parametrize("held", ["pending", "in_flight", "dead"])
+async def test_one_that_holds_something_is_kept(face: Face, clock: Clock, held: str, everything: Dumps) -> None:
+    # Given a topic that holds something, of any kind
+    topic = face.topic("t", slots=2, merge="append")
+    await topic.trigger_many([(f"k{i}", i) for i in range(6)])
+    if held != "pending":
+        taken = await topic.take(100)
+        await (topic.bury(taken) if held == "dead" else topic.extend(taken))
+    before = everything()
+    # Then it is not forgotten, nothing is written, and it goes on as before
+    with pytest.raises(TopicInUse, match=r"topic 't': it holds .*\b6 .*discard=True"):
+        await topic.forget()
+    assert everything() == before
+    assert (await topic.trigger("k0", 1)).accepted
+    # Unless that is said; then what was discarded is counted
+    gone = await topic.forget(discard=True)
+    assert getattr(gone, held) == 6
+    assert sum((gone.pending, gone.in_flight, gone.dead)) == (6 if held == "pending" else 7)
+
+
+async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: Gate) -> None:
+    # Given a topic that is found to be empty
+    topic = face.topic("t", slots=2)
+    await topic.ack(await topic.take(10))
+    plan = forgetting(await gate.topic("t").aio.open(), _entry(gate, "t"), False)
+    looked = gate.link.run_all(next(plan))
+    # When a message comes before it is closed
+    await topic.trigger("k", 1)
+    # Then the topic is not forgotten, and goes on
+    with pytest.raises(TopicInUse, match="it holds 1 pending"):
+        performed(_resumed(plan, looked), gate.link.run_all)
+    assert (await topic.trigger("k", 2)).status == "merged"
+    assert [(one.name, one.changing_to) for one in gate.stored_topics()] == [("t", None)]
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        (0, "it is being forgotten; let that end first: idemgate forget t"),
+        (4, "it is being given 4 slots; let that end first: idemgate slots t 4"),
+    ],
+)
+async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gate, begun: int, said: str) -> None:
+    # Given a topic whose change was cut off as soon as it was begun
+    topic = face.topic("t", slots=2)
+    await topic.trigger("k", 1)
+    calls = gate.topic("t").open()
+    assert gate.link.run(_begin(calls, begun)).word == "changing"
+    # Then no other one begins, and it is said which is to end
+    with pytest.raises(TopicInUse) as told:
+        await topic.reslot(8)
+    assert str(told.value) == f"topic 't': {said}"
+    if begun:
+        with pytest.raises(TopicInUse) as told:
+            await topic.forget(discard=True)
+        assert str(told.value) == f"topic 't': {said}"
+        assert (await topic.reslot(begun)).after == begun
+    # And the one that was begun goes on
+    assert await topic.forget(discard=True) == Forgotten(True, 1, 0, 0)
+
+
+def test_what_was_made_only_just_now_is_forgotten_and_what_never_was_has_no_slots(gate: Gate) -> None:
+    # Given a topic that somebody made after the registry was asked for it
+    made = gate.topic("t").open()
+    assert performed(forgetting(made, None, True), gate.link.run_all) == Forgotten(True, 0, 0, 0)
+    # And one that nobody made
+    never = gate.topic("u").opening.provisional()
+    with pytest.raises(BadInput, match="no such topic in the store"):
+        performed(resizing(never, 4, lambda _: None), gate.link.run_all)
+
+
+def test_who_comes_late_to_a_slot_that_is_open_again_discards_nothing(gate: Gate) -> None:
+    topic = gate.topic("t")
+    topic.trigger("k", 1)
+    assert gate.link.run(_purge(topic.open(), 0, b"a change that has ended", really=True)) == (0, 0, 0)
+    assert topic.stats().pending == 1
+
+
+@pytest.mark.damages("wrong-type")
+async def test_one_whose_slots_hold_what_is_not_ours_is_left_alone(face: Face, raw: Any, everything: Dumps) -> None:
+    # Given a topic of which one slot holds something foreign
+    topic = face.topic("t", slots=2)
+    await topic.trigger_many([(f"k{i}", i) for i in range(6)])
+    key = f"ig1:{{{face.gate.namespace}:topic:t:1/2}}:memo"
+    raw.delete(key)
+    raw.rpush(key, "foreign")
+    before = everything()
+    # When it is to be forgotten, then nothing is written
+    for discard in (False, True):
+        with pytest.raises(ForeignData, match="holds a list"):
+            await topic.forget(discard=discard)
+    assert everything() == before
+
+
+def _resumed(plan: Any, answers: Any) -> Any:
+    """The rest of a plan that was stopped before it was sent these answers."""
+    batch = plan.send(answers)
+    while True:
+        batch = plan.send((yield batch))
+
+
+def _entry(gate: Gate, name: str) -> Any:
+    return gate.link.run(registered(gate.namespace, gate.clock, name))
+
+
+async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str, clock: Clock) -> None:
+    # Given a program that opened a topic, with a delivery, before it was forgotten
+    stale = other.topic("t", window="60s", slots=4)
+    used = stale.aio if face.awaiting else Awaited(stale)
+    await used.trigger("k", 1)
+    clock.advance("60s")
+    (taken,) = await used.take(1)
+    await face.topic("t", window="60s", slots=4).forget(discard=True)
+    # When it goes on
+    assert (await used.trigger("k", 2)).status == "scheduled"
+    assert await used.ack(taken) == "lost"
+    # Then the topic is there again, as that program says it is
+    (found,) = await face.stored_topics()
+    assert (found.name, found.slots, found.stats.scheduled) == ("t", 4, 1)
+    # And where it is forgotten again, and somebody else makes it with other slots, that program goes by these
+    await face.topic("t", window="60s", slots=4).forget(discard=True)
+    with Gate(url, namespace=other.namespace, clock=clock) as third:
+        third.topic("t", window="60s", slots=2).trigger("k")
+        assert (await used.trigger("k")).status == "merged"
+        assert stale.policy.slots == 2
+
+
+async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
+    # Given how many steps it takes
+    steps = 1
+    for killed in range(1, 20):
+        topic = gate.topic(f"t{killed}", slots=2).aio
+        await topic.trigger_many([(f"k{i}", i) for i in range(6)])
+        plan = forgetting(await topic.open(), _entry(gate, topic.name), True)
+        batch = plan.send(gate.link.run_all(next(plan)))  # it has looked, which changes nothing
+        try:
+            for _ in range(killed):
+                batch = plan.send(gate.link.run_all(batch))
+        except StopIteration:
+            break
+        steps += 1
+        # When it is killed after any of them, that can be seen
+        assert [one.changing_to for one in gate.stored_topics() if one.name == topic.name] == [0]
+        # Then it is gone when it is said again
+        with pytest.raises(TopicInUse, match=r"being forgotten; .*: idemgate forget t\d+$"):
+            await topic.reslot(4)
+        await topic.forget(discard=True)
+        assert topic.name not in [one.name for one in gate.stored_topics()]
+        assert (await topic.trigger("k")).status == "scheduled"
+    assert steps > 3
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `idemgate ...` on the namespace of this test: exit code, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main([words[0], "--url", url, "--namespace", namespace, *words[1:]])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_topics_are_listed_changed_and_forgotten(
+    command: Any, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("topics") == (0, f"no topics in namespace {namespace!r} (--namespace names another)\n", "")
+    with Gate(url, namespace=namespace) as gate:
+        gate.topic("images", window="1h", merge={"n": "sum"}, slots=2).trigger_many(
+            [(f"k{i}", {"n": 1}) for i in range(9)]
+        )
+        # How it is listed
+        code, out, _ = command("topics")
+        header, row = out.splitlines()
+        assert code == 0
+        assert header.split()[:4] == ["topic", "slots", "scheduled", "ready"]
+        assert row.split()[:4] == ["images", "2", "9", "0"]
+        # How its slots are changed
+        assert command("slots", "images", "8") == (
+            0, "images has 8 slots, before it had 2; 9 entries were moved\n", "",
+        )  # fmt: skip
+        assert command("slots", "images", "8")[1] == "images has 8 slots already\n"
+        (found,) = json.loads(command("topics", "--json")[1])
+        assert found["policy"] == {
+            "edge": "trailing", "merge": {"n": "sum", "*": "last"}, "remember": 86400.0, "slots": 8, "window": 3600.0,
+        }  # fmt: skip
+        assert (found["name"], found["slots"], found["scheduled"], found["counters"]) == (
+            "images", 8, 9, {"accepted": 9},
+        )  # fmt: skip
+        # And how it is forgotten
+        code, out, err = command("forget", "images")
+        assert (code, out) == (1, "")
+        assert "it holds 9 pending messages, 0 in flight and 0 dead letters" in err
+        code, out, _ = command("forget", "images", "--discard")
+        assert (code, out) == (0, "images is forgotten; discarded: 9 pending, 0 in flight, 0 dead letters\n")
+        assert command("topics")[1] == f"no topics in namespace {namespace!r} (--namespace names another)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("slots", "nothing", "4"), "no such topic in the store. There are: there"),
+        (("forget", "nothing"), "no such topic in the store. There are: there"),
+        (("slots", "there", "3"), "not a power of two"),
+        (("slots", "there", "0"), "not a power of two"),
+    ],
+)
+def test_what_is_wrong_is_said(command: Any, url: str, namespace: str, words: Any, said: str) -> None:
+    with Gate(url, namespace=namespace) as gate:
+        gate.topic("there").trigger("k")
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_number_of_slots_that_is_no_number_is_refused(command: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command("slots", "t", "many")
+    assert caught.value.code == 2

@@ -1,0 +1,94 @@
+"""No interleaving of a small scope breaks a promise, and the search finds each fault that is put into the scripts.
+
+`IDEMGATE_DEPTH=10 poe pytest tests/topics/test_search.py -s` looks further.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from tests.conftest import FAULTS as MANY
+from tests.exhaustive import broken
+from tests.topics.search import SCOPES, Search, Violation
+
+DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "9" if MANY >= 1000 else "7"))
+"""Steps; one more takes about three times as long."""
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, record_fault: Any) -> None:
+    states = Search(raw, gate, SCOPES[scope], {}).run(DEPTH)
+    print(f"{scope}: {states:,} states within {DEPTH} steps")
+    assert states > 500
+    record_fault(
+        "every order of steps of a topic, with late copies (N: states)",
+        states,
+        promises="P4 P5 P6 P7 P9 P10 P11 P13 P15",
+        exhaustive=True,
+        steps=f"{DEPTH}",
+    )
+
+
+FAULTS: dict[str, tuple[str, str, str, str]] = {
+    "an ending needs no token": (
+        "one key", "topics/settle", "if not d or d[1] ~= given[2 * i] then", "if not d then"),
+    "a key in flight is scheduled": (
+        "one key", "topics/trigger", 'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
+    "a take is not remembered": ("one key", "topics/take", "if given then", "if false then"),
+    "a trigger is not remembered": ("one key", "topics/trigger", "if given then", "if false then"),
+    "what is behind is forgotten": ("one key", "topics/settle", "if behind[key] then", "if false then"),
+    "what was cancelled is tried again": (
+        "one key", "topics/settle", "elseif d[3] == 1 then", "elseif false then"),
+    "attempts are not counted": (
+        "one key", "topics/take", "packed = attempted(m, packed)", "packed = packed or cmsgpack.pack(m)"),
+    "what lapses is lost": (
+        "one key", "topics/take", 'add("folded", restore(K, p, key, m, again(key, d, m), "retry"))', ""),
+    "tokens do not rise": ("one key", "topics/take", "last = fence(last, now_us)", "last = now_us"),
+    "what is cancelled stays scheduled": ("one key", "topics/cancel", "unplace(K, key, m)\n  redis.call", "redis.call"),
+    "leases lapse at once": (
+        "one key", "topics/take", 'redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms,',
+        'redis.call("ZRANGEBYSCORE", K.lease, "-inf", "+inf",'),
+    "a redriven letter stays": ("one key", "topics/exhume", 'redis.call("HDEL", K.grave, id)', ""),
+    "a group is never full": ("one group", "topics/take", "if #inside >= limit then", "if false then"),
+    "an ending keeps its group": ("one group", "topics/settle", "vacate(K, one[1], one[2], p.group_limit)", ""),
+    "what was not heard of is not taken again": (
+        "lost replies", "topics/take", "if d and d[2] == origin then", "if false then"),
+    "what was not heard of ends twice": (
+        "lost replies", "topics/settle", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+    "a turn ends anew what it ended": (
+        "turns", "topics/turn", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+    "a copy of a turn takes more": ("turns", "topics/turn", "(not given or told(K, ARGV[5], now_ms))", "true"),
+    "a turn ends what is another's": (
+        "turns", "topics/turn", "elseif not d or d[1] ~= given[2 * i] then", "elseif not d then"),
+    "a turn takes beside what it has not let go": (
+        "turns", "topics/turn", "vacate(K, one[1], one[2], p.group_limit)", ""),
+    "what is buried is tried again": ("dead letters", "topics/settle", 'if verb == "bury" then', "if false then"),
+    "what is redriven is at its end": ("dead letters", "topics/exhume", "m[5], m[7] = 0, 0", ""),
+    "what is deleted stays": ("dead letters", "topics/exhume", 'redis.call("HDEL", K.grave, id)', ""),
+    "what is deleted is not counted": ("dead letters", "topics/exhume", "deleted_triggers = triggers", ""),
+    "redriving does not know its copies": (
+        "dead letters", "topics/exhume", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+    "what is given back was tried": ("times", "topics/settle", "m[5] = m[5] - 1\n", "\n"),
+    "anybody extends": ("times", "topics/extend", "if d and d[1] == fences[i] then", "if d then"),
+    "a heartbeat holds nothing": ("times", "topics/extend", 'redis.call("ZADD", K.lease, unpack(ends))', ""),
+    "another time is not gone by": ("times", "topics/reschedule", "if stood then", "if false then"),
+    "another time is not a caller's": (
+        "times", "topics/reschedule", 'm[4], m[6], m[7] = due, "time", 1', 'm[4], m[6], m[7] = due, "time", 0'),
+    "rescheduling does not know its copies": (
+        "times", "topics/reschedule", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+    "what is cancelled in flight goes on": ("times", "topics/cancel", "d[3] = 1", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, fault: str) -> None:
+    scope, name, before, after = FAULTS[fault]
+    with pytest.raises(Violation) as found:
+        Search(raw, gate, SCOPES[scope], broken(name, {before: after})).run(9)
+    print(found.value)
+    Search(raw, gate, SCOPES[scope], {}).follow(found.value.path)  # as it is, the script breaks nothing there

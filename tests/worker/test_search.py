@@ -1,0 +1,64 @@
+"""No interleaving of a guarded handler, its guard and its topic breaks a promise, and the search finds each fault that
+is put into the scripts.
+
+`IDEMGATE_DEPTH=13 poe pytest tests/worker/test_search.py -s` looks further.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from tests.conftest import FAULTS as MANY
+from tests.exhaustive import broken
+from tests.worker.search import Search, Violation
+
+DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "12" if MANY >= 1000 else "8"))
+"""Steps; one more takes about twice as long."""
+
+
+@pytest.mark.timeout(7200)
+def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, record_fault: Any) -> None:
+    states = Search(raw, gate, {}).run(DEPTH)
+    print(f"{states:,} states within {DEPTH} steps")
+    assert states > 500
+    record_fault(
+        "every order of steps of workers whose handler is guarded, with late copies (N: states)",
+        states,
+        promises="P1 P4 P5 P6 P7 P11 P12",
+        exhaustive=True,
+        steps=f"{DEPTH}",
+    )
+
+
+FAULTS: dict[str, tuple[str, str, str]] = {
+    "what is done is free": ("guard/claim", 'if kind ~= "" then', 'if state == "f" then'),
+    "a claim does not look at the lease": ("guard/claim", "if left > 0 then", "if left > 1e15 then"),
+    "a claim does not know its copies": ("guard/claim", "if owner == token and", "if false and"),
+    "tokens do not rise": ("guard/claim", "fence(last, now_us)", "1"),
+    "what is done is kept for no time": ("guard/complete", "now_ms + span, now_ms", "now_ms + 1, now_ms"),
+    "anybody gives back": ("guard/release", 'state == "p" and owner == ARGV[at]', 'state == "p"'),
+    "what is given back is done": ("guard/release", 'record("r", ""', 'record("d", "n"'),
+    "what lapses has another name": (
+        "topics/take", 'add("folded", restore(K,', 'm[13] = m[13] + 1; add("folded", restore(K,'),
+    "what was joined keeps its name": (
+        "topics/take", "old[1] = old[1] + new[1]", "new[3], new[13] = old[3], old[13]"),
+    "what is put off has another name": (
+        "topics/settle", "m[5], m[7] = m[5] - 1, 0", "m[5], m[7], m[3] = m[5] - 1, 0, m[3] + 1"),
+    "what is put off was tried": ("topics/settle", "m[5], m[7] = m[5] - 1, 0", "m[7] = 0"),
+    "an ending needs no token": ("topics/settle", "if not d or d[1] ~= given[2 * i] then", "if not d then"),
+    "what lapses is lost": (
+        "topics/take", 'add("folded", restore(K, p, key, m, again(key, d, m), "retry"))', ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, fault: str) -> None:
+    name, before, after = FAULTS[fault]
+    with pytest.raises(Violation) as found:
+        Search(raw, gate, broken(name, {before: after})).run(11)
+    print(found.value)
+    Search(raw, gate, {}).follow(found.value.path)  # as it is, the script breaks nothing there

@@ -1,0 +1,355 @@
+"""Callbacks on Pub/Sub channels: every replica hears, one runs; no outcome ends it; what is lost is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate
+from idemgate.subscribers import Heard
+from tests.proxy import Proxy
+
+SCOPE = ContextVar("SCOPE", default="outside")
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(0.003)
+
+
+@pytest.fixture
+async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[[int], list[Gate]]]:
+    """Several gates of one namespace, as several processes would have."""
+    made: list[Gate] = []
+
+    def make(n: int, at: str = entry) -> list[Gate]:
+        made.extend(Gate(at, namespace=namespace) for _ in range(n))
+        return made
+
+    yield make
+    for gate in made:
+        await gate.aio.close()
+        gate.close()
+
+
+@pytest.fixture
+def one(replicas: Callable[[int], list[Gate]]) -> Gate:
+    return replicas(1)[0]
+
+
+def total(gates: list[Gate], name: str) -> int:
+    return sum(gate.counters[name] for gate in gates)
+
+
+def event_id(heard: Heard) -> str:
+    return heard.json()["id"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, raw: Any, namespace: str) -> None:
+    # Given four replicas whose guarded callback listens to one channel
+    gates, ran = replicas(4), Counter[str]()
+    for gate in gates:
+        guarded = gate.once(key=event_id, scope="prices")
+        if kind == "sync":
+
+            def handle(heard: Heard) -> None:
+                ran[event_id(heard)] += 1
+
+            gate.on(namespace)(guarded(handle))
+        else:
+
+            async def handle_async(heard: Heard) -> None:
+                ran[event_id(heard)] += 1
+
+            gate.on(namespace)(guarded(handle_async))
+    async with AsyncExitStack() as stack:
+        for gate in gates:
+            await stack.enter_async_context(gate.aio.subscribers())
+        # When twenty events are published, each of them twice
+        for number in [*range(20), *range(20)]:
+            raw.publish(namespace, json.dumps({"id": f"e{number}"}))
+        # Then every replica hears all forty
+        await until(lambda: total(gates, "channel.heard") == 160)
+    # And each event was handled once, and every copy has an outcome
+    assert ran == {f"e{number}": 1 for number in range(20)}
+    outcomes = {name: total(gates, f"channel.{name}") for name in ("handled", "in_progress", "failed", "hopeless")}
+    assert outcomes["handled"] + outcomes["in_progress"] == 160
+    assert outcomes["failed"] == outcomes["hopeless"] == 0
+    assert total(gates, "once.started") == 20
+
+
+REPLICA = """
+import json, os, sys
+from idemgate import Gate
+from idemgate.subscribers import Heard
+
+url, namespace = sys.argv[1:]
+gate = Gate(url, namespace=namespace)
+
+def key(heard):
+    event = heard.json()["id"]
+    return f"{event}-{os.getpid()}" if event == "end" else event
+
+@gate.on(namespace, concurrency=4)
+@gate.once(key=key, scope="replicas")
+def handle(heard: Heard) -> None:
+    event = heard.json()["id"]
+    gate.link.command("RPUSH", namespace + ":ends" if event == "end" else namespace + ":handled", event)
+
+gate.run()
+print(json.dumps(gate.counters.snapshot()))
+"""
+
+
+@pytest.fixture
+def processes(url: str, namespace: str) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-c", REPLICA, url, namespace]
+    made = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    yield made
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+async def test_of_all_processes_one_handles_each_event(processes: Any, raw: Any, namespace: str) -> None:
+    # Given three processes in gate.run() that listen to one channel
+    await until(lambda: raw.pubsub_numsub(namespace)[0][1] == 3, 30)
+    # When thirty events are published, and one that each process handles for itself
+    for number in range(30):
+        raw.publish(namespace, json.dumps({"id": f"e{number}"}))
+    raw.publish(namespace, json.dumps({"id": "end"}))
+    await until(lambda: raw.llen(f"{namespace}:ends") == 3)
+    # And they are asked to stop
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    answers = [await asyncio.to_thread(process.communicate, timeout=20) for process in processes]
+    # Then all ended well, each heard everything, and each event was handled once
+    assert [process.returncode for process in processes] == [0, 0, 0], answers
+    counted = [json.loads(out) for out, _ in answers]
+    assert [counts["channel.heard"] for counts in counted] == [31, 31, 31]
+    assert sorted(raw.lrange(f"{namespace}:handled", 0, -1)) == sorted(b"e%d" % n for n in range(30))
+
+
+async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespace: str) -> None:
+    # Given a callback on a pattern
+    heard: list[Heard] = []
+    one.on(f"{namespace}.*", pattern=True)(heard.append)
+    async with one.aio.subscribers():
+        # When something is published to two channels that match and to one that does not
+        raw.publish(f"{namespace}.eur", b"\xff1")
+        raw.publish(f"{namespace}", b"no")
+        raw.publish(f"{namespace}.usd", b"2")
+        await until(lambda: len(heard) == 2)
+    # Then it got the two, at once, with their channels and bytes
+    heard.sort(key=lambda one: one.channel)
+    assert heard == [Heard(f"{namespace}.eur", b"\xff1"), Heard(f"{namespace}.usd", b"2")]
+
+
+async def test_a_sync_callback_runs_in_a_thread_with_the_context(one: Gate, raw: Any, namespace: str) -> None:
+    # Given a sync callback, and a context variable set before the subscribers start
+    seen: list[tuple[str, bool]] = []
+    one.on(namespace)(lambda heard: seen.append((SCOPE.get(), threading.current_thread() is threading.main_thread())))
+    SCOPE.set("inside")
+    async with one.aio.subscribers():
+        raw.publish(namespace, "x")
+        await until(lambda: seen)
+    # Then it saw the variable, outside of the loop's thread
+    assert seen == [("inside", False)]
+
+
+async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: str, caplog: Any) -> None:
+    # Given a guard with a fingerprint, one key in progress elsewhere, one done, and a callback that may fail
+    ran: list[str] = []
+
+    @one.on(namespace, concurrency=1)
+    @one.once(key=event_id, scope="outcomes", on_done="raise", fingerprint=lambda heard: heard.json().get("amount", 0))
+    def handle(heard: Heard) -> None:
+        ran.append(event_id(heard))
+        if event_id(heard) == "bad":
+            raise ValueError("no good")
+        if event_id(heard) == "odd":
+            raise asyncio.CancelledError
+
+    elsewhere = one.claim("busy", scope="outcomes", fingerprint=0)
+    async with one.aio.subscribers():
+        # When each of them is published, and what is no JSON
+        for message in (
+            {"id": "ok"}, {"id": "ok"}, {"id": "ok", "amount": 7}, {"id": "busy"}, {"id": "bad"}, {"id": "odd"},
+        ):  # fmt: skip
+            raw.publish(namespace, json.dumps(message))
+        raw.publish(namespace, "{")
+        raw.publish(namespace, '{"id": "last"}')
+        # Then the last one is handled all the same
+        await until(lambda: one.counters["channel.handled"] == 2)
+    assert ran == ["ok", "bad", "odd", "last"]
+    # And each outcome was counted, and what needs a person was logged
+    counted = {name: one.counters[f"channel.{name}"] for name in ("duplicate", "in_progress", "hopeless", "failed")}
+    assert counted == {"duplicate": 1, "in_progress": 1, "hopeless": 1, "failed": 3}
+    assert [record.getMessage() for record in caplog.records].count("subscriber.failed") == 4
+    assert elsewhere.release()
+
+
+async def test_a_lost_connection_is_counted_and_made_anew(one: Gate, raw: Any, namespace: str) -> None:
+    # Given a subscriber that hears
+    heard: list[bytes] = []
+    one.on(namespace)(lambda message: heard.append(message.data))
+    async with one.aio.subscribers():
+        raw.publish(namespace, "before")
+        await until(lambda: heard == [b"before"])
+        # When the server ends its connection
+        raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        # Then the gap is counted, and it hears again
+        await until(lambda: one.counters["channel.gaps"] == 1 and raw.publish(namespace, "after"))
+        await until(lambda: b"after" in heard)
+
+
+async def test_a_connection_that_falls_silent_is_noticed_and_made_anew(
+    replicas: Any, url: str, raw: Any, namespace: str
+) -> None:
+    # Given a subscriber that listens, over a connection that swallows everything from some time on
+    with Proxy(url) as proxy:
+        gate, heard = replicas(1, proxy.url)[0], list[bytes]()
+        gate.on(namespace)(lambda one: heard.append(one.data))
+        async with gate.aio.subscribers():
+            raw.publish(namespace, "before")
+            await until(lambda: heard == [b"before"])
+            proxy.black_hole = proxy.mute = True
+            assert raw.publish(namespace, "swallowed") == 1
+            await until(lambda: proxy.swallowed)  # from here on that connection is silent for good
+            # When others would go through again
+            proxy.heal()
+            # Then it notices, though nobody closed it: it hears what comes, and counts the gap
+            await until(lambda: gate.counters["channel.gaps"] == 1)
+            await until(lambda: raw.publish(namespace, "after") > 1 or b"after" in heard)
+            await until(lambda: b"after" in heard)
+        assert b"swallowed" not in heard
+
+
+async def test_a_subscriber_behind_a_black_hole_stops(replicas: Any, url: str, raw: Any, namespace: str) -> None:
+    with Proxy(url) as proxy:
+        gate = replicas(1, proxy.url)[0]
+        gate.on(namespace)(lambda _: None)
+        async with asyncio.timeout(30):
+            async with gate.aio.subscribers():
+                proxy.black_hole = proxy.mute = True
+                raw.publish(namespace, "swallowed")
+
+
+async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, raw: Any, namespace: str) -> None:
+    # Given a way to the server on which the next five requests break
+    with Proxy(url) as proxy:
+        gate = replicas(1, proxy.url)[0]
+        heard: list[bytes] = []
+        gate.on(namespace)(lambda message: heard.append(message.data))
+        proxy.drop_request(b"", times=5)
+        # When the subscriber starts
+        async with gate.aio.subscribers():
+            # Then it listens as soon as that is possible
+            await until(lambda: raw.publish(namespace, "here"))
+            await until(lambda: heard == [b"here"])
+
+
+async def test_a_full_backlog_drops_what_comes_and_counts_it(one: Gate, raw: Any, namespace: str, caplog: Any) -> None:
+    # Given one call at a time, a backlog of two, and a callback that waits
+    release, ran = asyncio.Event(), list[bytes]()
+
+    @one.on(namespace, concurrency=1, backlog=2)
+    async def handle(heard: Heard) -> None:
+        ran.append(heard.data)
+        await release.wait()
+
+    async with one.aio.subscribers():
+        # When six messages come
+        for number in range(6):
+            raw.publish(namespace, str(number))
+        await until(lambda: one.counters["channel.heard"] == 6)
+        # Then one runs, two wait, three were dropped, and that is logged once
+        assert (ran, one.counters["channel.dropped"]) == ([b"0"], 3)
+        release.set()
+        await until(lambda: one.counters["channel.handled"] == 3)
+    assert ran == [b"0", b"1", b"2"]
+    assert [record.getMessage() for record in caplog.records].count("subscriber.backlog_full") == 1
+
+
+async def test_stopping_lets_what_was_heard_finish(one: Gate, raw: Any, namespace: str) -> None:
+    # Given one message at work and one that waits
+    release, ran = asyncio.Event(), list[bytes]()
+
+    @one.on(namespace, concurrency=1)
+    async def handle(heard: Heard) -> None:
+        await release.wait()
+        ran.append(heard.data)
+
+    async with one.aio.subscribers():
+        raw.publish(namespace, "1")
+        raw.publish(namespace, "2")
+        await until(lambda: one.counters["channel.heard"] == 2)
+        # When it is stopped while the first can finish
+        asyncio.get_running_loop().call_soon(release.set)
+    # Then both were handled, and it does not listen any more
+    assert ran == [b"1", b"2"]
+    await until(lambda: raw.publish(namespace, "3") == 0)
+
+
+async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: Any, namespace: str) -> None:
+    # Given one message at work that will not end, and one that waits
+    cancelled: list[str] = []
+
+    @one.on(namespace, concurrency=1)
+    async def handle(heard: Heard) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("yes")
+            raise
+
+    async with one.aio.subscribers(grace=0):
+        raw.publish(namespace, "1")
+        raw.publish(namespace, "2")
+        await until(lambda: one.counters["channel.heard"] == 2)
+    # Then stopping does not wait for it, and both are counted
+    assert (cancelled, one.counters["channel.abandoned"]) == (["yes"], 2)
+
+
+def no_generator(heard: Heard) -> Any:
+    yield heard
+
+
+@pytest.mark.parametrize(
+    ("channel", "options", "callback", "named"),
+    [
+        pytest.param("", {}, print, "channel", id="empty"),
+        pytest.param("prices.*", {}, print, "channel", id="a pattern that does not say so"),
+        pytest.param("prices", {"concurrency": 0}, print, "concurrency", id="no concurrency"),
+        pytest.param("prices", {"backlog": True}, print, "backlog", id="no number"),
+        pytest.param("prices", {}, "print", "callback", id="no function"),
+        pytest.param("prices", {}, no_generator, "function", id="a generator"),
+    ],
+)
+def test_bad_input_is_refused_where_it_is_written(channel: str, options: Any, callback: Any, named: str) -> None:
+    gate = Gate("redis://nowhere.invalid")
+    with pytest.raises(BadInput) as refused:
+        gate.on(channel, **options)(callback)
+    assert refused.value.name == named
+    assert gate.subscribers == []
+
+
+async def test_nothing_to_listen_to_is_an_error(one: Gate) -> None:
+    with pytest.raises(BadInput, match=r"gate\.on"):
+        async with one.aio.subscribers():
+            pass

@@ -1,0 +1,562 @@
+"""The worker: what it hands to which handler, and what the end of a handler does to its message."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from typing import Any
+
+import msgpack
+import pytest
+
+from idemgate import BadInput, Bury, Gate, KeyReused, NotInside, PolicyChanged, Retry, current
+from idemgate.errors import AttemptsExhausted, OutcomeUnknown
+from idemgate.testing import Clock
+from idemgate.topics.merge import append, union, wrapped
+from idemgate.worker.worker import Worker
+
+
+class Handled:
+    """Deliveries as a handler saw them."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Any] = []
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted(one.key for one in self.deliveries)
+
+
+class SyncObject(Handled):
+    def __call__(self, delivery: Any) -> None:
+        self.deliveries.append(delivery)
+
+
+class AsyncObject(Handled):
+    async def __call__(self, delivery: Any) -> None:
+        await asyncio.sleep(0)
+        self.deliveries.append(delivery)
+
+
+def kinds(handled: Handled) -> dict[str, Any]:
+    """Handlers of every kind, each noting its deliveries."""
+
+    def blocking(delivery: Any) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        handled.deliveries.append(delivery)
+
+    async def awaiting(delivery: Any) -> None:
+        await asyncio.sleep(0)
+        handled.deliveries.append(delivery)
+
+    async def with_more(extra: str, delivery: Any) -> None:
+        assert extra == "more"
+        await awaiting(delivery)
+
+    class WithMethod:
+        def blocking(self, delivery: Any) -> None:
+            handled.deliveries.append(delivery)
+
+        @staticmethod
+        async def awaiting(delivery: Any) -> None:
+            handled.deliveries.append(delivery)
+
+    objects = {"sync object": SyncObject(), "async object": AsyncObject()}
+    for one in objects.values():
+        one.deliveries = handled.deliveries
+    return {
+        "sync": blocking,
+        "async": awaiting,
+        "sync partial": functools.partial(lambda extra, delivery: blocking(delivery), "more"),
+        "async partial": functools.partial(with_more, "more"),
+        "method": WithMethod().blocking,
+        "async staticmethod": WithMethod.awaiting,
+        "plain function that hands on a coroutine": lambda delivery: awaiting(delivery),
+        **objects,
+    }
+
+
+@pytest.mark.parametrize("kind", kinds(Handled()))
+async def test_every_kind_of_handler_is_called_and_acknowledged(gate: Gate, eventually: Any, kind: str) -> None:
+    # Given a handler of this kind
+    handled = Handled()
+    topic = gate.topic("t", merge="append", slots=4)
+    topic.handler(kinds(handled)[kind])
+    # When two keys are triggered, one of them twice
+    await topic.aio.trigger_many([("a", 1), ("b", 2), ("a", 3)])
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 2)
+    # Then each key is handled, with its merged payload
+    assert {one.key: (one.payload, one.count, one.attempt) for one in handled.deliveries} == {
+        "a": ([1, 3], 2, 1),
+        "b": ([2], 1, 1),
+    }
+    # And nothing is left
+    stats = await topic.aio.stats()
+    assert (stats.pending, stats.in_flight, stats.dead, stats["acked_triggers"]) == (0, 0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("merge", "payloads", "kept", "dropped"),
+    [
+        (append(2), [1, 2, 3, 4, 5], [1, 2], 3),
+        (union(2), [{1, 2}, {3}], [1, 2], 1),
+        ({"tags": append(1), "n": "sum"}, [{"tags": 1, "n": 1}, {"tags": 2, "n": 1}], {"tags": [1], "n": 2}, 1),
+        ("sum", [1, 2], 3, 0),
+    ],
+    ids=["append", "union", "by field", "sum"],
+)
+async def test_what_a_merge_had_no_room_for_is_counted(
+    gate: Gate, eventually: Any, merge: Any, payloads: list[Any], kept: Any, dropped: int
+) -> None:
+    handled = Handled()
+    topic = gate.topic("t", merge=merge)
+    topic.handler(kinds(handled)["async"])
+    await topic.aio.trigger_many([("a", payload) for payload in payloads])
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    (one,) = handled.deliveries
+    assert (one.payload, one.dropped, gate.counters["worker.items_dropped"]) == (kept, dropped, dropped)
+
+
+async def test_the_short_form_calls_the_function_with_the_merged_arguments(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    calls: list[tuple[int, str]] = []
+
+    @gate.merge(key="{doc}", quiet="5s", max_delay="1m", name="reindex")
+    async def reindex(doc: int, why: str = "?") -> None:
+        calls.append((doc, why))
+
+    # Given a running worker and two triggers
+    async with gate.aio.worker():
+        await reindex.aio.trigger(7)
+        await reindex.aio.trigger(7, why="edited")
+        assert calls == []
+        # When the quiet time is over
+        clock.advance("5s")
+        # Then it runs once, with the last arguments
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert calls == [(7, "edited")]
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_current_tells_about_the_delivery(gate: Gate, eventually: Any, awaiting: bool) -> None:
+    topic = gate.topic("t")
+    told: list[Any] = []
+
+    def look(delivery: Any) -> None:
+        here = current()
+        with pytest.raises(NotInside):
+            here.checkpoint("a note")
+        told.append((here.key, here.token == delivery.token, here.attempt, here.lease_lost))
+
+    async def look_here(delivery: Any) -> None:
+        look(delivery)
+
+    topic.handler(look_here if awaiting else look)
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        await eventually(lambda: told)
+    assert told == [("a", True, 1, False)]
+    with pytest.raises(NotInside):
+        current()
+
+
+# -- what a handler raises --------------------------------------------------------------------------------------------
+
+
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such item"), "ValueError: no such item"),
+        (ValueError("first line\nlast line"), "ValueError: first line ... last line"),
+        (SystemExit(3), "SystemExit: 3"),
+        (StopIteration(), "StopIteration"),
+        (GeneratorExit(), "GeneratorExit"),
+        (asyncio.CancelledError("by something inside"), "CancelledError"),
+        (Odd("odd"), "Odd: odd"),
+        (ExceptionGroup("several", [ValueError("one")]), "ExceptionGroup: several (1 sub-exception)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+async def test_whatever_a_handler_raises_is_tried_again_and_then_dead(
+    gate: Gate, eventually: Any, awaiting: bool, error: BaseException, reason: str
+) -> None:
+    # Given a handler that always raises this, and two attempts
+    topic = gate.topic("t", max_attempts=2, backoff=0)
+    attempts: list[int] = []
+
+    def blocking(delivery: Any) -> None:
+        attempts.append(delivery.attempt)
+        raise error
+
+    async def fail(delivery: Any) -> None:
+        blocking(delivery)
+
+    topic.handler(fail if awaiting else blocking)
+    other = gate.topic("other")
+    handled = AsyncObject()
+    other.handler(handled)
+    await topic.aio.trigger("a")
+    # When it is delivered
+    async with gate.aio.worker() as worker:
+        letters = await eventually(topic.aio.dead.list)
+        # Then it was tried twice, and the dead letter says what the traceback's last line says
+        assert attempts == [1, 2]
+        assert (letters[0].key, letters[0].attempts) == ("a", 2)
+        assert reason in letters[0].reason or (awaiting and "raised StopIteration" in letters[0].reason)
+        # And the worker goes on
+        await other.aio.trigger("b")
+        await eventually(lambda: handled.keys == ["b"])
+        assert worker.concurrency == 32
+    assert (gate.counters["worker.failed"], gate.counters["worker.dead"]) == (2, 1)
+
+
+async def test_a_reason_that_is_no_text_is_kept_escaped(
+    gate: Gate, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given an error that names a file as the file system has it
+    caplog.set_level("CRITICAL", logger="idemgate.worker")  # pytest-xdist cannot send what this would log
+    topic = gate.topic("t", max_attempts=1)
+
+    @topic.handler
+    async def fail(delivery: Any) -> None:
+        raise OSError("no file \udcff")
+
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        letters = await eventually(topic.aio.dead.list)
+    assert letters[0].reason == r"OSError: no file \udcff"
+
+
+async def test_an_attempt_that_fails_is_repeated_after_the_backoff(gate: Gate, clock: Clock, eventually: Any) -> None:
+    # Given a handler that succeeds with the third attempt
+    topic = gate.topic("t", backoff=["10s", "60s"])
+    attempts: list[tuple[int, str, Any]] = []
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        attempts.append((delivery.attempt, delivery.failure, clock.now()))
+        if delivery.attempt < 3:
+            raise ValueError(f"attempt {delivery.attempt}")
+
+    started = clock.now()
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.nacked"] == 1)
+        clock.advance("9s")
+        assert (await topic.aio.peek("a")).pending is not None
+        clock.advance("1s")
+        await eventually(lambda: gate.counters["worker.nacked"] == 2)
+        clock.advance("60s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    # Then each came after its delay, and knew how the one before failed
+    after = [(attempt, failure, (at - started).total_seconds()) for attempt, failure, at in attempts]
+    assert after == [(1, "", 0.0), (2, "ValueError: attempt 1", 10.0), (3, "ValueError: attempt 2", 70.0)]
+
+
+async def test_retry_names_its_own_delay(gate: Gate, clock: Clock, eventually: Any) -> None:
+    topic = gate.topic("t", backoff="1h")
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        if delivery.attempt == 1:
+            raise Retry("the rate is limited", delay="7s")
+
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.nacked"] == 1)
+        peek = await topic.aio.peek("a")
+        assert peek.due_at is not None
+        assert (peek.due_at - clock.now()).total_seconds() == 7.0
+        clock.advance("7s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+
+
+async def test_a_delay_that_makes_no_sense_costs_a_second_not_the_worker(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    topic = gate.topic("t")
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        if delivery.attempt == 1:
+            raise Retry(delay="soon")
+
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.nacked"] == 1)
+        clock.advance("1s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Bury("the item was deleted"),
+        KeyReused("order-7"),
+        OutcomeUnknown("order-7", 1, "charge"),
+        AttemptsExhausted("order-7", 3, "charge"),
+        BadInput("key", "", "empty", "Name one"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_repeating_cannot_mend_goes_to_the_dead_letters_at_once(
+    gate: Gate, eventually: Any, error: Exception
+) -> None:
+    topic = gate.topic("t")
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        raise error
+
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        letters = await eventually(topic.aio.dead.list)
+    assert (letters[0].attempts, letters[0].reason.rpartition("errors.")[2]) == (1, f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters(gate: Gate, raw: Any, eventually: Any) -> None:
+    # Given a payload of another codec version
+    topic = gate.topic("t")
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        assert delivery.payload
+
+    await topic.aio.trigger("a", "text")
+    pending = b"ig1:{%s:topic:t:0/1}:pending" % gate.namespace.encode()
+    stored = raw.hget(pending, "a")
+    encoded = gate.codec.encode("text")
+    raw.hset(pending, "a", stored.replace(encoded, b"\x7f" + encoded[1:]))
+    # When it is delivered
+    async with gate.aio.worker():
+        letters = await eventually(topic.aio.dead.list)
+    assert letters[0].reason.startswith("idemgate.errors.NotDecodable: ")
+
+
+# -- a guarded handler ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_guarded_handler_that_was_done_is_acknowledged_without_running_again(
+    gate: Gate, clock: Clock, eventually: Any, awaiting: bool
+) -> None:
+    topic, runs = gate.topic("t", lease="30s"), []
+
+    def body(delivery: Any) -> str:
+        runs.append((delivery.key, delivery.attempt))
+        return "rendered"
+
+    async def await_body(delivery: Any) -> str:
+        return body(delivery)
+
+    handler = gate.once(key=lambda delivery: f"{delivery.key} {delivery.last_at}")(await_body if awaiting else body)
+    topic.handler(handler)
+    await topic.aio.trigger("a")
+    # Given an owner that ran the handler and vanished before it acknowledged
+    (taken,) = await topic.aio.take()
+    assert (await handler(taken) if awaiting else await asyncio.to_thread(handler, taken)) == "rendered"
+    clock.advance("31s")
+    # When a worker gets the delivery again
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    # Then it ran once, and the message is done
+    assert runs == [("a", 1)]
+    assert gate.counters["worker.lapsed"] == 1
+    stats = await topic.aio.stats()
+    assert (stats.pending, stats.in_flight, stats["acked"]) == (0, 0, 1)
+
+
+async def test_one_guarded_handler_of_two_topics_runs_for_each(gate: Gate, eventually: Any) -> None:
+    topics, ran = [gate.topic("mails", slots=2), gate.topic("audits")], list[tuple[str, str]]()
+
+    @topics[0].handler
+    @topics[1].handler
+    @gate.once(key="{delivery.id}")
+    def handle(delivery: Any) -> None:
+        ran.append((delivery.topic, delivery.key))
+
+    # Given triggers of the same keys at the same moment
+    for topic in topics:
+        await topic.aio.trigger_many((f"k{n}", n) for n in range(20))
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 40)
+    assert len({*ran}) == len(ran) == 40
+
+
+def test_a_fence_of_a_guarded_handler_compares_the_token_of_the_delivery(gate: Gate, clock: Clock) -> None:
+    topic, written = gate.topic("t", merge="append", lease="30s"), []
+
+    @gate.once(key="{delivery.id}")
+    def write(delivery: Any) -> None:
+        written.append((delivery.payload, delivery.token, current().token))
+
+    # Given a worker that stalled before it claimed the work, and another that has done it, with a newer trigger
+    topic.trigger("a", 1)
+    (stalled,) = topic.take()
+    topic.trigger("a", 2)
+    clock.advance("31s")
+    (taken,) = topic.take()
+    write(taken)
+    clock.advance("1s")
+    # When the first goes on
+    write(stalled)
+    # Then its work was no other's, and runs: what tells is the token of the delivery, and not that of the guard
+    (items, token, granted), (again, former, later) = written
+    assert (items, again) == ([1, 2], [1])
+    assert former < token
+    assert later > granted
+    assert (topic.ack(stalled), topic.ack(taken)) == ("lost", "ok")
+
+
+async def test_while_another_owner_runs_the_key_the_delivery_is_put_off_and_no_attempt_is_counted(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    topic, runs = gate.topic("t", max_attempts=2), []
+
+    @topic.handler
+    @gate.once(key="{delivery.key}", scope="render")
+    async def render(delivery: Any) -> None:
+        runs.append(delivery.attempt)
+
+    # Given another owner of the key
+    held = await gate.aio.claim("a", scope="render", lease="20s")
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        for round_ in range(1, 5):  # more often than there are attempts
+            await eventually(lambda round_=round_: gate.counters["worker.deferred"] == round_)
+            peek = await topic.aio.peek("a")
+            assert peek.pending is not None
+            assert peek.due_at is not None
+            assert (peek.pending.attempts, (peek.due_at - clock.now()).total_seconds()) == (0, 20.0)
+            await held.extend("40s")
+            clock.advance("20s")
+            await held.extend("20s") if round_ < 4 else await held.release()
+        # Then it runs as soon as that owner has gone, and that is its first attempt
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert runs == [1]
+    assert gate.counters["worker.failed"] == 0
+
+
+async def test_a_key_that_was_reused_is_a_dead_letter(gate: Gate, eventually: Any) -> None:
+    topic = gate.topic("t")
+
+    @topic.handler
+    @gate.once(key=lambda delivery: "one", fingerprint=lambda delivery: delivery.key)
+    def handle(delivery: Any) -> None: ...
+
+    await topic.aio.trigger("a")
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+        await topic.aio.trigger("b")
+        letters = await eventually(topic.aio.dead.list)
+    assert letters[0].reason.startswith("idemgate.errors.KeyReused: 'one' was used before with another payload")
+
+
+async def test_a_handler_may_trigger_its_own_key_and_that_makes_another_delivery(gate: Gate, eventually: Any) -> None:
+    topic, seen = gate.topic("t"), []
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        seen.append(delivery.payload)
+        if delivery.payload < 3:
+            await topic.aio.trigger(delivery.key, delivery.payload + 1)
+
+    await topic.aio.trigger("a", 1)
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.acked"] == 3)
+    assert seen == [1, 2, 3]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_run_without_anything_to_run_is_refused(gate: Gate) -> None:
+    gate.topic("t")
+    with pytest.raises(BadInput, match="no topic with a handler and no subscriber"):
+        gate.run()
+
+
+def test_run_refuses_a_name_without_a_handler_even_where_there_are_subscribers(gate: Gate) -> None:
+    gate.on("channel")(lambda heard: None)
+    with pytest.raises(BadInput, match="'images': no handler is registered for it"):
+        gate.run("images")
+
+
+def test_a_worker_of_an_unknown_topic_is_refused(gate: Gate) -> None:
+    gate.topic("images").handler(lambda delivery: None)
+    gate.topic("plain")
+    for name in ("image", "plain"):
+        with pytest.raises(BadInput, match=rf"'{name}': no handler.*\['images'\]"):
+            gate.aio.worker(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("concurrency", 0), ("concurrency", True), ("prefetch", -1), ("prefetch", 1.5), ("grace", "x")]
+)
+def test_bounds_that_make_no_sense_are_refused(gate: Gate, name: str, value: Any) -> None:
+    gate.topic("t").handler(lambda delivery: None)
+    with pytest.raises(BadInput, match=name):
+        Worker(gate, **{name: value})
+
+
+async def test_a_topic_with_another_policy_refuses_a_worker(gate: Gate, url: str, clock: Clock) -> None:
+    # Given a topic, and a program that means another one by the same name
+    await gate.topic("t", window="60s").aio.open()
+    other = Gate(url, namespace=gate.namespace, clock=clock)
+    other.topic("t", window="30s").handler(lambda delivery: None)
+    # Then its worker does not start
+    with pytest.raises(PolicyChanged, match=r"window is 60.0, asked 30.0"):
+        async with other.aio.worker():
+            raise AssertionError("entered")
+    await other.aio.close()
+    other.close()
+
+
+def test_a_topic_with_another_policy_ends_run(url: str, namespace: str) -> None:
+    # Given the same, as a whole program with a subscriber too
+    with Gate(url, namespace=namespace) as gate, Gate(url, namespace=namespace) as other:
+        gate.topic("t", window="60s").open()
+        other.topic("t", window="30s").handler(lambda delivery: None)
+        other.on(f"{namespace}-news")(lambda heard: None)
+        # Then the error is that of the topic, not a group of errors
+        with pytest.raises(PolicyChanged, match=r"window is 60.0, asked 30.0"):
+            other.run()
+
+
+async def test_run_outside_of_the_main_thread_is_refused(gate: Gate) -> None:
+    gate.topic("t").handler(lambda delivery: None)
+    with pytest.raises(BadInput, match="signals reach the main thread only"):
+        await asyncio.to_thread(gate.run)
+
+
+@pytest.mark.damages("undecodable")
+async def test_a_message_that_cannot_be_read_is_buried_and_the_others_run(
+    gate: Gate, raw: Any, eventually: Any
+) -> None:
+    topic, seen = gate.topic("t"), []
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        seen.append(delivery.payload)
+
+    # Given a message that scripts can handle, and Python cannot read
+    topic.trigger_many([("bad", 1), ("good", 2)])
+    pending = topic.open().keys(0)[1]
+    fields = msgpack.unpackb(raw.hget(pending, "bad"), raw=True)
+    raw.hset(pending, "bad", wrapped([*fields[:5], 7, *fields[6:]]))
+    # When both are due
+    async with gate.aio.worker():
+        await eventually(lambda: (gate.counters["worker.acked"], gate.counters["worker.buried"]) == (1, 1))
+    # Then one was run, and the other is a dead letter
+    assert seen == [2]
+    assert (await topic.aio.stats()).dead == 1

@@ -1,0 +1,218 @@
+"""Leases of deliveries: kept while their handlers run, and known to be lost when they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, current
+from idemgate.testing import Clock
+from idemgate.worker.worker import Worker
+from tests.proxy import Proxy
+
+
+@pytest.fixture
+async def rival(url: str, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    """Another process' gate on the same namespace and clock."""
+    made = Gate(url, namespace=namespace, clock=clock)
+    yield made
+    await made.aio.close()
+    made.close()
+
+
+async def stolen(rival: Gate, clock: Clock, n: int = 1) -> list[Any]:
+    """Lets leases lapse and takes their deliveries, unless a heartbeat came in between: then once more."""
+    topic, found = rival.topic("t", lease="150ms").aio, []
+    while len(found) < n:
+        clock.advance("1s")
+        found += await topic.take(n)
+        await asyncio.sleep(0)
+    return found
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_heartbeats_keep_the_lease_of_a_long_handler(live: Gate, eventually: Any, awaiting: bool) -> None:
+    # Given a lease of 0.4 s, a handler of a second, and somebody who would take what lapses
+    topic, attempts = live.topic("t", lease="400ms"), []
+
+    async def wait(delivery: Any) -> None:
+        attempts.append(delivery.attempt)
+        await asyncio.sleep(1.0)
+        assert not delivery.lost
+
+    def block(delivery: Any) -> None:
+        attempts.append(delivery.attempt)
+        time.sleep(1.0)
+        assert not current().lease_lost
+
+    topic.handler(wait if awaiting else block)
+    await topic.aio.trigger("a")
+    async with Worker(live):
+        await eventually(lambda: attempts)
+        while live.counters["worker.acked"] == 0:
+            assert await topic.aio.take() == []
+            await asyncio.sleep(0.02)
+    # Then it ran once
+    assert attempts == [1]
+    assert (live.counters["worker.lapsed"], live.counters["worker.lease_lost"]) == (0, 0)
+
+
+async def test_heartbeats_go_on_while_the_event_loop_is_blocked(live: Gate, eventually: Any) -> None:
+    topic, attempts = live.topic("t", lease="400ms"), []
+
+    @topic.handler
+    async def rude(delivery: Any) -> None:
+        attempts.append(delivery.attempt)
+        time.sleep(1.0)  # noqa: ASYNC251 - that is the test
+
+    await topic.aio.trigger("a")
+    async with Worker(live):
+        await eventually(lambda: live.counters["worker.acked"] == 1)
+    assert (attempts, live.counters["worker.lapsed"]) == ([1], 0)
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_handler_learns_that_its_lease_is_lost(
+    gate: Gate, rival: Gate, clock: Clock, eventually: Any, awaiting: bool
+) -> None:
+    # Given a handler that looks whether it should stop
+    topic, ended = gate.topic("t", lease="150ms"), []
+
+    async def watch(delivery: Any) -> None:
+        while not current().lease_lost:
+            await asyncio.sleep(0.005)
+        ended.append((delivery.lost, delivery.token))
+
+    def watch_here(delivery: Any) -> None:
+        while not current().lease_lost:
+            time.sleep(0.005)
+        ended.append((delivery.lost, delivery.token))
+
+    topic.handler(watch if awaiting else watch_here)
+    await topic.aio.trigger("a")
+    async with Worker(gate, concurrency=1, prefetch=0):  # has no room for what lapses
+        await eventually(lambda: gate.counters["worker.taken"] == 1)
+        # When its lease lapses and somebody else has the message
+        (theirs,) = await stolen(rival, clock)
+        # Then it is told, and what it settles changes nothing
+        await eventually(lambda: gate.counters["worker.lost"] == 1)
+    assert [lost for lost, _ in ended] == [True]
+    assert theirs.token > ended[0][1]
+    assert gate.counters["worker.lease_lost"] == 1
+    # And the other's settlement counts
+    assert await rival.topic("t").aio.ack(theirs) == "ok"
+
+
+async def test_what_was_lost_before_it_started_is_not_started(
+    gate: Gate, rival: Gate, clock: Clock, eventually: Any
+) -> None:
+    # Given one delivery that runs and two that were prefetched behind it
+    topic, handled, go = gate.topic("t", lease="150ms"), [], asyncio.Event()
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        handled.append(delivery.key)
+        await go.wait()
+
+    await topic.aio.trigger_many([("a", 1), ("b", 2), ("c", 3)])
+    async with Worker(gate, concurrency=1, prefetch=2):
+        await eventually(lambda: gate.counters["worker.taken"] == 3)
+        # When all their leases lapse and somebody else has them
+        theirs = await stolen(rival, clock, 3)
+        await eventually(lambda: gate.counters["worker.lease_lost"] == 3)
+        await rival.topic("t").aio.ack(theirs)
+        go.set()
+        # Then the ones that waited are passed over, and their room is free again
+        await topic.aio.trigger_many([("d", 4), ("e", 5), ("f", 6)])
+        await eventually(lambda: gate.counters["worker.acked"] == 3)
+    assert handled == ["a", "d", "e", "f"]
+
+
+async def test_an_acknowledgement_that_crosses_a_heartbeat_is_no_loss(live: Gate, eventually: Any) -> None:
+    # Given heartbeats every five milliseconds
+    topic = live.topic("t", lease="30ms", slots=4)
+    topic.handler(lambda delivery: None)
+    async with Worker(live, concurrency=64):
+        # When very many deliveries end meanwhile
+        for start in range(0, 3000, 300):
+            await topic.aio.trigger_many([(n, None) for n in range(start, start + 300)])
+        await eventually(lambda: (live.counters["worker.acked"] + live.counters["worker.lost"]) >= 3000)
+        lapsed = live.counters["worker.lapsed"]
+    # Then no more losses are counted than leases lapsed, on a machine that may stall for 30 ms
+    assert live.counters["worker.lease_lost"] <= lapsed
+
+
+async def test_a_store_that_is_away_for_longer_than_the_lease_costs_it(
+    url: str, namespace: str, eventually: Any
+) -> None:
+    # Given a running handler, and a way to the store that can be cut
+    with Proxy(url) as proxy:
+        gate = Gate(proxy.url, namespace=namespace, timeout="200ms")
+        topic, go, seen = gate.topic("t", lease="300ms", backoff=0), asyncio.Event(), []
+
+        @topic.handler
+        async def handle(delivery: Any) -> None:
+            seen.append(delivery)
+            if delivery.key == "a":
+                await go.wait()
+
+        await topic.aio.trigger("a")
+        async with Worker(gate):
+            await eventually(lambda: seen)
+            # When nothing passes any more
+            proxy.black_hole = True
+            proxy.cut_all()
+            # Then the handler is told, though nobody can tell the worker
+            await eventually(lambda: seen[0].lost)
+            assert gate.counters["worker.lease_lost"] == 1
+            # And when the store is back, work goes on
+            proxy.black_hole = False
+            proxy.cut_all()
+            go.set()
+            with Gate(url, namespace=namespace) as direct:
+                await asyncio.to_thread(direct.topic("t").trigger, "b")
+            await eventually(lambda: any(delivery.key == "b" for delivery in seen))
+            await eventually(lambda: gate.counters["worker.acked"] >= 2)
+        await gate.aio.close()
+        gate.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, eventually: Any) -> None:
+    # Given a handler that forks while the heartbeat's lock is held by its thread
+    topic, codes = live.topic("t", lease="1s"), []
+
+    @topic.handler
+    def fork(delivery: Any) -> None:
+        with live.pulse._wake:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(child(live))
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def child(gate: Gate) -> int:
+        # Held by another thread at the fork, it would never be free again here.
+        gate.pulse._wake = threading.Condition(threading.Lock())
+        gate.pulse._wake.acquire()
+        watchdog = threading.Timer(5, os._exit, (9,))
+        watchdog.daemon = True
+        watchdog.start()
+        for beat in tuple(gate.pulse._beats):  # as leaving the parent's guarded code would
+            gate.pulse.remove(beat)
+        with gate.claim("child") as claim:
+            alive = [one for one in threading.enumerate() if one.name == "idemgate-heartbeat"]
+            kept = len(gate.pulse._beats)
+        gate.close()
+        return 0 if claim.started and (len(alive), kept) == (1, 1) else 3
+
+    await topic.aio.trigger("a")
+    async with Worker(live):
+        await eventually(lambda: live.counters["worker.acked"] == 1)
+    # Then the child did its own guarded work, with a heartbeat of its own, and ended
+    assert codes == [0]

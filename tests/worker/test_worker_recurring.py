@@ -1,0 +1,244 @@
+"""Recurring triggers: planned ahead by whatever workers there are, each occurrence one message, none skipped."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise, takewhile
+from typing import Any
+
+import pytest
+
+from idemgate import BadInput, Gate, StoreUnavailable
+from idemgate.testing import Clock
+from idemgate.topics.cron import recurring
+from idemgate.worker.worker import Worker
+
+
+def at(*fields: int) -> datetime:
+    return datetime(*fields, tzinfo=UTC)  # type: ignore[misc, arg-type]
+
+
+def noting(gate: Gate, name: str = "reports", **policy: Any) -> tuple[Any, list[datetime]]:
+    """A topic and the occurrences for which its handler was called, which their keys tell."""
+    topic, seen = gate.topic(name, **policy), []
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        occurrence = datetime.fromisoformat(delivery.key.split("@")[1])
+        assert (delivery.count, delivery.reason) == (1, "time")
+        assert occurrence <= delivery.due_at <= gate.clock.now()  # type: ignore[union-attr]
+        seen.append(occurrence)
+
+    return topic, seen
+
+
+def planned(topic: Any) -> Any:
+    """`await eventually(planned(topic))`: when one occurrence waits in it, and nothing else."""
+
+    async def look() -> bool:
+        stats = await topic.aio.stats()
+        return (stats.pending, stats.in_flight) == (1, 0) and stats.next_due > topic.opening.gate.clock.now()
+
+    return look
+
+
+async def test_every_local_nine_o_clock_across_the_change_to_summer_time(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    # Given a daily trigger at nine in Berlin
+    topic, seen = noting(gate)
+    topic.every("0 9 * * *", name="daily", tz="Europe/Berlin")
+    clock.set(at(2026, 3, 27, 12).timestamp())
+    async with gate.aio.worker():
+        for expected in (at(2026, 3, 28, 8), at(2026, 3, 29, 7), at(2026, 3, 30, 7)):
+            # When its time is there but for a millisecond, nothing happens
+            await eventually(planned(topic))
+            clock.set(expected.timestamp() - 0.001)
+            assert (await topic.aio.stats()).next_due == expected
+            assert expected not in seen
+            # Then it does
+            clock.advance("1ms")
+            await eventually(lambda expected=expected: seen[-1:] == [expected])
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("cron", ["30 2 * * *", "30 2,3 * * *", "*/15 * * * *", "15 1 * * MON-FRI"])
+def test_whenever_planning_begins_it_finds_the_same_occurrences(zone: str, cron: str) -> None:
+    # Given all occurrences from before until after a change of the clocks
+    one = recurring("r", cron, zone, None)
+    for start in (at(2026, 3, 1), at(2026, 10, 1)):
+        end = start + timedelta(days=36)
+        times = [t.at for t in takewhile(lambda t, end=end: t.at < end, one.after(start))]
+        # Then whoever begins in between, even in the hour that is there twice, goes on with the next of them
+        for before, after in pairwise(times):
+            for part in (0, 0.3, 0.7):
+                assert next(one.after(before + (after - before) * part)).at == after
+
+
+async def test_two_workers_make_each_occurrence_happen_once(
+    url: str, namespace: str, clock: Clock, eventually: Any
+) -> None:
+    # Given two programs with the same recurring trigger
+    gates = [Gate(url, namespace=namespace, clock=clock) for _ in range(2)]
+    found = [noting(gate, slots=4, merge="append") for gate in gates]
+    for topic, _ in found:
+        topic.every("0 * * * *", name="hourly", payload={"kind": "hour"})
+    topic = found[0][0]
+    async with gates[0].aio.worker(), gates[1].aio.worker():
+        for hour in range(1, 13):
+            await eventually(planned(topic))
+            clock.advance("1h")
+            # Then one of them handles it
+            await eventually(lambda hour=hour: len(found[0][1]) + len(found[1][1]) >= hour)
+        await eventually(planned(topic))
+    times = sorted(found[0][1] + found[1][1])
+    assert times == [times[0] + timedelta(hours=n) for n in range(12)]
+    stats = await topic.aio.stats()
+    assert (stats["accepted"], stats["merged"], stats["acked"]) == (13, 0, 12)
+    assert gates[0].counters["worker.planned"] + gates[1].counters["worker.planned"] == 13
+    for gate in gates:
+        await gate.aio.close()
+        gate.close()
+
+
+async def test_a_worker_that_is_started_again_makes_up_for_the_first_only(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    # Given a worker that planned the next hour, and left
+    topic, seen = noting(gate)
+    topic.every("0 * * * *", name="hourly")
+    clock.set(at(2026, 1, 1, 0, 30).timestamp())
+    async with Worker(gate):
+        await eventually(planned(topic))
+    # When another one comes three hours later
+    clock.advance("3h")
+    async with Worker(gate):
+        await eventually(lambda: seen)
+        await eventually(planned(topic))
+        clock.advance("30m")
+        await eventually(lambda: len(seen) == 2)
+    # Then what was planned was handled late, and it goes on from its own beginning
+    assert seen == [at(2026, 1, 1, 1), at(2026, 1, 1, 4)]
+
+
+async def test_no_occurrence_is_skipped_while_the_store_is_away(
+    gate: Gate, clock: Clock, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker whose store goes away
+    topic, seen = noting(gate)
+    topic.every("*/10 * * * *", name="often")
+    clock.set(at(2026, 1, 1).timestamp())
+    async with gate.aio.worker():
+        await eventually(planned(topic))
+        with monkeypatch.context() as patch:
+
+            async def away(*_: Any, **__: Any) -> Any:
+                raise StoreUnavailable("away", "no")
+
+            for name in ("run", "run_all"):
+                patch.setattr(gate.aio.link, name, away)
+            # When the time of five occurrences passes
+            clock.advance("55m")
+            await eventually(lambda: gate.counters["worker.store_away"] >= 4)
+            assert seen == []
+        # Then all of them are handled once it is back, and the next one is planned
+        await eventually(lambda: len(seen) == 5)
+        assert sorted(seen) == [at(2026, 1, 1, 0, minute) for minute in (10, 20, 30, 40, 50)]
+        await eventually(planned(topic))
+        assert (await topic.aio.stats()).next_due == at(2026, 1, 1, 1)
+
+
+async def test_several_recurring_triggers_of_a_topic_each_keep_their_own_time(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    topic, keys = gate.topic("reports", merge="append"), []
+
+    @topic.handler
+    def handle(delivery: Any) -> None:
+        keys.append((delivery.key.split("@")[0], delivery.payload))
+
+    topic.every("0 * * * *", name="hourly", payload=1)
+    topic.every("30 2 * * *", name="nightly", payload=2)
+    clock.set(at(2026, 1, 1).timestamp())
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.planned"] == 2)
+        for expected in (("hourly", [1]), ("hourly", [1]), ("nightly", [2]), ("hourly", [1])):
+            due = (await topic.aio.stats()).next_due
+            clock.set(due.timestamp())
+            before = gate.counters["worker.planned"]
+            await eventually(lambda expected=expected: keys[-1:] == [expected])
+            await eventually(lambda before=before: gate.counters["worker.planned"] == before + 1)
+            keys.append(None)
+    assert [key for key in keys if key] == [("hourly", [1]), ("hourly", [1]), ("nightly", [2]), ("hourly", [1])]
+
+
+async def test_each_is_planned_from_the_beginning_even_if_the_store_goes_away_half_way(
+    gate: Gate, clock: Clock, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two recurring triggers, and a store that is away when the second one is to be planned
+    topic, seen = noting(gate)
+    topic.every("0 0 * * *", name="daily")
+    topic.every("0 * * * *", name="hourly")
+    clock.set(at(2026, 1, 1, 0, 30).timestamp())
+    run_all, refused = gate.aio.link.run_all, []
+
+    async def once_away(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(b"hourly" in bytes(arg) for call in batch.calls for arg in call.args if isinstance(arg, bytes)):
+            refused.append(batch)
+            if len(refused) == 1:
+                clock.advance("2h")
+            if len(refused) < 3:
+                raise StoreUnavailable("away", "no")
+        return await run_all(batch, *args, **kwargs)
+
+    monkeypatch.setattr(gate.aio.link, "run_all", once_away)
+    async with gate.aio.worker():
+        # Then what came since it began is handled, though the first one is due much later
+        await eventually(lambda: len(seen) == 2)
+    assert sorted(seen) == [at(2026, 1, 1, 1), at(2026, 1, 1, 2)]
+
+
+async def test_an_occurrence_can_be_cancelled_and_the_next_one_comes(gate: Gate, clock: Clock, eventually: Any) -> None:
+    topic, seen = noting(gate)
+    topic.every("0 * * * *", name="hourly")
+    clock.set(at(2026, 1, 1, 0, 30).timestamp())
+    async with gate.aio.worker():
+        await eventually(planned(topic))
+        assert await topic.aio.cancel("hourly@2026-01-01T01:00:00Z") == "cancelled"
+        clock.advance("30m")
+        await eventually(planned(topic))
+        clock.advance("1h")
+        await eventually(lambda: seen)
+    assert seen == [at(2026, 1, 1, 2)]
+
+
+async def test_it_keeps_the_servers_time_too(live: Gate, eventually: Any) -> None:
+    # Given no test clock
+    topic, _ = noting(live)
+    topic.every("0 0 1 1 *", name="yearly", tz="UTC")
+    async with live.aio.worker():
+        await eventually(lambda: live.counters["worker.planned"] == 1)
+    due = (await topic.aio.stats()).next_due
+    # Then the next New Year is planned, and nothing else
+    assert due == at(datetime.now(UTC).year + 1, 1, 1)
+
+
+async def test_recurring_triggers_that_nobody_handles_are_refused(gate: Gate) -> None:
+    gate.topic("other").handler(print)
+    gate.topic("reports").every("0 9 * * *", name="daily")
+    for topics in ((), ("reports",)):
+        with pytest.raises(BadInput, match=r"recurring triggers \(daily\) but nobody handles them"):
+            gate.aio.worker(*topics)
+    # A worker for other topics is not concerned
+    async with gate.aio.worker("other"):
+        pass
+
+
+async def test_a_payload_that_its_topic_cannot_take_is_refused_at_the_start(gate: Gate) -> None:
+    topic, _ = noting(gate, merge="sum")
+    topic.every("0 9 * * *", name="daily", payload="many")
+    with pytest.raises(BadInput, match="many"):
+        async with gate.aio.worker():
+            pytest.fail("it started")
+    assert (await topic.aio.stats()).pending == 0

@@ -1,0 +1,1 @@
+"""Programs that judge the project and test nothing themselves; see README.md."""

@@ -1,0 +1,166 @@
+"""Changes the code one small thing at a time, and says which changes no test notices.
+
+    poe mutation --sample 400 --seed 1          so many mutants of the scripts, of each file its share
+    poe mutation --all                          all of them
+    poe mutation --only topic/take:120          those of a line, or of a file
+    poe mutation --core --sample 400            of the pure modules, where what only words a text is left out
+
+What survives is explained in `tools/mutation/survivors.md`, or gets a test: what is neither is printed, and makes this
+end with 1. With --record the figures become a row of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idemgate.store.embedded.server import start
+from tools import reliability
+from tools.mutation import edits, judging, operators
+from tools.mutation.core import Modules
+from tools.mutation.judging import Scripts
+
+SURVIVORS = Path(__file__).parent / "survivors.md"
+
+
+class Tried(NamedTuple):
+    """A mutant and what became of it: killed, timeout, survived, discarded."""
+
+    file: str
+    change: str
+    outcome: str
+    told: str
+
+
+def explained() -> dict[tuple[str, str], str]:
+    """File and change -> why no test notices it."""
+    found, file = dict[tuple[str, str], str](), ""
+    for line in SURVIVORS.read_text().splitlines():
+        if line.startswith("## "):
+            file = line.removeprefix("## ").strip("`")
+        elif entry := re.match(r"- `` ?(.+?) ?``: (.+)$", line):
+            found[file, entry[1]] = entry[2]
+    return found
+
+
+def tried(options: argparse.Namespace) -> tuple[list[Tried], int]:
+    judge, every = (Modules, _edits()) if options.core else (Scripts, _mutants())
+    found = [one for one in every if not options.only or any(_under(str(one), only) for only in options.only)]
+    if options.sample:
+        found = operators.sampled(found, options.sample, options.seed)
+    print(f"{len(found)} of {len(every)} mutants, seed {options.seed}", flush=True)
+    began, known = time.monotonic(), _known(options.resume)
+    former = {one: known[str(one)] for one in found if str(one) in known}
+
+    def say(one: Any, verdict: judging.Verdict) -> None:
+        if options.verbose or verdict.outcome != "killed":
+            print(f"{time.monotonic() - began:.0f} s: {verdict.outcome} {one} {verdict.by}", flush=True)
+        if options.resume:
+            with options.resume.open("a") as file:
+                file.write(json.dumps([str(one), *verdict]) + "\n")
+
+    rest = [one for one in found if one not in former or former[one].outcome != "killed"]
+    made = judge(rest, options.jobs, options.budget, options.minutes, say)
+    if rest and options.minutes > 0:
+        judging.judged(made)
+    verdicts = former | made.verdicts
+    return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
+
+
+def _mutants() -> list[Any]:
+    return [one for file in operators.files() for one in operators.mutants(file)]
+
+
+def _edits() -> list[Any]:
+    return [one for file in edits.files() for one in edits.edits(file)]
+
+
+def _known(file: Path | None) -> dict[str, judging.Verdict]:
+    """What runs that wrote into this file found last, by the name of the mutant."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    return {told: judging.Verdict(outcome, by) for told, outcome, by in map(json.loads, lines)}
+
+
+def _under(told: str, only: str) -> bool:
+    return told.startswith((f"{only}:", f"{only} "))
+
+
+def summary(found: Iterable[Tried], known: Mapping[tuple[str, str], str], every: int) -> dict[str, int]:
+    """Figures of a run. Equivalent: survived, and explained."""
+    count = Counter(
+        "equivalent" if one.outcome == "survived" and (one.file, one.change) in known else one.outcome for one in found
+    )
+    return {name: count[name] for name in ("killed", "timeout", "equivalent", "survived", "discarded")} | {"of": every}
+
+
+def record(fault: str, figures: Mapping[str, int], seed: int) -> None:
+    """A row of docs/reliability.md. What was discarded was no mutant."""
+    with start() as server:
+        used = reliability.server_of(server.url)
+    judged = sum(figures[name] for name in ("killed", "timeout", "equivalent", "survived"))
+    row = {
+        "fault": fault, "test": "tools/mutation", "n": judged, "promises": [], "violations": figures["survived"],
+        "exhaustive": judged + figures["discarded"] == figures["of"], "seed": seed, "server": used,
+        "figures": {name: value for name, value in figures.items() if value and name != "survived"}, "passed": True,
+    }  # fmt: skip
+    reliability.replace([row | reliability.surroundings()])
+
+
+def by_file(found: Iterable[Tried], known: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Of each file how many were noticed, of those that are not explained."""
+    files = defaultdict[str, list[bool]](list)
+    for one in found:
+        if one.outcome != "discarded" and (one.outcome != "survived" or (one.file, one.change) not in known):
+            files[one.file].append(one.outcome != "survived")
+    for file, noticed in sorted(files.items()):
+        yield f"{file:20}{sum(noticed):5} of {len(noticed):4} {100 * sum(noticed) / len(noticed):6.1f} %"
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    found, every = tried(options)
+    known = explained()
+    figures = summary(found, known, every)
+    print(*by_file(found, known), sep="\n")
+    for one in found:
+        if one.outcome == "survived" and (one.file, one.change) not in known:
+            print(f"\nSURVIVED {one.told}\n- `` {one.change} ``: ")
+    print(", ".join(f"{name} {value}" for name, value in figures.items()), f"(seed {options.seed})")
+    if options.record:
+        fault = "a pure module" if options.core else "a script"
+        record(f"a change of one small thing in {fault}, not noticed by the tests", figures, options.seed)
+    return 1 if figures["survived"] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="poe mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    many = parser.add_mutually_exclusive_group(required=True)
+    many.add_argument("--sample", type=int, default=0, metavar="N", help="so many, at random")
+    many.add_argument("--all", action="store_true", help="every one")
+    many.add_argument("--only", action="append", metavar="FILE[:LINE]", help="those of a file or a line")
+    parser.add_argument("--core", action="store_true", help="of the pure modules instead of the scripts")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
+        help="of tests for a mutant, as they took without one; 0 = all that come by (default)")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=math.inf,
+        help="begin with none after so many, and count those judged by then; 0 = add up --resume")  # fmt: skip
+    parser.add_argument("--resume", type=Path, metavar="FILE",
+        help="remember verdicts there, and do not try again what it says was killed")  # fmt: skip
+    parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")
+    parser.add_argument("--verbose", action="store_true", help="say what noticed each mutant")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

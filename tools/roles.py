@@ -1,0 +1,160 @@
+"""`python -m tools.roles`: the tests of what each role is for, with gates that log in as users of that role.
+
+Most programs have several roles: who consumes is a worker, and a producer and a guard, too. Of each combination the
+folders are run whose subject it is, under the access list that `idemgate acl` prints. A line each says how many tests
+passed, and what was left out and why; of that, what an admin may do is run as an admin. Last, every word is taken in
+turn from the list of each role (`tests/security/test_least.py`).
+
+Under the list is what a test asks of its gate. What it compares with, and damages, it asks as somebody who may do all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["PROGRAMS", "Program", "left_out", "run"]
+
+ROOT = Path(__file__).parents[1]
+
+
+class Program(NamedTuple):
+    """`slice`: files of it that take seconds. `without`: by the reason, tests or files of them."""
+
+    folders: Sequence[str]
+    slice: Sequence[str]
+    without: Mapping[str, Sequence[str]] = {}
+
+
+_RESLOTS = "changes the slots of a topic, which is an admin's"
+_FORGETS = "forgets a topic, which is an admin's"
+_AUDITS = "audits, which needs SCAN"
+_CHANNEL, _STREAM = "tests/worker/test_subscribers_channel.py", "tests/worker/test_subscribers_stream.py"
+PROGRAMS = {
+    "guard": Program(["tests/guard"], ["tests/guard/test_failures.py"]),
+    "producer,worker,viewer": Program(
+        ["tests/topics"],
+        ["tests/topics/test_priorities.py"],
+        {
+            _RESLOTS: [
+                "tests/topics/test_reslot.py",
+                "tests/topics/test_events.py::test_an_event_of_two_slots_that_become_one_is_known_as_long_as_in_either",
+                "tests/topics/test_events.py::test_thousands_move_with_their_slot_and_to_that_of_their_group",
+                "tests/topics/test_large.py::test_large_messages_are_moved_to_other_slots",
+                "tests/topics/test_large.py::test_what_is_left_is_done_where_its_slot_has_moved",
+                "tests/topics/test_replays.py::test_replies_are_shown_with_the_requests_they_were_given_to",
+            ],
+            _FORGETS: [
+                "tests/topics/test_registry.py::test_a_change_that_was_begun_ends_before_another",
+                "tests/topics/test_registry.py::test_an_emptied_topic_is_forgotten",
+                "tests/topics/test_registry.py::test_killed_anywhere_it_goes_on",
+                "tests/topics/test_registry.py::test_one_that_holds_something_is_kept",
+                "tests/topics/test_registry.py::test_what_comes_while_it_is_being_forgotten_is_kept",
+                (
+                    "tests/topics/test_registry.py::"
+                    "test_what_was_made_only_just_now_is_forgotten_and_what_never_was_has_no_slots"
+                ),
+                "tests/topics/test_registry.py::test_who_still_uses_it_makes_it_anew",
+            ],
+            _AUDITS: [
+                (
+                    "tests/topics/test_events.py::"
+                    "test_thousands_with_times_of_their_own_are_each_known_as_long_as_they_should_be"
+                ),
+            ],
+        },
+    ),
+    "guard,producer,worker,viewer": Program(
+        ["tests/worker"],
+        ["tests/worker/test_worker_limits.py"],
+        {
+            _RESLOTS: ["tests/worker/test_worker_reslot.py::test_members_share_the_new_slots"],
+            "subscribes, and is run below": [_CHANNEL, _STREAM],
+            "asks a server of its own, as somebody who may do all": ["tests/worker/test_subscribers_expiry.py"],
+        },
+    ),
+    "guard,producer,subscriber": Program([_CHANNEL, _STREAM], []),
+    "guard,producer,worker,auditor": Program(
+        ["tests/audit/test_audit.py"],
+        [],
+        {
+            _RESLOTS: [
+                "tests/audit/test_audit.py::test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it",
+                "tests/audit/test_audit.py::test_a_change_of_the_number_of_slots_meanwhile_is_no_fault",
+                "tests/audit/test_audit.py::test_slots_that_are_changed_to_and_fro_are_no_fault",
+                "tests/audit/test_audit.py::test_what_was_asked_for_is_no_fault",
+            ],
+            "asks in a second namespace": [
+                "tests/audit/test_audit.py::test_a_store_is_named_by_its_url_and_namespaces_do_not_mix",
+            ],
+        },
+    ),
+}
+"""By the roles of a program. Who only looks (viewer, auditor) makes nothing to look at: what these are for is in the
+scenes of `test_least.py`."""
+
+
+def left_out(*reasons: str) -> list[str]:
+    """For these reasons; for any, if none is given."""
+    found = [(why, tests) for program in PROGRAMS.values() for why, tests in program.without.items()]
+    return [test for why, tests in found if not reasons or why in reasons for test in tests]
+
+
+PROGRAMS["admin"] = Program(
+    left_out(_RESLOTS, _FORGETS, _AUDITS),
+    [],
+    {
+        "takes words from the list of the same user": [
+            "tests/topics/test_reslot.py::test_a_user_who_may_not_ask_all_of_it_moves_nothing"
+        ],
+    },
+)
+
+
+def run(roles: str, jobs: int, *, sliced: bool = False) -> tuple[int, str]:
+    """The exit code of pytest, and what a reader wants to know of it."""
+    program = PROGRAMS[roles]
+    without = [word for tests in program.without.values() for test in tests for word in ("--deselect", test)]
+    return _tested([*without, *(program.slice if sliced else program.folders)], jobs, {"IDEMGATE_TEST_ROLES": roles})
+
+
+def _tested(words: Sequence[str], jobs: int, more: Mapping[str, str]) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs), "--tb=short", *words]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | more, capture_output=True, text=True, check=False)
+    last = (done.stdout.splitlines() or [""])[-1]
+    said = ", ".join(re.findall(r"\d+ (?:passed|failed|skipped|errors?)", last))
+    return done.returncode, said if done.returncode == 0 else f"{said}\n{done.stdout}{done.stderr}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tools.roles", description=__doc__)
+    names = [*PROGRAMS, "least"]
+    parser.add_argument("roles", nargs="*", help=f"some of {'  '.join(names)} (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="test processes (default: %(default)s)")
+    options = parser.parse_args()
+    if unknown := {*options.roles} - {*names}:
+        parser.error(f"{'  '.join(sorted(unknown))}: not of {'  '.join(names)}")
+    return max([_reported(name, options.jobs) for name in options.roles or names])
+
+
+def _reported(name: str, jobs: int) -> int:
+    if name == "least":
+        code, said = _tested(["tests/security/test_least.py"], jobs, {"IDEMGATE_LEAST": "1"})
+        print(f"each role, and each less one word: {said}", flush=True)
+        return code
+    code, said = run(name, jobs)
+    where = "what others leave out since they may not" if name == "admin" else " ".join(PROGRAMS[name].folders)
+    print(f"{name}: {where}: {said}", flush=True)
+    for why, tests in PROGRAMS[name].without.items():
+        print(f"    without what {why}:", *tests, sep="\n        ", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
