@@ -1,4 +1,4 @@
-"""What code may ask about the guarded run or the delivery that it is part of."""
+"""The facts of the guarded run or the delivery that code is part of."""
 
 from __future__ import annotations
 
@@ -63,15 +63,16 @@ class Execution:
         return self._ended
 
     def lose(self) -> bool:
-        """The heartbeat says: the right to run is gone. Whether that is a loss."""
+        """Note that the heartbeat found no lease. Return whether it is lost, rather than ended."""
         if not self._ended:
             self._lost = True
         return not self._ended
 
     def checkpoint(self, data: object) -> bool:
-        """Keeps a note for the next attempt, should this one not finish: "the card was charged". One round trip.
+        """Store a note for the next attempt, in case this one does not finish. One round trip.
 
-        False if the lease is lost: nothing was written. BadInput if the data cannot be stored.
+        It makes the window for a second effect smaller and does not close it. Return False if the lease is lost:
+        nothing was written. Raise BadInput if the data cannot be stored.
         """
         gate, call = self._checkpoint(data)
         return self._noted(gate.link.run(call))
@@ -94,7 +95,7 @@ class Execution:
 
 
 class AioExecution:
-    """The awaiting face of an `Execution`."""
+    """The async form of an `Execution`."""
 
     __slots__ = ("_execution",)
 
@@ -102,13 +103,13 @@ class AioExecution:
         self._execution = execution
 
     async def checkpoint(self, data: object) -> bool:
-        """As `Execution.checkpoint`."""
+        """Store a note for the next attempt; see `Execution.checkpoint`."""
         gate, call = self._execution._checkpoint(data)
         return self._execution._noted(await gate.aio.link.run(call))
 
 
 def current() -> Execution:
-    """The guarded run or delivery that the caller is part of; NotInside if there is none."""
+    """Return the guarded run or delivery that the caller is part of. Raise NotInside if there is none."""
     try:
         return _current.get()
     except LookupError:
@@ -116,14 +117,14 @@ def current() -> Execution:
 
 
 enter: Callable[[Execution], Token[Execution]] = _current.set
-"""From here on `current()` answers with this execution, until `leave` gets what this returned."""
+"""Make `current()` return this execution, until `leave` gets the token that this returned."""
 leave: Callable[[Token[Execution]], None] = _current.reset
-"""`current()` answers as before."""
+"""Make `current()` return the execution of before."""
 
 
 @contextmanager
 def executing(execution: Execution) -> Generator[Execution]:
-    """Inside, `current()` answers with this execution."""
+    """Make `current()` return this execution inside the block."""
     reset = enter(execution)
     try:
         yield execution
