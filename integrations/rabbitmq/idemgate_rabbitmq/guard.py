@@ -1,4 +1,4 @@
-"""Consumers that acknowledge and drop a message that was handled before."""
+"""Consumers that acknowledge duplicates of a message that was handled, without running them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from aio_pika.abc import AbstractIncomingMessage
@@ -15,29 +16,78 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 from pika.spec import Basic, BasicProperties
 
-from idemgate import AttemptsExhausted, BadInput, Bury, Duration, Gate, KeyReused, OutcomeUnknown, Retry, milliseconds
+from idemgate import (
+    AioClaim,
+    AttemptsExhausted,
+    BadInput,
+    Bury,
+    Claim,
+    Duration,
+    Gate,
+    KeyReused,
+    NotConfigured,
+    OutcomeUnknown,
+    Retry,
+    StoreRefused,
+    StoreUnavailable,
+    milliseconds,
+)
 
 __all__ = ["guarded"]
 
 log = logging.getLogger("idemgate.rabbitmq")
 F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["ack", "requeue", "reject"]
-_HOPELESS = (Bury, BadInput, KeyReused, OutcomeUnknown, AttemptsExhausted)
-"""The same again tomorrow."""
+HoldReason = Literal["in_progress", "store_unavailable"]
+
+_NOT_RETRYABLE = (Bury, BadInput, KeyReused, OutcomeUnknown, AttemptsExhausted)
+"""Errors that every further delivery of the message would raise again."""
+_STORE_ERRORS = (StoreUnavailable, StoreRefused, NotConfigured)
+"""Errors of the store, not of the message: another message would get them too."""
+_SHORTEST_POLL = 0.01
+"""Seconds. A lease that is about to end must not turn the poll into a busy loop."""
+_SHORTEST_WAIT = 0.001
+"""Seconds. `AioClaim.wait` refuses a shorter duration."""
 
 
-class Ending(NamedTuple):
-    """What becomes of a message: the broker's verb, after so many seconds, and the counter that tells of it."""
+class Settlement(NamedTuple):
+    """The broker method that ends a delivery, its delay in seconds and its counter."""
 
     verb: Verb
     delay: float
     counter: str
 
 
-DONE = Ending("ack", 0, "handled")
-DUPLICATE = Ending("ack", 0, "duplicate")
-ELSEWHERE = Ending("requeue", 0, "in_progress")
-LOST = Ending("requeue", 0, "lost")
+HANDLED = Settlement("ack", 0, "handled")
+DUPLICATE = Settlement("ack", 0, "duplicate")
+LOST = Settlement("requeue", 0, "lost")
+
+
+class RetryIn(NamedTuple):
+    """A decision to keep a message unacknowledged and to try its claim again after `seconds`."""
+
+    seconds: float
+
+
+class MessageHold:
+    """The hold of one delivery: its remaining time and the reasons of its waits so far."""
+
+    def __init__(self, message_id: str | None, seconds: float) -> None:
+        self.message_id = message_id
+        self.reasons: set[HoldReason] = set()
+        self._deadline = monotonic() + seconds
+        self._left_at_start: float | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """The rest of the hold. The callback's run time does not use it up."""
+        if self._left_at_start is not None:
+            return self._left_at_start
+        return max(self._deadline - monotonic(), 0.0)
+
+    def start_callback(self) -> None:
+        """Stop the timer: from here on the callback runs."""
+        self._left_at_start = self.seconds_left
 
 
 def guarded(
@@ -48,160 +98,340 @@ def guarded(
     lease: Duration = "30s",
     max_attempts: int | None = None,
     pause: Duration = "1s",
+    hold: Duration = "15m",
 ) -> Callable[[F], F]:
-    """Guard a consumer's callback by `message_id`, and settle each message: it does not run again after success.
+    """Guard a consumer's callback by `message_id`: a message that was handled does not run again.
 
-    Do not acknowledge messages yourself, and consume without `no_ack`. If the process dies after the effect and before
-    the completion is recorded, the callback runs again. Insert the message id in the transaction of an effect that must
-    not be repeated.
+    A process that dies after the effect and before its completion leaves a message that runs again. Insert the message id
+    in the transaction of an effect that must not be repeated.
 
-    `async def on_message(message)` is a callback of aio-pika; `def on_message(channel, method, properties, body)` one
-    of pika's BlockingConnection, which it holds up while it runs.
+    The guard settles every message. Do not acknowledge in the callback, and consume without `no_ack`.
+    `async def on_message(message)` is a callback of aio-pika.
+    `def on_message(channel, method, properties, body)` is a callback of pika's BlockingConnection. It blocks that
+    connection while it runs.
 
-    | what happened | the message is |
-    |---|---|
-    | it returned, and that is recorded | acknowledged (`rabbitmq.handled`) |
-    | it was done before | acknowledged, without a call (`rabbitmq.duplicate`) |
-    | another consumer runs it | waited for, for `pause`; then requeued (`rabbitmq.in_progress`) |
-    | it returned, but its lease was lost meanwhile | requeued: whoever has it now decides (`rabbitmq.lost`) |
-    | it raised, or the store is away | requeued after `pause`, or the delay of `Retry` (`rabbitmq.failed`) |
-    | `Bury`, the same id with another body, no message id, attempts exhausted | rejected: it goes to the queue's
-    dead-letter exchange; without one the broker drops it (`rabbitmq.rejected`, and an error is logged) |
+    | event | settlement | counter |
+    |---|---|---|
+    | the callback returned and its completion was stored | acknowledged | `rabbitmq.handled` |
+    | the message was done before | acknowledged, without a call | `rabbitmq.duplicate` |
+    | another consumer runs the message | held until its claim ends | `rabbitmq.held_in_progress` |
+    | ... and still runs it after `hold` | requeued | `rabbitmq.in_progress` |
+    | the store failed before the callback ran | held until the store answers | `rabbitmq.held_store_unavailable` |
+    | ... and still fails after `hold` | requeued | `rabbitmq.store_unavailable` |
+    | the callback raised `Bury`, or an error that each delivery repeats (below) | rejected | `rabbitmq.rejected` |
+    | the callback raised anything else | requeued after `pause`, or the delay of `Retry` | `rabbitmq.failed` |
+    | the claim raised anything else, such as `ForeignData` | requeued after `pause` | `rabbitmq.failed` |
+    | the store failed after the callback returned | requeued after `pause` | `rabbitmq.failed` |
+    | the callback returned after its lease was lost | requeued | `rabbitmq.lost` |
+    | no message id, same id with another body, attempts exhausted | rejected, without a call | `rabbitmq.rejected` |
+    | the channel closed, or the task was cancelled | left to the broker, which redelivers | `rabbitmq.unsettled` |
 
-    - `scope`: None: the function's qualified name. Give every queue its own, where several get the same message.
-    - `retention`: how long a done message is known: longer than copies may be apart. A publisher's retries and a
-      redrive from the dead letters bear the same id.
-    - `lease`, `max_attempts`: as in `Gate.claim`.
+    A held message stays unacknowledged. With aio-pika the guard retries the claim as soon as the other claim ends, with
+    pika every `pause`. If the other consumer completed, the guard acknowledges the message. If it failed or was killed,
+    the guard runs the callback once the claim is free. A held message takes one place of the prefetch window.
 
-    While it waits or pauses a message stays unacknowledged, so set a prefetch count. When its connection is lost,
-    aio-pika cancels the callbacks that run: their claims are given back, and the messages run again.
-    Counters are in `gate.counters`. Raises BadInput.
+    A rejected message goes to the queue's dead-letter exchange. Without one the broker drops it. Errors that each
+    delivery repeats are `BadInput`, `KeyReused`, `OutcomeUnknown` and `AttemptsExhausted`.
+
+    In a quorum queue every requeue counts against the delivery limit, and so does every lost channel or connection.
+    A hold counts nothing. The limit is therefore the number of failures and crashes that one message may have.
+
+    Args:
+        gate: The gate whose store keeps the claims, and whose `counters` count.
+        scope: The namespace of the message ids. None takes the function's qualified name. Queues that receive the
+            same message need different scopes.
+        retention: The time for which a message is known as done. Set it longer than the time between two copies. A
+            publisher's retry and a redriven dead letter have the same id.
+        lease: The time for which a killed consumer still holds its claim, as in `Gate.claim`. At most `hold`.
+        max_attempts: The number of runs after which a message is rejected, as in `Gate.claim`.
+        pause: The delay before a failed message is requeued, and the poll interval of a held one. At most `hold`.
+        hold: The longest time that one delivery waits unacknowledged, without the callback's run time. `hold` plus
+            the longest run of the callback must stay below RabbitMQ's `consumer_timeout` (30 minutes).
+
+    Returns:
+        A decorator for the callback.
+
+    Raises:
+        BadInput: An option is invalid, `lease` or `pause` is longer than `hold`, or the callback is a generator.
     """
-    seconds = milliseconds(pause, "pause") / 1000
+    options: dict[str, Any] = {"retention": retention, "lease": lease, "max_attempts": max_attempts}
+    pause_seconds, hold_seconds = milliseconds(pause, "pause") / 1000, milliseconds(hold, "hold") / 1000
+    _check_within_hold("lease", lease, hold, "a killed consumer's lease would outlast one hold and cost redeliveries")
+    _check_within_hold("pause", pause, hold, "a held message would never be polled")
 
     def decorate(func: F) -> F:
-        guard = _Guard(gate, func, scope, retention, lease, max_attempts, seconds)
-        made = guard.aio if _awaited(func) else guard.blocking
-        return cast(F, functools.update_wrapper(functools.partial(made), func))
+        guard = _ConsumerGuard(gate, func, scope, options, pause_seconds, hold_seconds)
+        consume = guard.consume_aio if _is_coroutine_function(func) else guard.consume_blocking
+        return cast(F, functools.update_wrapper(functools.partial(consume), func))
 
     return decorate
 
 
-class _Guard:
+class _ConsumerGuard:
+    """The guard of one callback, with one driver for aio-pika and one for pika."""
+
     def __init__(
         self,
         gate: Gate,
         func: Callable[..., Any],
         scope: str | None,
-        retention: Duration,
-        lease: Duration,
-        max_attempts: int | None,
+        options: dict[str, Any],
         pause: float,
+        hold: float,
     ) -> None:
-        self._gate, self._func, self._pause = gate, func, pause
+        self._gate, self._func, self._pause, self._hold_seconds = gate, func, pause, hold
         self._scope = f"{func.__module__}.{func.__qualname__}" if scope is None else scope
-        self._options: dict[str, Any] = {
-            "scope": self._scope, "retention": retention, "lease": lease, "max_attempts": max_attempts,
-        }  # fmt: skip
-        gate.once(**self._options)  # only to refuse bad ones now, not with the first message
+        self._claim_options: dict[str, Any] = {**options, "scope": self._scope}
+        self._next_store_try = 0.0
+        gate.once(**self._claim_options)  # raises BadInput for invalid options now, not at the first message
 
-    # The awaiting driver.
+    # The driver for aio-pika.
 
-    async def aio(self, message: AbstractIncomingMessage) -> None:
-        ending = await self._aio_run(message)
-        await asyncio.sleep(ending.delay)
+    async def consume_aio(self, message: AbstractIncomingMessage) -> None:
+        """Run and settle one message."""
+        hold = MessageHold(message.message_id, self._hold_seconds)
         try:
-            if ending.verb == "ack":
+            settlement = await self._run_aio(hold, message)
+            if settlement is None:
+                self._report_unsettled(hold)
+                return
+            await asyncio.sleep(settlement.delay)
+            await self._settle_aio(hold, message, settlement)
+        except asyncio.CancelledError:  # aio-pika cancels the callbacks of a closed channel
+            self._report_unsettled(hold)
+            raise
+
+    async def _run_aio(self, hold: MessageHold, message: AbstractIncomingMessage) -> Settlement | None:
+        """Acquire the claim and run the callback. Return None if the channel closed before the callback ran."""
+        try:
+            claim = await self._acquire_aio(hold, message)
+            if not isinstance(claim, AioClaim):
+                return claim
+            async with claim:
+                if not _is_channel_open(message):
+                    await claim.release()  # the broker has redelivered the message: another consumer runs it
+                    return None
+                hold.start_callback()
+                await self._func(message)
+                return self._count(HANDLED if await claim.complete() else LOST)
+        except Exception as error:  # noqa: BLE001 - every error of a callback settles its message
+            return self._settle_failure(hold, error)
+
+    async def _acquire_aio(self, hold: MessageHold, message: AbstractIncomingMessage) -> AioClaim | Settlement | None:
+        """Return the started claim, or the settlement of a message that must not run. Hold the message until then.
+
+        Return None once the channel is closed.
+        """
+        claim: AioClaim | None = None
+        while _is_channel_open(message):
+            try:
+                if claim is None:
+                    claim = await self._gate.aio.claim(
+                        _require_message_id(hold), fingerprint=message.body, **self._claim_options
+                    )
+                else:
+                    await claim.wait(max(min(self._pause, hold.seconds_left), _SHORTEST_WAIT))
+            except _STORE_ERRORS as error:
+                # A grant whose reply was lost has an unknown lease, so the next try needs a new owner.
+                claim = None
+                outcome = self._hold_or_requeue(hold, "store_unavailable", self._pause, error)
+                if isinstance(outcome, Settlement):
+                    return outcome
+                await asyncio.sleep(outcome.seconds)
+                continue
+            if claim.started:
+                return claim
+            if claim.state == "done":
+                return self._count(DUPLICATE)
+            outcome = self._hold_or_requeue(hold, "in_progress", self._pause)
+            if isinstance(outcome, Settlement):
+                return outcome
+        return None
+
+    async def _settle_aio(self, hold: MessageHold, message: AbstractIncomingMessage, settlement: Settlement) -> None:
+        try:
+            if settlement.verb == "ack":
                 await message.ack()
             else:
-                await message.reject(requeue=ending.verb == "requeue")
-        except CONNECTION_EXCEPTIONS:  # the broker delivers it again
-            self._unsettled(message.message_id)
+                await message.reject(requeue=settlement.verb == "requeue")
+        except CONNECTION_EXCEPTIONS:
+            self._report_unsettled(hold)
 
-    async def _aio_run(self, message: AbstractIncomingMessage) -> Ending:
-        try:
-            key = _key(message.message_id)
-            async with self._gate.aio.claim(key, fingerprint=message.body, **self._options) as claim:
-                if claim.state == "in_progress":
-                    await claim.wait(self._pause)
-                if not claim.started:
-                    return self._counted(DUPLICATE if claim.state == "done" else ELSEWHERE)
-                await self._func(message)
-                return self._counted(DONE if await claim.complete() else LOST)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it says something about this message only
-            return self._failed(message.message_id, error)
+    # The driver for pika.
 
-    # The blocking driver.
-
-    def blocking(
+    def consume_blocking(
         self, channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes
     ) -> None:
-        ending, tag = self._blocking_run(channel, method, properties, body), cast(int, method.delivery_tag)
+        """Run and settle one message, or schedule the next try of its claim."""
+        self._try_blocking(MessageHold(properties.message_id, self._hold_seconds), channel, method, properties, body)
 
-        def settle() -> None:
-            try:
-                if ending.verb == "ack":
-                    channel.basic_ack(tag)
-                else:
-                    channel.basic_reject(tag, requeue=ending.verb == "requeue")
-            except AMQPError:
-                self._unsettled(properties.message_id)
-
-        if ending.delay:  # sleeping here would hold up everything on this connection
-            channel.connection.call_later(ending.delay, settle)
+    def _try_blocking(
+        self,
+        hold: MessageHold,
+        channel: BlockingChannel,
+        method: Basic.Deliver,
+        properties: BasicProperties,
+        body: bytes,
+    ) -> None:
+        if not channel.is_open:  # the broker has redelivered the message: another consumer runs it
+            self._report_unsettled(hold)
+            return
+        outcome = self._run_blocking(hold, channel, method, properties, body)
+        if isinstance(outcome, RetryIn):
+            retry = functools.partial(self._try_blocking, hold, channel, method, properties, body)
+            self._call_later(hold, channel, outcome.seconds, retry)
+            return
+        settle = functools.partial(self._settle_blocking, hold, channel, method, outcome)
+        if outcome.delay:
+            self._call_later(hold, channel, outcome.delay, settle)
         else:
             settle()
 
-    def _blocking_run(
-        self, channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes
-    ) -> Ending:
+    def _run_blocking(
+        self,
+        hold: MessageHold,
+        channel: BlockingChannel,
+        method: Basic.Deliver,
+        properties: BasicProperties,
+        body: bytes,
+    ) -> Settlement | RetryIn:
         try:
-            key = _key(properties.message_id)
-            with self._gate.claim(key, fingerprint=body, **self._options) as claim:
-                if claim.state == "in_progress":
-                    claim.wait(self._pause)
-                if not claim.started:
-                    return self._counted(DUPLICATE if claim.state == "done" else ELSEWHERE)
+            claim = self._acquire_blocking(hold, body)
+            if not isinstance(claim, Claim):
+                return claim
+            with claim:
+                hold.start_callback()
                 self._func(channel, method, properties, body)
-                return self._counted(DONE if claim.complete() else LOST)
-        except Exception as error:  # noqa: BLE001
-            return self._failed(properties.message_id, error)
+                return self._count(HANDLED if claim.complete() else LOST)
+        except Exception as error:  # noqa: BLE001 - every error of a callback settles its message
+            return self._settle_failure(hold, error)
 
-    # What both share.
+    def _acquire_blocking(self, hold: MessageHold, body: bytes) -> Claim | Settlement | RetryIn:
+        """Try the claim once. Return it if it started, else what to do with the message."""
+        key = _require_message_id(hold)
+        # Each try of an unavailable store blocks the connection for the gate's timeout. If every held message tried,
+        # the connection would miss its heartbeats. So one message per pause tries, and the others wait with it.
+        wait = self._next_store_try - monotonic()
+        if wait > 0:
+            return self._hold_or_requeue(hold, "store_unavailable", wait)
+        try:
+            # Not `Claim.wait`, which opens a Pub/Sub connection for each call.
+            claim = self._gate.claim(key, fingerprint=body, **self._claim_options)
+        except _STORE_ERRORS as error:
+            self._next_store_try = monotonic() + self._pause
+            return self._hold_or_requeue(hold, "store_unavailable", self._pause, error)
+        if claim.started:
+            return claim
+        if claim.state == "done":
+            return self._count(DUPLICATE)
+        lease_left = max(claim.retry_after or 0.0, _SHORTEST_POLL)
+        return self._hold_or_requeue(hold, "in_progress", min(self._pause, lease_left))
 
-    def _failed(self, message_id: str | None, error: Exception) -> Ending:
-        facts = {"scope": self._scope, "id": message_id}
-        if isinstance(error, _HOPELESS):
-            log.error("rabbitmq.rejected", extra=facts, exc_info=error)
-            return self._counted(Ending("reject", 0, "rejected"))
-        log.warning("rabbitmq.failed", extra=facts, exc_info=error)
-        return self._counted(Ending("requeue", self._delay(error), "failed"))
+    def _call_later(
+        self, hold: MessageHold, channel: BlockingChannel, seconds: float, callback: Callable[[], None]
+    ) -> None:
+        """Schedule `callback` on the channel's connection. A sleep would block the connection and its heartbeats."""
+        if channel.is_open:
+            channel.connection.call_later(seconds, callback)
+        else:
+            self._report_unsettled(hold)
 
-    def _delay(self, error: Exception) -> float:
+    def _settle_blocking(
+        self, hold: MessageHold, channel: BlockingChannel, method: Basic.Deliver, settlement: Settlement
+    ) -> None:
+        tag = cast(int, method.delivery_tag)
+        try:
+            if settlement.verb == "ack":
+                channel.basic_ack(tag)
+            else:
+                channel.basic_reject(tag, requeue=settlement.verb == "requeue")
+        except AMQPError:
+            self._report_unsettled(hold)
+
+    # Decisions that both drivers share.
+
+    def _hold_or_requeue(
+        self, hold: MessageHold, reason: HoldReason, seconds: float, error: Exception | None = None
+    ) -> RetryIn | Settlement:
+        """Decide to try the claim again after `seconds`, or to requeue a message whose hold has ended."""
+        if not (left := hold.seconds_left):
+            log.warning(
+                "message requeued after hold scope=%s id=%r reason=%s", self._scope, hold.message_id, reason,
+                extra=self._log_facts(hold),
+            )  # fmt: skip
+            return self._count(Settlement("requeue", 0, reason))
+        if reason not in hold.reasons:
+            hold.reasons.add(reason)
+            self._gate.counters.add(f"rabbitmq.held_{reason}")
+            log.log(
+                logging.INFO if reason == "in_progress" else logging.WARNING,
+                "message held scope=%s id=%r reason=%s%s",
+                self._scope, hold.message_id, reason, "" if error is None else f": {error}",
+                extra=self._log_facts(hold),
+            )  # fmt: skip
+        return RetryIn(min(seconds, left))
+
+    def _settle_failure(self, hold: MessageHold, error: Exception) -> Settlement:
+        """Return the settlement of a message whose claim or callback raised."""
+        verb = "rejected" if isinstance(error, _NOT_RETRYABLE) else "failed"
+        log.log(
+            logging.ERROR if verb == "rejected" else logging.WARNING,
+            "message %s scope=%s id=%r: %s: %s", verb, self._scope, hold.message_id, type(error).__name__, error,
+            extra=self._log_facts(hold), exc_info=error,
+        )  # fmt: skip
+        if verb == "rejected":
+            return self._count(Settlement("reject", 0, "rejected"))
+        # The delay uses up the hold, so that no delivery reaches the broker's consumer_timeout.
+        return self._count(Settlement("requeue", min(self._read_delay(error), hold.seconds_left), "failed"))
+
+    def _read_delay(self, error: Exception) -> float:
+        """Return the delay of a `Retry` in seconds, else the pause."""
         if not isinstance(error, Retry) or error.delay is None:
             return self._pause
         try:
             return milliseconds(error.delay, "delay", zero=True) / 1000
-        except BadInput:
-            log.exception("rabbitmq.bad_delay", extra={"scope": self._scope})
+        except BadInput as invalid:
+            log.error("invalid delay of Retry scope=%s: %s", self._scope, invalid, extra={"scope": self._scope})  # noqa: TRY400 - the text has the cause
             return self._pause
 
-    def _counted(self, ending: Ending) -> Ending:
-        self._gate.counters.add(f"rabbitmq.{ending.counter}")
-        return ending
+    def _count(self, settlement: Settlement) -> Settlement:
+        self._gate.counters.add(f"rabbitmq.{settlement.counter}")
+        return settlement
 
-    def _unsettled(self, message_id: str | None) -> None:
+    def _report_unsettled(self, hold: MessageHold) -> None:
+        """Count and log a message that the guard cannot settle. The broker redelivers it."""
         self._gate.counters.add("rabbitmq.unsettled")
-        log.warning("rabbitmq.unsettled", extra={"scope": self._scope, "id": message_id})
+        log.warning(
+            "message not settled, channel closed or task cancelled scope=%s id=%r", self._scope, hold.message_id,
+            extra=self._log_facts(hold),
+        )  # fmt: skip
+
+    def _log_facts(self, hold: MessageHold) -> dict[str, object]:
+        return {"scope": self._scope, "id": hold.message_id}
 
 
-def _key(message_id: str | None) -> str:
-    if not message_id:
-        raise BadInput("message_id", message_id, "the message has none", "Publish with one: it names the work")
-    return message_id
+def _check_within_hold(name: str, value: Duration, hold: Duration, why: str) -> None:
+    if milliseconds(value, name) > milliseconds(hold, "hold"):
+        fix = f"Pass hold={value!r} or longer, below RabbitMQ's consumer_timeout (30 minutes), or a shorter {name}"
+        raise BadInput(name, value, f"is longer than hold={hold!r}: {why}", fix)
 
 
-def _awaited(func: Callable[..., Any]) -> bool:
+def _require_message_id(hold: MessageHold) -> str:
+    if not hold.message_id:
+        raise BadInput(
+            "message_id", hold.message_id, "the message has none", "Publish each message with a unique message_id"
+        )
+    return hold.message_id
+
+
+def _is_channel_open(message: AbstractIncomingMessage) -> bool:
+    try:
+        return message.channel is not None
+    except CONNECTION_EXCEPTIONS:  # aio-pika raises if the channel is closed
+        return False
+
+
+def _is_coroutine_function(func: Callable[..., Any]) -> bool:
     if not callable(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise BadInput("function", func, "not a function to call", "Decorate a def or async def without yield")
+        raise BadInput("function", func, "not a callback", "Decorate a def or async def without yield")
     return inspect.iscoroutinefunction(func)

@@ -1,4 +1,4 @@
-"""Guarded consumers of aio-pika and pika: a message id that was handled is acknowledged and not run again."""
+"""Guarded consumers of aio-pika and pika: a message id that was handled does not run again."""
 
 from __future__ import annotations
 
@@ -7,31 +7,41 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import aio_pika
 import pika
 import pytest
 from idemgate_rabbitmq import guarded
 
-from idemgate import BadInput, Bury, Gate, Retry
+from idemgate import BadInput, Bury, Claim, Gate, Retry, StoreUnavailable
 from idemgate.testing import Clock
+from tests.proxy import Proxy
 
-Body = Callable[[str, bytes], object]
+
+class Received(NamedTuple):
+    """The facts of a message that the tests look at."""
+
+    message_id: str
+    body: bytes
+    redelivered: bool
+
+
+Body = Callable[[Received], object]
 AtRest = Callable[[], Awaitable[None]]
-"""Waits until no callback runs: what they say to the broker is on its way."""
+"""Waits until no callback runs, so that every settlement is on its way to the broker."""
 
 
 @asynccontextmanager
 async def aio(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -> AsyncIterator[AtRest]:
-    """Consumes with aio-pika, 4 at once; `body` runs in a thread, so that it may block in both flavours."""
+    """Consume with aio-pika, 4 at once; `body` runs in a thread, so that it may block with both clients."""
     running: set[object] = set()
 
     @guarded(gate, **{"scope": "test", **options})
     async def on_message(message: Any) -> None:
-        await asyncio.to_thread(body, message.message_id, message.body)
+        await asyncio.to_thread(body, Received(message.message_id, message.body, message.redelivered))
 
-    async def noted(message: Any) -> None:
+    async def track(message: Any) -> None:
         running.add(message)
         try:
             await on_message(message)
@@ -41,17 +51,17 @@ async def aio(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
         await channel.set_qos(4)
-        await (await channel.get_queue(queue)).consume(noted)
+        await (await channel.get_queue(queue)).consume(track)
         yield lambda: until(lambda: not running)
 
 
 @asynccontextmanager
 async def blocking(gate: Gate, broker: Any, queue: str, body: Body, **options: Any) -> AsyncIterator[AtRest]:
-    """Consumes with pika, in a thread, 4 at once; it ends between two callbacks."""
+    """Consume with pika, in a thread, 4 at once; it ends between two callbacks."""
 
     @guarded(gate, **{"scope": "test", **options})
     def on_message(channel: Any, method: Any, properties: Any, data: bytes) -> None:
-        body(properties.message_id, data)
+        body(Received(properties.message_id, data, method.redelivered))
 
     connection = broker.connect()
     channel = connection.channel()
@@ -72,7 +82,7 @@ Consume = Callable[..., Any]
 
 @pytest.fixture(params=[aio, blocking], ids=["aio", "blocking"])
 async def consume(request: pytest.FixtureRequest, gate: Gate, broker: Any, queue: Any) -> AsyncIterator[Consume]:
-    """`await consume(body, pause=...)`: until the test ends."""
+    """Return a function: `await consume(body, pause=...)` consumes until the test ends."""
     async with AsyncExitStack() as stack:
         yield lambda body, **options: stack.enter_async_context(
             request.param(gate, broker, queue.name, body, **options)
@@ -81,172 +91,366 @@ async def consume(request: pytest.FixtureRequest, gate: Gate, broker: Any, queue
 
 @pytest.fixture
 def dead(queue: Any, make_queue: Any) -> Any:
-    """Where the queue's rejected messages go."""
-    letters = make_queue()
+    """Give the queue a dead-letter exchange; return the queue of its dead letters."""
+    dead_letters = make_queue()
     queue.channel.queue_delete(queue.name)
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters.name}
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead_letters.name}
     queue.channel.queue_declare(queue.name, durable=True, arguments=arguments)
-    return letters
+    return dead_letters
 
 
 def put(queue: Any, message_id: str | None, body: bytes = b"x") -> None:
     queue.channel.basic_publish("", queue.name, body, pika.BasicProperties(message_id=message_id, delivery_mode=2))
 
 
-async def counted(gate: Gate, **wanted: int) -> None:
-    """Until the counters say so."""
+async def wait_for_counts(gate: Gate, **wanted: int) -> None:
+    """Wait until the counters have these values."""
     await until(lambda: all(gate.counters[f"rabbitmq.{name}"] >= n for name, n in wanted.items()))
     assert {name: gate.counters[f"rabbitmq.{name}"] for name in wanted} == wanted
 
 
-async def empty(queue: Any) -> None:
-    """Until nothing is in it, not even unacknowledged: what was not acknowledged comes back when it is consumed no
-    more."""
+async def wait_for_count(gate: Gate, name: str, n: int) -> None:
+    """Wait until the counter has at least this value."""
+    await until(lambda: gate.counters[f"rabbitmq.{name}"] >= n)
+
+
+async def wait_until_empty(queue: Any) -> None:
+    """Wait until no message is ready in the queue."""
     await until(lambda: not queue.channel.queue_declare(queue.name, passive=True).method.message_count)
 
 
-async def test_what_comes_twice_runs_once(gate: Gate, broker: Any, queue: Any) -> None:
-    for flavour in (aio, blocking):
+async def test_a_duplicate_does_not_run(gate: Gate, broker: Any, queue: Any) -> None:
+    for client in (aio, blocking):
         ran: list[str] = []
-        name = flavour.__name__
+        name = client.__name__
         for n in [*range(10), *range(10)]:
             put(queue, f"{name}-{n}", b"%d" % n)
-        async with flavour(gate, broker, queue.name, lambda message_id, _, ran=ran: ran.append(message_id)) as at_rest:
-            await counted(gate, handled=10 * (1 + (flavour is blocking)), duplicate=10 * (1 + (flavour is blocking)))
+        async with client(
+            gate, broker, queue.name, lambda received, ran=ran: ran.append(received.message_id)
+        ) as at_rest:
+            await wait_for_counts(
+                gate, handled=10 * (1 + (client is blocking)), duplicate=10 * (1 + (client is blocking))
+            )
             await at_rest()
-        # Then everything is acknowledged: nothing came back when the consumer went
+        # Then every message is acknowledged: none came back when the consumer stopped
         assert sorted(ran) == [f"{name}-{n}" for n in range(10)]
         assert queue.all() == []
 
 
-async def test_what_failed_comes_again_after_the_pause(gate: Gate, queue: Any, consume: Consume) -> None:
+async def test_a_failed_message_is_requeued_after_the_pause(gate: Gate, queue: Any, consume: Consume) -> None:
     starts: list[float] = []
 
-    def fail_first(message_id: str, body: bytes) -> None:
+    def fail_first(_: Received) -> None:
         starts.append(time.monotonic())
         if len(starts) < 3:
             raise ConnectionError("the bank is closed") if len(starts) == 1 else Retry(delay="600ms")
 
     await consume(fail_first, pause="300ms")
     put(queue, "a")
-    await counted(gate, failed=2, handled=1)
+    await wait_for_counts(gate, failed=2, handled=1)
     first, second, third = starts
     assert second - first >= 0.3
     assert third - second >= 0.6
-    # And a copy of it is dropped
+    # And a duplicate of it does not run
     put(queue, "a")
-    await counted(gate, duplicate=1)
+    await wait_for_counts(gate, duplicate=1)
     assert len(starts) == 3
 
 
-async def test_one_that_pauses_does_not_hold_up_the_others(gate: Gate, queue: Any, consume: Consume) -> None:
+async def test_a_pausing_message_does_not_delay_the_others(gate: Gate, queue: Any, consume: Consume) -> None:
     done: list[str] = []
 
-    def body(message_id: str, _: bytes) -> None:
-        if message_id == "bad":
+    def body(received: Received) -> None:
+        if received.message_id == "bad":
             raise ValueError
-        done.append(message_id)
+        done.append(received.message_id)
 
-    await consume(body, pause="1h")
+    await consume(body, pause="15m")
     put(queue, "bad")
     for n in range(10):
         put(queue, str(n))
-    await counted(gate, failed=1, handled=10)
+    await wait_for_counts(gate, failed=1, handled=10)
     assert sorted(done) == [str(n) for n in range(10)]
 
 
-async def test_a_copy_waits_for_the_one_that_runs_elsewhere(gate: Gate, queue: Any, consume: Consume) -> None:
-    # Given another consumer that runs the message
-    claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
-    ran: list[str] = []
-    await consume(lambda message_id, _: ran.append(message_id), pause="300ms")
-    put(queue, "a")
-    # When it takes longer than the pause, the copy goes back to the queue
-    await counted_at_least(gate, "in_progress", 2)
-    # And when it is done, the copy is dropped
-    assert await claim.complete()
-    await counted(gate, duplicate=1)
-    assert ran == []
-    await empty(queue)
-
-
-async def counted_at_least(gate: Gate, name: str, n: int) -> None:
-    await until(lambda: gate.counters[f"rabbitmq.{name}"] >= n)
-
-
-async def test_a_copy_runs_when_its_owner_fell_silent(gate: Gate, clock: Clock, queue: Any, consume: Consume) -> None:
+async def test_a_held_message_runs_when_the_lease_lapses(
+    gate: Gate, clock: Clock, queue: Any, consume: Consume
+) -> None:
     # Given an owner that was killed
     await gate.aio.claim("a", scope="test", fingerprint=b"x", lease="30s")
-    ran: list[str] = []
-    await consume(lambda message_id, _: ran.append(message_id), pause="100ms")
+    ran: list[Received] = []
+    await consume(ran.append, pause="20ms")
+    # When the message is redelivered, and many polls later the lease lapses
     put(queue, "a")
-    await counted_at_least(gate, "in_progress", 1)
+    await asyncio.sleep(0.5)
     assert ran == []
-    # When its lease ends
     clock.advance("30s")
-    # Then the copy runs
-    await counted(gate, handled=1)
-    assert ran == ["a"]
+    # Then it runs, without a requeue
+    await wait_for_counts(gate, handled=1)
+    assert ran == [Received("a", b"x", redelivered=False)]
+    await wait_for_counts(gate, held_in_progress=1, in_progress=0)
 
 
-async def test_who_lost_its_lease_does_not_acknowledge(gate: Gate, clock: Clock, queue: Any, consume: Consume) -> None:
+async def test_a_held_message_is_acknowledged_when_its_owner_completes(
+    gate: Gate, queue: Any, consume: Consume
+) -> None:
+    # Given another consumer that runs the message
+    claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
+    ran: list[Received] = []
+    await consume(ran.append, pause="20ms")
+    put(queue, "a")
+    await asyncio.sleep(0.5)
+    # When it completes
+    assert await claim.complete()
+    # Then the held message is acknowledged, without a requeue
+    await wait_for_counts(gate, duplicate=1)
+    await wait_for_counts(gate, held_in_progress=1, in_progress=0)
+    assert ran == []
+
+
+async def test_a_held_message_runs_when_its_owner_fails(gate: Gate, queue: Any, consume: Consume) -> None:
+    claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
+    ran: list[Received] = []
+    await consume(ran.append, pause="20ms")
+    put(queue, "a")
+    await asyncio.sleep(0.5)
+    # When the other consumer fails and releases its claim
+    assert await claim.release()
+    # Then the held message runs, without a requeue
+    await wait_for_counts(gate, handled=1)
+    assert ran == [Received("a", b"x", redelivered=False)]
+
+
+async def test_a_held_message_does_not_delay_the_others(gate: Gate, queue: Any, consume: Consume) -> None:
+    # Given a message that another consumer runs
+    await gate.aio.claim("held", scope="test", fingerprint=b"x")
+    ran: list[str] = []
+    await consume(lambda received: ran.append(received.message_id), pause="15m")
+    put(queue, "held")
+    await wait_for_count(gate, "held_in_progress", 1)
+    # When others arrive
+    for n in range(10):
+        put(queue, str(n))
+    # Then they run
+    await wait_for_counts(gate, handled=10)
+    assert sorted(ran) == [str(n) for n in range(10)]
+
+
+async def test_a_message_is_requeued_when_its_hold_ends(gate: Gate, queue: Any, consume: Consume) -> None:
+    # Given another consumer that runs the message for longer than the hold
+    claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
+    ran: list[Received] = []
+    await consume(ran.append, pause="50ms", lease="100ms", hold="200ms")
+    put(queue, "a")
+    await wait_for_count(gate, "in_progress", 2)
+    # When it completes
+    assert await claim.complete()
+    # Then the message is acknowledged
+    await wait_for_counts(gate, duplicate=1)
+    assert ran == []
+    await wait_until_empty(queue)
+
+
+async def test_a_held_message_of_a_closed_channel_does_not_run(
+    gate: Gate, clock: Clock, broker: Any, queue: Any
+) -> None:
+    for client in ("aio", "blocking"):
+        # Given a held message
+        message_id, ran = f"of-{client}", list[str]()
+        await gate.aio.claim(message_id, scope="test", fingerprint=b"x", lease="30s")
+        put(queue, message_id)
+        # When its channel closes, and then the lease lapses
+        if client == "aio":
+            await hold_and_close_aio(gate, clock, broker, queue, ran)
+        else:
+            await asyncio.to_thread(hold_and_close_blocking, gate, clock, broker, queue, ran)
+        # Then it does not run on that channel
+        assert ran == []
+        # And another consumer runs it
+        async with aio(gate, broker, queue.name, lambda received, ran=ran: ran.append(received.message_id)) as at_rest:
+            await until(lambda ran=ran: ran)
+            await at_rest()
+        assert ran == [message_id]
+    await wait_for_counts(gate, unsettled=2, handled=2)
+
+
+async def hold_and_close_aio(gate: Gate, clock: Clock, broker: Any, queue: Any, ran: list[str]) -> None:
+    @guarded(gate, scope="test", pause="20ms")
+    async def on_message(message: Any) -> None:
+        ran.append(message.message_id)
+
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel()
+        message = await (await channel.get_queue(queue.name)).get(timeout=20)
+        # In a task of the test, which aio-pika does not cancel
+        task = asyncio.create_task(on_message(message))
+        await wait_for_count(gate, "held_in_progress", 1)
+        await channel.close()
+        clock.advance("30s")
+        await task
+
+
+def hold_and_close_blocking(gate: Gate, clock: Clock, broker: Any, queue: Any, ran: list[str]) -> None:
+    @guarded(gate, scope="test", pause="20ms")
+    def on_message(channel: Any, method: Any, properties: Any, data: bytes) -> None:
+        ran.append(properties.message_id)
+
+    with broker.connect() as connection:
+        channel = connection.channel()
+        channel.basic_consume(queue.name, on_message)
+        while gate.counters["rabbitmq.held_in_progress"] < 2:
+            connection.process_data_events(0.01)
+        channel.close()
+        clock.advance("30s")
+        while gate.counters["rabbitmq.unsettled"] < 2:
+            connection.process_data_events(0.01)
+
+
+async def test_a_cancelled_hold_is_counted_and_claims_nothing(gate: Gate, broker: Any, queue: Any) -> None:
+    # Given a message that is held when its connection closes
+    claim = await gate.aio.claim("a", scope="test", fingerprint=b"x")
+    put(queue, "a")
+    async with aio(gate, broker, queue.name, print, pause="20ms"):
+        await wait_for_count(gate, "held_in_progress", 1)
+    await wait_for_counts(gate, unsettled=1)
+    # When its owner fails
+    assert await claim.release()
+    # Then the next consumer runs it
+    ran: list[Received] = []
+    async with aio(gate, broker, queue.name, ran.append):
+        await wait_for_counts(gate, handled=1)
+    assert ran == [Received("a", b"x", redelivered=True)]
+
+
+async def test_a_stale_owner_does_not_acknowledge(gate: Gate, clock: Clock, queue: Any, consume: Consume) -> None:
     runs: list[str] = []
 
-    def lose(message_id: str, body: bytes) -> None:
-        runs.append(message_id)
-        if len(runs) == 1:  # it stood still until its lease was over, and another took over and ended
+    def lose(received: Received) -> None:
+        runs.append(received.message_id)
+        if len(runs) == 1:  # its process stopped until its lease lapsed, and another consumer completed
             clock.advance("1h")
             with gate.claim("a", scope="test", fingerprint=b"x") as other:
                 assert other.started
 
     await consume(lose, lease="30s")
     put(queue, "a")
-    # Then the message comes again, and is found done
-    await counted(gate, lost=1, duplicate=1)
+    # Then the message is requeued, and its redelivery is a duplicate
+    await wait_for_counts(gate, lost=1, duplicate=1)
     assert runs == ["a"]
-    await empty(queue)
+    await wait_until_empty(queue)
 
 
-async def test_what_repeating_cannot_mend_goes_to_the_dead_letters(
+async def test_a_message_that_cannot_succeed_is_dead_lettered(
     gate: Gate, queue: Any, dead: Any, consume: Consume
 ) -> None:
-    def body(message_id: str, _: bytes) -> None:
-        if message_id == "bad":
+    def body(received: Received) -> None:
+        if received.message_id == "bad":
             raise Bury("no such item")
 
     await consume(body)
-    # Given a message that is given up, one without id, and one whose id was used with another body
+    # Given a message that its callback buries, one without id, and one whose id was used with another body
     put(queue, "bad", b"buried")
     put(queue, None, b"nameless")
     put(queue, "a", b"one")
-    await counted(gate, handled=1, rejected=2)
+    await wait_for_counts(gate, handled=1, rejected=2)
     put(queue, "a", b"two")
-    await counted(gate, handled=1, rejected=3)
-    # Then all three are where the queue's rejected messages go
-    # (Aside: what is counted is rejected by this loop, a moment later.)
+    await wait_for_counts(gate, handled=1, rejected=3)
+    # Then all three are dead letters (read in a thread: this event loop still sends the rejections)
     assert sorted([(await asyncio.to_thread(dead.get))[2] for _ in range(3)]) == [b"buried", b"nameless", b"two"]
 
 
-async def test_attempts_can_be_limited(gate: Gate, queue: Any, dead: Any, consume: Consume) -> None:
-    def body(message_id: str, _: bytes) -> None:
+async def test_a_message_is_rejected_after_max_attempts(gate: Gate, queue: Any, dead: Any, consume: Consume) -> None:
+    def body(_: Received) -> None:
         raise ValueError
 
     await consume(body, max_attempts=3, pause="10ms")
     put(queue, "a", b"poison")
-    await counted(gate, failed=3, rejected=1)
+    await wait_for_counts(gate, failed=3, rejected=1)
     assert (await asyncio.to_thread(dead.get))[2] == b"poison"
 
 
-async def test_while_the_store_is_away_messages_stay(namespace: str, broker: Any, queue: Any) -> None:
-    for flavour in (aio, blocking):
-        gate, ran = Gate("redis://127.0.0.1:1", namespace=namespace, timeout="50ms"), []
+async def test_a_store_outage_requeues_no_message(
+    store: str, namespace: str, clock: Clock, broker: Any, queue: Any
+) -> None:
+    for client in (aio, blocking):
+        with Proxy(store) as proxy:
+            # Given a store that does not answer
+            gate, ran = Gate(proxy.url, namespace=namespace, clock=clock, timeout="100ms"), list[Received]()
+            proxy.black_hole = True
+            async with client(gate, broker, queue.name, ran.append, pause="20ms"):
+                ids = [f"{client.__name__}-{n}" for n in range(3)]
+                for message_id in ids:
+                    put(queue, message_id)
+                # When it answers after many retries
+                await asyncio.sleep(1)
+                proxy.heal()
+                proxy.cut_all()
+                # Then the messages run, without a requeue
+                await wait_for_count(gate, "handled", 3)
+            assert sorted(ran) == [Received(message_id, b"x", redelivered=False) for message_id in ids]
+            await wait_for_counts(gate, held_store_unavailable=3, store_unavailable=0, failed=0)
+            await gate.aio.close()
+            gate.close()
+
+
+async def test_a_store_outage_longer_than_the_hold_requeues(namespace: str, broker: Any, queue: Any) -> None:
+    for client in (aio, blocking):
+        gate, ran = Gate("redis://127.0.0.1:1", namespace=namespace, timeout="50ms"), list[Received]()
         put(queue, "a")
-        async with flavour(gate, broker, queue.name, lambda *_, ran=ran: ran.append(1), pause="20ms"):
-            await counted_at_least(gate, "failed", 3)
+        async with client(gate, broker, queue.name, ran.append, pause="20ms", lease="100ms", hold="100ms"):
+            await wait_for_count(gate, "store_unavailable", 3)
         assert ran == []
         assert len(queue.all()) == 1
         await gate.aio.close()
         gate.close()
+
+
+async def test_one_message_at_a_time_retries_an_unavailable_store(namespace: str, broker: Any, queue: Any) -> None:
+    tries: list[object] = []
+
+    class CountingGate(Gate):
+        def claim(self, key: Any, **options: Any) -> Claim:
+            tries.append(key)
+            return super().claim(key, **options)
+
+    # Given a consumer of pika, whose connection is blocked by each try
+    gate = CountingGate("redis://127.0.0.1:1", namespace=namespace, timeout="50ms")
+    async with blocking(gate, broker, queue.name, print, pause="15m"):
+        for n in range(4):
+            put(queue, str(n))
+        # When it holds all messages of its prefetch window
+        await wait_for_counts(gate, held_store_unavailable=4)
+    # Then one of them tried
+    assert len(tries) == 1
+    gate.close()
+
+
+async def test_a_callback_that_raises_store_unavailable_has_failed(gate: Gate, queue: Any, consume: Consume) -> None:
+    ran: list[Received] = []
+
+    def body(received: Received) -> None:
+        ran.append(received)
+        if len(ran) == 1:
+            raise StoreUnavailable("the callback's own store", "unknown")
+
+    await consume(body, pause="20ms")
+    put(queue, "a")
+    # Then the message is requeued: a callback that ran is not retried in place
+    await wait_for_counts(gate, failed=1, handled=1, held_store_unavailable=0)
+    assert [received.redelivered for received in ran] == [False, True]
+
+
+async def test_the_delay_of_a_retry_ends_with_the_hold(gate: Gate, queue: Any, consume: Consume) -> None:
+    ran: list[Received] = []
+
+    def body(received: Received) -> None:
+        ran.append(received)
+        if len(ran) == 1:
+            raise Retry(delay="1h")
+
+    await consume(body, pause="20ms", lease="100ms", hold="100ms")
+    put(queue, "a")
+    await wait_for_counts(gate, failed=1, handled=1)
 
 
 async def until(fact: Callable[[], Any]) -> None:
@@ -255,17 +459,19 @@ async def until(fact: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_ran_while_its_connection_broke_is_not_run_again(gate: Gate, broker: Any, queue: Any) -> None:
+async def test_a_message_that_completed_on_a_broken_connection_is_not_run_again(
+    gate: Gate, broker: Any, queue: Any
+) -> None:
     ran: list[str] = []
     broken = threading.Event()
 
-    def body(message_id: str, _: bytes) -> None:
-        ran.append(message_id)
+    def body(received: Received) -> None:
+        ran.append(received.message_id)
         assert broken.wait(20)
 
     @guarded(gate, scope="test")
     def on_message(channel: Any, method: Any, properties: Any, data: bytes) -> None:
-        body(properties.message_id, data)
+        body(Received(properties.message_id, data, method.redelivered))
 
     # Given a callback that runs while its connection breaks, so that its message cannot be acknowledged
     put(queue, "a")
@@ -276,17 +482,17 @@ async def test_what_ran_while_its_connection_broke_is_not_run_again(gate: Gate, 
     await until(lambda: ran)
     await asyncio.to_thread(broker.close_connections)
     broken.set()
-    with pytest.raises(pika.exceptions.AMQPError):  # what the consumer's own program hears of it
+    with pytest.raises(pika.exceptions.AMQPError):  # raised in the consumer's program
         await consuming
-    await counted(gate, handled=1)
+    await wait_for_counts(gate, handled=1)
     # When another consumer gets the message
     async with blocking(gate, broker, queue.name, body):
-        # Then it is known to be done
-        await counted(gate, duplicate=1)
+        # Then it is a duplicate
+        await wait_for_counts(gate, duplicate=1)
     assert ran == ["a"]
 
 
-async def test_what_aio_pika_cancelled_runs_again_without_waiting_for_a_lease(
+async def test_a_message_of_a_cancelled_callback_runs_again_before_its_lease_ends(
     gate: Gate, broker: Any, queue: Any
 ) -> None:
     started: list[str] = []
@@ -305,8 +511,8 @@ async def test_what_aio_pika_cancelled_runs_again_without_waiting_for_a_lease(
         await until(lambda: not connection.connected.is_set())
     # When another consumer gets the message, it runs
     ran: list[str] = []
-    async with aio(gate, broker, queue.name, lambda message_id, _: ran.append(message_id)):
-        await counted(gate, handled=1)
+    async with aio(gate, broker, queue.name, lambda received: ran.append(received.message_id)):
+        await wait_for_counts(gate, handled=1)
     assert ran == ["a"]
 
 
@@ -322,11 +528,18 @@ def test_a_guarded_callback_keeps_its_name(gate: Gate) -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [({"pause": -1}, "pause"), ({"lease": 0}, "lease"), ({"retention": "x"}, "retention"), ({"scope": ""}, "scope"),
-     ({"max_attempts": 0}, "max_attempts")],
+     ({"max_attempts": 0}, "max_attempts"), ({"hold": 0}, "hold")],
 )  # fmt: skip
 def test_bad_options_are_named(gate: Gate, options: dict[str, Any], name: str) -> None:
     with pytest.raises(BadInput, match=f"^{name}="):
         guarded(gate, **options)(print)
+
+
+@pytest.mark.parametrize("name", ["lease", "pause"])
+def test_a_lease_or_pause_longer_than_the_hold_is_refused(gate: Gate, name: str) -> None:
+    with pytest.raises(BadInput, match=rf"^{name}='16m': is longer than hold='15m': .*hold='16m'.*consumer_timeout"):
+        guarded(gate, **{name: "16m"})
+    guarded(gate, **{name: "15m"})
 
 
 def test_a_generator_is_refused(gate: Gate) -> None:
