@@ -18,6 +18,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from hypothesis import settings
 from idemgate import Gate
 from idemgate.core.acl import rule, user_name
 from idemgate.link.embedded import start
+from idemgate.link.sync import Waiter
 from idemgate.once.claim import Claim
 from idemgate.testing import Clock, audit
 from idemgate.topic.dead import Dead
@@ -199,6 +201,25 @@ class Awaited:
             return Awaited(result) if isinstance(result, Claim | Topic) else result
 
         return call
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an event sleeps for an hour. Only being woken ends that, so a test that goes on shows a
+    wake-up, however slow the machine is."""
+
+    def wait(self: Waiter, seconds: float) -> bool:
+        return waiter_wait(self, 3600)
+
+    async def woken(wake: asyncio.Event, seconds: float) -> None:
+        await wake.wait()
+        wake.clear()
+
+    waiter_wait = Waiter.wait
+    monkeypatch.setattr(Waiter, "wait", wait)
+    for module in ("idemgate.once.claim", "idemgate.once.guarded"):
+        monkeypatch.setattr(import_module(module), "woken", woken)
+    monkeypatch.setattr(import_module("idemgate.work.due"), "POLL", 3600.0)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
