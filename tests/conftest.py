@@ -63,8 +63,11 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def raw(url: str) -> Iterator[Any]:
-    """A plain client of the same server, to look at keys and to break things; replies have the shapes of RESP2."""
-    with redis.Redis.from_url(url.removesuffix("?protocol=3")) as client:
+    """A plain client of the same server, to look at keys and to break things; replies have the shapes of RESP2.
+
+    redis-py gives up after five seconds, also on a command that blocks for longer.
+    """
+    with redis.Redis.from_url(url.removesuffix("?protocol=3"), socket_timeout=60) as client:
         yield client
 
 
