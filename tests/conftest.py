@@ -18,6 +18,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from idemgate import Gate
 from idemgate.cli.acl_rules import rule, user_name
 from idemgate.guard.claim import Claim
 from idemgate.store.embedded.server import start
+from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
 from idemgate.topics.dead import Dead
 from idemgate.topics.topic import Topic
@@ -61,8 +63,11 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def raw(url: str) -> Iterator[Any]:
-    """A plain client of the same server, to look at keys and to break things; replies have the shapes of RESP2."""
-    with redis.Redis.from_url(url.removesuffix("?protocol=3")) as client:
+    """A plain client of the same server, to look at keys and to break things; replies have the shapes of RESP2.
+
+    redis-py gives up after five seconds, also on a command that blocks for longer.
+    """
+    with redis.Redis.from_url(url.removesuffix("?protocol=3"), socket_timeout=60) as client:
         yield client
 
 
@@ -220,6 +225,25 @@ class Awaited:
             return Awaited(result) if isinstance(result, Claim | Topic) else result
 
         return call
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an event sleeps for an hour. Only being woken ends that, so a test that goes on shows a
+    wake-up, however slow the machine is."""
+
+    def wait(self: Waiter, seconds: float) -> bool:
+        return waiter_wait(self, 3600)
+
+    async def woken(wake: asyncio.Event, seconds: float) -> None:
+        await wake.wait()
+        wake.clear()
+
+    waiter_wait = Waiter.wait
+    monkeypatch.setattr(Waiter, "wait", wait)
+    for module in ("idemgate.guard.claim", "idemgate.guard.decorator"):
+        monkeypatch.setattr(import_module(module), "woken", woken)
+    monkeypatch.setattr(import_module("idemgate.worker.poller"), "POLL", 3600.0)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

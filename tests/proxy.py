@@ -44,20 +44,20 @@ class Proxy:
 
     def cut_reply(self, word: bytes, times: int = 1) -> None:
         """The request reaches the server and is executed; its connection breaks instead of bringing the reply."""
-        self._toxics["cut", word] += times
+        self._plan("cut", word, times)
 
     def cut_reply_at(self, word: bytes, length: int) -> None:
         """As `cut_reply`, once, but that many bytes of the reply arrive before."""
         self._let_through = length
-        self._toxics["part", word] += 1
+        self._plan("part", word, 1)
 
     def reset_reply(self, word: bytes, times: int = 1) -> None:
         """As `cut_reply`, but the connection is reset (RST) rather than closed."""
-        self._toxics["reset", word] += times
+        self._plan("reset", word, times)
 
     def hold_request(self, word: bytes, times: int = 1) -> None:
         """As `drop_request`, but the request is still on its way somewhere, and arrives with `release`."""
-        self._toxics["hold", word] += times
+        self._plan("hold", word, times)
 
     def release(self) -> int:
         """What was held reaches the server, over connections that nobody reads; returns how many, when all ran."""
@@ -68,15 +68,15 @@ class Proxy:
 
     def double_request(self, word: bytes, times: int = 1) -> None:
         """A copy of the request reaches the server, and is executed, before the request itself does."""
-        self._toxics["double", word] += times
+        self._plan("double", word, times)
 
     def swallow_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server, and its connection stays open and silent from then on."""
-        self._toxics["swallow", word] += times
+        self._plan("swallow", word, times)
 
     def drop_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server; its connection breaks."""
-        self._toxics["drop", word] += times
+        self._plan("drop", word, times)
 
     @property
     def planned(self) -> int:
@@ -86,7 +86,8 @@ class Proxy:
 
     def heal(self) -> None:
         """Passes everything on again, at once."""
-        self._toxics.clear()
+        with self._lock:
+            self._toxics.clear()
         self.delay, self.black_hole, self.mute = 0.0, False, False
 
     def count(self, word: bytes) -> int:
@@ -192,6 +193,10 @@ class Proxy:
                 if cut.part is not None:
                     break
         self._part(client, server)
+
+    def _plan(self, toxic: str, word: bytes, times: int) -> None:
+        with self._lock:  # `_hit` iterates over the toxics in the threads of the connections
+            self._toxics[toxic, word] += times
 
     def _hit(self, toxic: str, data: bytes) -> bool:
         with self._lock:

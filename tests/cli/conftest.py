@@ -44,7 +44,7 @@ class Command:
                 return seen
         pytest.fail(f"it ended without saying {text!r}: {seen}{self.process.stderr.read()}")
 
-    def end(self, seconds: float = 40) -> tuple[int, str, str]:
+    def end(self, seconds: float = 60) -> tuple[int, str, str]:
         """Exit code, and the rest of stdout and stderr."""
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
@@ -69,7 +69,7 @@ class Command:
                 self.folders.update(FOLDER.findall(line))
         return found
 
-    def all_gone(self, seconds: float = 15) -> bool:
+    def all_gone(self, seconds: float = 60) -> bool:
         deadline = time.monotonic() + seconds
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -83,7 +83,7 @@ def test_a_worker_handles_and_ends_gracefully(start: Any, shop: str, theirs: Any
     # When it is asked to end
     worker.process.send_signal(signal.SIGTERM)
     # Then the order is finished and acknowledged, and what happened is in the log with its facts
-    code, out, err = worker.end(15)
+    code, out, err = worker.end(60)
     assert (code, out) == (0, "ended first\n")
     assert theirs.topic("orders").stats()["acked"] == 1
     assert re.search(r"INFO +idemgate\.worker worker\.started topics=\['orders'\] concurrency=32\n", err)
@@ -93,14 +93,14 @@ def test_a_worker_handles_and_ends_gracefully(start: Any, shop: str, theirs: Any
 def test_subscribers_run_beside_the_worker(start: Any, shop: str, raw: Any, namespace: str) -> None:
     # Given a worker whose gate listens to a channel
     worker = start("run", shop)
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not raw.publish(namespace, "second") and time.monotonic() < deadline:
         time.sleep(0.05)
     # Then what is published there is handled
     worker.read_until("ended second")
     # and Ctrl-C is a graceful end too
     worker.signal_group(signal.SIGINT)
-    code, _, err = worker.end(15)
+    code, _, err = worker.end(60)
     assert (code, "Traceback" in err) == (0, False)
 
 
@@ -112,7 +112,7 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(start: Any, shop: 
     # When the worker is asked to end
     worker.process.send_signal(signal.SIGTERM)
     # Then it does, and says what it cut short
-    code, _, err = worker.end(10)
+    code, _, err = worker.end(60)
     assert code == 1
     assert "worker.cut_short topic='stuck'" in err
     # and the message is left to its lease, not lost
@@ -129,7 +129,7 @@ def test_workers_may_divide_the_slots(start: Any, shop: str, theirs: Any, where:
     holders = asyncio.run(attendance(theirs, group)).holders
     worker.process.send_signal(signal.SIGTERM)
     # Then it had the topic's slot, and has left
-    code, _, err = worker.end(15)
+    code, _, err = worker.end(60)
     assert (code, list(holders)) == (0, [("orders", 0)])
     assert asyncio.run(attendance(theirs, group)).members == {}
     assert re.search(r"members\.joined .*members=1", err)
@@ -204,7 +204,7 @@ def test_bad_input_is_one_line(
 def test_a_store_that_is_away_is_one_line(start: Any, tmp_path: Path) -> None:
     app = SHOP.format(url="redis://127.0.0.1:1", namespace="x").replace("namespace=", "timeout=0.2, namespace=")
     (tmp_path / "app.py").write_text(app)
-    code, _, err = start("run", "app:gate", "--topic", "orders").end(15)
+    code, _, err = start("run", "app:gate", "--topic", "orders").end(60)
     assert (code, "Traceback" in err) == (1, False)
     assert re.fullmatch(r"idemgate: no answer from the store .*Connection.*", err.splitlines()[-1])
 
@@ -250,7 +250,7 @@ def test_a_server_in_the_foreground(start: Any, tmp_path: Path, number: signal.S
     # When it gets a signal
     server.process.send_signal(number)
     # Then it ends with it, and keeps the data
-    code, _, err = server.end(15)
+    code, _, err = server.end(60)
     assert (code, "Traceback" in err) == (0, False)
     assert not Path(address.removeprefix("unix://")).exists()
     assert (tmp_path / "data").is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
@@ -15,6 +16,8 @@ import pytest
 import redis
 
 from idemgate import Gate
+from idemgate.store import clients, sync
+from idemgate.store import reconnecting as line
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 
@@ -32,6 +35,25 @@ async def lasting(face: Any, entry: str, namespace: str) -> AsyncIterator[Any]:
     yield type(face)(made, face.awaiting)
     await made.aio.close()
     made.close()
+
+
+@pytest.fixture
+def outlive_lease(face: Any, clock: Clock) -> Callable[..., Any]:
+    """`await outlive_lease("k")`: moves the test clock past the lease of the keys, whose heartbeats follow.
+
+    Heartbeats are sent in real time, but a lease ends by the test clock. The clock moves half a lease at a time, and
+    only after a heartbeat has renewed the lease at the time before: no pause of this machine can end the lease.
+    """
+
+    async def outlive(*keys: str, lease: float = 0.3, **options: Any) -> None:
+        for _ in range(4):
+            clock.advance(lease / 2)
+            for key in keys:
+                while (record := await face.inspect(key, **options)).lease_left != pytest.approx(lease):
+                    assert record.state == "in_progress"
+                    await asyncio.sleep(0.002)
+
+    return outlive
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +74,27 @@ def wire(url: str, tmp_path: Path) -> Iterator[Wire]:
 
 
 @pytest.fixture
-async def wired(face: Any, wire: Wire, clock: Clock, namespace: str) -> AsyncIterator[Any]:
-    """As `face`, by way of `wire`; its time-out lets a store that is away be away soon, and a slow machine answer."""
-    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="4s")
+def no_late_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reply may take a minute: on a busy machine a call would else be sent, and counted, twice."""
+    for module in (clients, sync, line):
+        monkeypatch.setattr(module, "SOCKET_TIMEOUT", 60.0)
+
+
+@pytest.fixture
+async def wired(face: Any, wire: Wire, clock: Clock, namespace: str, no_late_replies: None) -> AsyncIterator[Any]:
+    """As `face`, by way of `wire`, on which no call is sent twice for a late reply."""
+    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="60s")
     yield type(face)(made, face.awaiting)
     wire.flowing.set()
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
+async def impatient(face: Any, wire: Wire, clock: Clock, namespace: str) -> AsyncIterator[Any]:
+    """As `wired`, for a store that is away: its calls are given up after four seconds."""
+    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="4s")
+    yield type(face)(made, face.awaiting)
     await made.aio.close()
     made.close()
 

@@ -319,43 +319,47 @@ async def test_a_claim_has_a_block_of_its_own_inside(face: Any, gate: Gate) -> N
     assert await states(face, ["a", "b"]) == ["done", "released"]
 
 
-async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(lasting: Any) -> None:
+async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(
+    face: Any, gate: Gate, outlive_lease: Any
+) -> None:
     # Given a block that runs for longer than the lease
-    async with block(lasting, ["a", "b", "c"], lease="0.3s") as (a, b, c):
-        await lasting.complete_many([(a, 1)])
-        await asyncio.sleep(0.5)
+    async with block(face, ["a", "b", "c"], lease="0.3s") as (a, b, c):
+        await face.complete_many([(a, 1)])
+        await outlive_lease("b", "c")
         # Then what it holds is kept alive, and what it has ended is no loss
-        assert [claim.state for claim in await lasting.claim_many(["a", "b", "c"])] == [
+        assert [claim.state for claim in await face.claim_many(["a", "b", "c"])] == [
             "done",
             "in_progress",
             "in_progress",
         ]
         assert not any(claim.lease_lost for claim in (a, b, c))
-        assert lasting.gate.counters["once.lease_lost_while_running"] == 0
+        assert gate.counters["once.lease_lost_while_running"] == 0
     # And afterwards nothing does
-    assert not lasting.gate.pulse._beats
+    assert not gate.pulse._beats
 
 
-async def test_a_claim_that_is_lost_while_the_block_runs_says_so(lasting: Any) -> None:
-    async with block(lasting, ["a", "b"], lease="0.3s") as (a, b):
-        await lasting.forget("a", force=True)
+async def test_a_claim_that_is_lost_while_the_block_runs_says_so(face: Any, gate: Gate) -> None:
+    async with block(face, ["a", "b"], lease="0.3s") as (a, b):
+        await face.forget("a", force=True)
         async with asyncio.timeout(30):
             while not a.lease_lost:
                 await asyncio.sleep(0.005)
         assert not b.lease_lost
-        assert await lasting.complete_many([(a, 1), (b, 2)]) == [False, True]
-    assert lasting.gate.counters["once.lease_lost_while_running"] == 1
+        assert await face.complete_many([(a, 1), (b, 2)]) == [False, True]
+    assert gate.counters["once.lease_lost_while_running"] == 1
 
 
-async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_then_on(lasting: Any) -> None:
-    owner = await lasting.claim("k")
-    async with block(lasting, ["k"], lease="0.3s") as (claim,):
+async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_then_on(
+    face: Any, outlive_lease: Any
+) -> None:
+    owner = await face.claim("k")
+    async with block(face, ["k"], lease="0.3s") as (claim,):
         await owner.release()
-        wait = claim.wait if lasting.awaiting else lambda seconds: asyncio.to_thread(claim.wait, seconds)
-        assert await wait("10s") == "started"
-        await asyncio.sleep(0.4)
-        assert not (await lasting.claim("k")).started
-    assert await states(lasting, ["k"]) == ["released"]
+        wait = claim.wait if face.awaiting else lambda seconds: asyncio.to_thread(claim.wait, seconds)
+        assert await wait("60s") == "started"
+        await outlive_lease("k")
+        assert not (await face.claim("k")).started
+    assert await states(face, ["k"]) == ["released"]
 
 
 async def test_an_awaiting_batch_has_to_be_awaited(gate: Gate) -> None:
@@ -404,39 +408,39 @@ def _as(gate: Gate, user: str) -> str:
     return f"redis://{user}:secret@{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
 
 
-async def test_a_store_that_is_away_is_said_once(wired: Any, wire: Any) -> None:
-    claims = await wired.claim_many(["a", "b", "c"])
+async def test_a_store_that_is_away_is_said_once(impatient: Any, wire: Any) -> None:
+    claims = await impatient.claim_many(["a", "b", "c"])
     wire.cut()
     with pytest.raises(StoreUnavailable):
-        await wired.claim_many(["d", "e", "f"])
+        await impatient.claim_many(["d", "e", "f"])
     with pytest.raises(StoreUnavailable):
-        await wired.complete_many([(claim, 1) for claim in claims])
+        await impatient.complete_many([(claim, 1) for claim in claims])
     wire.mend()
     # What could not be completed can be completed again
-    assert await wired.complete_many([(claim, 1) for claim in claims]) == [True] * 3
+    assert await impatient.complete_many([(claim, 1) for claim in claims]) == [True] * 3
 
 
-async def test_what_left_a_block_is_not_hidden_by_a_store_that_is_away(wired: Any, wire: Any) -> None:
+async def test_what_left_a_block_is_not_hidden_by_a_store_that_is_away(impatient: Any, wire: Any) -> None:
     # When the body of a block raises, or is cancelled, while the store is away
     for error in (ValueError("the body's own"), asyncio.CancelledError()):
         with pytest.raises(type(error)) as left:
-            async with block(wired, ["a", "b"]):
+            async with block(impatient, ["a", "b"]):
                 wire.cut()
                 raise error
         # Then that is what the caller gets, and what could not be given back is counted
         assert left.value is error
         wire.mend()
-        await wired.forget("a", force=True)
-        await wired.forget("b", force=True)
-    assert wired.gate.counters["once.unreleased"] == 4
+        await impatient.forget("a", force=True)
+        await impatient.forget("b", force=True)
+    assert impatient.gate.counters["once.unreleased"] == 4
 
 
-async def test_a_single_block_hides_nothing_either(wired: Any, wire: Any) -> None:
+async def test_a_single_block_hides_nothing_either(impatient: Any, wire: Any) -> None:
     error = ValueError("the body's own")
     with pytest.raises(ValueError, match="own") as left:
-        await _raised_inside(wired, wire, error)
+        await _raised_inside(impatient, wire, error)
     assert left.value is error
-    assert wired.gate.counters["once.unreleased"] == 1
+    assert impatient.gate.counters["once.unreleased"] == 1
 
 
 async def _raised_inside(face: Any, wire: Any, error: Exception) -> None:

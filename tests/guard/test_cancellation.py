@@ -14,9 +14,9 @@ from idemgate.testing import Clock
 
 
 @pytest.fixture
-async def gate(wire: Any, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
-    """A gate whose replies can be held back."""
-    made = Gate(wire.url, namespace=namespace, clock=clock)
+async def gate(wire: Any, namespace: str, clock: Clock, no_late_replies: None) -> AsyncIterator[Gate]:
+    """A gate whose replies can be held back, and which waits for them: closing it shows how every call ended."""
+    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="60s")
     await made.aio.inspect("warm")
     yield made
     wire.flowing.set()

@@ -21,6 +21,7 @@ from idemgate import (
     StoreUnavailable,
     current,
 )
+from idemgate.testing import Clock
 
 
 @pytest.fixture
@@ -188,43 +189,51 @@ async def test_everything_else_says_that_the_store_is_away(nowhere: Any) -> None
 # -- gone while the work ran ------------------------------------------------------------------------------------------
 
 
-async def test_a_result_that_cannot_be_recorded_is_given_all_the_same_and_counted(wired: Any, wire: Any) -> None:
+async def test_a_result_that_cannot_be_recorded_is_given_all_the_same_and_counted(impatient: Any, wire: Any) -> None:
     # Given a store that goes away while the work runs
-    @wired.once(key="{k}", scope="s", lease="0.2s")
+    @impatient.once(key="{k}", scope="s", lease="0.2s")
     def handle(k: str) -> str:
         wire.cut()
         return "the effect happened"
 
     # When it ends, its caller must not run it again
     assert await handle("x") == "the effect happened"
-    assert (wired.gate.counters["once.unsaved"], wired.gate.counters["once.completed"]) == (1, 0)
+    assert (impatient.gate.counters["once.unsaved"], impatient.gate.counters["once.completed"]) == (1, 0)
     # Then what the store knows is that it was started
     wire.mend()
-    assert (await wired.inspect("x", scope="s")).state == "in_progress"
+    assert (await impatient.inspect("x", scope="s")).state == "in_progress"
 
 
-async def test_a_failure_that_cannot_be_recorded_is_raised_all_the_same_and_counted(wired: Any, wire: Any) -> None:
-    @wired.once(key="{k}", scope="s", lease="0.2s")
+async def test_a_failure_that_cannot_be_recorded_is_raised_all_the_same_and_counted(impatient: Any, wire: Any) -> None:
+    @impatient.once(key="{k}", scope="s", lease="0.2s")
     def handle(k: str) -> str:
         wire.cut()
         raise ValueError("of the work")
 
     with pytest.raises(ValueError, match="of the work"):
         await handle("x")
-    assert wired.gate.counters["once.unsaved"] == 1
+    assert impatient.gate.counters["once.unsaved"] == 1
 
 
-async def test_a_result_is_recorded_when_the_store_comes_back_within_the_lease(wired: Any, wire: Any) -> None:
-    @wired.once(key="{k}", scope="s", lease="30s")
+async def test_a_result_is_recorded_when_the_store_comes_back_within_the_lease(
+    face: Any, wire: Any, clock: Clock, namespace: str
+) -> None:
+    # Given a gate that gives up on a call after a second, and the store, which is away for longer while a run ends
+    hasty = type(face)(Gate(wire.url, namespace=namespace, clock=clock, timeout="1s"), face.awaiting)
+
+    @hasty.once(key="{k}", scope="s", lease="60s")
     def handle(k: str) -> str:
         wire.cut()
-        threading.Timer(2.5, wire.mend).start()
+        threading.Timer(1.5, wire.mend).start()
         return "result"
 
-    # The gate gives up on a call after 2 s, but the end of a run has as long as its lease.
+    await face.inspect("x", scope="s")
+    # Then the end of the run is recorded: it has as long as its lease
     assert await handle("x") == "result"
-    assert wired.gate.counters["once.completed"] == 1
-    assert (await wired.inspect("x", scope="s")).state == "done"
+    assert hasty.gate.counters["once.completed"] == 1
+    assert (await face.inspect("x", scope="s")).state == "done"
+    await hasty.gate.aio.close()
+    hasty.gate.close()
 
 
 # -- no store at all --------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Processes to kill, and how many of them.
 
 The suite kills at every fail point once or a few times, in seconds. `IDEMGATE_KILLS=2000` kills about that many
-processes a test more, at the same places and at random moments, and prints what it found: `pytest tests/resilience -s -n
-2`.
+processes a test more, at the same places and at random moments, and prints what it found:
+`pytest tests/resilience -s -n 2`.
 
 Every namespace that a test makes is audited at its end, while its servers are up. Where none of them is any more, the
 test asks by itself (`sound`); where that cannot be, it says why: `@pytest.mark.unaudited("...")`.

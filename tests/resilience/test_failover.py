@@ -61,7 +61,7 @@ def test_with_replicas_asked_for_nothing_that_was_acknowledged_is_lost(
 ) -> None:
     with pair(tmp_path / "p") as two:
         gate = Gate(two.urls[0], namespace=namespace, durability="replicas", timeout="200ms")
-        topic, sure, refused = gate.topic("t"), [], Counter[str]()
+        topic, sure, refused, cut = gate.topic("t"), [], Counter[str](), threading.Event()
 
         def work(part: int) -> None:
             for number in range(part, 10_000, 4):
@@ -72,6 +72,8 @@ def test_with_replicas_asked_for_nothing_that_was_acknowledged_is_lost(
                     topic.trigger(key, 1, event_id=key)
                     sure.append(key)
                 except NotDurable as error:
+                    if not cut.is_set():  # a replica on a busy machine
+                        continue
                     refused[error.executed] += 1
                     if refused.total() >= max(8, kills // 10):
                         return
@@ -85,6 +87,7 @@ def test_with_replicas_asked_for_nothing_that_was_acknowledged_is_lost(
         wait_for(lambda: len(sure) >= 100)
         # When the link to the replica is cut among their calls, and the replica takes the primary's place
         two.cut()
+        cut.set()
         for one in callers:
             one.join(120)
         two.promote()

@@ -53,7 +53,11 @@ PLAIN = pytest.mark.damages("undecodable")
 
 
 class Theatre:
-    """Two stages of each play, on gates of one clock: a quiet one, and one behind a proxy."""
+    """Two stages of each play, on gates of one clock: a quiet one, and one behind a proxy.
+
+    A call that loses a reply has to be sent again. With the gate's default time-out a busy machine could use up the
+    deadline before the second try; a minute leaves the answer to the link alone.
+    """
 
     def __init__(self, url: str, namespace: str, proxy: Proxy) -> None:
         self.url, self.namespace, self.proxy = url, namespace, proxy
@@ -61,7 +65,7 @@ class Theatre:
         self.link = "blocking"
 
     def opened(self, name: str, url: str, clock: Clock) -> tuple[Gate, Play]:
-        gate = Gate(url, namespace=f"{self.namespace}-{next(self.numbers)}", clock=clock)
+        gate = Gate(url, namespace=f"{self.namespace}-{next(self.numbers)}", clock=clock, timeout="60s")
         return gate, PLAYS[name](gate, clock)
 
     async def both(self, name: str) -> tuple[tuple[Gate, Play], tuple[Gate, Play]]:

@@ -34,8 +34,8 @@ from tests.scripts.states import (
     ask_theirs,
 )
 
-READS = {"topics/peek", "topics/stats", "topics/dead", "topics/retell", "topics/policy", "topics/registry", "topics/audit",
-    "members/roll", "guard/inspect", "dedup/kept", "expiry/look"}  # fmt: skip
+READS = {"topics/peek", "topics/stats", "topics/dead", "topics/retell", "topics/policy", "topics/registry",
+    "topics/audit", "members/roll", "guard/inspect", "dedup/kept", "expiry/look"}  # fmt: skip
 TOLD = {
     "topics/trigger",
     "topics/settle",

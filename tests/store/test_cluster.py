@@ -115,26 +115,25 @@ async def test_compact_marks_are_spread_over_all_nodes(face: Face, on_nodes: Any
     assert all(on_nodes())
 
 
+@pytest.mark.usefixtures("no_polls")
 async def test_a_waiting_claim_is_woken_across_nodes(face: Face, ports: list[int]) -> None:
     # Given claims of several keys, on whichever nodes, and others who wait for them
     for key in ("a", "b", "c", "d"):
         owner = await face.claim(key, lease="10s")
         waiter = await face.claim(key)
         assert waiter.state == "in_progress"
-        waiting = asyncio.create_task(waiter.wait("20s"))
+        waiting = asyncio.create_task(waiter.wait("1h"))
         await _heard_somewhere(face.gate.claims.key("claim", key)[0], ports)
         # When the owner completes
-        began = time.monotonic()
         assert await owner.complete("result")
-        # Then the other is told, at once rather than at its next poll
-        assert await waiting == "done"
-        assert time.monotonic() - began < 0.8
+        # Then the other is told, though it never polls
+        assert await asyncio.wait_for(waiting, 60) == "done"
         assert waiter.result == "result"
 
 
 async def _heard_somewhere(channel: bytes, ports: list[int]) -> None:
     """Until somebody has subscribed to the channel, at whichever node."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     with ExitStack() as stack:
         nodes = [stack.enter_context(redis.Redis(port=port)) for port in ports]
         while not any(node.pubsub_numsub(channel)[0][1] for node in nodes):
@@ -573,11 +572,11 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
     if ask.awaiting:
         async with ask.gate.aio.link.waiting(b"c") as event:
             await ask.command("PUBLISH", b"c", b"x")
-            await asyncio.wait_for(event.wait(), 5)
+            await asyncio.wait_for(event.wait(), 60)
     else:
         with ask.gate.link.waiting(b"c") as waiter:
             await ask.command("PUBLISH", b"c", b"x")
-            assert waiter.wait(5)
+            assert waiter.wait(60)
 
 
 async def test_an_unknown_service_is_not_executed(asker: Any, watched: tuple[int, int]) -> None:

@@ -439,7 +439,7 @@ def test_a_server_left_without_supervisor_is_shut_down_first(program: str, tmp_p
     # When somebody uses the directory
     with embedded.start(str(tmp_path)) as server:
         # Then the old server has written its file and gone before the new one started
-        assert left.wait(timeout=5) == 0
+        assert left.wait(timeout=60) == 0
         assert ask(server.url, "GET", "k") == "v"
 
 

@@ -38,7 +38,8 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ending needs no token": (
         "one key", "topics/settle", "if not d or d[1] ~= given[2 * i] then", "if not d then"),
     "a key in flight is scheduled": (
-        "one key", "topics/trigger", 'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
+        "one key", "topics/trigger",
+        'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
     "a take is not remembered": ("one key", "topics/take", "if given then", "if false then"),
     "a trigger is not remembered": ("one key", "topics/trigger", "if given then", "if false then"),
     "what is behind is forgotten": ("one key", "topics/settle", "if behind[key] then", "if false then"),

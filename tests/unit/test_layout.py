@@ -168,9 +168,7 @@ def test_folders_and_modules_stay_small(sources: dict[str, str]) -> None:
         pytest.param("lua/__init__.py", "from idemgate import core", id="a package by its name"),
         pytest.param("topics/topic.py", "from idemgate.guard import claim", id="beside"),
         pytest.param("topics/topic.py", "def f():\n    from idemgate.guard import claim", id="beside, lazily"),
-        pytest.param(
-            "guard/claim.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="upward for a type"
-        ),
+        pytest.param("guard/claim.py", "if TYPE_CHECKING:\n    from idemgate.gate import Gate", id="upward for a type"),
         pytest.param("worker/worker.py", "try:\n    import redis.asyncio as r\nexcept ImportError: ...", id="redis"),
         pytest.param("gate.py", "import hiredis", id="hiredis outside the store"),
         pytest.param("store/sync.py", "import msgpack", id="msgpack outside core"),

