@@ -50,8 +50,9 @@ def _guard(gate: Gate, tag: str, plan: Plan) -> None:
     gate.release_many(claims[1::2])
     gate.claim_many([key + "-batch" for key in keys])
     gate.first_many(keys, "24h")
-    gate.first_many(keys, "24h", compact=True)
-    gate.keep_many([(key, "sixteen bytes...") for key in keys], "24h")
+    dedup = gate.dedup("s", "24h")
+    dedup.add_many(keys)
+    dedup.get_or_set_many([(key, "sixteen bytes...") for key in keys])
 
 
 def _results(gate: Gate, tag: str, plan: Plan) -> None:
@@ -150,11 +151,11 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
 
 
 def _turning(gate: Gate, calls: Any, verb: str, n: int) -> None:
-    held = gate.link.run(calls.take(0, BATCH)).deliveries
+    held = gate.context.link.run(calls.take(0, BATCH)).deliveries
     many = min(BATCH, most_of([Settlement(verb, one) for one in held]))
     for _ in range(n // many):
         endings = [Settlement(verb, one) for one in held[:many]]
-        held = held[many:] + gate.link.run(calls.turn(0, endings, many)).taken.deliveries
+        held = held[many:] + gate.context.link.run(calls.turn(0, endings, many)).taken.deliveries
 
 
 def _note(server: Any, found: dict[str, Row], of: str) -> None:

@@ -14,6 +14,7 @@ from benchmarks.plan import Plan
 from benchmarks.server import port_of, started, used_memory
 from idemgate import Gate, Trigger
 from idemgate.store.embedded.server import start
+from tests.claims import claims_of
 
 __all__ = ["run"]
 
@@ -30,8 +31,8 @@ def run(plan: Plan) -> list[Row]:
         url = f"redis://127.0.0.1:{port_of(server)}/0"
         with Gate(url, namespace="bench") as gate:
             rows = [_grown(server, who, keep, n) for who, keep in _kinds(gate, server).items()]
-            rows.append(_grown(server, "idemgate, compact", lambda n: _compact(gate, n), many))
-            rows.append(_grown(server, "idemgate, compact, 16-byte result", lambda n: _kept(gate, n), many))
+            rows.append(_grown(server, "idemgate, compact", lambda n: _dedup_ids(gate, n), many))
+            rows.append(_grown(server, "idemgate, compact, 16-byte result", lambda n: _dedup_values(gate, n), many))
             rows.append(_grown(server, "idemgate, event id of a topic", lambda n: _events(gate, server, n), many))
             rows.append(_grown(server, "idemgate, a pending message", lambda n: _pending(gate, server, n), n))
             rows.append(_grown(server, "idemgate, a message in flight", lambda n: _in_flight(gate, server, n), n))
@@ -77,23 +78,25 @@ def _kinds(gate: Gate, server: Any) -> dict[str, Callable[[int], object]]:
 def _bare(gate: Gate, server: Any, keep: Callable[[int], object], n: int) -> None:
     """Keys and values as long as those of that kind, and nothing else of it."""
     keep(1)
-    name = gate.claims.key("o", f"order:{0:015}")[0].decode()
+    name = claims_of(gate).key("o", f"order:{0:015}")[0].decode()
     value = "x" * server.strlen(name)
     for number in range(n):
         server.set(f"{name[:-16]}{number:015}}}", value, px=86_400_000)
 
 
-def _compact(gate: Gate, n: int) -> None:
-    """Many more than of the others: these are for many, and share pages."""
+def _dedup_ids(gate: Gate, n: int) -> None:
+    """Add many more ids than of the other kinds: they share pages."""
+    dedup = gate.dedup("o", "24h")
     for at in range(0, n, 1_000):
         ids = (f"order:{number:015}" for number in range(at, at + 1_000))
-        gate.first_many(ids, "24h", scope="o", compact=True)
+        dedup.add_many(ids)
 
 
-def _kept(gate: Gate, n: int) -> None:
+def _dedup_values(gate: Gate, n: int) -> None:
+    dedup = gate.dedup("o", "24h")
     for at in range(0, n, 1_000):
         pairs = ((f"order:{number:015}", SMALL) for number in range(at, at + 1_000))
-        gate.keep_many(pairs, "24h", scope="o")
+        dedup.get_or_set_many(pairs)
 
 
 def _events(gate: Gate, server: Any, n: int) -> None:

@@ -25,6 +25,7 @@ from idemgate.topics.calls import MANY, Settlement
 from idemgate.topics.messages import Turned, listed
 from idemgate.worker.consumer import BATCH, Held
 from idemgate.worker.handler import ran
+from tests.claims import claims_of
 
 __all__ = ["run"]
 
@@ -58,7 +59,7 @@ def _cost(piece: Callable[[], object], plan: Plan, batch: int) -> float:
 
 
 def _guard(gate: Gate) -> Pieces:
-    claims, codec = gate.claims, gate.codec
+    claims, codec = claims_of(gate), gate.context.codec
     record, owner = claims.key("sync", "order:123456"), token()
     claim = claims.claim(record, owner, 30_000, 86_400_000)
     words = ("EVALSHA", claim.script.sha, 1, *claim.keys, *claim.args)
@@ -85,7 +86,7 @@ def _sent(gate: Gate, ask: Ask) -> Pieces:
     return {
         "a `Trigger` of each pair": lambda: listed(pairs),
         "checking it: key, time, what else it asks for; its payload packed": lambda: [*map(calls.checked, found)],
-        "of that: packing the payload": lambda: [gate.codec.encode(one.payload) for one in found],
+        "of that: packing the payload": lambda: [gate.context.codec.encode(one.payload) for one in found],
         "the slot of its key, where a topic has several": lambda: [keys.slot_of(one[3], 8) for one in checked],
         "building the call": lambda: calls.put_many(checked),
         "packing the call's words (hiredis)": lambda: request(call),
@@ -129,7 +130,7 @@ def _payloads(turned: Turned) -> list[Any]:
 
 def _heard(gate: Gate, ask: Ask, call: Call[Any]) -> bytes:
     """The reply to a call of a script that the server may not know yet."""
-    gate.link.command("SCRIPT", "LOAD", call.script.text)
+    gate.context.link.command("SCRIPT", "LOAD", call.script.text)
     return ask(request(call))
 
 

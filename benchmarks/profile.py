@@ -146,7 +146,7 @@ def _taken(gate: Gate) -> Iterator[tuple[str, Work]]:
     def turns() -> None:
         for _ in range(N // BATCH):
             endings = [Settlement("ack", one) for one in held.pop(0)]
-            held.append(gate.link.run(calls.turn(0, endings, BATCH)).taken.deliveries)
+            held.append(gate.context.link.run(calls.turn(0, endings, BATCH)).taken.deliveries)
 
     def ended() -> None:
         for _ in range(N // 100):

@@ -5,35 +5,36 @@ from __future__ import annotations
 
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.dedup.calls import Kept
+from idemgate.dedup.calls import DedupValue
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     AttemptsExhausted,
-    BadInput,
     Bury,
-    Failed,
-    ForeignData,
+    ClaimRejected,
+    DecodeError,
     IdemgateError,
+    InvalidArgument,
     KeyReused,
     LeaseLost,
+    NoCurrentExecution,
     NotConfigured,
-    NotDecodable,
     NotDurable,
-    NotInside,
     OutcomeUnknown,
     Overloaded,
+    PartialFailure,
     PolicyChanged,
-    Refused,
     ReplayedFailure,
     ResultUnavailable,
     Retry,
+    ServerRejected,
     StoreError,
-    StoreRefused,
     StoreUnavailable,
     TopicInUse,
+    UnexpectedData,
 )
-from idemgate.gate import AioGate, Gate, default_gate
+from idemgate.gate import Gate, default_gate
+from idemgate.gate_aio import AioGate
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import AioClaim, Claim
@@ -45,7 +46,7 @@ from idemgate.topics.decorator import Merged
 from idemgate.topics.merge import Merge, append, union
 from idemgate.topics.messages import DeadLetter, Delivery, Message, Peek, Receipt, Stats, Trigger
 from idemgate.topics.registry import StoredTopic
-from idemgate.topics.reshard import Forgotten, Progress, Resized
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult
 from idemgate.topics.topic import AioTopic, Topic
 
 __version__ = "0.1.0"
@@ -61,20 +62,20 @@ __all__ = [
     "Announcement",
     "AttemptsExhausted",
     "BackoffPolicy",
-    "BadInput",
     "Bury",
     "Claim",
     "ClaimBatch",
+    "ClaimRejected",
     "DeadLetter",
+    "DecodeError",
+    "DedupValue",
+    "DeletedTopic",
     "Delivery",
     "Duration",
     "Execution",
-    "Failed",
-    "ForeignData",
-    "Forgotten",
     "Gate",
     "IdemgateError",
-    "Kept",
+    "InvalidArgument",
     "KeyReused",
     "LeaseLost",
     "Member",
@@ -82,32 +83,32 @@ __all__ = [
     "Merge",
     "Merged",
     "Message",
+    "NoCurrentExecution",
     "NotConfigured",
-    "NotDecodable",
     "NotDurable",
-    "NotInside",
     "OutcomeUnknown",
     "Overloaded",
+    "PartialFailure",
     "Peek",
     "PolicyChanged",
-    "Progress",
     "Receipt",
     "Record",
     "RedisMembership",
-    "Refused",
     "ReplayedFailure",
-    "Resized",
+    "ReshardProgress",
+    "ReshardResult",
     "ResultUnavailable",
     "Retry",
     "Roll",
+    "ServerRejected",
     "Stats",
     "StoreError",
-    "StoreRefused",
     "StoreUnavailable",
     "StoredTopic",
     "Topic",
     "TopicInUse",
     "Trigger",
+    "UnexpectedData",
     "append",
     "current",
     "default_gate",

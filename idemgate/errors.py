@@ -1,8 +1,8 @@
 """Every error idemgate raises. One root; arranged by who can act on it; facts are fields, the text is derived from
 them.
 
-- `BadInput`: the caller passed something that can never work. Raised before anything is written.
-- `Refused`: the store answered, and the answer is no, for a reason that is part of normal life.
+- `InvalidArgument`: the caller passed something that can never work. Raised before anything is written.
+- `ClaimRejected`: the store answered, and the answer is no, for a reason that is part of normal life.
 - `StoreError`: the store, or the way to it, is at fault.
 """
 
@@ -17,28 +17,28 @@ __all__ = [
     "AlreadyDone",
     "AlreadyInProgress",
     "AttemptsExhausted",
-    "BadInput",
     "Bury",
-    "Failed",
-    "ForeignData",
+    "ClaimRejected",
+    "DecodeError",
     "IdemgateError",
+    "InvalidArgument",
     "KeyReused",
     "LeaseLost",
+    "NoCurrentExecution",
     "NotConfigured",
-    "NotDecodable",
     "NotDurable",
-    "NotInside",
     "OutcomeUnknown",
     "Overloaded",
+    "PartialFailure",
     "PolicyChanged",
-    "Refused",
     "ReplayedFailure",
     "ResultUnavailable",
     "Retry",
+    "ServerRejected",
     "StoreError",
-    "StoreRefused",
     "StoreUnavailable",
     "TopicInUse",
+    "UnexpectedData",
 ]
 
 
@@ -49,7 +49,7 @@ class IdemgateError(Exception):
 # -- the caller can mend it -------------------------------------------------------------------------------------------
 
 
-class BadInput(IdemgateError, ValueError):
+class InvalidArgument(IdemgateError, ValueError):
     """A value that can never work; nothing was written. `name` is the parameter, `value` what was passed."""
 
     def __init__(self, name: str, value: object, problem: str, fix: str) -> None:
@@ -76,7 +76,7 @@ class NotConfigured(IdemgateError):
     """No server was named, so there is nobody to coordinate with."""
 
 
-class NotInside(IdemgateError, RuntimeError):
+class NoCurrentExecution(IdemgateError, RuntimeError):
     """Something was asked that only a guarded function or a handler can be told."""
 
 
@@ -109,7 +109,7 @@ class TopicInUse(IdemgateError):
 # -- the store said no ------------------------------------------------------------------------------------------------
 
 
-class Refused(IdemgateError):
+class ClaimRejected(IdemgateError):
     """The store answered no. `key` is the idempotency key as the caller gave it."""
 
     def __init__(self, key: str, text: str) -> None:
@@ -117,7 +117,7 @@ class Refused(IdemgateError):
         self.key = key
 
 
-class AlreadyInProgress(Refused):
+class AlreadyInProgress(ClaimRejected):
     """Another owner is running this key. `retry_after`: seconds until its lease ends unless it is renewed."""
 
     def __init__(self, key: str, retry_after: float) -> None:
@@ -125,7 +125,7 @@ class AlreadyInProgress(Refused):
         self.retry_after = retry_after
 
 
-class AlreadyDone(Refused):
+class AlreadyDone(ClaimRejected):
     """The key is done and the guard was told to raise on duplicates. `result` is the stored result, or None."""
 
     def __init__(self, key: str, result: object = None) -> None:
@@ -133,7 +133,7 @@ class AlreadyDone(Refused):
         self.result = result
 
 
-class ResultUnavailable(Refused):
+class ResultUnavailable(ClaimRejected):
     """The key is done, but its result could not be stored, so there is nothing to replay. The work must not run
     again."""
 
@@ -142,7 +142,7 @@ class ResultUnavailable(Refused):
         self.why = why
 
 
-class ReplayedFailure(Refused):
+class ReplayedFailure(ClaimRejected):
     """The first run failed and its failure was stored (`on_error="store"`). `kind` and `text` describe that
     exception."""
 
@@ -152,14 +152,14 @@ class ReplayedFailure(Refused):
         self.text = text
 
 
-class KeyReused(Refused):
+class KeyReused(ClaimRejected):
     """Same key, other payload: the fingerprints differ. Nothing ran, no result is disclosed."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key, f"{key!r} was used before with another payload; use a new key for a new intent")
 
 
-class LeaseLost(Refused):
+class LeaseLost(ClaimRejected):
     """This owner's lease ended and its right is gone. `token` is the fencing token it held."""
 
     def __init__(self, key: str, token: int) -> None:
@@ -167,7 +167,7 @@ class LeaseLost(Refused):
         self.token = token
 
 
-class OutcomeUnknown(Refused):
+class OutcomeUnknown(ClaimRejected):
     """A former owner vanished and the guard holds (`on_lease_loss="hold"`): somebody must look, then `gate.resolve`."""
 
     def __init__(self, key: str, attempt: int, scope: str) -> None:
@@ -180,7 +180,7 @@ class OutcomeUnknown(Refused):
         self.scope = scope
 
 
-class AttemptsExhausted(Refused):
+class AttemptsExhausted(ClaimRejected):
     """The key was started `attempts` times without success and may not be started again within its retention."""
 
     def __init__(self, key: str, attempts: int, scope: str) -> None:
@@ -220,11 +220,11 @@ class NotDurable(StoreUnavailable):
         super().__init__(text, "yes")
 
 
-class StoreRefused(StoreError):
+class ServerRejected(StoreError):
     """The server answered with an error that repeating cannot mend (permission, configuration, script error)."""
 
 
-class ForeignData(StoreError):
+class UnexpectedData(StoreError):
     """A key of our namespace holds something we did not write: a wrong type or another version. Nothing was written.
 
     `redis_key` is that key, `problem` what is wrong with it. Where it is but one field or member, the text has the
@@ -249,7 +249,7 @@ def _removing(redis_key: str, text: str) -> str | None:
     return None
 
 
-class NotDecodable(StoreError):
+class DecodeError(StoreError):
     """Stored bytes cannot be turned back into a value; repeating cannot mend it. Nothing was written.
 
     They are not ours, damaged, of another version, over a limit, or not what the handler's annotation asks for:
@@ -281,7 +281,7 @@ class Overloaded(Retry):
     with an `Adaptive` limit lowers it when there are many of them."""
 
 
-class Failed(Exception):
+class PartialFailure(Exception):
     """Returned or raised by a topic's handler: of the merged payload only these items failed, the rest is done and not
     delivered again (elsewhere called batch item failures, or partial batch response).
 

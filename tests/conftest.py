@@ -179,6 +179,10 @@ class Face:
         made = self.gate.topic(name, **policy)
         return made.aio if self.awaiting else Awaited(made)
 
+    def dedup(self, scope: str, retention: Any) -> Any:
+        made = self.gate.dedup(scope, retention)
+        return made.aio if self.awaiting else Awaited(made)
+
     def once(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """`gate.once` on a plain function; the result is awaited. The awaiting flavour guards an `async def` with the
         same signature, whose body runs in a thread, so that a body may block in both."""

@@ -37,7 +37,7 @@ _FORGETS = "forgets a topic, which is an admin's"
 _AUDITS = "audits, which needs SCAN"
 _CHANNEL, _STREAM = "tests/worker/test_subscribers_channel.py", "tests/worker/test_subscribers_stream.py"
 PROGRAMS = {
-    "guard": Program(["tests/guard"], ["tests/guard/test_failures.py"]),
+    "guard": Program(["tests/guard", "tests/dedup"], ["tests/guard/test_failures.py"]),
     "producer,worker,viewer": Program(
         ["tests/topics"],
         ["tests/topics/test_priorities.py"],

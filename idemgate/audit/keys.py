@@ -13,7 +13,7 @@ from idemgate.audit.slot import LEASE_MS, Declared, far_token, moment, shown
 from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.codec import Codec
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 from idemgate.guard.record import stored
 
 __all__ = [
@@ -77,14 +77,14 @@ def _check_kept(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[F
             data.decode()
         else:
             codec.decode(data)
-    except (NotDecodable, UnicodeDecodeError) as error:
-        why = error.why if isinstance(error, NotDecodable) else "it is no text"
+    except (DecodeError, UnicodeDecodeError) as error:
+        why = error.why if isinstance(error, DecodeError) else "it is no text"
         mend = "leave it to its retention: who asks for it is told so; deleting the key lets the work run again"
         yield Finding("undecodable", name, f"its {_KEPT[kind]} cannot be decoded: {why}", mend)
 
 
 def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
-    """One page of a seen-set (`lua/lib/page.lua`): its head can be read, and it goes by itself."""
+    """One page of a dedup set (`lua/lib/page.lua`): its head can be read, and it goes by itself."""
     try:
         fields: Any = msgpack.unpackb(head or b"")
     except ValueError:
@@ -92,7 +92,7 @@ def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding
     numbers: list[Any] = fields if isinstance(fields, list) else []  # pyright: ignore[reportUnknownVariableType]
     whole = len(numbers) == 5 and numbers[0] == 1 and all(isinstance(one, int) and one >= 0 for one in numbers)
     if not whole:
-        yield Finding("undecodable", text(key), "it is no page of a seen-set: its head cannot be read")
+        yield Finding("undecodable", text(key), "it is no page of a dedup set: its head cannot be read")
     if left_ms < 0:
         yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
 

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import NoReturn, cast
 
 from idemgate.cli import acl, demo, doctor, run, server, topics
-from idemgate.errors import BadInput, IdemgateError, NotConfigured
+from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured
 
 __all__ = ["command_line", "main"]
 
@@ -75,4 +75,4 @@ def _complain(error: BaseException) -> int:
     if not isinstance(error, IdemgateError):
         raise error
     print(f"idemgate: {error}", file=sys.stderr)
-    return 2 if isinstance(error, BadInput | NotConfigured) else 1
+    return 2 if isinstance(error, InvalidArgument | NotConfigured) else 1

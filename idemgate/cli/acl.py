@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """0; raises BadInput for names and patterns that no rule can hold."""
+    """0; raises InvalidArgument for names and patterns that no rule can hold."""
     user = options.user or user_name(options.roles, options.namespace)
     words = rule(
         options.roles, options.namespace, user, keys=options.keys, channels=options.channels,

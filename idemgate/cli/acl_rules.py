@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from idemgate.core.keys import check_name, patterns
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.lua import commands, names
 
 __all__ = ["ROLES", "Role", "rule", "user_name"]
@@ -111,7 +111,7 @@ def rule(
 
     `keys` and `channels` are patterns of the user's own: what is forwarded to, streams, keys that expire. `cluster`:
     what a client of a cluster asks, too. `durable`: what a gate with `durability=` asks, too ("fsync" only with
-    `since_7_2`: the server knows what Redis 7.2 does). BadInput for what no rule can say.
+    `since_7_2`: the server knows what Redis 7.2 does). InvalidArgument for what no rule can say.
     """
     chosen = [_role(name) for name in roles]
     known = patterns(namespace)
@@ -136,7 +136,7 @@ def rule(
 
 def _role(name: str) -> Role:
     if name not in ROLES:
-        raise BadInput("role", name, "no such role", f"Use one of {', '.join(ROLES)}")
+        raise InvalidArgument("role", name, "no such role", f"Use one of {', '.join(ROLES)}")
     return ROLES[name]
 
 
@@ -146,5 +146,5 @@ def _needed(role: Role) -> set[str]:
 
 def _pattern(text: str, name: str) -> str:
     if not text or not text.isprintable() or any(char in text for char in " \"'"):
-        raise BadInput(name, text, "not a pattern that a rule can hold", "Use a glob without spaces and quotes")
+        raise InvalidArgument(name, text, "not a pattern that a rule can hold", "Use a glob without spaces and quotes")
     return text

@@ -7,7 +7,7 @@ import math
 import os
 
 from idemgate.core.durations import milliseconds
-from idemgate.errors import BadInput, NotConfigured
+from idemgate.errors import InvalidArgument, NotConfigured
 
 __all__ = ["add_namespace", "add_url", "count", "duration", "factor", "span", "url_of"]
 
@@ -46,7 +46,7 @@ def _seconds(text: str, *, zero: bool) -> float:
     number = _number(text)
     try:
         return milliseconds(text if number is None else number, "TIME", zero=zero) / 1000
-    except BadInput as error:
+    except InvalidArgument as error:
         raise argparse.ArgumentTypeError(f"{text!r} {error.problem}. {error.fix}") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["configure"]
 
@@ -22,7 +22,7 @@ class Facts(logging.Formatter):
 def configure(level: str = "INFO") -> None:
     """Everything of idemgate from `level`, the rest from WARNING. Leaves alone what the program configured itself.
 
-    `level`: a name of `logging`, in any case. Raises BadInput for another one.
+    `level`: a name of `logging`, in any case. Raises InvalidArgument for another one.
     """
     level = _known(level)
     root = logging.getLogger()
@@ -39,5 +39,5 @@ def configure(level: str = "INFO") -> None:
 def _known(level: str) -> str:
     names = logging.getLevelNamesMapping()
     if not isinstance(level, str) or level.upper() not in names:
-        raise BadInput("level", level, "no such level", f"Use one of {', '.join(names)}")
+        raise InvalidArgument("level", level, "no such level", f"Use one of {', '.join(names)}")
     return level.upper()

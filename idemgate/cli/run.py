@@ -14,7 +14,7 @@ from typing import Any
 
 from idemgate.cli import logs
 from idemgate.cli.arguments import count, span
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.membership.member import Membership
 
@@ -62,35 +62,37 @@ def work(options: argparse.Namespace) -> int:
 
 
 def gate_at(target: str) -> Gate:
-    """The gate that `package.module:name` (or `:name.of.it`) means; BadInput says which part of it is wrong."""
+    """The gate that `package.module:name` (or `:name.of.it`) means; InvalidArgument says which part of it is wrong."""
     found: Gate = found_at("MODULE:GATE", target, Gate, "Gate(...)")
     return found
 
 
 def membership_at(target: str | None) -> bool | Membership:
-    """The membership that is meant, or False for none; BadInput."""
+    """The membership that is meant, or False for none; InvalidArgument."""
     return target is not None and found_at("--members", target, Membership, "RedisMembership(gate)")
 
 
 def found_at(argument: str, target: str, kind: type, made: str) -> Any:
-    """What `package.module:name` means, which has to be of a kind; BadInput, which says how one is `made`.
+    """What `package.module:name` means, which has to be of a kind; InvalidArgument, which says how one is `made`.
 
     The current directory comes first in the search path. What the module itself raises when imported is not hidden.
     """
     name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in [*name.split("."), *path.split(".")]):
-        raise BadInput(argument, target, "not a module and a name in it", "Write it as shop.app:gate")
+        raise InvalidArgument(argument, target, "not a module and a name in it", "Write it as shop.app:gate")
     if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     _check_module(argument, target, name)
     found: object = importlib.import_module(name)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise BadInput(argument, target, f"module {name!r} has no {path!r}", _those_in(name, found, kind, made))
+            raise InvalidArgument(
+                argument, target, f"module {name!r} has no {path!r}", _those_in(name, found, kind, made)
+            )
         found = getattr(found, part)
     if not _is(found, kind):
         problem = f"{path!r} is of type {type(found).__name__}, not {kind.__name__}"
-        raise BadInput(argument, target, problem, _those_in(name, sys.modules[name], kind, made))
+        raise InvalidArgument(argument, target, problem, _those_in(name, sys.modules[name], kind, made))
     return found
 
 
@@ -104,7 +106,7 @@ def _check_module(argument: str, target: str, name: str) -> None:
             spec = find_spec(package)
         if spec is None:
             fix = f"Looked in {os.getcwd()} and in Python's path; cd to the project, or install it"  # noqa: PTH109
-            raise BadInput(argument, target, f"there is no module {package!r}", fix)
+            raise InvalidArgument(argument, target, f"there is no module {package!r}", fix)
 
 
 def _those_in(name: str, module: object, kind: type, made: str) -> str:

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from idemgate.cli.arguments import add_namespace, add_url, url_of
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.topics.registry import StoredTopic
-from idemgate.topics.reshard import Progress
+from idemgate.topics.reshard import ReshardProgress
 from idemgate.topics.topic import Topic
 
 __all__ = ["add_to"]
@@ -65,7 +65,7 @@ def listed(options: argparse.Namespace) -> int:
 
 
 def resized(options: argparse.Namespace) -> int:
-    """0 when it has that many slots. Raises BadInput, TopicInUse, StoreError."""
+    """0 when it has that many slots. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
         done = _known(gate, options.topic).reslot(options.slots, _telling())
     if done.before == done.after:
@@ -76,7 +76,7 @@ def resized(options: argparse.Namespace) -> int:
 
 
 def forgotten(options: argparse.Namespace) -> int:
-    """0 when it is gone. Raises BadInput, TopicInUse, StoreError."""
+    """0 when it is gone. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
         gone = _known(gate, options.topic).forget(discard=options.discard)
     print(f"{options.topic} is forgotten", end="")
@@ -90,15 +90,15 @@ def _known(gate: Gate, name: str) -> Topic:
     """Not one that this would make."""
     there = [one.name for one in gate.stored_topics()]
     if name not in there:
-        raise BadInput("TOPIC", name, "no such topic in the store", f"There are: {', '.join(there) or 'none'}")
+        raise InvalidArgument("TOPIC", name, "no such topic in the store", f"There are: {', '.join(there) or 'none'}")
     return gate.topic(name)
 
 
-def _telling() -> Callable[[Progress], None]:
+def _telling() -> Callable[[ReshardProgress], None]:
     """Says how far it is, at most once a second."""
     said = time.monotonic()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ReshardProgress) -> None:
         nonlocal said
         if time.monotonic() - said >= 1:
             said = time.monotonic()

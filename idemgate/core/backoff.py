@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, cast
 
 from idemgate.core.durations import LONGEST_MS, Duration, milliseconds
-from idemgate.errors import BadInput, IdemgateError
+from idemgate.errors import IdemgateError, InvalidArgument
 
 if TYPE_CHECKING:
     from tenacity.wait import wait_base
@@ -30,19 +30,19 @@ class Backoff(Protocol):
     def ms(self, attempt: int, error: BaseException | None = None) -> int:
         """Whole milliseconds (0 to 100 years) to wait after failed `attempt` (from 1); `error` is why.
 
-        Raises BadInput for attempt < 1, and when a tenacity strategy returns something that is no number
+        Raises InvalidArgument for attempt < 1, and when a tenacity strategy returns something that is no number
         of seconds.
         """
         ...
 
 
 def delays(policy: BackoffPolicy) -> Backoff:
-    """The compiled `backoff=`. Zero is a delay: at once. Raises BadInput for what is no policy."""
+    """The compiled `backoff=`. Zero is a delay: at once. Raises InvalidArgument for what is no policy."""
     if policy is None:
         return _FullJitter(1_000, 600_000)
     if isinstance(policy, (list, tuple)):
         if not policy:
-            raise BadInput("backoff", policy, "has no delays", 'Pass at least one, as in ["1s", "10s", "1m"]')
+            raise InvalidArgument("backoff", policy, "has no delays", 'Pass at least one, as in ["1s", "10s", "1m"]')
         return _Listed([milliseconds(delay, f"backoff[{at}]", zero=True) for at, delay in enumerate(policy)])
     if _is_strategy(policy):
         return _Tenacity(policy)
@@ -98,13 +98,13 @@ class _Tenacity:
 
     def _clamped(self, seconds: object) -> int:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):
-            raise BadInput("backoff", self._wait, f"returned {seconds!r}", "It has to return seconds")
+            raise InvalidArgument("backoff", self._wait, f"returned {seconds!r}", "It has to return seconds")
         return round(min(max(seconds, 0), LONGEST_MS / 1000) * 1000)  # tenacity's default maximum: 10^11 years
 
 
 def _checked(attempt: object) -> int:
     if isinstance(attempt, bool) or not isinstance(attempt, int) or attempt < 1:
-        raise BadInput("attempt", attempt, "is not an attempt", "The first attempt is 1")
+        raise InvalidArgument("attempt", attempt, "is not an attempt", "The first attempt is 1")
     return attempt
 
 

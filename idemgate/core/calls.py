@@ -8,14 +8,14 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.codec.decoding import BROKEN, not_ours
-from idemgate.errors import ForeignData, NotDecodable, StoreError
+from idemgate.errors import DecodeError, StoreError, UnexpectedData
 from idemgate.lua import Script, script
 
 __all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Each", "Elsewhere", "Moved", "Unfinished", "call", "text"]
 
 T = TypeVar("T")
 Arg = bytes | str | int
-OF_ONE_KEY = (ForeignData, NotDecodable)
+OF_ONE_KEY = (UnexpectedData, DecodeError)
 """Errors about what is stored under one key. All others of the store concern every call."""
 Reply = list[Any]
 """What a script answers: a status word, the server's time in ms, then what its header says; bytes and ints only."""
@@ -69,7 +69,7 @@ class Call(Generic[T]):
         self.framed = framed
 
     def answer(self, reply: Reply) -> T:
-        """What the caller gets for this reply. Raises ForeignData, Moved, Unfinished, or NotDecodable for what we never
+        """What the caller gets for this reply. Raises UnexpectedData, Moved, Unfinished, or DecodeError for what we never
         wrote."""
         try:
             if reply[0] != b"foreign":
@@ -81,12 +81,12 @@ class Call(Generic[T]):
         except BROKEN as error:
             raise not_ours(f"what {self.script.name} answers", error) from error
 
-    def _foreign(self, problem: bytes) -> ForeignData:
+    def _foreign(self, problem: bytes) -> UnexpectedData:
         # A script of many keys begins the text with the one at fault; a script of one key need not.
         for key in self.keys:
             if problem.startswith(key + b" "):
-                return ForeignData(text(key), text(problem[len(key) + 1 :]))
-        return ForeignData(text(self.keys[0]), text(problem))
+                return UnexpectedData(text(key), text(problem[len(key) + 1 :]))
+        return UnexpectedData(text(self.keys[0]), text(problem))
 
 
 _CLOSED = b"closed "
@@ -116,7 +116,7 @@ class Each(Call[Any], Generic[T]):
         self.common = common
 
     def answer(self, reply: Any) -> list[T | StoreError]:
-        """The answers in the order of the keys. Raises Unfinished, or NotDecodable for what we never wrote."""
+        """The answers in the order of the keys. Raises Unfinished, or DecodeError for what we never wrote."""
         try:
             replies = reply if len(self.keys) > 1 else [reply]
             found = [self._outcome(key, one) for key, one in zip(self.keys, replies, strict=False)]
@@ -131,7 +131,7 @@ class Each(Call[Any], Generic[T]):
         try:
             if reply[0] != b"foreign":
                 return self.read(reply)  # type: ignore[no-any-return]
-            return ForeignData(text(key), text(reply[2]))
+            return UnexpectedData(text(key), text(reply[2]))
         except BROKEN as error:
             return not_ours(f"what {self.script.name} answers", error)
 

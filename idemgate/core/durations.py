@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import isfinite
 from typing import TypeAlias
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "milliseconds"]
 
@@ -31,7 +31,7 @@ _TEXT = re.compile("".join(rf"(?:([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?){unit}(?![a-
 def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
     """`value` in whole milliseconds, to the nearest; `name` is the parameter to blame in the error.
 
-    Raises BadInput for anything that is not a duration, is negative, is zero (unless `zero`), lies
+    Raises InvalidArgument for anything that is not a duration, is negative, is zero (unless `zero`), lies
     between 0 and 1 ms (never rounded down to "no time at all"), or is longer than 100 years.
     """
     if type(value) is float and 0.002 < value < 1e6:  # most are, and the exact way takes twenty times as long
@@ -41,37 +41,37 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
             return int(ms) + (rest > 0.5)
     exact = _exact(value, name)
     if exact < 0:
-        raise BadInput(name, value, "is negative", "Pass a duration that lies ahead")
+        raise InvalidArgument(name, value, "is negative", "Pass a duration that lies ahead")
     if 0 < exact < 1:
-        raise BadInput(name, value, "is shorter than a millisecond", 'Pass at least 0.001 seconds, or "1ms"')
+        raise InvalidArgument(name, value, "is shorter than a millisecond", 'Pass at least 0.001 seconds, or "1ms"')
     if exact > LONGEST_MS:
-        raise BadInput(name, value, "is longer than 100 years", "Numbers are seconds, not milliseconds")
+        raise InvalidArgument(name, value, "is longer than 100 years", "Numbers are seconds, not milliseconds")
     if exact == 0 and not zero:
-        raise BadInput(name, value, "is zero", 'Pass at least 0.001 seconds, or "1ms"')
+        raise InvalidArgument(name, value, "is zero", 'Pass at least 0.001 seconds, or "1ms"')
     return round(exact)
 
 
 def instant(value: datetime, name: str) -> int:
     """An aware datetime as whole milliseconds since 1970 UTC, rounded down; exact, no floats in between.
 
-    Raises BadInput for naive datetimes (whose midnight would they mean?), for numbers, and for times
+    Raises InvalidArgument for naive datetimes (whose midnight would they mean?), for numbers, and for times
     before 1970 or, by UTC, after the year 9999, which could not be told again.
     """
     since = (_aware(value, name) - _EPOCH) // _MILLISECOND
     if since < 0:
-        raise BadInput(name, value, "lies before 1970", "Pass a time on this side of 1970-01-01 UTC")
+        raise InvalidArgument(name, value, "lies before 1970", "Pass a time on this side of 1970-01-01 UTC")
     if since > LATEST_MS:
-        raise BadInput(name, value, "lies after the year 9999 of UTC", "Pass a time that UTC has a date for")
+        raise InvalidArgument(name, value, "lies after the year 9999 of UTC", "Pass a time that UTC has a date for")
     return since
 
 
 def _aware(value: object, name: str) -> datetime:
     if not isinstance(value, datetime):
         fix = "Pass an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)"
-        raise BadInput(name, value, "is not a datetime", fix)
+        raise InvalidArgument(name, value, "is not a datetime", fix)
     if value.utcoffset() is None:
         fix = "Give it a zone: value.replace(tzinfo=UTC), or value.astimezone() if local time is meant"
-        raise BadInput(name, value, "is a naive datetime", fix)
+        raise InvalidArgument(name, value, "is a naive datetime", fix)
     return value
 
 
@@ -82,17 +82,17 @@ def _exact(value: object, name: str) -> Fraction | int:
     if isinstance(value, timedelta):
         return Fraction(value // timedelta(microseconds=1), 1000)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise BadInput(name, value, "is not a duration", _FIX)
+        raise InvalidArgument(name, value, "is not a duration", _FIX)
     if isinstance(value, int):
         return int(value) * 1000
     if not isfinite(value):
-        raise BadInput(name, value, "is not a finite number", _FIX)
+        raise InvalidArgument(name, value, "is not a finite number", _FIX)
     return Fraction(repr(float(value))) * 1000  # what was written: 0.001 is 1 ms, not a hair more
 
 
 def _parsed(text: str, name: str) -> Fraction:
     found = _TEXT.fullmatch(text)
     if found is None or found.lastindex is None:
-        raise BadInput(name, text, "is not a duration", _FIX)
+        raise InvalidArgument(name, text, "is not a duration", _FIX)
     numbers = zip(found.groups(), _UNITS.values(), strict=True)
     return sum((Fraction(number) * unit for number, unit in numbers if number is not None), Fraction(0))

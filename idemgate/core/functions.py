@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, get_type_hints
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["awaited", "hints_of", "qualified_name", "refuse_generator"]
 
@@ -16,10 +16,10 @@ def awaited(func: object) -> bool:
 
 
 def refuse_generator(func: object) -> None:
-    """BadInput for generator functions: they have not run when they return, so there is nothing to be done once."""
+    """InvalidArgument for generator functions: they have not run when they return, so there is nothing to be done once."""
     called = getattr(type(func), "__call__", None)  # noqa: B004
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (func, called)):
-        raise BadInput(
+        raise InvalidArgument(
             "function",
             getattr(func, "__qualname__", func),
             "a generator function returns before its body has run",

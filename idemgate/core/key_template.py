@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from idemgate.core.arguments import Args, Arguments, Find, Kwargs
 from idemgate.core.codec import digest
 from idemgate.core.key_text import check_encodes, text_of
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["FingerprintSpec", "KeySpec", "compile_fingerprint", "compile_key"]
 
@@ -38,7 +38,7 @@ class KeySpec(Protocol):
     """The key of one call. `instance` is what a method is bound to, and `args` then lack it; else None."""
 
     def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> str | bytes | int:
-        """Never empty. Raises BadInput naming the field, or TypeError where the function would too."""
+        """Never empty. Raises InvalidArgument naming the field, or TypeError where the function would too."""
         ...
 
 
@@ -52,7 +52,7 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
     """The compiled `key=`. A callable is called as the function is, `self` first; None takes all arguments.
 
     None means a hash of every argument, defaults filled in, without `self` or `cls`: arguments have to be
-    storable. Raises BadInput, naming the field and the parameters, for a template that cannot work with
+    storable. Raises InvalidArgument, naming the field and the parameters, for a template that cannot work with
     `func`.
     """
     if callable(spec):
@@ -60,7 +60,7 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
     if spec is None:
         return _bound(_AllArguments(_arguments(func, "key", spec)), func)
     if not isinstance(spec, str):
-        raise BadInput("key", spec, "is neither a template nor a callable", _LIKE)
+        raise InvalidArgument("key", spec, "is neither a template nor a callable", _LIKE)
     return _bound(_template(spec, _arguments(func, "key", spec)), func)
 
 
@@ -69,7 +69,7 @@ def compile_fingerprint(
 ) -> FingerprintSpec | None:
     """The compiled `fingerprint=`: parameters ("amount", "event[total]") or a callable; None for none.
 
-    The arguments named, or what the callable returns, have to be storable. Raises BadInput for unknown names.
+    The arguments named, or what the callable returns, have to be storable. Raises InvalidArgument for unknown names.
     """
     if spec is None:
         return None
@@ -77,7 +77,7 @@ def compile_fingerprint(
         return _bound(_CalledFingerprint(_sync(spec, "fingerprint")), func)
     names = [spec] if isinstance(spec, str) else list(spec)
     if not names:
-        raise BadInput("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
+        raise InvalidArgument("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
     arguments = _arguments(func, "fingerprint", spec)
     return _bound(_Fingerprint([_field(name, arguments, "fingerprint", spec) for name in names]), func)
 
@@ -100,7 +100,9 @@ class _Field:
                 value = value[step] if is_member else getattr(value, step)  # type: ignore[arg-type]
         except (LookupError, AttributeError, TypeError) as error:
             problem = f"has nothing there ({type(error).__name__}: {error})"
-            raise BadInput(self.name, value, problem, "Members are {event[id]}, attributes {event.id}") from error
+            raise InvalidArgument(
+                self.name, value, problem, "Members are {event[id]}, attributes {event.id}"
+            ) from error
         return value
 
     def text(self, instance: object, args: Args, kwargs: Kwargs) -> str:
@@ -180,9 +182,9 @@ class _AllArguments:
     def of(self, instance: object, args: Args, kwargs: Kwargs) -> str:
         try:
             return digest(self._arguments.all(instance, args, kwargs), name="arguments").hex()
-        except BadInput as error:
+        except InvalidArgument as error:
             fix = 'Name what identifies the work, as in key="{event[id]}": without key= every argument counts'
-            raise BadInput(error.name, error.value, error.problem, fix) from None
+            raise InvalidArgument(error.name, error.value, error.problem, fix) from None
 
 
 class _Fingerprint:
@@ -229,12 +231,12 @@ def _arguments(func: Callable[..., object], name: str, spec: object) -> Argument
         return Arguments(func)
     except (ValueError, TypeError) as error:
         fix = f"Pass a callable as {name}="
-        raise BadInput(name, spec, f"the parameters of {func!r} cannot be known ({error})", fix) from error
+        raise InvalidArgument(name, spec, f"the parameters of {func!r} cannot be known ({error})", fix) from error
 
 
 def _sync(spec: Callable[..., object], name: str) -> Callable[..., object]:
     if iscoroutinefunction(spec):
-        raise BadInput(
+        raise InvalidArgument(
             name, spec, "is a coroutine function", "Pass a plain function: it is called before anything waits"
         )
     return spec
@@ -249,11 +251,11 @@ def _template(template: str, arguments: Arguments) -> KeySpec:
             continue
         if options or conversion:
             problem = f"{{{written}}} has a format (after : or !), and two values could look the same in it"
-            raise BadInput("key", template, problem, "Leave the format out, or pass a callable")
+            raise InvalidArgument("key", template, problem, "Leave the format out, or pass a callable")
         parts.append((before, _field(written, arguments, "key", template)))
         before = ""
     if not parts:
-        raise BadInput("key", template, "has no field, so all messages would share one key", _LIKE)
+        raise InvalidArgument("key", template, "has no field, so all messages would share one key", _LIKE)
     if len(parts) == 1:
         one = _OneField if parts[0][1].path else _OneArgument
         return one(*parts[0], before)
@@ -264,7 +266,7 @@ def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None
     try:
         return list(Formatter().parse(template))
     except ValueError as error:
-        raise BadInput("key", template, f"is not a template ({error})", _LIKE) from None
+        raise InvalidArgument("key", template, f"is not a template ({error})", _LIKE) from None
 
 
 def _separator(between: str, template: str) -> str:
@@ -272,7 +274,9 @@ def _separator(between: str, template: str) -> str:
     for char in between:
         if not char.isalnum() and char != "%":
             return char
-    raise BadInput("key", template, "has fields that run into each other", 'Put ":" between them, as in "{a}:{b}"')
+    raise InvalidArgument(
+        "key", template, "has fields that run into each other", 'Put ":" between them, as in "{a}:{b}"'
+    )
 
 
 def _percent(char: str) -> str:
@@ -282,11 +286,15 @@ def _percent(char: str) -> str:
 def _field(written: object, arguments: Arguments, name: str, spec: object) -> _Field:
     found = _FIELD.fullmatch(written) if isinstance(written, str) else None
     if found is None:
-        raise BadInput(name, spec, f"{{{written}}} is not a field: fields start with the name of a parameter", _LIKE)
+        raise InvalidArgument(
+            name, spec, f"{{{written}}} is not a field: fields start with the name of a parameter", _LIKE
+        )
     find = arguments.find(found[1])
     if find is None:
         takes = ", ".join(arguments.names) or "none"
-        raise BadInput(name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}")
+        raise InvalidArgument(
+            name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}"
+        )
     return _Field(found[0], find, tuple(_step(step, name, spec) for step in _STEP.finditer(found[2])), name)
 
 
@@ -296,5 +304,5 @@ def _step(step: re.Match[str], name: str, spec: object) -> tuple[bool, str | int
     if attribute is None:
         return True, int(member) if member.isascii() and member.isdigit() else member
     if attribute.startswith("_") or not attribute.isidentifier():
-        raise BadInput(name, spec, f".{attribute} is not a public attribute", "Use a callable to reach it")
+        raise InvalidArgument(name, spec, f".{attribute} is not a public attribute", "Use a callable to reach it")
     return False, attribute

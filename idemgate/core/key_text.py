@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["check_encodes", "text_of"]
 
@@ -22,7 +22,7 @@ def text_of(value: object, name: str) -> str:
 
     Types are not told apart (7 and "7" are one key: JSON and form data spell the same number in two
     ways). bytes are read as UTF-8, so a key from Redis is the same decoded or not. Enums count by value,
-    aware datetimes by moment. Raises BadInput, blaming `name`, for None and "" (the empty key), bool,
+    aware datetimes by moment. Raises InvalidArgument, blaming `name`, for None and "" (the empty key), bool,
     float, containers and naive datetimes.
     """
     kind = type(value)
@@ -38,7 +38,7 @@ def check_encodes(key: str, name: str) -> str:
         try:
             key.encode()
         except UnicodeEncodeError:
-            raise BadInput(name, key, "holds half a surrogate pair", "Pass bytes, or repair the text") from None
+            raise InvalidArgument(name, key, "holds half a surrogate pair", "Pass bytes, or repair the text") from None
     return key
 
 
@@ -46,20 +46,22 @@ def _int_text(value: Any, name: str) -> str:
     try:
         return int.__repr__(value)
     except ValueError:  # Python refuses to write out thousands of digits
-        raise BadInput(name, f"int of {value.bit_length()} bits", "is too long for a key", "Use a hash of it") from None
+        raise InvalidArgument(
+            name, f"int of {value.bit_length()} bits", "is too long for a key", "Use a hash of it"
+        ) from None
 
 
 def _other_text(value: object, name: str) -> str:
     if isinstance(value, Enum):
         return text_of(value.value, name)
     if value is None or (isinstance(value, (str, bytes)) and not value):
-        raise BadInput(name, value, "makes an empty key", _NO_NAME)
+        raise InvalidArgument(name, value, "makes an empty key", _NO_NAME)
     if isinstance(value, bool):
-        raise BadInput(name, value, "is a bool, and two keys cannot tell messages apart", _KINDS)
+        raise InvalidArgument(name, value, "is a bool, and two keys cannot tell messages apart", _KINDS)
     for kind, write in _WRITERS:
         if isinstance(value, kind):
             return write(value, name)
-    raise BadInput(name, value, f"is a {type(value).__qualname__}, which does not name anything", _fix(value))
+    raise InvalidArgument(name, value, f"is a {type(value).__qualname__}, which does not name anything", _fix(value))
 
 
 def _fix(value: object) -> str:
@@ -74,22 +76,24 @@ def _bytes_text(value: bytes, name: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadInput(name, value, "is not UTF-8", "Use a callable that returns value.hex()") from None
+        raise InvalidArgument(name, value, "is not UTF-8", "Use a callable that returns value.hex()") from None
 
 
 def _decimal_text(value: Decimal, name: str) -> str:
     if not value.is_finite():
-        raise BadInput(name, value, "is not a finite number", _KINDS)
+        raise InvalidArgument(name, value, "is not a finite number", _KINDS)
     return str(value)
 
 
 def _datetime_text(value: datetime, name: str) -> str:
     if value.utcoffset() is None:
-        raise BadInput(name, value, "is a naive datetime", "Give it a zone: value.replace(tzinfo=UTC)")
+        raise InvalidArgument(name, value, "is a naive datetime", "Give it a zone: value.replace(tzinfo=UTC)")
     try:
         return value.astimezone(UTC).isoformat()
     except OverflowError:
-        raise BadInput(name, value, "has no such moment in UTC", "Pass a time well inside years 1 to 9999") from None
+        raise InvalidArgument(
+            name, value, "has no such moment in UTC", "Pass a time well inside years 1 to 9999"
+        ) from None
 
 
 _WRITERS: list[tuple[type, Callable[[Any, str], str]]] = [

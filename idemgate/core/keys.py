@@ -28,18 +28,19 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = [
     "Key",
     "Owner",
     "check_name",
     "check_scope",
+    "dedup_ids",
+    "dedup_values",
     "digest",
     "event",
     "heirs",
     "is_ours",
-    "kept",
     "members",
     "outbox",
     "owner_of",
@@ -47,7 +48,6 @@ __all__ = [
     "patterns",
     "raw",
     "record",
-    "seen",
     "slot",
     "slot_of",
     "slot_of_event",
@@ -85,15 +85,15 @@ _SAFE = "_.@:/+=,-"
 
 
 def check_name(value: str, what: str) -> str:
-    """A namespace or topic name, or BadInput. These are written by programmers, so they are refused rather than
+    """A namespace or topic name, or InvalidArgument. These are written by programmers, so they are refused rather than
     escaped."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise BadInput(what, value, "not a name", "Use 1 to 64 of A-Z a-z 0-9 _ . -")
+        raise InvalidArgument(what, value, "not a name", "Use 1 to 64 of A-Z a-z 0-9 _ . -")
     return value
 
 
 def check_scope(scope: str) -> str:
-    """A scope, or BadInput."""
+    """A scope, or InvalidArgument."""
     if isinstance(scope, str) and scope:
         try:
             scope.encode()
@@ -101,7 +101,7 @@ def check_scope(scope: str) -> str:
             pass
         else:
             return scope
-    raise BadInput(
+    raise InvalidArgument(
         "scope", scope, "not a name", "Use text that is not empty; once also takes None: the function's name"
     )
 
@@ -112,7 +112,7 @@ def raw(key: Key) -> bytes:
         try:
             encoded = key.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(
+            raise InvalidArgument(
                 "key", key, f"not valid Unicode ({error.reason})", "Pass bytes, or repair the text"
             ) from None
     elif isinstance(key, bytes):
@@ -120,11 +120,13 @@ def raw(key: Key) -> bytes:
     elif isinstance(key, int) and not isinstance(key, bool):
         encoded = _digits(key)
     else:
-        raise BadInput("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
+        raise InvalidArgument("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
     if not encoded:
-        raise BadInput("key", key, "empty", "A key names the work; an empty one would make all work one")
+        raise InvalidArgument("key", key, "empty", "A key names the work; an empty one would make all work one")
     if len(encoded) > 65_536:
-        raise BadInput("key", key, f"{len(encoded)} bytes long", "Use at most 65,536 bytes, or a hash of what you have")
+        raise InvalidArgument(
+            "key", key, f"{len(encoded)} bytes long", "Use at most 65,536 bytes, or a hash of what you have"
+        )
     return encoded
 
 
@@ -133,7 +135,7 @@ def _digits(key: int) -> bytes:
         return b"%d" % key
     except ValueError:  # Python refuses to write out thousands of digits
         bits = f"int of {key.bit_length()} bits"
-        raise BadInput("key", bits, "is too long for a key", "Use a hash of it") from None
+        raise InvalidArgument("key", bits, "is too long for a key", "Use a hash of it") from None
 
 
 def text_of(key: Key) -> str:
@@ -145,8 +147,8 @@ def digest(key: Key, what: str) -> bytes:
     """A text of users where only its identity matters, such as an event id: 16 bytes."""
     try:
         return blake2b(raw(key), digest_size=16).digest()
-    except BadInput as error:
-        raise BadInput(what, error.value, error.problem, error.fix) from None
+    except InvalidArgument as error:
+        raise InvalidArgument(what, error.value, error.problem, error.fix) from None
 
 
 def event(event_id: Key, key: bytes, route: bytes) -> bytes:
@@ -191,14 +193,14 @@ def record(namespace: str, scope: str, key: Key) -> bytes:
 
 
 @lru_cache(4096)
-def seen(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
+def dedup_ids(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
     """The two pages of one shard of a seen-set."""
     tag = _shard(namespace, scope, shard)
     return tag + b":0", tag + b":1"
 
 
 @lru_cache(4096)
-def kept(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
+def dedup_values(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
     """The two pages of one shard of a seen-set that keeps values."""
     tag = _shard(namespace, scope, shard)
     return tag + b":kept0", tag + b":kept1"

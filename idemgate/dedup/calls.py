@@ -16,14 +16,13 @@ from typing import Any, Generic, TypeVar
 from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, Reply, call
 from idemgate.core.clock import Clock, stamp
-from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.tokens import token
 from idemgate.core.validation import each
 from idemgate.dedup import value as small
 from idemgate.dedup.value import Small
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
-__all__ = ["Kept", "SeenSets"]
+__all__ = ["DedupCalls", "DedupValue"]
 
 SHARDS = 32
 """Never another number: ids that were marked would be looked for elsewhere. Enough to spread over the nodes of a
@@ -37,88 +36,79 @@ Id = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Generic[V]):
-    """What is kept for an id: `value`, and whether it is `first`: the one that this call brought."""
+class DedupValue(Generic[V]):
+    """The value of an id. `first`: this call stored it."""
 
     first: bool
     value: V
 
 
-class SeenSets:
-    """Builds the calls of one namespace."""
+class DedupCalls:
+    """Builds the calls of one scope. `retention` is in ms."""
 
-    __slots__ = ("clock", "namespace")
+    __slots__ = ("clock", "namespace", "retention", "scope")
 
-    def __init__(self, namespace: str, clock: Clock | None) -> None:
+    def __init__(self, namespace: str, clock: Clock | None, scope: str, retention: int) -> None:
         self.namespace = namespace
         self.clock = clock
+        self.scope = scope
+        self.retention = retention
 
-    def first(self, scope: str, key: keys.Key, window: Duration) -> Call[bool]:
-        """Whether this id is new."""
+    def add(self, key: keys.Key) -> Call[bool]:
+        """Build the call that adds an id and answers whether it is new."""
         shard, digest = _id(key)
-        return self._see(scope, shard, milliseconds(window, "retention"), _check(), [digest], _new)
+        return self._add(shard, _check(), [digest], _new)
 
-    def first_many(self, scope: str, many: Iterable[keys.Key], window: Duration) -> Batch[list[bool]]:
-        """Which ids are new, in their order: a call for each shard and 250 of its ids. Of equal ones only the first is
-        asked for."""
-        kept, check = milliseconds(window, "retention"), _check()
+    def add_many(self, many: Iterable[keys.Key]) -> Batch[list[bool]]:
+        """Build a call for each shard and 250 of its ids. Equal ids are sent once."""
+        check = _check()
         ids = [_id(key) for key in each(many, "keys", "Pass a list of keys")]
         parts = _parts(ids)
-        calls = [self._see(scope, shard, kept, check, digests, _news) for shard, digests in parts]
+        calls = [self._add(shard, check, digests, _news) for shard, digests in parts]
 
         def join(answers: list[list[bool]]) -> list[bool]:
             return _firsts(ids, {one for one, is_new in _answers(parts, answers).items() if is_new})
 
         return Batch(calls, join)
 
-    def keep(self, scope: str, key: keys.Key, value: V, window: Duration) -> Call[Kept[V]]:
-        """The value that is kept for this id: this one, unless there is one."""
+    def get_or_set(self, key: keys.Key, value: V) -> Call[DedupValue[V]]:
+        """Build the call that stores a value for an id unless it has one."""
         shard, digest = _id(key)
-        kept = milliseconds(window, "retention")
-        return self._keep(scope, shard, kept, _check(), [(digest, small.packed(value))], lambda reply: _kept(reply)[0])
+        return self._set(shard, _check(), [(digest, small.packed(value))], lambda reply: _values(reply)[0])
 
-    def keep_many(self, scope: str, many: Iterable[tuple[keys.Key, V]], window: Duration) -> Batch[list[Kept[V]]]:
-        """The values that are kept, in the order of the ids: calls as those of `first_many`. Of equal ids only the
-        first is asked for."""
-        kept, check = milliseconds(window, "retention"), _check()
+    def get_or_set_many(self, many: Iterable[tuple[keys.Key, V]]) -> Batch[list[DedupValue[V]]]:
+        """Build the calls that store many values, as `add_many` does. Equal ids are sent once."""
+        check = _check()
         pairs = [(_id(key), small.packed(value)) for key, value in map(_pair, each(many, "pairs", _PAIRS))]
         ids, values = [one for one, _ in pairs], dict(reversed(pairs))
         parts = _parts(ids)
         calls = [
-            self._keep(scope, shard, kept, check, [(one, values[shard, one]) for one in digests], _kept)
-            for shard, digests in parts
+            self._set(shard, check, [(one, values[shard, one]) for one in digests], _values) for shard, digests in parts
         ]
 
-        def join(answers: list[list[Kept[V]]]) -> list[Kept[V]]:
+        def join(answers: list[list[DedupValue[V]]]) -> list[DedupValue[V]]:
             found = _answers(parts, answers)
             firsts = _firsts(ids, {one for one, answer in found.items() if answer.first})
-            return [Kept(first, found[one].value) for one, first in zip(ids, firsts, strict=True)]
+            return [DedupValue(first, found[one].value) for one, first in zip(ids, firsts, strict=True)]
 
         return Batch(calls, join)
 
-    def kept(self, scope: str, key: keys.Key) -> Call[Small | None]:
-        """What is kept for this id; None for nothing."""
+    def get(self, key: keys.Key) -> Call[Small | None]:
+        """Build the call that reads the value of an id; None if it has none."""
         shard, digest = _id(key)
         args = (stamp(self.clock), digest)
-        return call("dedup/kept", keys.kept(self.namespace, scope, shard), args, _found)
+        return call("dedup/get", keys.dedup_values(self.namespace, self.scope, shard), args, _value)
 
-    def _see(
-        self, scope: str, shard: int, window: int, check: bytes, digests: Sequence[bytes], read: Callable[[Reply], T]
-    ) -> Call[T]:
-        args: tuple[Arg, ...] = (stamp(self.clock), window, check, *digests)
-        return call("guard/see", keys.seen(self.namespace, scope, shard), args, read)
+    def _add(self, shard: int, check: bytes, digests: Sequence[bytes], read: Callable[[Reply], T]) -> Call[T]:
+        args: tuple[Arg, ...] = (stamp(self.clock), self.retention, check, *digests)
+        return call("dedup/add", keys.dedup_ids(self.namespace, self.scope, shard), args, read)
 
-    def _keep(
-        self,
-        scope: str,
-        shard: int,
-        window: int,
-        check: bytes,
-        pairs: Sequence[tuple[bytes, bytes]],
-        read: Callable[[Reply], T],
+    def _set(
+        self, shard: int, check: bytes, pairs: Sequence[tuple[bytes, bytes]], read: Callable[[Reply], T]
     ) -> Call[T]:
-        args: tuple[Arg, ...] = (stamp(self.clock), window, check, *(word for pair in pairs for word in pair))
-        return call("dedup/keep", keys.kept(self.namespace, scope, shard), args, read)
+        words = (word for pair in pairs for word in pair)
+        args: tuple[Arg, ...] = (stamp(self.clock), self.retention, check, *words)
+        return call("dedup/get_or_set", keys.dedup_values(self.namespace, self.scope, shard), args, read)
 
 
 def _id(key: keys.Key) -> Id:
@@ -142,7 +132,7 @@ def _parts(ids: list[Id]) -> list[tuple[int, list[bytes]]]:
 
 def _pair(pair: Any) -> tuple[keys.Key, Any]:
     if pair.__class__ is not tuple or len(pair) != 2:  # a text of two letters would pass for one
-        raise BadInput("pairs", pair, "not a key and its value", _PAIRS)
+        raise InvalidArgument("pairs", pair, "not a key and its value", _PAIRS)
     return pair
 
 
@@ -174,9 +164,9 @@ def _news(reply: Reply) -> list[bool]:
     return [new == 1 for new in reply[2:]]
 
 
-def _kept(reply: Reply) -> list[Kept[Any]]:
-    return [Kept(reply[at] == 1, small.unpacked(reply[at + 1])) for at in range(2, len(reply), 2)]
+def _values(reply: Reply) -> list[DedupValue[Any]]:
+    return [DedupValue(reply[at] == 1, small.unpacked(reply[at + 1])) for at in range(2, len(reply), 2)]
 
 
-def _found(reply: Reply) -> Small | None:
+def _value(reply: Reply) -> Small | None:
     return small.unpacked(reply[2]) if reply[2] else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["Small", "packed", "unpacked"]
 
@@ -15,12 +15,14 @@ _KINDS = (bytes, str, int, UUID)
 
 
 def packed(value: object) -> bytes:
-    """BadInput for what is of another type, or longer."""
+    """InvalidArgument for what is of another type, or longer."""
     if isinstance(value, bool) or not isinstance(value, _KINDS):
-        raise BadInput("value", value, f"a {type(value).__name__} cannot be kept", f"Keep {_WHAT}")
+        raise InvalidArgument("value", value, f"a {type(value).__name__} cannot be kept", f"Keep {_WHAT}")
     raw = _bytes(value)
     if len(raw) > MOST:
-        raise BadInput("value", value, f"{len(raw)} bytes long", f"Keep {_WHAT}, or more in a record: `once`, `claim`")
+        raise InvalidArgument(
+            "value", value, f"{len(raw)} bytes long", f"Keep {_WHAT}, or more in a record: `once`, `claim`"
+        )
     kind = next(number for number, known in enumerate(_KINDS) if isinstance(value, known))
     return bytes([kind * 32 + len(raw)]) + raw.ljust(MOST, b"\0")
 
@@ -46,7 +48,7 @@ def _bytes(value: Small) -> bytes:
             return value.encode()
         except UnicodeEncodeError as error:
             problem = f"not valid Unicode ({error.reason})"
-            raise BadInput("value", value, problem, "Pass bytes, or repair the text") from None
+            raise InvalidArgument("value", value, problem, "Pass bytes, or repair the text") from None
     if isinstance(value, int):
         return value.to_bytes((8 + (value + (value < 0)).bit_length()) // 8, signed=True)
     return value.bytes if isinstance(value, UUID) else value

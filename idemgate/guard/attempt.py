@@ -18,11 +18,11 @@ from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     AttemptsExhausted,
-    BadInput,
+    DecodeError,
     IdemgateError,
+    InvalidArgument,
     KeyReused,
     LeaseLost,
-    NotDecodable,
     OutcomeUnknown,
     ReplayedFailure,
     ResultUnavailable,
@@ -222,7 +222,7 @@ class Passage:
             value = guard.codec.decode(entry.result)
             if guard.returns is not None and guard.returns is not type(value):
                 value = rebuild(value, guard.returns)
-        except (NotDecodable, BadInput, TypeError, ValueError) as error:
+        except (DecodeError, InvalidArgument, TypeError, ValueError) as error:
             return Answer(error=ResultUnavailable(text_of(self.key), f"it cannot be read back: {error}"))
         return Answer(error=AlreadyDone(text_of(self.key), value)) if guard.on_done == "raise" else Answer(value)
 
@@ -231,7 +231,7 @@ class Passage:
         if entry.kind == b"e":
             try:
                 return Answer(error=ReplayedFailure(name, *failure_of(entry)))
-            except NotDecodable as error:
+            except DecodeError as error:
                 return Answer(error=ResultUnavailable(name, f"it cannot be read back: {error}"))
         why = _NOT_KEPT if self.guard.at_most_once else entry.result.decode(errors="replace")
         return Answer(error=AlreadyDone(name) if self.guard.on_done == "raise" else ResultUnavailable(name, why))
@@ -278,7 +278,9 @@ class Passage:
         elif callable(policy):
             policy = policy(error)
             if policy not in get_args(OnError):
-                raise BadInput("on_error", policy, "no such choice, as its callable answered", _ON_ERROR) from error
+                raise InvalidArgument(
+                    "on_error", policy, "no such choice, as its callable answered", _ON_ERROR
+                ) from error
         if policy == "keep":
             return None
         if policy == "store":
@@ -313,7 +315,7 @@ def release_each(passages: Sequence[Passage], most: int, undo: bool = False) -> 
 def _why(error: Exception) -> str:
     """Why a result was not stored, for every caller to come: where and of what type, never a value of it."""
     kind = type(error).__name__
-    return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, BadInput) else kind
+    return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, InvalidArgument) else kind
 
 
 def _failure(error: BaseException) -> bytes:
@@ -322,10 +324,10 @@ def _failure(error: BaseException) -> bytes:
 
 
 def failure_of(entry: Entry) -> tuple[str, str]:
-    """Type and text of a stored failure; NotDecodable."""
+    """Type and text of a stored failure; DecodeError."""
     found = _FAILURES.decode(entry.result)
     if not (isinstance(found, tuple) and [*map(type, found)] == [str, str]):  # pyright: ignore[reportUnknownArgumentType]
-        raise NotDecodable("it is not the type and the text of a failure")
+        raise DecodeError("it is not the type and the text of a failure")
     return cast("tuple[str, str]", found)
 
 

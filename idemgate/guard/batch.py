@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from idemgate.core.calls import Each
 from idemgate.core.durations import Duration
 from idemgate.core.validation import each
-from idemgate.errors import BadInput, StoreError
+from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import asked_together, claimed_together
 from idemgate.guard.attempt import Passage, release_each
-from idemgate.guard.calls import Ending
+from idemgate.guard.calls import Claims, Ending
 from idemgate.guard.claim import AioClaim, Claim, Claimed, block_ended, outlast
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
+from idemgate.store.context import Context
 
 __all__ = ["AioClaimBatch", "ClaimBatch", "completing", "ended", "ended_by", "releasing"]
 
@@ -27,9 +25,9 @@ C = TypeVar("C", bound=Claimed)
 class _Batch(list[C]):
     """What both flavours have in common."""
 
-    def __init__(self, gate: Gate, claims: Iterable[C]) -> None:
+    def __init__(self, context: Context, claims: Iterable[C]) -> None:
         super().__init__(claims)
-        self._gate = gate
+        self._context = context
         self._asked = False
         self._inside: list[C] = []
 
@@ -67,7 +65,7 @@ class ClaimBatch(_Batch[Claim]):
     def ask(self) -> Self:
         """Asks, if nobody did yet; `gate.claim_many` does."""
         if not self._asked:
-            self._hear(asked_together(self._gate, self._passages))
+            self._hear(asked_together(self._context, self._passages))
         return self
 
     def __enter__(self) -> Self:
@@ -79,8 +77,8 @@ class ClaimBatch(_Batch[Claim]):
     ) -> None:
         try:
             if held := self._unended():
-                _, calls = releasing(self._gate, held)
-                block_ended(self._gate, held, self._gate.link.run_each(calls), error)
+                _, calls = releasing(self._context, held)
+                block_ended(self._context, held, self._context.link.run_each(calls), error)
         finally:
             self._leave_block()
 
@@ -98,7 +96,7 @@ class AioClaimBatch(_Batch[AioClaim]):
 
     async def _ask(self) -> Self:
         if not self._asked:
-            self._hear(await claimed_together(self._gate, self._passages))
+            self._hear(await claimed_together(self._context, self._passages))
         return self
 
     async def __aenter__(self) -> Self:
@@ -111,48 +109,48 @@ class AioClaimBatch(_Batch[AioClaim]):
     ) -> None:
         try:
             if held := self._unended():
-                _, calls = releasing(self._gate, held)
-                block_ended(self._gate, held, await ended_by(self._gate, held, calls), error)
+                _, calls = releasing(self._context, held)
+                block_ended(self._context, held, await ended_by(self._context, held, calls), error)
         finally:
             self._leave_block()
 
 
-async def ended_by(gate: Gate, claims: Sequence[Claimed], calls: Sequence[Each[bool]]) -> list[bool | StoreError]:
+async def ended_by(context: Context, claims: Sequence[Claimed], calls: Sequence[Each[bool]]) -> list[bool | StoreError]:
     """The answers to the endings of claims. Cancelled meanwhile: renewals go on until there are any."""
-    link = gate.aio.link
+    link = context.aio_link
     ending = link.start_each(calls)
     try:
         return await asyncio.shield(ending)
     except asyncio.CancelledError:
-        link.spawn(outlast(gate, [beats for claim in claims for beats in claim._hand_over()], claims, ending))
+        link.spawn(outlast(context, [beats for claim in claims for beats in claim._hand_over()], claims, ending))
         raise
 
 
 def completing(
-    gate: Gate, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None
+    context: Context, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None
 ) -> tuple[list[Claimed], list[Each[bool]]]:
     """The claims of `complete_many` and its calls, all of them built before any claim counts as ended."""
     given = [_pair(pair) for pair in each(pairs, "pairs", _PAIRS)]
-    claims = _ours(gate, "pairs", _PAIRS, [claim for claim, _ in given])
+    claims = _ours(context, "pairs", _PAIRS, [claim for claim, _ in given])
     _once_each(claims)
     endings: list[Ending] = []
     for claim, (_, result) in zip(claims, given, strict=True):
         try:
             endings.append(claim._completion(result, retention))
-        except BadInput as error:
+        except InvalidArgument as error:
             name = error.name.replace("result", f"pairs[{len(endings)}]", 1)
-            raise BadInput(name, error.value, error.problem, error.fix) from None
+            raise InvalidArgument(name, error.value, error.problem, error.fix) from None
     for claim in claims:
         claim._end()
-    return claims, gate.claims.complete_each(endings, gate.at_once)
+    return claims, Claims(context.namespace, context.clock).complete_each(endings, context.batch_size)
 
 
-def releasing(gate: Gate, claims: Iterable[Claimed]) -> tuple[list[Claimed], list[Each[bool]]]:
+def releasing(context: Context, claims: Iterable[Claimed]) -> tuple[list[Claimed], list[Each[bool]]]:
     """As `completing`, of `release_many`."""
-    given = _ours(gate, "claims", _CLAIMS, list(each(claims, "claims", _CLAIMS)))
+    given = _ours(context, "claims", _CLAIMS, list(each(claims, "claims", _CLAIMS)))
     for claim in given:
         claim._answer  # noqa: B018 - raises what came instead of one, before anything is written
-    calls = release_each([claim._passage for claim in given], gate.at_once)
+    calls = release_each([claim._passage for claim in given], context.batch_size)
     for claim in given:
         claim._end()
     return given, calls
@@ -171,14 +169,14 @@ def ended(claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError]) -> l
 
 def _pair(pair: Any) -> tuple[Any, object]:
     if pair.__class__ is not tuple or len(pair) != 2:
-        raise BadInput("pairs", type(pair).__name__, "not a claim and its result", _PAIRS)
+        raise InvalidArgument("pairs", type(pair).__name__, "not a claim and its result", _PAIRS)
     return pair
 
 
-def _ours(gate: Gate, name: str, fix: str, claims: list[Any]) -> list[Claimed]:
+def _ours(context: Context, name: str, fix: str, claims: list[Any]) -> list[Claimed]:
     for place, claim in enumerate(claims):
-        if not isinstance(claim, Claimed) or claim._gate is not gate:
-            raise BadInput(f"{name}[{place}]", type(claim).__name__, "not a claim of this gate", fix)
+        if not isinstance(claim, Claimed) or claim._context is not context:
+            raise InvalidArgument(f"{name}[{place}]", type(claim).__name__, "not a claim of this gate", fix)
     return claims
 
 
@@ -186,7 +184,7 @@ def _once_each(claims: list[Claimed]) -> None:
     if len(set(map(id, claims))) < len(claims):
         place = next(i for i, claim in enumerate(claims) if any(claim is other for other in claims[:i]))
         name, fix = f"pairs[{place}]", "Pass each claim once, with the one result that is to be kept"
-        raise BadInput(name, claims[place]._passage.key, "the claim of this key is there twice", fix)
+        raise InvalidArgument(name, claims[place]._passage.key, "the claim of this key is there twice", fix)
 
 
 _PAIRS = "Pass (claim, result) tuples, of claims of this gate"

@@ -267,7 +267,7 @@ class Claims:
             return found
 
         calls = [
-            call("dedup/marks", tuple(different[i : i + MANY]), (stamp(self.clock), token(), retention), _firsts)
+            call("guard/mark_many", tuple(different[i : i + MANY]), (stamp(self.clock), token(), retention), _firsts)
             for i in range(0, len(different), MANY)
         ]
         return Batch(calls, join)

@@ -8,20 +8,18 @@ from collections.abc import Awaitable, Generator, Sequence
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from idemgate.core.calls import Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
-from idemgate.errors import BadInput, IdemgateError, Refused, ResultUnavailable, StoreError
+from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError
 from idemgate.guard.acquire import asked, claimed
 from idemgate.guard.attempt import Passage, failure_of, refusal
 from idemgate.guard.calls import Ending, Entry
 from idemgate.guard.current import Execution
 from idemgate.guard.heartbeat import attempt_seconds, beating, woken
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
+from idemgate.store.context import Context
 
 __all__ = ["AioClaim", "Claim", "Claimed", "block_ended", "outlast"]
 
@@ -38,14 +36,14 @@ class Claimed:
     `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent,
     `recovered` what one of
     them left with `checkpoint`.
-    `error`: why there is no state (KeyReused, OutcomeUnknown, AttemptsExhausted, ForeignData, or NotDecodable for what
+    `error`: why there is no state (KeyReused, OutcomeUnknown, AttemptsExhausted, UnexpectedData, or DecodeError for what
     a former one left), of a claim of `claim_many`, which raises it when anything else of it is asked for; else None.
     """
 
-    __slots__ = ("_blocks", "_ended", "_entry", "_error", "_execution", "_gate", "_over", "_passage")
+    __slots__ = ("_blocks", "_context", "_ended", "_entry", "_error", "_execution", "_over", "_passage")
 
-    def __init__(self, gate: Gate, passage: Passage) -> None:
-        self._gate = gate
+    def __init__(self, context: Context, passage: Passage) -> None:
+        self._context = context
         self._passage = passage
         self._entry: Entry | None = None
         self._error: IdemgateError | None = None
@@ -75,7 +73,7 @@ class Claimed:
                 raise outcome
             self._take(outcome)
             self.recovered  # noqa: B018 - what cannot be read back is found out now, and not inside of a block
-        except (Refused, StoreError) as error:
+        except (ClaimRejected, StoreError) as error:
             self._error = error
 
     @property
@@ -83,7 +81,7 @@ class Claimed:
         if self._error is not None:
             raise self._error
         if self._entry is None:
-            raise BadInput(
+            raise InvalidArgument(
                 "claim",
                 self._passage.key,
                 "it was not asked yet",
@@ -168,7 +166,7 @@ class Claimed:
         if not self._over and self._error is None and self.started:
             self._over = True
             if not held:
-                self._gate.counters.add("once.lease_lost")
+                self._context.counters.add("once.lease_lost")
                 log.warning("once.lease_lost", extra={"key": text_of(self._passage.key)})
         return held
 
@@ -193,9 +191,11 @@ class Claimed:
     def _kept_alive(self, inside: bool) -> beating:
         passage = self._passage
         if self._execution is None:
-            save = partial(_noting, self._gate, passage)  # which does not know the claim: no cycle, which costs a batch
+            save = partial(
+                _noting, self._context, passage
+            )  # which does not know the claim: no cycle, which costs a batch
             self._execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
-        beats = beating(self._gate, passage.guard.lease, passage.renew, self._execution, inside)
+        beats = beating(self._context, passage.guard.lease, passage.renew, self._execution, inside)
         beats.__enter__()
         return beats
 
@@ -222,13 +222,13 @@ class Claimed:
         return self._ending(self._completing(None, None) if error is None else self._passage.release())
 
 
-def _noting(gate: Gate, passage: Passage, data: object) -> tuple[Gate, Call[bool]]:
+def _noting(context: Context, passage: Passage, data: object) -> tuple[Context, Call[bool]]:
     note = passage.guard.codec.encode(data, "checkpoint")
-    return gate, passage.claims.checkpoint(passage.record, passage.owner, note)
+    return context, passage.claims.checkpoint(passage.record, passage.owner, note)
 
 
 def block_ended(
-    gate: Gate, claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError], error: BaseException | None
+    context: Context, claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError], error: BaseException | None
 ) -> None:
     """Counts what a block, which was left by `error` or None, no longer held of these claims when it ended them.
 
@@ -241,13 +241,16 @@ def block_ended(
     if failed and error is None:
         raise failed[0][1]
     if failed:
-        gate.counters.add("once.unreleased", len(failed))
+        context.counters.add("once.unreleased", len(failed))
         keys = [text_of(claim._passage.key) for claim, _ in failed]
         log.error("once.unreleased", extra={"keys": keys, "error": str(failed[0][1])})
 
 
 async def outlast(
-    gate: Gate, running: Sequence[beating], claims: Sequence[Claimed], ending: Awaitable[bool | list[bool | StoreError]]
+    context: Context,
+    running: Sequence[beating],
+    claims: Sequence[Claimed],
+    ending: Awaitable[bool | list[bool | StoreError]],
 ) -> None:
     """Renew the claims whose caller was cancelled until the store has answered their ending; then count the answer."""
     outcomes: list[bool | StoreError]
@@ -259,7 +262,7 @@ async def outlast(
     finally:
         for beats in running:
             beats.stop()
-    block_ended(gate, claims, outcomes, asyncio.CancelledError())
+    block_ended(context, claims, outcomes, asyncio.CancelledError())
 
 
 class Claim(Claimed):
@@ -273,7 +276,7 @@ class Claim(Claimed):
     def ask(self) -> Self:
         """Asks, if nobody did yet; `gate.claim` does."""
         if self._entry is None and self._error is None:
-            self._take(asked(self._gate, self._passage))
+            self._take(asked(self._context, self._passage))
         return self
 
     def __enter__(self) -> Self:
@@ -287,32 +290,32 @@ class Claim(Claimed):
         try:
             if (call := self._exit_call(error)) is None:
                 return
-            outcome = self._gate.link.run(call, attempt=self._attempt)
+            outcome = self._context.link.run(call, attempt=self._attempt)
         except StoreError as failed:
             outcome = failed
         finally:
             self._leave_block()
-        block_ended(self._gate, [self], [outcome], error)
+        block_ended(self._context, [self], [outcome], error)
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was
         written.
 
-        BadInput if the result cannot be stored; the claim is then still held."""
+        InvalidArgument if the result cannot be stored; the claim is then still held."""
         call = self._ending(self._completing(result, retention))
-        return self._was_held(self._gate.link.run(call, attempt=self._attempt))
+        return self._was_held(self._context.link.run(call, attempt=self._attempt))
 
     def release(self) -> bool:
         """Gives the right back: the next caller may run. False if the claim was lost."""
-        return self._was_held(self._gate.link.run(self._ending(self._passage.release()), attempt=self._attempt))
+        return self._was_held(self._context.link.run(self._ending(self._passage.release()), attempt=self._attempt))
 
     def extend(self, lease: Duration | None = None) -> bool:
         """The lease runs anew from now, for `lease` (None: the claim's). False if the claim was lost."""
-        return self._gate.link.run(self._extending(lease))
+        return self._context.link.run(self._extending(lease))
 
     def checkpoint(self, data: object) -> bool:
         """Keeps a note for the next attempt, should this one not finish. False if the claim was lost."""
-        return self._gate.link.run(_noting(self._gate, self._passage, data)[1])
+        return self._context.link.run(_noting(self._context, self._passage, data)[1])
 
     def wait(self, timeout: Duration) -> State:
         """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell
@@ -321,9 +324,9 @@ class Claim(Claimed):
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
-        with self._gate.link.waiting(self._passage.record[0]) as waiter:
+        with self._context.link.waiting(self._passage.record[0]) as waiter:
             while True:
-                self._take(asked(self._gate, self._passage))
+                self._take(asked(self._context, self._passage))
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state
@@ -338,7 +341,7 @@ class AioClaim(Claimed):
 
     async def _ask(self) -> Self:
         if self._entry is None and self._error is None:
-            self._take(await claimed(self._gate, self._passage))
+            self._take(await claimed(self._context, self._passage))
         return self
 
     async def __aenter__(self) -> Self:
@@ -358,16 +361,16 @@ class AioClaim(Claimed):
             outcome = failed
         finally:
             self._leave_block()
-        block_ended(self._gate, [self], [outcome], error)
+        block_ended(self._context, [self], [outcome], error)
 
     async def _ended_by(self, call: Call[bool]) -> bool:
         """The answer to an ending. Cancelled meanwhile: renewals go on until there is one."""
-        link = self._gate.aio.link
+        link = self._context.aio_link
         ending = link.start(call, attempt=self._attempt)
         try:
             return await ending.answer
         except asyncio.CancelledError:
-            link.spawn(outlast(self._gate, self._hand_over(), [self], ending.outcome()))
+            link.spawn(outlast(self._context, self._hand_over(), [self], ending.outcome()))
             raise
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
@@ -380,20 +383,20 @@ class AioClaim(Claimed):
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """As `Claim.extend`."""
-        return await self._gate.aio.link.run(self._extending(lease))
+        return await self._context.aio_link.run(self._extending(lease))
 
     async def checkpoint(self, data: object) -> bool:
         """As `Claim.checkpoint`."""
-        return await self._gate.aio.link.run(_noting(self._gate, self._passage, data)[1])
+        return await self._context.aio_link.run(_noting(self._context, self._passage, data)[1])
 
     async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - it answers, it does not raise
         """As `Claim.wait`."""
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
-        async with self._gate.aio.link.waiting(self._passage.record[0]) as wake:
+        async with self._context.aio_link.waiting(self._passage.record[0]) as wake:
             while True:
-                self._take(await claimed(self._gate, self._passage))
+                self._take(await claimed(self._context, self._passage))
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state

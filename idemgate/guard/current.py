@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, text_of
-from idemgate.errors import NotInside
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
+from idemgate.errors import NoCurrentExecution
+from idemgate.store.context import Context
 
 __all__ = ["AioExecution", "Execution", "current", "enter", "executing", "leave"]
 
-Save = Callable[[object], "tuple[Gate, Call[bool]]"]
+Save = Callable[[object], "tuple[Context, Call[bool]]"]
 """Builds the call that keeps a checkpoint, and names the gate that carries it."""
 _current: ContextVar[Execution] = ContextVar("idemgate_current")
 
@@ -72,18 +69,18 @@ class Execution:
         """Store a note for the next attempt, in case this one does not finish. One round trip.
 
         It makes the window for a second effect smaller and does not close it. Return False if the lease is lost:
-        nothing was written. Raise BadInput if the data cannot be stored.
+        nothing was written. Raise InvalidArgument if the data cannot be stored.
         """
-        gate, call = self._checkpoint(data)
-        return self._noted(gate.link.run(call))
+        context, call = self._checkpoint(data)
+        return self._noted(context.link.run(call))
 
     @property
     def aio(self) -> AioExecution:
         return AioExecution(self)
 
-    def _checkpoint(self, data: object) -> tuple[Gate, Call[bool]]:
+    def _checkpoint(self, data: object) -> tuple[Context, Call[bool]]:
         if self._save is None:
-            raise NotInside(
+            raise NoCurrentExecution(
                 "checkpoint() works inside a function guarded with once; this is not one, or it runs unguarded"
             )
         return self._save(data)
@@ -104,16 +101,18 @@ class AioExecution:
 
     async def checkpoint(self, data: object) -> bool:
         """Store a note for the next attempt; see `Execution.checkpoint`."""
-        gate, call = self._execution._checkpoint(data)
-        return self._execution._noted(await gate.aio.link.run(call))
+        context, call = self._execution._checkpoint(data)
+        return self._execution._noted(await context.aio_link.run(call))
 
 
 def current() -> Execution:
-    """Return the guarded run or delivery that the caller is part of. Raise NotInside if there is none."""
+    """Return the guarded run or delivery that the caller is part of. Raise NoCurrentExecution if there is none."""
     try:
         return _current.get()
     except LookupError:
-        raise NotInside("current() was called outside of a guarded function and outside of a topic's handler") from None
+        raise NoCurrentExecution(
+            "current() was called outside of a guarded function and outside of a topic's handler"
+        ) from None
 
 
 enter: Callable[[Execution], Token[Execution]] = _current.set

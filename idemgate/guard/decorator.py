@@ -17,23 +17,23 @@ from idemgate.core.keys import Key, record, text_of
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
-    ForeignData,
-    NotDecodable,
+    DecodeError,
     NotDurable,
     ResultUnavailable,
     StoreError,
+    UnexpectedData,
 )
 from idemgate.guard.acquire import asked, claimed, left, undone
 from idemgate.guard.attempt import Answer, Guard, Passage, Seen, Wait
-from idemgate.guard.calls import Entry, State
+from idemgate.guard.calls import Claims, Entry, State
 from idemgate.guard.current import Execution, executing
 from idemgate.guard.heartbeat import attempt_seconds, beating, woken
 from idemgate.guard.local import Local
+from idemgate.store.context import Context
 
 if TYPE_CHECKING:
     import tenacity
 
-    from idemgate.gate import Gate
 
 __all__ = ["Guarded"]
 
@@ -47,23 +47,24 @@ class Guarded:
 
     def __init__(
         self,
-        gate: Gate,
+        context: Context,
         guard: Guard,
         key: KeySpec,
         fingerprint: FingerprintSpec | None,
         retry: tenacity.BaseRetrying | None,
         remember: int,
     ) -> None:
-        self.gate = gate
+        self.context = context
+        self.claims = Claims(context.namespace, context.clock)
         self.guard = guard
         self.key = key
         self.fingerprint = fingerprint
         self.retry = retry
-        self.seen = Seen(remember, monotonic if gate.clock is None else gate.seconds_now) if remember else None
+        self.seen = Seen(remember, monotonic if context.clock is None else context.now) if remember else None
         if self.seen is not None:
-            gate.remembered.add(self.seen)
+            context.caches.add(self.seen)
         self.local = Local()
-        self.patience = max(gate.seconds, guard.lease / 1000)
+        self.patience = max(context.timeout, guard.lease / 1000)
         self.attempt = attempt_seconds(guard.lease)
 
     def wrap(self, func: Any) -> Any:
@@ -80,7 +81,7 @@ class Guarded:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        passage = Passage(self.guard, self.gate.claims, key, fingerprint)
+        passage = Passage(self.guard, self.claims, key, fingerprint)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
         answer, guarded = self._enter(passage)
         if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
@@ -105,12 +106,12 @@ class Guarded:
         """(what the duplicate gets or None to run, whether the store guards the run)."""
         if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
-        gate = self.gate
+        context = self.context
         try:
             try:  # as `asked`, without calling it
-                entry = (gate._link or gate.link).run(passage.enter())
+                entry = (context._link or context.link).run(passage.enter())
             except NotDurable:
-                undone(gate, passage)
+                undone(context, passage)
                 raise
             verdict = passage.judge(entry)
             if isinstance(verdict, Wait):
@@ -120,18 +121,18 @@ class Guarded:
             return self._without_store(passage, error), False
 
     def _wait(self, passage: Passage) -> Answer | None:
-        with self.gate.link.waiting(passage.record[0]) as waiter:
+        with self.context.link.waiting(passage.record[0]) as waiter:
             # Subscribed first, then asked once more: what ended in between is not missed.
-            while isinstance(verdict := passage.judge(asked(self.gate, passage)), Wait):
+            while isinstance(verdict := passage.judge(asked(self.context, passage)), Wait):
                 waiter.wait(verdict.seconds)
         return verdict
 
     def _settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
         """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
         counted, not raised."""
-        gate = self.gate
+        context = self.context
         try:
-            held = (gate._link or gate.link).run(call, self.patience, self.attempt)
+            held = (context._link or context.link).run(call, self.patience, self.attempt)
         except StoreError as error:
             self._unsaved(passage, error)
         else:
@@ -150,7 +151,7 @@ class Guarded:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        passage = Passage(self.guard, self.gate.claims, key, fingerprint)
+        passage = Passage(self.guard, self.claims, key, fingerprint)
         work: Callable[..., Awaitable[R]] = wrapped
         if self.retry:
             work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
@@ -177,11 +178,11 @@ class Guarded:
         if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
             return known, True
         try:
-            asking = self.gate.aio.link.start(passage.enter())
+            asking = self.context.aio_link.start(passage.enter())
             try:  # as `claimed`, without one more coroutine
                 entry = await asking.answer
             except (NotDurable, asyncio.CancelledError) as error:
-                await left(self.gate, passage, asking, error)
+                await left(self.context, passage, asking, error)
                 raise
             verdict = passage.judge(entry)
             if isinstance(verdict, Wait):
@@ -191,8 +192,8 @@ class Guarded:
             return self._without_store(passage, error), False
 
     async def _await_wait(self, passage: Passage) -> Answer | None:
-        async with self.gate.aio.link.waiting(passage.record[0]) as wake:
-            while isinstance(verdict := passage.judge(await claimed(self.gate, passage)), Wait):
+        async with self.context.aio_link.waiting(passage.record[0]) as wake:
+            while isinstance(verdict := passage.judge(await claimed(self.context, passage)), Wait):
                 await woken(wake, verdict.seconds)
         return verdict
 
@@ -200,7 +201,7 @@ class Guarded:
         self, passage: Passage, beats: beating, call: Call[bool], done: bool = False
     ) -> None:
         """Finishes, and renews the lease until it has, even when the caller is cancelled meanwhile."""
-        link = self.gate.aio.link
+        link = self.context.aio_link
         ending = link.start(call, self.patience, self.attempt)
         try:
             held = await ending.answer
@@ -225,52 +226,52 @@ class Guarded:
 
     def _shared(self, seen: Seen, key: Key, fingerprint: bytes) -> Answer | None:
         """What all duplicates get, where that is known, sooner than anything else is made for the call."""
-        known = seen.recall(record(self.gate.namespace, self.guard.scope, key), fingerprint)
+        known = seen.recall(record(self.context.namespace, self.guard.scope, key), fingerprint)
         if known is None or known.answer is None or self.guard.shadow:
             return None
-        self.gate.counters.add_each("once.remembered", _COUNTED[known.entry.state])
+        self.context.counters.add_each("once.remembered", _COUNTED[known.entry.state])
         return known.answer
 
     def _known(self, seen: Seen, passage: Passage) -> Answer | None:
         known = seen.recall(passage.record[0], passage.fingerprint)
         if known is None:
             return None
-        self.gate.counters.add_each("once.remembered", _COUNTED[known.entry.state])
+        self.context.counters.add_each("once.remembered", _COUNTED[known.entry.state])
         return passage.recognise(known)
 
     def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
         entry = passage.entry
         if entry.state == "started":
-            self.gate.counters.add("once.started")
+            self.context.counters.add("once.started")
             if entry.taken_over:
-                self.gate.counters.add("once.taken_over")
+                self.context.counters.add("once.taken_over")
                 log.warning(
                     "once.taken_over",
                     extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt},
                 )
         else:
-            self.gate.counters.add(_COUNTED[entry.state])
+            self.context.counters.add(_COUNTED[entry.state])
             if entry.state == "done" and self.seen is not None and entry.left_ms > 0:
                 self.seen.keep(passage.record[0], passage.fingerprint, entry, entry.left_ms)
         return verdict
 
     def _shadowed(self, passage: Passage) -> bool:
         """What would be dropped runs all the same; it is counted."""
-        self.gate.counters.add("once.shadowed")
+        self.context.counters.add("once.shadowed")
         log.info("once.would_drop", extra={"key": text_of(passage.key), "state": passage.entry.state})
         return True
 
     def _running(self, passage: Passage) -> beating:
         """Renewals until the block is left; `current()` answers while the work runs."""
         entry = passage.entry
-        recovered = self.gate.codec.decode(entry.checkpoint) if entry.checkpoint else None
+        recovered = self.context.codec.decode(entry.checkpoint) if entry.checkpoint else None
         save = functools.partial(self._note, passage)
         execution = Execution(passage.key, entry.token, entry.attempt, recovered, save)
-        return beating(self.gate, self.guard.lease, passage.renew, execution)
+        return beating(self.context, self.guard.lease, passage.renew, execution)
 
-    def _note(self, passage: Passage, data: object) -> tuple[Gate, Call[bool]]:
-        note = self.gate.codec.encode(data, "checkpoint")  # the guard's codec has a limit that is meant for results
-        return self.gate, passage.claims.checkpoint(passage.record, passage.owner, note)
+    def _note(self, passage: Passage, data: object) -> tuple[Context, Call[bool]]:
+        note = self.context.codec.encode(data, "checkpoint")  # the guard's codec has a limit that is meant for results
+        return self.context, passage.claims.checkpoint(passage.record, passage.owner, note)
 
     @contextmanager
     def _running_free(self, passage: Passage, guarded: bool) -> Generator[None]:
@@ -296,9 +297,9 @@ class Guarded:
     def _without_store(self, passage: Passage, error: StoreError) -> Answer | None:
         """What `on_store_error` says: raise, run unguarded, or run guarded by this process alone."""
         policy = self.guard.on_store_error
-        if policy == "raise" or isinstance(error, ForeignData | NotDecodable):
+        if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
             raise error
-        self.gate.counters.add(f"once.store_error.{policy}")
+        self.context.counters.add(f"once.store_error.{policy}")
         log.error("once.store_error", extra={"key": text_of(passage.key), "policy": policy, "error": str(error)})
         if policy == "run":
             return None
@@ -319,19 +320,19 @@ class Guarded:
 
     def _settled(self, passage: Passage, held: bool, done: bool) -> None:
         if not held:
-            self.gate.counters.add("once.lease_lost")
+            self.context.counters.add("once.lease_lost")
             log.warning("once.lease_lost", extra={"key": text_of(passage.key)})
         elif done:
-            self.gate.counters.add("once.completed")
+            self.context.counters.add("once.completed")
             if passage.result[0] == b"n":
-                self.gate.counters.add("once.unstored")
+                self.context.counters.add("once.unstored")
                 log.warning("once.unstored", extra={"key": text_of(passage.key)})
             if self.seen is not None:
                 self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
 
     def _unsaved(self, passage: Passage, error: StoreError) -> None:
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"
-        self.gate.counters.add(name)
+        self.context.counters.add(name)
         log.error(name, extra={"key": text_of(passage.key), "error": str(error)})
 
 

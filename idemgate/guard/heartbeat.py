@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
 from idemgate.guard.current import Execution, enter, leave
+from idemgate.store.context import Context
 from idemgate.store.heartbeat import Kept
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
 
 __all__ = ["attempt_seconds", "beating", "woken"]
 
@@ -38,17 +36,17 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
     returns `execution` until `end_work`.
     """
 
-    __slots__ = ("_execution", "_gate", "_handed_over", "_inside", "_renew", "_reset")
+    __slots__ = ("_context", "_execution", "_handed_over", "_inside", "_renew", "_reset")
 
     def __init__(
-        self, gate: Gate, lease: int, renew: Callable[[], Call[bool]], execution: Execution, inside: bool = True
+        self, context: Context, lease: int, renew: Callable[[], Call[bool]], execution: Execution, inside: bool = True
     ) -> None:
         # As `Kept.__init__`, without calling it: each guarded call makes one of these.
         self.lease = lease / 1000
         self.interval = lease / 6000
         self.last = monotonic()
         self.due = self.last + self.interval
-        self._gate = gate
+        self._context = context
         self._inside = inside
         self._renew = renew
         self._execution = execution
@@ -57,14 +55,14 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
     def __enter__(self) -> Self:
         if self._inside:
             self._reset = enter(self._execution)
-        self._gate.pulse.add(self)
+        self._context.heartbeat.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._inside:
             self._leave()
         if not self._handed_over:
-            self._gate.pulse.remove(self)
+            self._context.heartbeat.remove(self)
 
     def end_work(self) -> None:
         """Call this when the work has returned or raised. Renewals go on."""
@@ -78,7 +76,7 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
 
     def stop(self) -> None:
         """End the renewals that `hand_over` kept running."""
-        self._gate.pulse.remove(self)
+        self._context.heartbeat.remove(self)
 
     def _leave(self) -> None:
         self._inside = False
@@ -97,9 +95,9 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
             self._lose()
 
     def _lose(self) -> None:
-        self._gate.pulse.remove(self)
+        self._context.heartbeat.remove(self)
         if self._execution.lose():
-            self._gate.counters.add("once.lease_lost_while_running")
+            self._context.counters.add("once.lease_lost_while_running")
 
 
 async def woken(wake: asyncio.Event, seconds: float) -> None:

@@ -3,28 +3,87 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
-from idemgate.core.codec import Codec
+from idemgate.core.codec import Codec, digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.key_template import compile_fingerprint, compile_key
-from idemgate.core.keys import check_scope
+from idemgate.core.keys import Key, check_scope
 from idemgate.core.numbers import whole
-from idemgate.errors import BadInput
-from idemgate.guard.attempt import ErrorPolicy, Guard, OnDone, OnError, OnInProgress, OnLeaseLoss, OnStoreError
+from idemgate.core.validation import each
+from idemgate.errors import InvalidArgument
+from idemgate.guard.attempt import (
+    ErrorPolicy,
+    Guard,
+    OnDone,
+    OnError,
+    OnInProgress,
+    OnLeaseLoss,
+    OnStoreError,
+    Passage,
+)
+from idemgate.guard.calls import Claims
 from idemgate.guard.decorator import Guarded
+from idemgate.store.context import Context
 
 if TYPE_CHECKING:
     import tenacity
 
-    from idemgate.gate import Gate
 
-__all__ = ["decorate", "guard_of"]
+__all__ = ["ClaimOptions", "attempt_of", "attempts_of", "decorate", "guard_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class ClaimOptions(TypedDict, total=False):
+    """The options of `gate.claim` and `gate.claim_many`."""
+
+    scope: str
+    """Keys of one scope are the same work; a decorator with the same scope guards the same keys. Default: "claim"."""
+    lease: Duration
+    """How long the right to run holds without a renewal. Default: 30 seconds."""
+    retention: Duration
+    """How long a done key is known. Default: 24 hours."""
+    on_lease_loss: OnLeaseLoss
+    """What the next caller may do when an owner vanished: "retry" (default) or "hold"."""
+    max_attempts: int | None
+    """Starts without success before AttemptsExhausted. Default: None, any number."""
+
+
+def claim_guard(codec: Codec, options: ClaimOptions) -> Guard:
+    """Return the checked options of a claim. Raises InvalidArgument."""
+    if unknown := options.keys() - ClaimOptions.__annotations__.keys():
+        raise TypeError(f"claim() got an unexpected keyword argument {min(unknown)!r}")
+    return guard_of(
+        codec, options.get("scope", "claim"), options.get("retention", "24h"), options.get("lease", "30s"), "replay",
+        "wait", "30s", "release", options.get("on_lease_loss", "retry"), "raise", options.get("max_attempts"), None,
+        False, None, False,
+    )  # fmt: skip
+
+
+def attempt_of(context: Context, key: Key, fingerprint: object, options: ClaimOptions) -> Passage:
+    """Return the attempt to claim one key. Raises InvalidArgument."""
+    guard = claim_guard(context.codec, options)
+    return Passage(guard, Claims(context.namespace, context.clock), key, _digest(fingerprint))
+
+
+def attempts_of(context: Context, keys: Iterable[Key], options: ClaimOptions) -> list[Passage]:
+    """Return the attempts to claim many keys. Raises InvalidArgument, which names the place of a bad key."""
+    guard, claims = claim_guard(context.codec, options), Claims(context.namespace, context.clock)
+    attempts: list[Passage] = []
+    for key in each(keys, "keys", "Pass a list of keys"):
+        try:
+            attempts.append(Passage(guard, claims, key, b""))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"keys[{len(attempts)}]", error.value, error.problem, error.fix) from None
+    return attempts
+
+
+def _digest(fingerprint: object) -> bytes:
+    return b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
 
 
 def guard_of(
@@ -44,7 +103,7 @@ def guard_of(
     max_result_bytes: int | None,
     shadow: bool,
 ) -> Guard:
-    """The checked options, or BadInput naming the first that is wrong. `scope` and `returns` are filled in for each
+    """The checked options, or InvalidArgument naming the first that is wrong. `scope` and `returns` are filled in for each
     function."""
     _one_of("on_in_progress", on_in_progress, OnInProgress)
     _one_of("on_lease_loss", on_lease_loss, OnLeaseLoss)
@@ -78,7 +137,7 @@ def guard_of(
 
 
 def decorate(
-    gate: Gate,
+    context: Context,
     guard: Guard,
     func: Callable[P, R],
     key: str | Callable[..., object] | None,
@@ -86,10 +145,12 @@ def decorate(
     retry: tenacity.BaseRetrying | None,
     remember: int,
 ) -> Callable[P, R]:
-    """The function behind its guard; BadInput if it is a generator or does not have the fields that `key` names."""
+    """The function behind its guard; InvalidArgument if it is a generator or does not have the fields that `key` names."""
     inner = getattr(func, "__func__", func)
     if not callable(inner):
-        raise BadInput("function", func, "not callable", "Decorate a function, as in @once(...): with parentheses")
+        raise InvalidArgument(
+            "function", func, "not callable", "Decorate a function, as in @once(...): with parentheses"
+        )
     refuse_generator(inner)
     if retry is not None:
         _check_flavour(retry, inner)
@@ -97,7 +158,7 @@ def decorate(
         guard, scope=guard.scope or qualified_name(inner), returns=hints_of(inner).get("return")
     )
     guarded = Guarded(
-        gate,
+        context,
         guard,
         compile_key(key, inner),
         compile_fingerprint(fingerprint, inner),
@@ -111,7 +172,7 @@ def _check_retry(retry: object) -> None:
     import tenacity  # of those who decorate, few have one
 
     if not isinstance(retry, tenacity.BaseRetrying):
-        raise BadInput(
+        raise InvalidArgument(
             "retry", retry, "not a tenacity policy", "Pass tenacity.Retrying(stop=..., wait=..., reraise=True)"
         )
 
@@ -120,7 +181,7 @@ def _check_flavour(retry: tenacity.BaseRetrying, func: Callable[..., object]) ->
     import tenacity
 
     if isinstance(retry, tenacity.AsyncRetrying) and not awaited(func):
-        raise BadInput("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")
+        raise InvalidArgument("retry", retry, "awaits, and the function does not", "Pass tenacity.Retrying(...)")
 
 
 def _check_at_most_once(
@@ -133,17 +194,17 @@ def _check_at_most_once(
         ("retry", retry, None),
     ):
         if value != default:
-            raise BadInput(
+            raise InvalidArgument(
                 name,
                 value,
                 "has no meaning with at_most_once: the key is done before the work starts",
                 f"Drop {name}",
             )
     if on_done == "replay":
-        raise BadInput("on_done", on_done, "at_most_once stores no result to replay", "Use 'skip' or 'raise'")
+        raise InvalidArgument("on_done", on_done, "at_most_once stores no result to replay", "Use 'skip' or 'raise'")
 
 
 def _one_of(name: str, value: object, literal: Any) -> None:
     allowed = get_args(literal)
     if value not in allowed:
-        raise BadInput(name, value, "no such choice", f"Use one of {', '.join(map(repr, allowed))}")
+        raise InvalidArgument(name, value, "no such choice", f"Use one of {', '.join(map(repr, allowed))}")

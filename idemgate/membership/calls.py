@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from idemgate.core import keys
 from idemgate.core.calls import Arg, Call, call, text
 from idemgate.core.clock import Clock, stamp
-from idemgate.errors import StoreRefused
+from idemgate.errors import ServerRejected
 from idemgate.membership.ownership import Announcement, Roll, Slot
 from idemgate.membership.rendezvous import slot_id
 
@@ -33,7 +33,7 @@ class Attendance(NamedTuple):
 
 
 def announce(namespace: str, group: str, clock: Clock | None, said: Announcement, ttl_ms: int) -> Call[Roll]:
-    """Raises StoreRefused if a later announcement of this member was heard before."""
+    """Raises ServerRejected if a later announcement of this member was heard before."""
     asked = said.seized + said.wanted
     args: tuple[Arg, ...] = (
         stamp(clock), said.member, said.number, ttl_ms, " ".join(said.topics), said.generation,
@@ -42,7 +42,7 @@ def announce(namespace: str, group: str, clock: Clock | None, said: Announcement
 
     def read(reply: list[Any]) -> Roll:
         if reply[0] == b"stale":
-            raise StoreRefused(f"member {said.member!r} has left, or announced itself from elsewhere")
+            raise ServerRejected(f"member {said.member!r} has left, or announced itself from elsewhere")
         generation, first_holder = int(reply[2]), 4 + 2 * reply[3]
         members = {text(one): frozenset(text(topics).split()) for one, topics in _pairs(reply[4:first_holder])}
         holders = dict(zip(asked, map(text, reply[first_holder:]), strict=True))

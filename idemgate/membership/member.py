@@ -14,18 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from idemgate.core import keys
 from idemgate.core.clock import Clock
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput, StoreError
+from idemgate.errors import InvalidArgument, StoreError
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import Announcement, Holdings, Roll, Slot
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
+from idemgate.store.context import HasContext
 
 __all__ = ["Member", "Membership", "RedisMembership"]
 
@@ -68,7 +66,7 @@ class Membership(Protocol):
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
         """Is a member until `stop` is set and everything is released. `topics`: number of slots by topic.
 
-        BadInput if it runs already. StoreError if it cannot announce itself at the start; later it tries for as long
+        InvalidArgument if it runs already. StoreError if it cannot announce itself at the start; later it tries for as long
         as it takes. Cancelled, it says nothing, as a killed process would, and the others wait until its time has
         passed.
         """
@@ -122,8 +120,8 @@ class Member(ABC):
     `members.seized` (slots taken without a hand-over), `members.undrained` (slots still held when it left).
     """
 
-    def __init__(self, gate: Gate, *, ttl: Duration, grace: Duration, clock: Clock | None) -> None:
-        self.gate = gate
+    def __init__(self, gate: HasContext, *, ttl: Duration, grace: Duration, clock: Clock | None) -> None:
+        self.context = gate.context
         self.ttl = milliseconds(ttl, "ttl") / 1000
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.interval = self.ttl / 3
@@ -162,7 +160,7 @@ class Member(ABC):
     def patience(self) -> float:
         """Seconds that an announcement may take: until the next is due; the first, after which none is, may take all of
         the gate's `timeout`."""
-        return self.interval if self.generation else max(self.gate.seconds, self.interval)
+        return self.interval if self.generation else max(self.context.timeout, self.interval)
 
     # -- what a worker asks -------------------------------------------------------------------------------------------
 
@@ -203,7 +201,7 @@ class Member(ABC):
 
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
         if self._running:
-            raise BadInput("members", self, "serves another worker already", "Make one for each worker")
+            raise InvalidArgument("members", self, "serves another worker already", "Make one for each worker")
         self._running = True
         self._begin(topics)
         self._watch_clock()
@@ -241,7 +239,7 @@ class Member(ABC):
 
     async def _go(self) -> None:
         if undrained := len(self._holdings.held):
-            self.gate.counters.add("members.undrained", undrained)
+            self.context.counters.add("members.undrained", undrained)
         log.info("members.left", extra={"member": self.member, "undrained": undrained})
         try:
             await self.leave()
@@ -259,10 +257,10 @@ class Member(ABC):
             if self._failures == 0:
                 log.warning("members.store_away", extra={"member": self.member, "error": str(error)})
             self._failures += 1
-            self.gate.counters.add("members.store_away")
+            self.context.counters.add("members.store_away")
         if self._now() >= self._until and not self._lapsed:
             self._lapsed = True
-            self.gate.counters.add("members.lapsed")
+            self.context.counters.add("members.lapsed")
             log.warning("members.lapsed", extra={"member": self.member})
             self._tell()
 
@@ -285,7 +283,7 @@ class Member(ABC):
         self._until = asked + self.ttl * 1000  # the store counts from when it heard, which was later
         again = self._holdings.heard(said, roll, self._now())
         if seized := sum(roll.holders[slot] == self.member for slot in said.seized):
-            self.gate.counters.add("members.seized", seized)
+            self.context.counters.add("members.seized", seized)
             log.warning("members.seized", extra={"member": self.member, "slots": seized})
         self._published()
         return again
@@ -343,32 +341,34 @@ class RedisMembership(Member):
     One script call every third of `ttl`, and one more for each change of the members.
     """
 
-    def __init__(self, gate: Gate, group: str = "workers", *, ttl: Duration = "10s", grace: Duration = "30s") -> None:
-        super().__init__(gate, ttl=ttl, grace=grace, clock=gate.clock)
+    def __init__(
+        self, gate: HasContext, group: str = "workers", *, ttl: Duration = "10s", grace: Duration = "30s"
+    ) -> None:
+        super().__init__(gate, ttl=ttl, grace=grace, clock=gate.context.clock)
         self.group = keys.check_name(group, "group")
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        ear = self.gate.aio.link.ear()
+        ear = self.context.aio_link.ear()
         try:
-            await ear.add(keys.members(self.gate.namespace, self.group)[0], lambda _channel, _data: self.poke())
+            await ear.add(keys.members(self.context.namespace, self.group)[0], lambda _channel, _data: self.poke())
             yield
         finally:
             await ear.close()
 
     async def announce(self, said: Announcement) -> Roll:
-        gate = self.gate
-        call = members.announce(gate.namespace, self.group, gate.clock, said, round(self.ttl * 1000))
-        return await gate.aio.link.run(call, within=min(gate.seconds, self.patience))
+        context = self.context
+        call = members.announce(context.namespace, self.group, context.clock, said, round(self.ttl * 1000))
+        return await context.aio_link.run(call, within=min(context.timeout, self.patience))
 
     async def leave(self) -> None:
-        gate = self.gate
-        await gate.aio.link.run(members.leave(gate.namespace, self.group, gate.clock, self.member))
+        context = self.context
+        await context.aio_link.run(members.leave(context.namespace, self.group, context.clock, self.member))
 
     async def attendance(self) -> members.Attendance:
         """Who is there and who holds what, as the store sees it. Raises StoreError."""
-        gate = self.gate
-        return await gate.aio.link.run(members.attendance(gate.namespace, self.group, gate.clock))
+        context = self.context
+        return await context.aio_link.run(members.attendance(context.namespace, self.group, context.clock))
 
 
 def _by_topic(slots: Iterable[Slot]) -> dict[str, frozenset[int]]:

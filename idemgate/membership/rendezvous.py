@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["mine", "owner", "slot_id"]
 
@@ -22,9 +22,11 @@ def slot_id(topic: str, number: int) -> str:
 
 
 def owner(slot: str, members: Sequence[str]) -> str:
-    """The member that serves this slot: the same for every order of `members`. BadInput if there are none."""
+    """The member that serves this slot: the same for every order of `members`. InvalidArgument if there are none."""
     if not members:
-        raise BadInput("members", members, "nobody is there", "Ask when at least one member has announced itself")
+        raise InvalidArgument(
+            "members", members, "nobody is there", "Ask when at least one member has announced itself"
+        )
     return max(members, key=lambda member: _weight(slot, member))
 
 

@@ -331,7 +331,7 @@ class AsyncLink:
         """A command that blocks on the server (XREADGROUP ... BLOCK), on a connection of its own.
 
         Sent once. Cancelling it drops its connection, and so does `within`, in seconds, which should be more than the
-        time it blocks: StoreUnavailable then, as when the connection is lost; else StoreRefused.
+        time it blocks: StoreUnavailable then, as when the connection is lost; else ServerRejected.
         """
         try:
             async with asyncio.timeout(within):

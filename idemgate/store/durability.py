@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from idemgate.core.calls import Arg, Call
 from idemgate.core.keys import touched
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.lua import script
 
 __all__ = ["Asked", "Durability", "durability_of"]
@@ -19,10 +19,11 @@ __all__ = ["Asked", "Durability", "durability_of"]
 Asked = Literal["fsync", "replicas"] | int | None
 
 _EXEMPT = frozenset(
-    f"{room}/{name}"
-    for room, names in {
-        "once": ("inspect", "kept", "renew"),
-        "topic": ("take", "extend", "peek", "stats", "dead", "registry", "policy", "retell", "audit"),
+    f"{folder}/{name}"
+    for folder, names in {
+        "guard": ("inspect", "renew"),
+        "dedup": ("get",),
+        "topics": ("take", "extend", "peek", "stats", "dead", "registry", "policy", "retell", "audit"),
         "members": ("announce", "leave", "roll"),
         "expiry": ("look",),
     }.items()
@@ -70,14 +71,14 @@ class Durability:
 
 
 def durability_of(asked: Asked, namespace: str) -> Durability | None:
-    """What `durability=` of a gate means, or BadInput."""
+    """What `durability=` of a gate means, or InvalidArgument."""
     if asked is None:
         return None
     if asked == "fsync":
         return Durability(0, namespace)
     replicas = 1 if asked == "replicas" else asked
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= 100:
-        raise BadInput(
+        raise InvalidArgument(
             "durability", asked, "not a durability", 'Use None, "fsync", "replicas", or how many replicas (1 to 100)'
         )
     return Durability(replicas, namespace)

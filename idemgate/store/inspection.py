@@ -30,7 +30,7 @@ class Server:
         self._client.close()
 
     def command(self, *words: Any) -> Any:
-        """One command, sent once; StoreUnavailable, StoreRefused."""
+        """One command, sent once; StoreUnavailable, ServerRejected."""
         try:
             return self._client.execute_command(*words)
         except FAILURES as error:

@@ -9,7 +9,7 @@ import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Call
-from idemgate.errors import NotConfigured, StoreRefused
+from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.resp import pack
@@ -41,12 +41,12 @@ class Copies:
         return self._durability.concerns(call)
 
     def tried(self, request: bytes, reply: Any) -> None:
-        """StoreRefused where the server can never do it; what may pass is raised as it is."""
+        """ServerRejected where the server can never do it; what may pass is raised as it is."""
         if isinstance(reply, rx.ResponseError):
             if "replica instances" in str(reply):  # what WAIT and WAITAOF are told where the script is told READONLY
                 raise rx.ReadOnlyError(f"READONLY {reply}")
             if not is_passing(reply):
-                raise StoreRefused(
+                raise ServerRejected(
                     f"durability= is refused by the server: {reply}. {self._durability.needs}. Nothing was written"
                 )
         if isinstance(reply, Exception):

@@ -14,7 +14,7 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.core.backoff import retry_pause
-from idemgate.errors import NotDurable, StoreRefused, StoreUnavailable
+from idemgate.errors import NotDurable, ServerRejected, StoreUnavailable
 from idemgate.lua import names, script
 
 __all__ = ["FAILURES", "Patience", "Short", "is_passing", "unheard"]
@@ -121,11 +121,11 @@ class Patience:
         return max(0.0, self._deadline - monotonic())
 
     def pause(self, error: Exception) -> float:
-        """Seconds to wait before the next try, or the error for the caller: StoreRefused, StoreUnavailable."""
+        """Seconds to wait before the next try, or the error for the caller: ServerRejected, StoreUnavailable."""
         if isinstance(error, Short):
             return self._short(error)
         if not is_passing(error):
-            raise StoreRefused(_refusal(error)) from error
+            raise ServerRejected(_refusal(error)) from error
         if _executed(error) == "unknown":
             self._executed = "unknown"
         self._tries += 1

@@ -74,7 +74,7 @@ class SyncLink:
         return reply
 
     def _try(self, wires: Wires, copies: Copies) -> None:
-        """Asks, once, whether the server can do what is asked for at all: StoreRefused if not."""
+        """Asks, once, whether the server can do what is asked for at all: ServerRejected if not."""
         for asked in copies.trial:
             (reply,) = wires.ask_all([asked])
             try:
@@ -95,7 +95,7 @@ class SyncLink:
         time-out). One try waits at most `attempt` seconds for its reply (None: as long as a connection allows); not
         with `durability=`, whose reply comes behind the copies.
 
-        Raises StoreUnavailable (with `executed`), StoreRefused, ForeignData.
+        Raises StoreUnavailable (with `executed`), ServerRejected, UnexpectedData.
         """
         started, wires = monotonic(), self._wires
         try:
@@ -235,7 +235,7 @@ class SyncLink:
 
     def command(self, *args: Any) -> Any:
         """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,
-        StoreRefused."""
+        ServerRejected."""
         try:
             return self._ask(*args)
         except FAILURES as error:

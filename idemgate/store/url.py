@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from redis import connection
 
-from idemgate.errors import BadInput, NotConfigured
+from idemgate.errors import InvalidArgument, NotConfigured
 from idemgate.store.endpoint import Endpoint, kept
 
 __all__ = ["of_url"]
@@ -104,7 +104,7 @@ def _node(url: str, text: str, port: int) -> tuple[str, int]:
 _PLAIN = re.compile(r"[\w.\[\]-]*(:\d+)?(,[\w.\[\]-]+(:\d+)?)*(/[\w./-]*)?")
 
 
-def _bad(url: str, problem: str, fix: str) -> BadInput:
+def _bad(url: str, problem: str, fix: str) -> InvalidArgument:
     """Shows of the URL what surely is no secret. A password may stand before the last @, in the query, and, where its
     / ? # are not escaped, after them."""
     scheme, separator, rest = url.partition("://")
@@ -113,4 +113,4 @@ def _bad(url: str, problem: str, fix: str) -> BadInput:
     location = re.sub(r"[?#].*", "", location)
     shown = location if separator and not secret and _PLAIN.fullmatch(location) else "***"
     userinfo = "***@" if "@" in rest else ""
-    return BadInput("url", f"{scheme}://{userinfo}{shown}" if separator else "***", problem, fix)
+    return InvalidArgument("url", f"{scheme}://{userinfo}{shown}" if separator else "***", problem, fix)

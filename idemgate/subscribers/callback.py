@@ -12,10 +12,10 @@ from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     AttemptsExhausted,
-    BadInput,
     Bury,
+    DecodeError,
+    InvalidArgument,
     KeyReused,
-    NotDecodable,
     OutcomeUnknown,
     ReplayedFailure,
     ResultUnavailable,
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
-_HOPELESS = (Bury, BadInput, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, NotDecodable)
+_HOPELESS = (Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError)
 """Repeating cannot mend these: a person has to look."""
 
 
@@ -88,8 +88,8 @@ class Callback(Generic[T]):
 
 
 def checked(func: Callable[[T], object]) -> str:
-    """The name of a function that can be a callback; BadInput if it cannot."""
+    """The name of a function that can be a callback; InvalidArgument if it cannot."""
     if not callable(func):
-        raise BadInput("callback", func, "not callable", "Decorate a function of one argument")
+        raise InvalidArgument("callback", func, "not callable", "Decorate a function of one argument")
     refuse_generator(func)
     return qualified_name(func)

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from idemgate.core.numbers import whole
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
+from idemgate.store.context import Context
 from idemgate.store.shielded import to_the_end
 from idemgate.subscribers.callback import Callback, checked
 from idemgate.subscribers.executor import Lanes
 
 if TYPE_CHECKING:
-    from idemgate.gate import Gate
     from idemgate.store.pubsub import Ear
 
 __all__ = ["Channel", "Heard"]
@@ -55,7 +55,7 @@ class Channel:
 
     def __init__(
         self,
-        gate: Gate,
+        context: Context,
         channel: str,
         callback: Callable[[Heard], object],
         *,
@@ -63,7 +63,7 @@ class Channel:
         concurrency: int = 32,
         backlog: int = 10_000,
     ) -> None:
-        self._gate = gate
+        self._context = context
         self.channel = channel
         self.pattern = _checked_pattern(channel, pattern)
         self.callback = callback
@@ -78,7 +78,7 @@ class Channel:
         """As `Subscriber.run`. The backlog, too, is worked off within the grace."""
         callback = Callback(self.callback)
         lanes = Lanes[Heard](lambda heard: self._handle(callback, heard), self.concurrency)
-        ear = self._gate.aio.link.ear()
+        ear = self._context.aio_link.ear()
         try:
             await ear.add(self.channel.encode(), self._listener(lanes), pattern=self.pattern)
             if ready is not None:
@@ -125,14 +125,14 @@ class Channel:
             log.error("subscriber.failed", extra=self._facts | {"outcome": ending.outcome}, exc_info=ending.error)
 
     def _count(self, what: str, n: int = 1) -> None:
-        self._gate.counters.add(f"channel.{what}", n)
+        self._context.counters.add(f"channel.{what}", n)
 
 
 def _checked_pattern(channel: str, pattern: bool | None) -> bool:
     if not isinstance(channel, str) or not channel:
-        raise BadInput("channel", channel, "not the name of a channel", "Use a text that is not empty")
+        raise InvalidArgument("channel", channel, "not the name of a channel", "Use a text that is not empty")
     if pattern is None and _GLOB.search(channel):
-        raise BadInput(
+        raise InvalidArgument(
             "channel",
             channel,
             "looks like a pattern, and nobody publishes to a channel of that name by chance",

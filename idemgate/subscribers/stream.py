@@ -20,21 +20,19 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.numbers import whole
 from idemgate.core.tokens import token
-from idemgate.errors import AlreadyInProgress, BadInput, Retry, StoreError, StoreUnavailable
+from idemgate.errors import AlreadyInProgress, InvalidArgument, Retry, StoreError, StoreUnavailable
+from idemgate.store.context import Context
 from idemgate.store.shielded import to_the_end
 from idemgate.subscribers.callback import Callback, Ending, checked
 from idemgate.subscribers.executor import Lanes
 from idemgate.subscribers.stream_group import Entry, Group, Taken, is_gone
 from idemgate.worker.outcome import last_line
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
 
 __all__ = ["Stream"]
 
@@ -50,7 +48,7 @@ class Stream:
 
     def __init__(
         self,
-        gate: Gate,
+        context: Context,
         stream: str,
         callback: Callable[[Entry], object],
         *,
@@ -63,12 +61,14 @@ class Stream:
         dead: str | None = None,
         max_dead: int = 10_000,
     ) -> None:
-        self.gate = gate
+        self.context = context
         self.stream = _named("stream", stream)
         self.group = _named("group", group)
         self.consumer = None if consumer is None else _named("consumer", consumer)
         if start not in ("0", "$"):
-            raise BadInput("start", start, "no such choice", "Use '0' for all there is, '$' for what comes from now on")
+            raise InvalidArgument(
+                "start", start, "no such choice", "Use '0' for all there is, '$' for what comes from now on"
+            )
         self.start = start
         self.callback = callback
         self.name = checked(callback)
@@ -77,14 +77,14 @@ class Stream:
         self.max_deliveries = whole("max_deliveries", max_deliveries)
         self.dead = f"{stream}:dead" if dead is None else _named("dead", dead)
         if self.dead == stream:
-            raise BadInput("dead", dead, "the stream itself", "Name another stream, or leave it out")
+            raise InvalidArgument("dead", dead, "the stream itself", "Name another stream, or leave it out")
         self.max_dead = whole("max_dead", max_dead)
 
     def __repr__(self) -> str:
         return f"<Stream {self.stream!r} group {self.group!r} -> {self.name}>"
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
-        """As `Subscriber.run`. Raises StoreRefused if the group cannot be made: the key is no stream, no permission."""
+        """As `Subscriber.run`. Raises ServerRejected if the group cannot be made: the key is no stream, no permission."""
         await _Reader(self, stop).run(grace, ready)
 
 
@@ -95,7 +95,7 @@ class _Reader:
         self._options = options
         self._stop = stop
         consumer = options.consumer or f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
-        self._group = Group(options.gate.aio.link, options.stream, options.group, consumer, options.reclaim_ms)
+        self._group = Group(options.context.aio_link, options.stream, options.group, consumer, options.reclaim_ms)
         self._callback = Callback(options.callback)
         self._lanes = Lanes[Taken](self._handle, options.concurrency)
         self._live: dict[bytes, Taken] = {}
@@ -303,7 +303,7 @@ class _Reader:
             self._count("abandoned", left)
             log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
         with suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(self._options.gate.seconds):
+            async with asyncio.timeout(self._options.context.timeout):
                 await self._flush()
                 if self._options.consumer is None and not left:
                     await self._group.leave()
@@ -325,12 +325,12 @@ class _Reader:
 
     def _count(self, what: str, n: int = 1) -> None:
         if n:
-            self._options.gate.counters.add(f"stream.{what}", n)
+            self._options.context.counters.add(f"stream.{what}", n)
 
 
 def _named(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
-        raise BadInput(name, value, "not a name", "Use a text that is not empty")
+        raise InvalidArgument(name, value, "not a name", "Use a text that is not empty")
     return value
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from idemgate.errors import StoreRefused
+from idemgate.errors import ServerRejected
 from idemgate.store.aio import AsyncLink
 
 __all__ = ["Entry", "Group", "Taken", "is_gone"]
@@ -45,7 +45,7 @@ class Taken:
 
 def is_gone(error: BaseException) -> bool:
     """Whether the server said that there is no such stream or group (any more)."""
-    return isinstance(error, StoreRefused) and any(word in str(error) for word in ("NOGROUP", "UNBLOCKED"))
+    return isinstance(error, ServerRejected) and any(word in str(error) for word in ("NOGROUP", "UNBLOCKED"))
 
 
 class Group:
@@ -63,7 +63,7 @@ class Group:
         """Makes the group, and the stream if need be; False if it was there."""
         try:
             await self._link.command("XGROUP", "CREATE", self.stream, self.group, start, "MKSTREAM")
-        except StoreRefused as error:
+        except ServerRejected as error:
             if "BUSYGROUP" not in str(error):
                 raise
             return False

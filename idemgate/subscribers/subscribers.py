@@ -1,18 +1,15 @@
-"""All subscribers of a gate, inside of an application."""
+"""All subscribers of a context, inside of an application."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.store.shielded import to_the_end
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
 
 __all__ = ["Subscriber", "Subscribers"]
 
@@ -33,20 +30,20 @@ class Subscribers:
 
     Entering returns when all of them listen, or have found that the store is away: they begin when it is back. Leaving
     stops them: no new messages, and callbacks that run may finish within `grace`. A subscriber that can never work
-    (StoreRefused: the key is no stream, no permission) ends all of them and raises.
+    (ServerRejected: the key is no stream, no permission) ends all of them and raises.
     """
 
-    def __init__(self, gate: Gate, grace: Duration = "30s") -> None:
-        self._gate = gate
+    def __init__(self, subscribers: Sequence[Subscriber], grace: Duration = "30s") -> None:
+        self._subscribers = subscribers
         self._grace = milliseconds(grace, "grace", zero=True) / 1000
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event | None = None, *, ready: asyncio.Event | None = None) -> None:
         """Until `stop` is set; None: until cancelled, which leaves running callbacks no grace."""
-        subscribers = tuple(self._gate.subscribers)
+        subscribers = tuple(self._subscribers)
         if not subscribers:
-            raise BadInput(
+            raise InvalidArgument(
                 "subscribers",
                 [],
                 "there are none",
@@ -67,7 +64,7 @@ class Subscribers:
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
-            raise BadInput("subscribers", self, "entered already", "Make another with gate.aio.subscribers()")
+            raise InvalidArgument("subscribers", self, "entered already", "Make another with gate.aio.subscribers()")
         ready = asyncio.Event()
         self._task = asyncio.create_task(self.run(self._stop, ready=ready))
         until = asyncio.create_task(ready.wait())

@@ -37,7 +37,7 @@ from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Owner, check_name
-from idemgate.errors import ForeignData, StoreRefused
+from idemgate.errors import ServerRejected, UnexpectedData
 from idemgate.guard.record import stored
 from idemgate.membership.calls import attendance
 from idemgate.store.endpoint import Endpoint
@@ -75,10 +75,10 @@ def audit(
     - `history`: findings of a `History`, to be told with the others.
 
     May run while others work. Each slot is read by one script, and so is each group of members and each record: what
-    is said of any of them was so at one moment. Of a page of compact marks only the head is read: who meets a broken
-    bucket is told so (ForeignData). The keys themselves are found by SCAN, so that what comes or goes
+    is said of any of them was so at one moment. Of a page of a dedup set only the head is read: who meets a broken
+    bucket is told so (UnexpectedData). The keys themselves are found by SCAN, so that what comes or goes
     meanwhile may be missed. A server is blocked for about a millisecond for each thousand entries of a slot.
-    Raises StoreUnavailable, StoreRefused.
+    Raises StoreUnavailable, ServerRejected.
     """
     endpoint, name, clock = _where(store, namespace)
     made = _Audit(name, clock, most, most_bytes)
@@ -94,7 +94,7 @@ def audit(
 def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clock | None]:
     if isinstance(store, str):
         return _endpoint(store), check_name(namespace or "default", "namespace"), None
-    return store.endpoint, check_name(namespace or store.namespace, "namespace"), store.clock
+    return store.context.endpoint, check_name(namespace or store.namespace, "namespace"), store.context.clock
 
 
 def _endpoint(url: str) -> Endpoint:
@@ -192,7 +192,7 @@ class _Audit:
         key = keys.topics(self.namespace)
         try:
             stored = link.command("HGETALL", key)
-        except StoreRefused as error:
+        except ServerRejected as error:
             if "WRONGTYPE" not in str(error):
                 raise
             yield Finding("wrong-type", text(key), f"the registry of topics cannot be read: {error}")
@@ -250,7 +250,7 @@ class _Audit:
     def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
         try:
             present = link.run(attendance(self.namespace, group, self.clock))
-        except ForeignData as error:
+        except UnexpectedData as error:
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
         crew = keys.members(self.namespace, group)
@@ -271,7 +271,7 @@ class _Audit:
     def _slot(self, link: SyncLink, slot: Slot, key: bytes, counted: Counter[str] | None = None) -> Iterator[Finding]:
         try:
             found = link.run(read_slot(slot, self.clock, self.most, self.room))
-        except ForeignData as error:
+        except UnexpectedData as error:
             self.balances[slot.topic].append(None)
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
@@ -297,7 +297,7 @@ def _asked(link: SyncLink, *words: str | bytes) -> Any:
     """What a command answers; None where the key is of another type, which is found elsewhere."""
     try:
         return link.command(*words)
-    except StoreRefused as error:
+    except ServerRejected as error:
         if "WRONGTYPE" not in str(error):
             raise
         return None

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from threading import Lock
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["Clock"]
 
@@ -61,5 +61,7 @@ class Clock:
 
 def _microseconds(seconds: float) -> int:
     if not 0 <= seconds < 2**53 / 1_000_000:
-        raise BadInput("seconds", seconds, "not a time since the epoch", "Pass seconds since 1970, up to the year 2255")
+        raise InvalidArgument(
+            "seconds", seconds, "not a time since the epoch", "Pass seconds since 1970, up to the year 2255"
+        )
     return round(seconds * 1000) * 1000

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.numbers import whole
-from idemgate.errors import BadInput, Overloaded
+from idemgate.errors import InvalidArgument, Overloaded
 
 __all__ = ["Adaptive", "Ended", "Limit", "after", "first"]
 
@@ -46,7 +46,7 @@ class Adaptive:
     - `overload`: a window is bad if more than this share of its handlers raised one of `errors`; then it ends at once.
     - `errors`: what an overloaded downstream makes a handler raise. Whatever else it raises tells nothing.
 
-    Raises BadInput.
+    Raises InvalidArgument.
     """
 
     least: int = 1
@@ -59,15 +59,19 @@ class Adaptive:
     def __post_init__(self) -> None:
         whole("least", self.least)
         if whole("most", self.most) < self.least:
-            raise BadInput("most", self.most, f"less than least={self.least}", "Make it at least as large")
+            raise InvalidArgument("most", self.most, f"less than least={self.least}", "Make it at least as large")
         if self.target is not None:
             milliseconds(self.target, "target")
         if not _number(self.tolerance) or not 1 < self.tolerance < 2:
-            raise BadInput("tolerance", self.tolerance, "not a number between 1 and 2", "Use 1.3 to 1.8, or a target=")
+            raise InvalidArgument(
+                "tolerance", self.tolerance, "not a number between 1 and 2", "Use 1.3 to 1.8, or a target="
+            )
         if not _number(self.overload) or not 0 <= self.overload < 1:
-            raise BadInput("overload", self.overload, "not a share", "Use a number from 0 to below 1, such as 0.1")
+            raise InvalidArgument(
+                "overload", self.overload, "not a share", "Use a number from 0 to below 1, such as 0.1"
+            )
         if not isinstance(self.errors, tuple) or not all(map(_exception, self.errors)):
-            raise BadInput("errors", self.errors, "not exception types", "Pass a tuple of them")
+            raise InvalidArgument("errors", self.errors, "not exception types", "Pass a tuple of them")
 
 
 class Ended(NamedTuple):

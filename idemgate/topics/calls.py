@@ -17,7 +17,7 @@ from idemgate.core.codec.decoding import as_ours
 from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput, NotDecodable
+from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics import batching as parts
 from idemgate.topics.batching import in_order
 from idemgate.topics.dead_letters import PAGE, Place
@@ -78,7 +78,7 @@ class Settlement(NamedTuple):
 
 
 def failed(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
-    """Only these items are tried again. None of them: acknowledged; all of them: a plain nack. BadInput for what is
+    """Only these items are tried again. None of them: acknowledged; all of them: a plain nack. InvalidArgument for what is
     not an item of the delivery."""
     part = delivery.part(items)
     if not part.items:
@@ -191,7 +191,7 @@ class TopicCalls:
         """The slot of a delivery, which may have been taken when there were more or fewer."""
         try:
             return self.at(delivery.route)
-        except NotDecodable:
+        except DecodeError:
             return delivery.slot % self.policy.slots
 
     def _call(
@@ -303,7 +303,7 @@ class TopicCalls:
         raise Unfinished(Batch(calls, lambda answers: receipts + _flat(answers)))
 
     def checked(self, trigger: Trigger) -> Asked:
-        """A trigger as scripts get it, or BadInput."""
+        """A trigger as scripts get it, or InvalidArgument."""
         key, group, wish = keys.raw(trigger.key), trigger.group, _when(trigger)
         if not (trigger.priority is group is trigger.version is trigger.event_id is None):
             wish = self._wish(trigger, wish)
@@ -323,9 +323,11 @@ class TopicCalls:
             return b""
         boost = self.policy.priority_boost or 1
         if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) * boost > 2**52:
-            raise BadInput("priority", priority, "not an integer that ranks exactly", f"Use at most 2**52 / {boost} ms")
+            raise InvalidArgument(
+                "priority", priority, "not an integer that ranks exactly", f"Use at most 2**52 / {boost} ms"
+            )
         if not self.policy.priority:
-            raise BadInput("priority", priority, f"topic {self.name!r} has none", "Make it with priority=True")
+            raise InvalidArgument("priority", priority, f"topic {self.name!r} has none", "Make it with priority=True")
         return priority
 
     # -- taking out ---------------------------------------------------------------------------------------------------
@@ -514,7 +516,7 @@ class TopicCalls:
     def reschedule(self, trigger: Trigger) -> Call[str]:
         when = _when(trigger)
         if not when:
-            raise BadInput("at", None, "no time named", "Pass at= (an aware datetime) or delay=")
+            raise InvalidArgument("at", None, "no time named", "Pass at= (an aware datetime) or delay=")
         return self._of_key(
             "reschedule",
             _route(trigger.key, trigger.group),
@@ -772,19 +774,21 @@ def _size(asked: Asked) -> int:
 def _group(group: Key) -> bytes:
     found = keys.raw(group)
     if b"\0" in found:
-        raise BadInput("group", group, "holds a NUL", "Use a text without one")
+        raise InvalidArgument("group", group, "holds a NUL", "Use a text without one")
     return found
 
 
 def _version(version: int) -> bytes:
     if not isinstance(version, int) or isinstance(version, bool) or abs(version) > 2**53:
-        raise BadInput("version", version, "not an integer up to 2**53", "Use a revision number, or a time in ms")
+        raise InvalidArgument(
+            "version", version, "not an integer up to 2**53", "Use a revision number, or a time in ms"
+        )
     return b"%d" % version
 
 
 def _when(trigger: Trigger) -> bytes:
     if trigger.delay is not None and trigger.at is not None:
-        raise BadInput("delay", trigger.delay, "at= was given too", "Pass one of delay and at")
+        raise InvalidArgument("delay", trigger.delay, "at= was given too", "Pass one of delay and at")
     if trigger.at is not None:
         return b"a%d" % instant(trigger.at, "at")
     if trigger.delay is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from idemgate.errors import BadInput, NotConfigured
+from idemgate.errors import InvalidArgument, NotConfigured
 from idemgate.topics.messages import Trigger
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ class Recurring:
 
 
 def recurring(name: str, expression: str, zone: str | ZoneInfo, payload: object) -> Recurring:
-    """Checks it: BadInput for an expression or a zone that is none, NotConfigured without the extra `cron`."""
+    """Checks it: InvalidArgument for an expression or a zone that is none, NotConfigured without the extra `cron`."""
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     if not isinstance(name, str) or not name:  # the keys of its messages begin with it
-        raise BadInput("name", name, "not a name", "Use a text that is not empty")
+        raise InvalidArgument("name", name, "not a name", "Use a text that is not empty")
     try:
         found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # OSError: "Europe" is a folder of zones
-        raise BadInput(
+        raise InvalidArgument(
             "tz", zone, f"no such time zone ({error})", 'Use a name such as "Europe/Berlin", or "UTC"'
         ) from None
     _simulated(expression, datetime(2000, 1, 1, tzinfo=UTC))
@@ -65,4 +65,4 @@ def _simulated(expression: str, moment: datetime) -> CronSim:
     try:
         return CronSim(expression, moment)
     except CronSimError as error:
-        raise BadInput("cron", expression, str(error), "Write five fields, such as '0 9 * * MON-FRI'") from None
+        raise InvalidArgument("cron", expression, str(error), "Write five fields, such as '0 9 * * MON-FRI'") from None

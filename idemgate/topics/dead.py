@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from idemgate.core.numbers import whole
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.topics.dead_letters import Chosen, Pages, by_slot, chosen, newest, numbers_of
 from idemgate.topics.messages import DeadLetter
 
@@ -25,7 +25,7 @@ class Dead:
     - `key`: a pattern of the key as a shell has them, "order-*"; upper and lower case differ.
     - `reason`: a text that the reason contains.
     - `since`, `until`: aware datetimes; died at `since` or later, and before `until`.
-    All that are named have to hold. BadInput for what can never match.
+    All that are named have to hold. InvalidArgument for what can never match.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -80,7 +80,7 @@ class Dead:
 
     def _list(self, wanted: Chosen, n: int, skip: int = 0) -> builtins.list[DeadLetter]:
         calls = self._topic.open()
-        link = self._topic.opening.gate.link
+        link = self._topic.opening.context.link
         found: builtins.list[builtins.list[DeadLetter]] = []
         for slot in range(calls.policy.slots):
             pages = Pages(wanted, skip + n)
@@ -103,7 +103,7 @@ class Dead:
         return moved
 
     def _sift(self, calls: TopicCalls, slot: int, verb: str, wanted: Chosen) -> int:
-        link = self._topic.opening.gate.link
+        link = self._topic.opening.context.link
         pages, moved = Pages(wanted), 0
         while pages.at is not None:
             found = pages.turn(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
@@ -112,14 +112,14 @@ class Dead:
         return moved
 
     def _move(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
-        link, moved = self._topic.opening.gate.link, 0
+        link, moved = self._topic.opening.context.link, 0
         while numbers:
             done = link.run(calls.exhume(slot, verb, numbers))
             moved, numbers = moved + done.taken, numbers[done.seen :]
         return moved
 
     def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
-        link = self._topic.opening.gate.link
+        link = self._topic.opening.context.link
         first = link.run(calls.exhume(slot, verb, ()))
         moved, left, done = first.taken, first.left, first.taken
         while left > 0 and done:  # those that were there at first: what is sent back may die again meanwhile
@@ -175,7 +175,7 @@ class AioDead:
 
     async def _list(self, wanted: Chosen, n: int, skip: int = 0) -> builtins.list[DeadLetter]:
         calls = await self._topic.open()
-        link = self._topic.opening.gate.aio.link
+        link = self._topic.opening.context.aio_link
         found: builtins.list[builtins.list[DeadLetter]] = []
         for slot in range(calls.policy.slots):
             pages = Pages(wanted, skip + n)
@@ -200,7 +200,7 @@ class AioDead:
         return moved
 
     async def _sift(self, calls: TopicCalls, slot: int, verb: str, wanted: Chosen) -> int:
-        link = self._topic.opening.gate.aio.link
+        link = self._topic.opening.context.aio_link
         pages, moved = Pages(wanted), 0
         while pages.at is not None:
             found = pages.turn(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
@@ -209,14 +209,14 @@ class AioDead:
         return moved
 
     async def _move(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
-        link, moved = self._topic.opening.gate.aio.link, 0
+        link, moved = self._topic.opening.context.aio_link, 0
         while numbers:
             done = await link.run(calls.exhume(slot, verb, numbers))
             moved, numbers = moved + done.taken, numbers[done.seen :]
         return moved
 
     async def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
-        link = self._topic.opening.gate.aio.link
+        link = self._topic.opening.context.aio_link
         first = await link.run(calls.exhume(slot, verb, ()))
         moved, left, done = first.taken, first.left, first.taken
         while left > 0 and done:
@@ -229,4 +229,6 @@ def _check(ids: object, wanted: Chosen, limit: int | None) -> None:
     if limit is not None:
         whole("limit", limit, 0)
     if ids is not None and (limit is not None or wanted != Chosen()):
-        raise BadInput("ids", ids, "letters are named by their ids or by what they have in common", "Pass one of both")
+        raise InvalidArgument(
+            "ids", ids, "letters are named by their ids or by what they have in common", "Pass one of both"
+        )

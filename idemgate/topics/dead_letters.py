@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from idemgate.core.durations import instant
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.topics.messages import DeadLetter
 
 __all__ = ["PAGE", "Chosen", "Pages", "Place", "by_slot", "chosen", "newest", "numbers_of"]
@@ -72,10 +72,12 @@ class Pages:
 
 
 def chosen(key: str | None, reason: str | None, since: datetime | None, until: datetime | None) -> Chosen:
-    """What a user asked for, or BadInput."""
+    """What a user asked for, or InvalidArgument."""
     for name, given in (("key", key), ("reason", reason)):
         if given is not None and (not isinstance(given, str) or not given):
-            raise BadInput(name, given, "not a text to look for", "Pass a str that is not empty, or leave it out")
+            raise InvalidArgument(
+                name, given, "not a text to look for", "Pass a str that is not empty, or leave it out"
+            )
     return Chosen(
         key,
         reason,
@@ -107,7 +109,7 @@ def by_slot(ids: Iterable[str], slots: int) -> list[tuple[int, list[str]]]:
     for one in ids:
         slot, separator, number = one.partition("-")
         if not separator or not slot.isdigit() or not number.isdigit() or int(slot) >= slots:
-            raise BadInput(
+            raise InvalidArgument(
                 "ids",
                 one,
                 "not the id of a dead letter of this topic",

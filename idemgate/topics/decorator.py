@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from idemgate.core.codec.models import rebuild
 from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.key_template import KeySpec, compile_key
-from idemgate.errors import BadInput, Failed
+from idemgate.errors import InvalidArgument, PartialFailure
 from idemgate.topics.merge import Merge, merge_of
 from idemgate.topics.messages import Delivery, Receipt
 from idemgate.topics.partial import listed
+from idemgate.topics.policy import MergeOptions
 from idemgate.topics.topic import AioTopic, Topic
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
 
 __all__ = ["AioMerged", "Merged", "merged"]
 
@@ -41,7 +39,7 @@ class Merged(Generic[P, R]):
 
     def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Triggers a later call with these arguments (merged with others of the same key). TypeError if they do not
-        fit, BadInput if they cannot be stored; one round trip."""
+        fit, InvalidArgument if they cannot be stored; one round trip."""
         key, payload = self._bound(args, kwargs)
         return self.topic.trigger(key, payload)
 
@@ -72,14 +70,16 @@ class AioMerged(Generic[P, R]):
         return await self.topic.trigger(key, payload)
 
 
-def merged(gate: Gate, func: Callable[P, R], key: Any, name: str | None, options: dict[str, Any]) -> Merged[P, R]:
+def merged(
+    make_topic: Callable[..., Topic], func: Callable[P, R], key: Any, name: str | None, options: MergeOptions
+) -> Merged[P, R]:
     """Makes the topic of a function and registers the handler that calls it."""
     refuse_generator(func)
     signature = inspect.signature(func)
-    merge = merge_of(options["merge"])
+    merge = merge_of(options.get("merge", "last"))
     _check(func, signature, merge)
     compiled = compile_key(key, func)
-    topic = gate.topic(_topic_name(func) if name is None else name, **options)
+    topic = make_topic(_topic_name(func) if name is None else name, **options)
     topic.handler(_handler(func, signature, merge))
     return Merged(func, topic, compiled, signature)
 
@@ -87,7 +87,7 @@ def merged(gate: Gate, func: Callable[P, R], key: Any, name: str | None, options
 def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:
     first = next(iter(signature.parameters), "")
     if first in ("self", "cls"):
-        raise BadInput(
+        raise InvalidArgument(
             "function",
             func,
             "a method needs its object, which cannot be stored",
@@ -95,7 +95,7 @@ def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge)
         )
     op = merge.spec["op"]
     if op not in ("last", "first", "fields"):
-        raise BadInput(
+        raise InvalidArgument(
             "merge",
             op,
             "would not leave the arguments of a call",
@@ -103,7 +103,7 @@ def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge)
         )
     unknown = sorted(merge.fields.keys() - signature.parameters.keys())
     if unknown:
-        raise BadInput(
+        raise InvalidArgument(
             "merge",
             unknown[0],
             "not an argument of the function",
@@ -114,7 +114,7 @@ def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge)
 def _topic_name(func: Callable[..., Any]) -> str:
     name = qualified_name(func)
     if len(name) > 64 or "<" in name:
-        raise BadInput("name", name, "not a topic name", "Pass name=, 1 to 64 of A-Z a-z 0-9 _ . -")
+        raise InvalidArgument("name", name, "not a topic name", "Pass name=, 1 to 64 of A-Z a-z 0-9 _ . -")
     return name
 
 
@@ -131,14 +131,14 @@ def _handler(func: Callable[..., Any], signature: inspect.Signature, merge: Merg
         arguments = bound(delivery)
         try:
             return _complete(func(*arguments.args, **arguments.kwargs), delivery, merge)
-        except Failed as failed:
+        except PartialFailure as failed:
             raise _complete(failed, delivery, merge) from failed.__cause__
 
     async def call_and_wait(delivery: Delivery[Any]) -> Any:
         arguments = bound(delivery)
         try:
             return _complete(await cast(Any, func)(*arguments.args, **arguments.kwargs), delivery, merge)
-        except Failed as failed:
+        except PartialFailure as failed:
             raise _complete(failed, delivery, merge) from failed.__cause__
 
     return call_and_wait if awaited(func) else call
@@ -146,7 +146,7 @@ def _handler(func: Callable[..., Any], signature: inspect.Signature, merge: Merg
 
 def _complete(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
     """A call needs all of its arguments: with the items that failed go the arguments that keep none."""
-    if isinstance(result, Failed) and merge.fields and (fields := listed(result.items)):
+    if isinstance(result, PartialFailure) and merge.fields and (fields := listed(result.items)):
         mapped = isinstance(result.items, Mapping)
         given = cast("Mapping[str, Any]", result.items) if mapped else dict.fromkeys(fields, ...)
         rest = {name: ... for name in delivery.payload if not merge.of(name).itemized}

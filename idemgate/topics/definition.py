@@ -5,35 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import Call
 from idemgate.core.functions import refuse_generator
-from idemgate.errors import BadInput, PolicyChanged
+from idemgate.errors import InvalidArgument, PolicyChanged
+from idemgate.store.context import Context
 from idemgate.topics.calls import Opened, TopicCalls, open_topic, stored_policy
 from idemgate.topics.coalesce import Gathering
 from idemgate.topics.cron import Recurring
 from idemgate.topics.messages import Forward
 from idemgate.topics.policy import Policy, differing, from_stored, reconciled, slots_of
 
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
-
 __all__ = ["Opening"]
 
 
 class Opening:
-    """One topic of one gate, shared by its faces. `declared` is what this program says; `calls` appear once the store
+    """One topic of one context, shared by its faces. `declared` is what this program says; `calls` appear once the store
     agreed.
 
     A topic that was named without any policy (`plain`) takes over the stored one, if there is one.
     """
 
-    def __init__(self, gate: Gate, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
-        self.gate = gate
+    def __init__(self, context: Context, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
+        self.context = context
         self.name = name
-        self.declared = declared
+        self.declared: Policy = declared
         self.plain = plain
         self.redefine = redefine
         self.handler: Callable[..., Any] | None = None
@@ -64,30 +62,32 @@ class Opening:
     def handle(self, handler: Callable[..., Any]) -> None:
         refuse_generator(handler)
         if self.handler is not None and self.handler is not handler:
-            raise BadInput(
+            raise InvalidArgument(
                 "handler",
                 handler,
                 f"topic {self.name!r} has one already: {self.handler!r}",
                 "A topic has one handler",
             )
         if self.onward is not None:
-            raise BadInput(
+            raise InvalidArgument(
                 "handler", handler, f"topic {self.name!r} is sent on", "Handle messages here, or send them on"
             )
         self.handler = handler
 
     def send_on(self, to: Forward) -> None:
         if self.handler is not None:
-            raise BadInput("forward", self.name, "the topic has a handler", "Handle messages here, or send them on")
+            raise InvalidArgument(
+                "forward", self.name, "the topic has a handler", "Handle messages here, or send them on"
+            )
         self.onward = to
 
     @property
     def worked(self) -> bool:
-        """Whether a worker has something to do with its messages. BadInput if they would come by themselves, and
+        """Whether a worker has something to do with its messages. InvalidArgument if they would come by themselves, and
         nobody said what for."""
         found = self.handler is not None or self.onward is not None
         if self.recurring and not found:
-            raise BadInput(
+            raise InvalidArgument(
                 "topics",
                 self.name,
                 f"it has recurring triggers ({', '.join(sorted(self.recurring))}) but nobody handles them",
@@ -97,26 +97,28 @@ class Opening:
 
     def destination(self) -> Forward:
         if self.onward is None:
-            raise BadInput("forward_due", self.name, "nobody said where to", 'Say topic.forward("list") before')
+            raise InvalidArgument("forward_due", self.name, "nobody said where to", 'Say topic.forward("list") before')
         return self.onward
 
     def recur(self, made: Recurring) -> None:
         known = self.recurring.setdefault(made.name, made)
         if known != made:
-            raise BadInput("name", made.name, f"recurs already, as {known.expression!r}", "Give each its own name")
+            raise InvalidArgument(
+                "name", made.name, f"recurs already, as {known.expression!r}", "Give each its own name"
+            )
 
     def gathering(self) -> Gathering:
         """That of the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._gatherings.get(loop)
         if found is None:
-            found = self._gatherings[loop] = Gathering(self.gate.aio.link)
+            found = self._gatherings[loop] = Gathering(self.context.aio_link)
         return found
 
     def provisional(self) -> TopicCalls:
         """Calls by the declared policy: to check a trigger before the topic itself is written."""
-        gate = self.gate
-        return TopicCalls(gate.namespace, self.name, self.declared, gate.codec, gate.clock, self.lay_out)
+        context = self.context
+        return TopicCalls(context.namespace, self.name, self.declared, context.codec, context.clock, self.lay_out)
 
     def lay_out(self, slots: int) -> None:
         """The topic has this many slots, says the store."""
@@ -130,8 +132,8 @@ class Opening:
     def ask(self) -> Call[Any]:
         """The call that opens the topic."""
         if self.plain:
-            return stored_policy(self.gate.namespace, self.gate.clock, self.name)
-        return open_topic(self.gate.namespace, self.gate.clock, self.name, self.declared, self.redefine)
+            return stored_policy(self.context.namespace, self.context.clock, self.name)
+        return open_topic(self.context.namespace, self.context.clock, self.name, self.declared, self.redefine)
 
     def answered(self, answer: Any) -> bool:
         """Takes the answer of `ask`; False if it has to be asked once more (a plain topic that nobody has made yet, or

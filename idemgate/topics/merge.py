@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 import msgpack
 
 from idemgate.core.codec import Codec
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "union", "wrapped"]
 
@@ -51,13 +51,13 @@ class Merge:
         return f"Merge({self.spec!r})"
 
     def lift(self, payload: object, codec: Codec) -> bytes:
-        """The accumulator of one payload as a script takes it. BadInput if the policy cannot merge such a payload."""
+        """The accumulator of one payload as a script takes it. InvalidArgument if the policy cannot merge such a payload."""
         if self.raw:
             return codec.encode(payload)
         unit = wrapped(self._unit(payload, codec, "payload"))
         if self.spec["op"] in ("fields", "union") and len(unit) > codec.max_bytes:
             problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
-            raise BadInput(
+            raise InvalidArgument(
                 "payload", type(payload), problem, "Store it elsewhere and pass a reference, or raise the limit"
             )
         return unit
@@ -128,11 +128,13 @@ class Merge:
         if op == "union":
             return self._set(payload, codec, name)
         if not isinstance(payload, Mapping):
-            raise BadInput(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
+            raise InvalidArgument(name, payload, "not a mapping", "A merge policy per field needs a dict as payload")
         given = cast("Mapping[object, object]", payload)
         if len(given) > MAX_FIELDS:
             problem = f"has {len(given):,} fields; the limit is {MAX_FIELDS:,}"
-            raise BadInput(name, type(given), problem, "Pass those that are to be merged, or put them into one field")
+            raise InvalidArgument(
+                name, type(given), problem, "Pass those that are to be merged, or put them into one field"
+            )
         return {
             _field(field): self.of(cast(str, field))._unit(value, codec, f"{name}[{field!r}]")
             for field, value in given.items()
@@ -140,7 +142,9 @@ class Merge:
 
     def _set(self, payload: object, codec: Codec, name: str) -> object:
         if not isinstance(payload, list | tuple | set | frozenset):
-            raise BadInput(name, payload, "not a collection", 'merge="union" needs a list, tuple or set of items')
+            raise InvalidArgument(
+                name, payload, "not a collection", 'merge="union" needs a list, tuple or set of items'
+            )
         items = list(dict.fromkeys(codec.encode(item, name) for item in cast("list[object]", payload)))
         cap = cast(int, self.spec["cap"])
         return [len(items[cap:]), items[:cap]]
@@ -163,14 +167,14 @@ def union(cap: int = 1000) -> Merge:
 
 
 def merge_of(given: MergeSpec) -> Merge:
-    """The policy that a user's `merge=` means, or BadInput. A mapping's `"*"` is for fields that it does not name
+    """The policy that a user's `merge=` means, or InvalidArgument. A mapping's `"*"` is for fields that it does not name
     (default: last), of which a message has the first 1,000; further ones are dropped and counted in
     `delivery.dropped`."""
     if isinstance(given, Merge):
         return given
     if isinstance(given, str):
         if given not in NAMES:
-            raise BadInput(
+            raise InvalidArgument(
                 "merge",
                 given,
                 "no such merge policy",
@@ -178,7 +182,7 @@ def merge_of(given: MergeSpec) -> Merge:
             )
         return {"append": append, "union": union}.get(given, lambda: Merge({"op": given}))()
     if not isinstance(given, Mapping) or not given:
-        raise BadInput(
+        raise InvalidArgument(
             "merge",
             given,
             "not a merge policy",
@@ -186,7 +190,7 @@ def merge_of(given: MergeSpec) -> Merge:
         )
     policies = {_field(field, "merge"): merge_of(policy) for field, policy in given.items()}
     if any(policy.fields or policy.rest for policy in policies.values()):
-        raise BadInput(
+        raise InvalidArgument(
             "merge",
             given,
             "a field's policy is itself one per field",
@@ -198,7 +202,7 @@ def merge_of(given: MergeSpec) -> Merge:
 
 
 def merge_of_spec(spec: dict[str, Any]) -> Merge:
-    """The policy that a stored spec stands for; BadInput, or what a missing member raises, for one of nothing."""
+    """The policy that a stored spec stands for; InvalidArgument, or what a missing member raises, for one of nothing."""
     if spec["op"] != "fields":
         return _simple(spec)
     fields = {field: _simple(part) for field, part in cast("dict[str, Any]", spec["fields"] or {}).items()}
@@ -207,7 +211,7 @@ def merge_of_spec(spec: dict[str, Any]) -> Merge:
 
 def _simple(spec: dict[str, Any]) -> Merge:
     if spec["op"] not in NAMES:
-        raise BadInput("merge", spec["op"], "no such merge policy", f"Use one of {', '.join(NAMES)}")
+        raise InvalidArgument("merge", spec["op"], "no such merge policy", f"Use one of {', '.join(NAMES)}")
     if spec["op"] in ("append", "union"):
         _cap(spec["cap"])
     return Merge(spec)
@@ -215,21 +219,23 @@ def _simple(spec: dict[str, Any]) -> Merge:
 
 def _field(name: object, what: str = "payload") -> str:
     if not isinstance(name, str):
-        raise BadInput(what, name, "a field's name is not a str", "Use text for the fields of a merged payload")
+        raise InvalidArgument(what, name, "a field's name is not a str", "Use text for the fields of a merged payload")
     return name
 
 
 def _cap(cap: int) -> int:
     if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= 100_000:
-        raise BadInput("cap", cap, "not a number of items", "Use 1 to 100,000")
+        raise InvalidArgument("cap", cap, "not a number of items", "Use 1 to 100,000")
     return cap
 
 
 def _number(value: object, name: str, op: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInput(name, value, "not an int or float", f'merge="{op}" needs numbers')
+        raise InvalidArgument(name, value, "not an int or float", f'merge="{op}" needs numbers')
     if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT):
-        raise BadInput(name, value, "not a number that merges exactly", "Use finite numbers, and integers up to 2**53")
+        raise InvalidArgument(
+            name, value, "not a number that merges exactly", "Use finite numbers, and integers up to 2**53"
+        )
     return value
 
 

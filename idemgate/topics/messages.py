@@ -14,7 +14,7 @@ from idemgate.core.codec.decoding import as_ours, unpacked
 from idemgate.core.durations import LATEST_MS, Duration
 from idemgate.core.keys import Key
 from idemgate.core.validation import each
-from idemgate.errors import BadInput, NotDecodable
+from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import Merge
 from idemgate.topics.partial import Part, part_of
 
@@ -54,7 +54,7 @@ class Trigger:
 
 
 def listed(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
-    """What `trigger_many` was passed, or BadInput. No text or dict passes for a pair: it would be taken apart."""
+    """What `trigger_many` was passed, or InvalidArgument. No text or dict passes for a pair: it would be taken apart."""
     return [
         one if isinstance(one, Trigger) else Trigger(*one) if type(one) is tuple and len(one) == 2 else _refused(one)
         for one in each(triggers, "triggers", _TRIGGERS)
@@ -62,7 +62,7 @@ def listed(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
 
 
 def _refused(one: object) -> Trigger:
-    raise BadInput("triggers", type(one).__name__, "not a key and its payload", _TRIGGERS)
+    raise InvalidArgument("triggers", type(one).__name__, "not a key and its payload", _TRIGGERS)
 
 
 _TRIGGERS = "Pass (key, payload) tuples, such as the items() of a dict, or Trigger(...)"
@@ -101,7 +101,7 @@ class Message:
     def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
         self._fields = unpacked(packed, "a message")
         if not _is_message(self._fields):
-            raise NotDecodable("it is not a message of ours")
+            raise DecodeError("it is not a message of ours")
         self._merge = merge
         self._codec = codec
 
@@ -163,7 +163,7 @@ class Message:
 
     @property
     def payload(self) -> Any:
-        """The merged payload; NotDecodable if it was written by another codec."""
+        """The merged payload; DecodeError if it was written by another codec."""
         with as_ours("a payload"):
             return self._merge.lower(self._fields[8], self._codec)
 
@@ -174,7 +174,7 @@ class Message:
             return self._merge.dropped(self._fields[8])
 
     def part(self, items: object) -> Part:
-        """What failed of it; BadInput as `core.partial.part_of` says."""
+        """What failed of it; InvalidArgument as `core.partial.part_of` says."""
         return part_of(self._merge, self._fields[8], items, self._codec)
 
 
@@ -208,7 +208,7 @@ class Delivery(Generic[P]):
         unread: Unread = None,
     ) -> None:
         """`unread`, where there is no `message` yet: it is unpacked when something of it is asked for; then raises
-        NotDecodable."""
+        DecodeError."""
         self.topic = topic
         self.slot = slot
         self.raw_key = raw_key
@@ -241,7 +241,7 @@ class Delivery(Generic[P]):
 
     @property
     def payload(self) -> P:
-        """The merged payload, decoded once. NotDecodable if another codec wrote it."""
+        """The merged payload, decoded once. DecodeError if another codec wrote it."""
         if self._payload is None:
             self._payload = cast(P, self._message.payload)
         return self._payload
@@ -263,7 +263,7 @@ class Delivery(Generic[P]):
         return self._message.count
 
     def part(self, items: object) -> Part:
-        """What `items` names of the payload; BadInput for what is not in it."""
+        """What `items` names of the payload; InvalidArgument for what is not in it."""
         return self._message.part(items)
 
     @property
@@ -453,15 +453,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def moment(ms: int) -> datetime:
-    """Milliseconds since the epoch as an aware datetime, exactly; NotDecodable for what is none."""
+    """Milliseconds since the epoch as an aware datetime, exactly; DecodeError for what is none."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
-        raise NotDecodable(f"{ms} ms since 1970 is no time") from None
+        raise DecodeError(f"{ms} ms since 1970 is no time") from None
 
 
 def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
-    """A message that was sent on, or NotDecodable. It has no lease: nothing needs to be acknowledged to the topic."""
+    """A message that was sent on, or DecodeError. It has no lease: nothing needs to be acknowledged to the topic."""
     with as_ours("a forwarded message"):
         number, raw_key, due_ms, message = unpacked(packed, "a forwarded message")
         if type(raw_key) is not bytes:  # bytes of a number would be as many
@@ -470,7 +470,7 @@ def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery
 
 
 def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
-    """NotDecodable for what is no letter."""
+    """DecodeError for what is no letter."""
     with as_ours("a dead letter"):
         raw_key, raw_message, reason, died_ms, _ = unpacked(packed, "a dead letter")
         message = Message(raw_message, merge, codec)

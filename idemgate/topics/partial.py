@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from idemgate.core.codec import Codec, canonical
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import Merge, wrapped
 
 __all__ = ["Part", "listed", "part_of"]
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def part_of(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "items") -> Part:
-    """The part of a payload that `items` names; BadInput, blaming `name`, for what is not in it and for a merge policy
+    """The part of a payload that `items` names; InvalidArgument, blaming `name`, for what is not in it and for a merge policy
     without items.
 
     - append and union: some of the payload's items, in any order; they stay in the payload's. Of equal items as many
@@ -45,7 +45,7 @@ def part_of(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "it
         return Part([0, kept], len(kept), len(found))
     if op == "fields":
         return _fields(merge, acc, items, codec, name)
-    raise BadInput(
+    raise InvalidArgument(
         name, items, f'merge="{op}" keeps no items that could fail by themselves',
         "Raise any other error, or nack without items, for all of it; of a field that failed say ... (all of it)",
     )  # fmt: skip
@@ -63,7 +63,9 @@ def _named(found: list[bytes], items: object, codec: Codec, name: str) -> list[b
     have changed."""
     named = None if isinstance(items, Mapping) else listed(cast(Any, items))
     if named is None:
-        raise BadInput(name, cast(Any, items), "not a list, tuple or set of items", "Name those that failed, as in [x]")
+        raise InvalidArgument(
+            name, cast(Any, items), "not a list, tuple or set of items", "Name those that failed, as in [x]"
+        )
     places: defaultdict[bytes, deque[int]] = defaultdict(deque)
     for place, one in enumerate(found):
         places[canonical(codec.decode(one))].append(place)
@@ -71,7 +73,7 @@ def _named(found: list[bytes], items: object, codec: Codec, name: str) -> list[b
     for item in named:
         left = places.get(canonical(item, name))
         if not left:
-            raise BadInput(name, item, "not an item of this payload", "Name items as delivery.payload has them")
+            raise InvalidArgument(name, item, "not an item of this payload", "Name items as delivery.payload has them")
         chosen.append(left.popleft())
     return [found[place] for place in sorted(chosen)]
 
@@ -94,10 +96,14 @@ def _by_field(items: object, known: Mapping[str, object], name: str) -> dict[str
     """What is said of each field that is named."""
     named = listed(items)
     if named is None:
-        raise BadInput(name, items, "neither names of fields nor a mapping", 'Name the fields that failed, as in ["a"]')
+        raise InvalidArgument(
+            name, items, "neither names of fields nor a mapping", 'Name the fields that failed, as in ["a"]'
+        )
     for field in named:
         if not isinstance(field, str) or field not in known:
-            raise BadInput(name, field, "not a field of this payload", f"It has {', '.join(sorted(known)) or 'none'}")
+            raise InvalidArgument(
+                name, field, "not a field of this payload", f"It has {', '.join(sorted(known)) or 'none'}"
+            )
     return {field: items[field] if isinstance(items, Mapping) else ... for field in named}
 
 

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import index
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 import msgpack
 
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.codec.decoding import as_ours, unpacked
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.errors import BadInput, NotDecodable
+from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.adaptive import Adaptive
 from idemgate.topics.merge import Merge, MergeSpec, merge_of, merge_of_spec
 from idemgate.topics.rate import Rate, rate_of, share
@@ -109,21 +109,65 @@ class Policy:
         return most, max(1, round(1_000_000 * self.slots / self.rate)), max(1, share(self.burst, slot, self.slots))
 
 
+class ExpiryOptions(TypedDict, total=False):
+    """The options of a topic that `gate.expiry` takes; `gate.topic` documents them."""
+
+    slots: int
+    lease: Duration
+    max_attempts: int
+    backoff: BackoffPolicy
+
+
+class MergeOptions(ExpiryOptions, total=False):
+    """The options of a topic that `gate.merge` takes; `gate.topic` documents them."""
+
+    window: Duration | None
+    quiet: Duration | None
+    max_delay: Duration | None
+    max_size: int | None
+    edge: Edge
+    merge: MergeSpec
+    retention: Duration
+
+
+class TopicOptions(MergeOptions, total=False):
+    """The options of `gate.topic`, which documents them."""
+
+    max_dead: int
+    remember: Duration
+    priority: bool
+    priority_boost: Duration | None
+    group_concurrency: int
+    concurrency: int | None
+    rate: Rate | None
+    burst: int | None
+    adaptive: Adaptive | None
+
+
+def policy_from(function: str, options: TopicOptions | MergeOptions) -> tuple[Policy, bool]:
+    """Return the policy of these options, and whether it is the default one. Raises InvalidArgument, TypeError."""
+    known = MergeOptions if function == "merge" else TopicOptions
+    if unknown := options.keys() - known.__annotations__.keys():
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
+    policy = policy_of(**cast(TopicOptions, options))
+    return policy, policy.stored() == DEFAULT.stored()
+
+
 def policy_of(
     *,
-    window: Duration | None,
-    quiet: Duration | None,
-    max_delay: Duration | None,
-    max_size: int | None,
-    edge: Edge,
-    merge: MergeSpec,
-    slots: int,
-    lease: Duration,
-    max_attempts: int,
-    backoff: BackoffPolicy,
-    retention: Duration,
-    max_dead: int,
-    remember: Duration,
+    window: Duration | None = None,
+    quiet: Duration | None = None,
+    max_delay: Duration | None = None,
+    max_size: int | None = None,
+    edge: Edge = "trailing",
+    merge: MergeSpec = "last",
+    slots: int = 1,
+    lease: Duration = "30s",
+    max_attempts: int = 17,
+    backoff: BackoffPolicy = None,
+    retention: Duration = "30d",
+    max_dead: int = 10_000,
+    remember: Duration = "24h",
     priority: bool = False,
     priority_boost: Duration | None = None,
     group_concurrency: int = 1,
@@ -132,7 +176,7 @@ def policy_of(
     burst: int | None = None,
     adaptive: Adaptive | None = None,
 ) -> Policy:
-    """Checks what a user asked for. BadInput names the parameter, its value and the fix."""
+    """Checks what a user asked for. InvalidArgument names the parameter, its value and the fix."""
     policy = Policy(
         window=_ms(window, "window"),
         quiet=_ms(quiet, "quiet"),
@@ -162,7 +206,7 @@ def policy_of(
 
 def from_stored(stored: bytes, local: Policy) -> Policy:
     """The stored policy, with what is not stored (lease, attempts, backoff, retention) taken from `local`.
-    NotDecodable for what is none."""
+    DecodeError for what is none."""
     facts = _unpacked(stored)
     with as_ours("a policy"):
         return replace(
@@ -200,7 +244,7 @@ def _one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> Any:
 
 
 def slots_of(stored: bytes) -> int:
-    """The number of slots of a stored policy. NotDecodable for what is none."""
+    """The number of slots of a stored policy. DecodeError for what is none."""
     with as_ours("a policy"):
         return _power_of_two(_unpacked(stored)["slots"])
 
@@ -211,19 +255,19 @@ def with_slots(stored: bytes, slots: int) -> bytes:
 
 
 def check_slots(policy: Policy, slots: int) -> int:
-    """The number of slots that a policy may be given, or BadInput."""
+    """The number of slots that a policy may be given, or InvalidArgument."""
     _check_limits(replace(policy, slots=_power_of_two(slots)))
     return slots
 
 
 def reconciled(known: Policy, said: Policy) -> Policy:
     """One topic declared twice in one program: what was said of lease, attempts and dead letters counts, wherever it
-    was said; BadInput where two different things were. A backoff is taken from whoever names one."""
+    was said; InvalidArgument where two different things were. A backoff is taken from whoever names one."""
     chosen: dict[str, Any] = {}
     for name, silent in _LOCAL.items():
         before, after = getattr(known, name), getattr(said, name)
         if silent not in (before, after) and before != after:
-            raise BadInput(
+            raise InvalidArgument(
                 name, after, f"this program said {before} before", "Say it once, where the topic is declared"
             )
         chosen[name] = after if before == silent else before
@@ -260,32 +304,32 @@ def _spoken(spec: dict[str, Any]) -> object:
 
 
 def _unpacked(stored: bytes) -> dict[str, Any]:
-    """As `stored` wrote it; NotDecodable for what is no map."""
+    """As `stored` wrote it; DecodeError for what is no map."""
     facts = unpacked(stored, "a policy", raw=False)
     if not isinstance(facts, dict):
-        raise NotDecodable("it is not a policy of ours")
+        raise DecodeError("it is not a policy of ours")
     return cast("dict[str, Any]", facts)
 
 
 def _check_together(policy: Policy) -> None:
     if policy.window is not None and policy.quiet is not None:
-        raise BadInput(
+        raise InvalidArgument(
             "quiet",
             policy.quiet / 1000,
             "a topic has a window or a quiet time, not both",
             "Drop one of window and quiet",
         )
     if policy.edge not in ("trailing", "leading"):
-        raise BadInput("edge", policy.edge, "no such edge", 'Use "trailing" or "leading"')
+        raise InvalidArgument("edge", policy.edge, "no such edge", 'Use "trailing" or "leading"')
     if policy.max_delay is not None and policy.quiet is None:
-        raise BadInput(
+        raise InvalidArgument(
             "max_delay",
             policy.max_delay / 1000,
             "only bounds a quiet time",
             "Add quiet=, or drop max_delay (a window never grows)",
         )
     if policy.max_delay is not None and policy.quiet is not None and policy.max_delay < policy.quiet:
-        raise BadInput(
+        raise InvalidArgument(
             "max_delay",
             policy.max_delay / 1000,
             f"shorter than quiet ({policy.quiet / 1000} s)",
@@ -293,7 +337,7 @@ def _check_together(policy: Policy) -> None:
         )
     timed = policy.window is not None or policy.quiet is not None
     if policy.max_size is not None and not timed:
-        raise BadInput(
+        raise InvalidArgument(
             "max_size",
             policy.max_size,
             "there is no window to cut short",
@@ -301,14 +345,14 @@ def _check_together(policy: Policy) -> None:
         )
     if policy.edge == "leading":
         if not timed:
-            raise BadInput(
+            raise InvalidArgument(
                 "edge",
                 policy.edge,
                 "there is no window whose leading edge it could be",
                 "Add window= or quiet=",
             )
         if policy.max_delay is not None or policy.max_size is not None:
-            raise BadInput(
+            raise InvalidArgument(
                 "edge",
                 policy.edge,
                 "max_delay and max_size bound a trailing edge",
@@ -319,20 +363,22 @@ def _check_together(policy: Policy) -> None:
 def _burst(rate: Rate | None, burst: int | None) -> int:
     if burst is not None:
         if rate is None:
-            raise BadInput("burst", burst, "there is no rate that it could belong to", "Add rate=, or drop burst")
+            raise InvalidArgument(
+                "burst", burst, "there is no rate that it could belong to", "Add rate=, or drop burst"
+            )
         return _positive(burst, "burst")
     return 1 if rate is None else max(1, round(rate_of(rate) / 10))
 
 
 def _adaptive(given: Adaptive | None) -> Adaptive | None:
     if given is not None and not isinstance(given, Adaptive):
-        raise BadInput("adaptive", given, "not an adaptive limit", "Pass Adaptive(), or Adaptive(most=50)")
+        raise InvalidArgument("adaptive", given, "not an adaptive limit", "Pass Adaptive(), or Adaptive(most=50)")
     return given
 
 
 def _check_limits(policy: Policy) -> None:
     if policy.concurrency is not None and policy.concurrency < policy.slots:
-        raise BadInput(
+        raise InvalidArgument(
             "concurrency", policy.concurrency, f"less than the {policy.slots} slots, among which it is shared out",
             "Allow at least one delivery a slot, or use fewer slots",
         )  # fmt: skip
@@ -344,15 +390,19 @@ def _ms(value: Duration | None, name: str) -> int | None:
 
 def _positive(value: int, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadInput(name, value, "not a positive whole number", "Use an int of at least 1")
+        raise InvalidArgument(name, value, "not a positive whole number", "Use an int of at least 1")
     return value
 
 
 def _power_of_two(slots: int) -> int:
     if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 16_384 or slots & (slots - 1):
-        raise BadInput("slots", slots, "not a power of two from 1 to 16,384", "Use 1, 2, 4, 8, ...")
+        raise InvalidArgument("slots", slots, "not a power of two from 1 to 16,384", "Use 1, 2, 4, 8, ...")
     return slots
 
 
 def _packed(value: object) -> bytes:
     return msgpack.packb(value)
+
+
+DEFAULT: Policy = policy_of()
+"""The policy of `gate.topic(name)` without options."""

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 
 from idemgate.core.durations import milliseconds
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["Rate", "rate_of", "share"]
 
@@ -18,20 +18,20 @@ _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*(\S+)\s*")
 
 
 def rate_of(given: Rate) -> Fraction:
-    """Deliveries a second, or BadInput."""
+    """Deliveries a second, or InvalidArgument."""
     fix = 'Use deliveries a span, such as "100/s" or "6000/1m"'
     if isinstance(given, str):
         found = _RATE.fullmatch(given)
         if not found:
-            raise BadInput("rate", given, "not a rate", fix)
+            raise InvalidArgument("rate", given, "not a rate", fix)
         span = found[2] if found[2][0].isdigit() else f"1{found[2]}"
         rate = Fraction(found[1]) * 1000 / milliseconds(span, "rate")
     elif isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise BadInput("rate", given, "not a rate", fix)
+        raise InvalidArgument("rate", given, "not a rate", fix)
     else:
         rate = Fraction(given)
     if not Fraction(1, 86_400) <= rate <= 1_000_000:
-        raise BadInput("rate", given, "out of range", "Use one a day to a million a second")
+        raise InvalidArgument("rate", given, "out of range", "Use one a day to a million a second")
     return rate
 
 

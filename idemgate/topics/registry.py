@@ -9,11 +9,12 @@ from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, call, text
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.codec import Codec
+from idemgate.store.context import Context
 from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Stats
-from idemgate.topics.policy import Policy, from_stored
+from idemgate.topics.policy import DEFAULT, Policy, from_stored
 
-__all__ = ["Entry", "StoredTopic", "depths", "entries", "registered"]
+__all__ = ["Entry", "StoredTopic", "depths", "entries", "registered", "stored_topics", "stored_topics_async"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,19 @@ def depths(
         return topics
 
     return Batch([made for batch in batches for made in batch.calls], join)
+
+
+def stored_topics(context: Context) -> list[StoredTopic]:
+    """Return every topic that the store holds in this namespace, by name. Two round trips; nothing is written."""
+    link = context.link
+    return link.run_all(_depths_of(context, link.run(entries(context.namespace, context.clock))))
+
+
+async def stored_topics_async(context: Context) -> list[StoredTopic]:
+    """Return every topic that the store holds in this namespace, awaiting."""
+    link = context.aio_link
+    return await link.run_all(_depths_of(context, await link.run(entries(context.namespace, context.clock))))
+
+
+def _depths_of(context: Context, found: list[Entry]) -> Batch[list[StoredTopic]]:
+    return depths(context.namespace, context.clock, context.codec, DEFAULT, found)

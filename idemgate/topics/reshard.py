@@ -15,14 +15,14 @@ from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, call, text
 from idemgate.core.clock import stamp
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput, StoreRefused, TopicInUse
+from idemgate.errors import InvalidArgument, ServerRejected, TopicInUse
 from idemgate.lua import commands
 from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Stats
 from idemgate.topics.policy import check_slots, from_stored, slots_of, with_slots
 from idemgate.topics.registry import Entry, registered
 
-__all__ = ["Forgotten", "Plan", "Progress", "Resized", "forgetting", "resizing"]
+__all__ = ["DeletedTopic", "Plan", "ReshardProgress", "ReshardResult", "forgetting", "resizing"]
 
 T = TypeVar("T")
 Plan = Generator[Batch[list[Any]], list[Any], T]
@@ -31,7 +31,7 @@ TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReshardProgress:
     """How far a change of slots is: `moved` entries so far (messages, dead letters, what is remembered of keys), and
     `done` of `parts`, each of which stands still while it is moved."""
 
@@ -41,7 +41,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Resized:
+class ReshardResult:
     """A topic had `before` slots and has `after`; `moved` entries were moved by this call."""
 
     before: int
@@ -50,7 +50,7 @@ class Resized:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class DeletedTopic:
     """What was discarded with a topic; all 0 where nothing had to be. `known`: whether there was such a topic."""
 
     known: bool
@@ -166,11 +166,11 @@ def _all(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
 
 
 def _started(topic: TopicCalls, slots: int) -> Plan[_Begun]:
-    """Raises StoreRefused, before anything is written, where the access list does not allow all of the change."""
+    """Raises ServerRejected, before anything is written, where the access list does not allow all of the change."""
     begun = yield from _one(_begin(topic, slots))
     if begun.word == "refused":
         what = f"this user's access list does not allow {text(begun.change)}, which changing a topic's slots needs"
-        raise StoreRefused(f"{what}. Nothing was changed. What each role needs, `idemgate acl` prints")
+        raise ServerRejected(f"{what}. Nothing was changed. What each role needs, `idemgate acl` prints")
     return begun
 
 
@@ -182,8 +182,8 @@ def _one(made: Call[T]) -> Plan[T]:
 # -- changing the number of slots -------------------------------------------------------------------------------------
 
 
-def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) -> Plan[Resized]:
-    """Gives a topic that many slots. Raises BadInput, TopicInUse, StoreRefused; ForeignData or NotDecodable for what is
+def resizing(topic: TopicCalls, slots: int, told: Callable[[ReshardProgress], object]) -> Plan[ReshardResult]:
+    """Gives a topic that many slots. Raises InvalidArgument, TopicInUse, ServerRejected; UnexpectedData or DecodeError for what is
     none of ours, before anything is written unless it is one message among others."""
     check_slots(topic.policy, slots)
     yield from _sound(topic, slots)
@@ -191,7 +191,7 @@ def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) 
     if begun.word == "absent":
         raise _unknown(topic.name)
     if begun.word == "same":
-        return Resized(slots, slots, 0)
+        return ReshardResult(slots, slots, 0)
     if begun.to != slots:
         raise TopicInUse(topic.name, _busy(topic.name, begun.to))
     before = slots_of(begun.policy)
@@ -201,7 +201,7 @@ def resizing(topic: TopicCalls, slots: int, told: Callable[[Progress], object]) 
     stored: bytes | None = begun.policy
     while stored is not None:
         stored = yield from _one(_end(topic, begun.change, "done", stored, with_slots(stored, slots)))
-    return Resized(before, slots, moving.moved)
+    return ReshardResult(before, slots, moving.moved)
 
 
 def _sound(topic: TopicCalls, slots: int) -> Plan[None]:
@@ -215,7 +215,9 @@ class _Moving:
     """From one layout to another. Slots that exchange anything are a part: a part is closed as a whole, moved, and
     opened in its new place."""
 
-    def __init__(self, old: TopicCalls, new: TopicCalls, change: bytes, told: Callable[[Progress], object]) -> None:
+    def __init__(
+        self, old: TopicCalls, new: TopicCalls, change: bytes, told: Callable[[ReshardProgress], object]
+    ) -> None:
         self.old = old
         self.new = new
         self.change = change
@@ -231,7 +233,7 @@ class _Moving:
             self._tell()
 
     def _tell(self) -> None:
-        self._told(Progress(self._done, self._parts, self.moved))
+        self._told(ReshardProgress(self._done, self._parts, self.moved))
 
     def _part(self, part: int) -> Plan[None]:
         sources = range(part, self.old.policy.slots, self._parts)
@@ -289,14 +291,14 @@ _EVERYWHERE = (b"fence", b"rate", b"paused")
 # -- forgetting -------------------------------------------------------------------------------------------------------
 
 
-def forgetting(topic: TopicCalls, known: Entry | None, discard: bool) -> Plan[Forgotten]:
+def forgetting(topic: TopicCalls, known: Entry | None, discard: bool) -> Plan[DeletedTopic]:
     """Removes a topic, of which the registry said `known`. Raises TopicInUse if it holds anything and `discard` is not
     said: before anything is written, unless that comes while the topic is being closed."""
     if known is not None and known.to < 0:
         yield from _looked(topic.laid_out(slots_of(known.policy)), discard)
     begun = yield from _started(topic, 0)
     if begun.word == "absent":
-        return Forgotten(False, 0, 0, 0)
+        return DeletedTopic(False, 0, 0, 0)
     if begun.to != 0:
         raise TopicInUse(topic.name, _busy(topic.name, begun.to))
     change, calls = begun.change, topic.laid_out(slots_of(begun.policy))
@@ -312,11 +314,11 @@ def forgetting(topic: TopicCalls, known: Entry | None, discard: bool) -> Plan[Fo
         yield from _all(_close(former, slot, change) for slot in range(former.policy.slots))
         yield from _all(_purge(former, slot, change, True) for slot in range(former.policy.slots))
     yield from _one(_end(topic, change, "forgotten", b"", b""))
-    return Forgotten(True, *gone)
+    return DeletedTopic(True, *gone)
 
 
 def _looked(calls: TopicCalls, discard: bool) -> Plan[None]:
-    """What is refused is refused before anything is closed: TopicInUse, and ForeignData for what is none of ours."""
+    """What is refused is refused before anything is closed: TopicInUse, and UnexpectedData for what is none of ours."""
     held = yield from _depth(calls, -1)
     if not discard and (held.pending or held.in_flight or held.dead):
         raise _full(calls.name, held.pending, held.in_flight, held.dead)
@@ -343,5 +345,5 @@ def _full(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse:
     return TopicInUse(name, f"{what}. Let them be handled, or say discard=True (--discard)")
 
 
-def _unknown(name: str) -> BadInput:
-    return BadInput("topic", name, "no such topic in the store", "See which there are: idemgate topics")
+def _unknown(name: str) -> InvalidArgument:
+    return InvalidArgument("topic", name, "no such topic in the store", "See which there are: idemgate topics")

@@ -11,7 +11,8 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.chunks import BATCH
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, outbox, raw
-from idemgate.errors import BadInput, NotDecodable, StoreError
+from idemgate.errors import DecodeError, InvalidArgument, StoreError
+from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement, TopicCalls, failed
 from idemgate.topics.cron import recurring
 from idemgate.topics.dead import AioDead, Dead
@@ -20,12 +21,11 @@ from idemgate.topics.messages import Delivery, Forward, Outcome, Peek, Receipt, 
 from idemgate.topics.plans import awaited, performed
 from idemgate.topics.policy import Policy
 from idemgate.topics.registry import registered
-from idemgate.topics.reshard import Forgotten, Progress, Resized, forgetting, resizing
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, forgetting, resizing
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
-    from idemgate.gate import Gate
 
 __all__ = ["AioTopic", "Topic"]
 
@@ -69,22 +69,22 @@ class _Face:
         - `keep`: about how many entries the target keeps, the oldest dropped first; 0 = all.
         """
         if to not in ("list", "stream"):
-            raise BadInput("to", to, "neither a list nor a stream", 'Use "list" or "stream"')
+            raise InvalidArgument("to", to, "neither a list nor a stream", 'Use "list" or "stream"')
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-            raise BadInput("keep", keep, "not a number of entries", "Use 0 for all of them, or an int above it")
+            raise InvalidArgument("keep", keep, "not a number of entries", "Use 0 for all of them, or an int above it")
         self.opening.send_on(Forward(to, None if target is None else raw(target), keep))
 
     def outboxes(self) -> list[str]:
         """The keys into which `forward` without a target sends, one a slot."""
-        slots, namespace = self.policy.slots, self.opening.gate.namespace
+        slots, namespace = self.policy.slots, self.opening.context.namespace
         return [outbox(namespace, self.name, slot, slots).decode() for slot in range(slots)]
 
     def received(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Any]:
         """A forwarded message as a delivery without a lease, from a list's element or a stream's fields;
-        NotDecodable."""
+        DecodeError."""
         packed = entry.get(b"message", entry.get("message")) if isinstance(entry, Mapping) else entry
         if packed is None:
-            raise NotDecodable("the fields hold no `message`")
+            raise DecodeError("the fields hold no `message`")
         return self.opening.provisional().received(packed)
 
     def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: object = None) -> None:
@@ -94,7 +94,7 @@ class _Face:
         Occurrences are planned while a worker of the topic runs, each when the one before it has come; those of a time
         without any worker are not made up for, but for the first. A worker that was cut off from the store plans what
         it missed; what others planned meanwhile is repeated only if that took longer than the topic's `remember`.
-        Needs the extra `cron`; BadInput for an expression or a zone that is none.
+        Needs the extra `cron`; InvalidArgument for an expression or a zone that is none.
         """
         self.opening.recur(recurring(name, cron, tz, payload))
 
@@ -109,7 +109,7 @@ class _Face:
         if items is None:
             return found
         if not isinstance(deliveries, Delivery):
-            raise BadInput(
+            raise InvalidArgument(
                 "items", items, "are those of one delivery", "Nack a delivery of which only some failed alone"
             )
         return [failed(deliveries, items, found[0].delay, reason)]
@@ -128,8 +128,8 @@ class _Face:
 class Topic(_Face):
     """A topic, blocking; make it with `gate.topic`. `topic.aio` is the same topic, awaiting."""
 
-    def __init__(self, gate: Gate, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
-        super().__init__(Opening(gate, name, declared, plain, redefine))
+    def __init__(self, context: Context, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
+        super().__init__(Opening(context, name, declared, plain, redefine))
 
     @cached_property
     def aio(self) -> AioTopic:
@@ -145,7 +145,7 @@ class Topic(_Face):
         """Makes the topic or checks its policy, once; every other method does it by itself. Raises PolicyChanged."""
         opening = self.opening
         while opening.calls is None:
-            opening.answered(opening.gate.link.run(opening.ask()))
+            opening.answered(opening.context.link.run(opening.ask()))
         return opening.calls
 
     def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
@@ -153,7 +153,7 @@ class Topic(_Face):
         if self.opening.calls is None:
             build(self.opening.provisional())
         calls = self.open()
-        return self.opening.gate.link.run(build(calls))
+        return self.opening.context.link.run(build(calls))
 
     def trigger(
         self,
@@ -174,7 +174,7 @@ class Topic(_Face):
         - `event_id`: a second trigger of this key with the same one is a "duplicate", within the topic's `remember`.
           One event may trigger many keys.
         - `version`: a trigger with a lower one than was seen for its key is "dropped".
-        Raises BadInput before anything is written; StoreUnavailable, after which the same trigger may or may not be
+        Raises InvalidArgument before anything is written; StoreUnavailable, after which the same trigger may or may not be
         in: repeat it with an `event_id`.
         """
         trigger = Trigger(
@@ -188,7 +188,7 @@ class Topic(_Face):
         has more than 128 KiB.
 
         All triggers are checked before the first is sent; what is neither a Trigger nor a (key, payload) tuple is
-        BadInput.
+        InvalidArgument.
         """
         found = listed(triggers)
         return self._run_all(lambda calls: calls.trigger_many(found))
@@ -204,7 +204,7 @@ class Topic(_Face):
             for slot in self._slots(calls):
                 more = True
                 while more and len(found) < n:
-                    taken = self.opening.gate.link.run(calls.take(slot, min(n - len(found), BATCH)))
+                    taken = self.opening.context.link.run(calls.take(slot, min(n - len(found), BATCH)))
                     found, more = found + taken.deliveries, taken.more
         except StoreError:
             if not found:
@@ -214,13 +214,13 @@ class Topic(_Face):
     def forward_due(self, n: int = 1000) -> int:
         """Sends on what is due, at most `n` messages, and returns how many: what a worker does by itself, for those who
         own their loop. One round trip per slot and 100 messages, or 128 KiB of them, each atomic; where one fails, the
-        number of those that were sent before is returned. BadInput unless `forward` said where to."""
+        number of those that were sent before is returned. InvalidArgument unless `forward` said where to."""
         to, calls, sent = self.opening.destination(), self.open(), 0
         try:
             for slot in self._slots(calls):
                 more = True
                 while more and n > sent:
-                    done = self.opening.gate.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    done = self.opening.context.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
                     sent, more = sent + done.sent, done.more
         except StoreError:
             if not sent:
@@ -250,8 +250,8 @@ class Topic(_Face):
         """Try again after `delay` (None: the topic's backoff); "dead" after the last attempt. What was triggered
         meanwhile joins it.
 
-        `items`, of one delivery: only these failed, as `Failed` describes them; the rest is done, in the same step.
-        Also what becomes dead or cancelled is then these items only. BadInput, and nothing is written, for what is not
+        `items`, of one delivery: only these failed, as `PartialFailure` describes them; the rest is done, in the same step.
+        Also what becomes dead or cancelled is then these items only. InvalidArgument, and nothing is written, for what is not
         an item of the payload, and where the merge policy keeps none."""
         return self._settle(deliveries, self._nacks(deliveries, items, delay, reason))
 
@@ -305,7 +305,7 @@ class Topic(_Face):
         moved, calls = 0, self.open()
         waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
         while waiting:
-            flushed = self.opening.gate.link.run(waiting.pop())
+            flushed = self.opening.context.link.run(waiting.pop())
             moved += flushed.moved
             waiting += flushed.more
         return moved
@@ -326,19 +326,19 @@ class Topic(_Face):
         """How many messages are where, and the counters. One script call per slot, together one round trip."""
         return self._run_all(lambda calls: calls.stats())
 
-    def reslot(self, slots: int, told: Callable[[Progress], object] = lambda _: None) -> Resized:
+    def reslot(self, slots: int, told: Callable[[ReshardProgress], object] = lambda _: None) -> ReshardResult:
         """Gives the topic another number of slots, a power of two, while it is in use; nothing is lost or repeated.
 
         Its slots are moved part by part: nobody can put into or take from a part while it is moved (a few seconds for
         100,000 messages; calls wait for as long as the gate's `timeout`). If it is killed, call it again: it goes on
         where it was, and the topic's other parts are not touched by that. `told` hears how far it is. Raises
-        BadInput, TopicInUse if it is being given another number or forgotten, StoreError.
+        InvalidArgument, TopicInUse if it is being given another number or forgotten, StoreError.
         """
-        done = performed(resizing(self.open(), slots, told), self.opening.gate.link.run_all)
+        done = performed(resizing(self.open(), slots, told), self.opening.context.link.run_all)
         self.opening.lay_out(done.after)
         return done
 
-    def forget(self, *, discard: bool = False) -> Forgotten:
+    def forget(self, *, discard: bool = False) -> DeletedTopic:
         """Removes the topic from the store, with its policy, counters and what it remembers of event ids and versions.
         Whoever uses it afterwards makes it anew.
 
@@ -346,9 +346,9 @@ class Topic(_Face):
         were. A refused call has written nothing, unless a message came just while the topic was being closed: then it
         is opened again. If it is killed, call it again. What it sent on into outboxes stays there.
         """
-        gate = self.opening.gate
-        known = gate.link.run(registered(gate.namespace, gate.clock, self.name))
-        done = performed(forgetting(self.opening.provisional(), known, discard), gate.link.run_all)
+        context = self.opening.context
+        known = context.link.run(registered(context.namespace, context.clock, self.name))
+        done = performed(forgetting(self.opening.provisional(), known, discard), context.link.run_all)
         self.opening.forget()
         return done
 
@@ -361,7 +361,7 @@ class Topic(_Face):
         if self.opening.calls is None:
             build(self.opening.provisional())
         calls = self.open()
-        return self.opening.gate.link.run_all(build(calls))
+        return self.opening.context.link.run_all(build(calls))
 
     def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
         return _as_given(deliveries, self._run_all(lambda calls: calls.settle_many(settlements)))
@@ -379,7 +379,7 @@ class AioTopic(_Face):
         """As `Topic.open`."""
         opening = self.opening
         while opening.calls is None:
-            opening.answered(await opening.gate.aio.link.run(opening.ask()))
+            opening.answered(await opening.context.aio_link.run(opening.ask()))
         return opening.calls
 
     async def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
@@ -387,7 +387,7 @@ class AioTopic(_Face):
         if self.opening.calls is None:
             build(self.opening.provisional())
         calls = await self.open()
-        return await self.opening.gate.aio.link.run(build(calls))
+        return await self.opening.context.aio_link.run(build(calls))
 
     async def trigger(
         self,
@@ -424,7 +424,7 @@ class AioTopic(_Face):
             for slot in self._slots(calls):
                 more = True
                 while more and len(found) < n:
-                    taken = await self.opening.gate.aio.link.run(calls.take(slot, min(n - len(found), BATCH)))
+                    taken = await self.opening.context.aio_link.run(calls.take(slot, min(n - len(found), BATCH)))
                     found, more = found + taken.deliveries, taken.more
         except StoreError:
             if not found:
@@ -438,7 +438,7 @@ class AioTopic(_Face):
             for slot in self._slots(calls):
                 more = True
                 while more and n > sent:
-                    done = await self.opening.gate.aio.link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    done = await self.opening.context.aio_link.run(calls.forward(slot, to, min(n - sent, BATCH)))
                     sent, more = sent + done.sent, done.more
         except StoreError:
             if not sent:
@@ -512,7 +512,7 @@ class AioTopic(_Face):
         moved, calls = 0, await self.open()
         waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
         while waiting:
-            flushed = await self.opening.gate.aio.link.run(waiting.pop())
+            flushed = await self.opening.context.aio_link.run(waiting.pop())
             moved += flushed.moved
             waiting += flushed.more
         return moved
@@ -533,17 +533,17 @@ class AioTopic(_Face):
         """As `Topic.stats`."""
         return await self._run_all(lambda calls: calls.stats())
 
-    async def reslot(self, slots: int, told: Callable[[Progress], object] = lambda _: None) -> Resized:
+    async def reslot(self, slots: int, told: Callable[[ReshardProgress], object] = lambda _: None) -> ReshardResult:
         """As `Topic.reslot`."""
-        done = await awaited(resizing(await self.open(), slots, told), self.opening.gate.aio.link.run_all)
+        done = await awaited(resizing(await self.open(), slots, told), self.opening.context.aio_link.run_all)
         self.opening.lay_out(done.after)
         return done
 
-    async def forget(self, *, discard: bool = False) -> Forgotten:
+    async def forget(self, *, discard: bool = False) -> DeletedTopic:
         """As `Topic.forget`."""
-        gate = self.opening.gate
-        known = await gate.aio.link.run(registered(gate.namespace, gate.clock, self.name))
-        done = await awaited(forgetting(self.opening.provisional(), known, discard), gate.aio.link.run_all)
+        context = self.opening.context
+        known = await context.aio_link.run(registered(context.namespace, context.clock, self.name))
+        done = await awaited(forgetting(self.opening.provisional(), known, discard), context.aio_link.run_all)
         self.opening.forget()
         return done
 
@@ -555,7 +555,7 @@ class AioTopic(_Face):
         if self.opening.calls is None:
             build(self.opening.provisional())
         calls = await self.open()
-        return await self.opening.gate.aio.link.run_all(build(calls))
+        return await self.opening.context.aio_link.run_all(build(calls))
 
     async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
         return _as_given(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))
@@ -565,13 +565,13 @@ def _deliveries(given: Deliveries) -> list[Delivery[Any]]:
     found = [given] if isinstance(given, Delivery) else list(given)
     for one in found:
         if not isinstance(one, Delivery):
-            raise BadInput("deliveries", one, "not a delivery", "Pass what take() gave, one or a list of them")
+            raise InvalidArgument("deliveries", one, "not a delivery", "Pass what take() gave, one or a list of them")
     return found
 
 
 def _check_number(n: int) -> None:
     if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise BadInput("n", n, "not a number of deliveries", "Pass an int of at least 0")
+        raise InvalidArgument("n", n, "not a number of deliveries", "Pass an int of at least 0")
 
 
 def _as_given(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:

@@ -54,7 +54,7 @@ class Line:
 
     def __init__(self, due: Due) -> None:
         self.due = due
-        self.topic, self.gate, self.wake = due.topic, due.gate, due.wake
+        self.topic, self.context, self.wake = due.topic, due.context, due.wake
         self.held: set[Held] = set()
         self._beat: Beat | None = None
         handler = self.topic.opening.handler
@@ -62,9 +62,9 @@ class Line:
         self.handler: Handler = handler
         self.awaits = awaited(handler)
         adaptive = self.calls.policy.adaptive
-        self.limiter = None if adaptive is None else Limiter(self.gate, self.topic.name, adaptive)
+        self.limiter = None if adaptive is None else Limiter(self.context, self.topic.name, adaptive)
         # Where ending a delivery waits for copies of it, taking the next must not, nor fail with it.
-        self._turns = self.gate.durability is None
+        self._turns = self.context.durability is None
 
     @property
     def calls(self) -> TopicCalls:
@@ -118,19 +118,19 @@ class Line:
 
     def _kept(self, taken: Taken, until: float) -> list[Held]:
         if taken.lapsed:
-            self.gate.counters.add("worker.lapsed", taken.lapsed)
+            self.context.counters.add("worker.lapsed", taken.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": taken.lapsed})
         if not taken.deliveries:
             return []
-        self.gate.counters.add("worker.taken", len(taken.deliveries))
+        self.context.counters.add("worker.taken", len(taken.deliveries))
         if self.calls.policy.merge.drops and (dropped := sum(one.dropped for one in taken.deliveries)):
-            self.gate.counters.add("worker.items_dropped", dropped)
-        since = self.gate.seconds_now()
+            self.context.counters.add("worker.items_dropped", dropped)
+        since = self.context.now()
         found = [Held(self, delivery, until, since) for delivery in taken.deliveries]
         self.held.update(found)
         if self._beat is None:
             self._beat = Beat(self.lease, self._extend, self._overdue)
-            self.gate.pulse.add(self._beat)
+            self.context.heartbeat.add(self._beat)
         return found
 
     # -- keeping: called from the heartbeat's thread, so it looks at copies ------------------------------------------
@@ -161,7 +161,7 @@ class Line:
         delivery = one.delivery
         if not one.ending and not delivery.lost:
             delivery.lost = True
-            self.gate.counters.add("worker.lease_lost")
+            self.context.counters.add("worker.lease_lost")
             log.warning("worker.lease_lost", extra={"topic": self.topic.name, "token": delivery.token})
 
     # -- giving up -------------------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ class Line:
                 turned = await self.due.ask(slot, calls.turn(slot, settlements, n), self.lease)
                 settled, found = turned.settled, self._kept(turned.taken, until)
             else:
-                settled = await self.gate.aio.link.run(calls.settle(slot, settlements), self.lease)
+                settled = await self.context.aio_link.run(calls.settle(slot, settlements), self.lease)
                 self.due.learn(slot, settled, asked)
             self._count(settlements, settled.outcomes)
         except StoreError as error:
             name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"
-            self.gate.counters.add(name, len(settlements))
+            self.context.counters.add(name, len(settlements))
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
             log.error(name, extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
         finally:
@@ -205,14 +205,14 @@ class Line:
     def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
         verbs = [settlement.verb for settlement in settlements]
         for (verb, outcome), n in Counter(zip(verbs, outcomes, strict=True)).items():
-            self.gate.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTED[verb]}", n)
+            self.context.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTED[verb]}", n)
         if "dead" in outcomes:
             for settlement, outcome in zip(settlements, outcomes, strict=True):
                 if outcome == "dead":
                     self._tell_dead(settlement)
 
     def _tell_dead(self, settlement: Settlement) -> None:
-        self.gate.counters.add("worker.dead")
+        self.context.counters.add("worker.dead")
         attempt, failure = attempt_of(settlement.delivery), settlement.failure
         log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
 
@@ -230,7 +230,7 @@ class Line:
         """Keeps nothing alive any more."""
         self.held.clear()
         if self._beat is not None:
-            self.gate.pulse.remove(self._beat)
+            self.context.heartbeat.remove(self._beat)
 
 
 def _parts(calls: TopicCalls, endings: list[Ending], most: int) -> Iterable[tuple[int, list[Ending]]]:

@@ -26,8 +26,8 @@ class Planner:
     """
 
     def __init__(self, due: Due) -> None:
-        """Raises BadInput for a payload that the topic cannot take."""
-        self.topic, self.gate = due.topic, due.gate
+        """Raises InvalidArgument for a payload that the topic cannot take."""
+        self.topic, self.context = due.topic, due.context
         self.wake = asyncio.Event()
         self._due = due
         self._recurring = tuple(due.topic.opening.recurring.values())
@@ -68,6 +68,6 @@ class Planner:
             last = last if found else _NEVER  # it has no occurrence any more
         receipts = await self.topic.aio.trigger_many(found)
         planned = sum(receipt.accepted for receipt in receipts)  # the others were planned by somebody else
-        self.gate.counters.add("worker.planned", planned)
+        self.context.counters.add("worker.planned", planned)
         log.debug("worker.planned", extra={"topic": self.topic.name, "recurring": one.name, "next": last.isoformat()})
         return last

@@ -39,7 +39,7 @@ class Forwarding:
                 raise answer
 
     async def _send(self, calls: TopicCalls, slot: int) -> None:
-        counters = self.due.gate.counters
+        counters = self.due.context.counters
         answer: Forwarded = await self.due.ask(slot, calls.forward(slot, self._to, BATCH))
         counters.add("worker.forwarded", answer.sent)
         if not answer.sent and 0 < answer.next_due_ms <= answer.now_ms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from idemgate.errors import Failed
+from idemgate.errors import PartialFailure
 from idemgate.guard.current import Execution, enter, executing
 from idemgate.topics.messages import Delivery
 
@@ -18,7 +18,7 @@ DONE: Ran = (None, None)
 
 
 async def handled(begin: Callable[[], Any], delivery: Delivery[Any]) -> BaseException | None:
-    """What an awaiting handler raised, the `Failed` that it returned, or None. Its exceptions never travel through a
+    """What an awaiting handler raised, the `PartialFailure` that it returned, or None. Its exceptions never travel through a
     task or a future: SystemExit would end the event loop with everything in it, and StopIteration would never
     arrive."""
     try:
@@ -40,9 +40,9 @@ def ran(handler: Handler, delivery: Delivery[Any]) -> Ran:
     return DONE if result is None else (result, None)
 
 
-def said(result: object) -> Failed | None:
-    """What a handler's result says of its delivery: only a `Failed` says something."""
-    return result if isinstance(result, Failed) else None
+def said(result: object) -> PartialFailure | None:
+    """What a handler's result says of its delivery: only a `PartialFailure` says something."""
+    return result if isinstance(result, PartialFailure) else None
 
 
 class DeliveryExecution(Execution):

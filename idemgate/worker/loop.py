@@ -45,7 +45,7 @@ async def keep_up(post: Post, turn: Callable[[], Awaitable[None]], halt: asyncio
             if failures == 0:
                 log.warning("worker.store_away", extra={"topic": topic.name, "error": str(error)})
             failures += 1
-            topic.opening.gate.counters.add("worker.store_away")
+            topic.opening.context.counters.add("worker.store_away")
             await _nap(post.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))
 
 

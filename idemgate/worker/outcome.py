@@ -10,13 +10,13 @@ from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     AttemptsExhausted,
-    BadInput,
     Bury,
-    Failed,
+    DecodeError,
     IdemgateError,
+    InvalidArgument,
     KeyReused,
-    NotDecodable,
     OutcomeUnknown,
+    PartialFailure,
     ReplayedFailure,
     ResultUnavailable,
     Retry,
@@ -28,8 +28,8 @@ from idemgate.topics.policy import Policy
 __all__ = ["attempt_of", "last_line", "settlement_of"]
 
 _HOPELESS = (
-    Bury, BadInput, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable, ReplayedFailure,
-    NotDecodable,
+    Bury, InvalidArgument, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable, ReplayedFailure,
+    DecodeError,
 )  # fmt: skip
 """The same again tomorrow, so somebody has to look. A handler that is guarded and done returns; it raises none of
 these."""
@@ -39,7 +39,7 @@ def settlement_of(
     delivery: Delivery[Any], error: BaseException | None, policy: Policy, stopping: bool = False
 ) -> Settlement:
     """No error: ack. `Bury` and what repeating cannot mend: to the dead letters. Another owner runs the key: later,
-    and that was no attempt. Cancelled by the worker's stop: at once. `Failed`: some items, again after the backoff. All
+    and that was no attempt. Cancelled by the worker's stop: at once. `PartialFailure`: some items, again after the backoff. All
     else: all of it."""
     if error is None:
         return Settlement("ack", delivery)
@@ -49,16 +49,16 @@ def settlement_of(
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))
     if stopping and isinstance(error, asyncio.CancelledError):
         return Settlement("nack", delivery, failure="cancelled: its worker stopped before it had finished")
-    if isinstance(error, (Retry, Failed)) and error.delay is not None:
+    if isinstance(error, (Retry, PartialFailure)) and error.delay is not None:
         delay = milliseconds(error.delay, "delay", zero=True)
     else:
         delay = policy.backoff.ms(delivery.attempt, error)
-    if isinstance(error, Failed):
+    if isinstance(error, PartialFailure):
         return _in_part(delivery, error, delay)
     return Settlement("nack", delivery, delay, last_line(error))
 
 
-def _in_part(delivery: Delivery[Any], error: Failed, delay: int) -> Settlement:
+def _in_part(delivery: Delivery[Any], error: PartialFailure, delay: int) -> Settlement:
     """Items that are not there fail the whole attempt: what the handler has done is not known, and nothing is lost."""
     try:
         return failed(delivery, error.items, delay, last_line(error))
@@ -70,7 +70,7 @@ def attempt_of(delivery: Delivery[Any]) -> int | None:
     """The number of the attempt; None if the message cannot be read."""
     try:
         return delivery.attempt
-    except NotDecodable:
+    except DecodeError:
         return None
 
 

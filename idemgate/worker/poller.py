@@ -42,7 +42,7 @@ class Due:
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        self.gate = topic.opening.gate
+        self.context = topic.opening.context
         self.wake = asyncio.Event()
         self.mine: Callable[[], Collection[int]] | None = None
         self.resized: Callable[[], None] = lambda: None
@@ -54,7 +54,7 @@ class Due:
         self._looked = monotonic()
         self._deaf = False
         self._heard = monotonic()
-        self._ear = self.gate.aio.link.ear()
+        self._ear = self.context.aio_link.ear()
 
     async def open(self) -> None:
         """Checks the topic's policy; raises PolicyChanged, StoreError."""
@@ -93,7 +93,7 @@ class Due:
     def now(self, slot: int = 0) -> float:
         """The time of a slot's server, ms, or a little less, so that nothing is asked for before it is due; meaningless
         until something was learnt."""
-        clock = self.gate.clock
+        clock = self.context.clock
         return clock.microseconds() / 1000 if clock is not None else monotonic() * 1000 + self._offsets[slot].low
 
     def told(self, slot: int, now_ms: int, asked: float) -> None:
@@ -104,7 +104,7 @@ class Due:
     async def look_at_the_clock(self, calls: TopicCalls) -> None:
         """Asks the first slot's server for its time."""
         asked = monotonic()
-        self.told(0, await self.gate.aio.link.run(calls.time()), asked)
+        self.told(0, await self.context.aio_link.run(calls.time()), asked)
 
     def learn(self, slot: int, answer: Answer, asked: float) -> None:
         """Never makes it later than what is known: a hint may have been heard while this answer was under way."""
@@ -118,7 +118,7 @@ class Due:
         if left <= 0:
             return 0.0
         # A test clock stands still: only its moves are worth waking for.
-        return min(POLL, left) if self.gate.clock is None else POLL
+        return min(POLL, left) if self.context.clock is None else POLL
 
     def pause(self) -> float:
         """How many seconds to sleep until a slot has work; every `POLL` all may have."""
@@ -178,7 +178,7 @@ class Due:
         self._asking[slot] += 1
         asked = monotonic()
         try:
-            answer = await self.gate.aio.link.run(call, within)
+            answer = await self.context.aio_link.run(call, within)
         except BaseException:
             self._at[slot] = min(before, self._at.get(slot, NEVER))
             raise

@@ -7,21 +7,26 @@ import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.membership.member import Membership
-from idemgate.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
+from idemgate.subscribers.subscribers import Subscriber
+from idemgate.worker.worker import HasTopics, Worker
 
 __all__ = ["run"]
 
 
+class RunnableGate(HasTopics, Protocol):
+    """A gate, as far as `run` knows one."""
+
+    @property
+    def subscribers(self) -> Sequence[Subscriber]: ...
+
+
 def run(
-    gate: Gate,
+    gate: RunnableGate,
     topics: Sequence[str] = (),
     *,
     concurrency: int = 32,
@@ -32,14 +37,14 @@ def run(
     """Until SIGTERM or SIGINT; the first begins the grace time, a second ends it."""
     here = threading.current_thread()
     if here is not threading.main_thread():
-        raise BadInput(
+        raise InvalidArgument(
             "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
         )
     asyncio.run(_run(gate, topics, concurrency, prefetch, grace, members))
 
 
 async def _run(
-    gate: Gate,
+    gate: RunnableGate,
     topics: Sequence[str],
     concurrency: int,
     prefetch: int | None,
@@ -48,7 +53,7 @@ async def _run(
 ) -> None:
     worked = any(topic.opening.worked for topic in gate.topics.values())
     if not worked and not gate.subscribers:
-        raise BadInput(
+        raise InvalidArgument(
             "topics",
             list(topics),
             "the gate has no topic with a handler and no subscriber",
@@ -68,8 +73,8 @@ async def _run(
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None  # what ended it; the others were stopped for it
     finally:
-        await gate.aio.close()
-        gate.close()
+        await gate.context.close_aio()
+        gate.context.close()
 
 
 def _on_signals(stop: asyncio.Event, worker: Worker | None) -> None:

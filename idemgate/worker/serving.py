@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from idemgate.core.durations import Duration
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.membership.member import Membership, RedisMembership
+from idemgate.store.context import HasContext
 from idemgate.store.shielded import to_the_end
 from idemgate.worker.consumer import Line
 from idemgate.worker.poller import Due
 
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
-
 __all__ = ["Serving", "membership_of"]
 
 
-def membership_of(gate: Gate, members: bool | Membership, grace: Duration) -> Membership | None:
-    """What `members=` means: True is Redis' own, False none at all. BadInput for anything else."""
+def membership_of(gate: HasContext, members: bool | Membership, grace: Duration) -> Membership | None:
+    """What `members=` means: True is Redis' own, False none at all. InvalidArgument for anything else."""
     if isinstance(members, bool):
         return RedisMembership(gate, grace=grace) if members else None
     if not isinstance(members, Membership) or isinstance(members, type):
-        raise BadInput("members", members, "not a membership", "Pass True, or one such as RedisMembership(gate)")
+        raise InvalidArgument("members", members, "not a membership", "Pass True, or one such as RedisMembership(gate)")
     return members
 
 

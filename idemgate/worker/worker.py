@@ -7,18 +7,20 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.numbers import whole
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.membership.member import Membership
+from idemgate.store.context import HasContext
 from idemgate.store.shielded import to_the_end
 from idemgate.topics.calls import Settlement
+from idemgate.topics.topic import Topic
 from idemgate.worker import prefetch as ahead
 from idemgate.worker.consumer import BATCH, Ending, Held, Line
 from idemgate.worker.cron import Planner
@@ -30,15 +32,19 @@ from idemgate.worker.poller import Due
 from idemgate.worker.serving import Serving, membership_of
 from idemgate.worker.thread_pool import Hands
 
-if TYPE_CHECKING:
-    from idemgate.gate import Gate
-
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
 LAST_WORDS = 1.0
 """Seconds that are left, when the grace time is over, to handlers that were cancelled and to what they leave to
 settle."""
+
+
+class HasTopics(HasContext, Protocol):
+    """A gate, as far as a worker knows one."""
+
+    @property
+    def topics(self) -> dict[str, Topic]: ...
 
 
 class Worker:
@@ -55,16 +61,16 @@ class Worker:
       once), while threads, which nothing can end, are left to their leases.
     - `members`: True: it divides the slots of its topics with the other workers that say so, and takes from its own
       only; they are handed over, drained, when workers come and go (see `Membership`). Or a membership of your own,
-      one a worker, such as `RedisMembership(gate, ttl="5s", grace=grace)`. Recurring triggers are planned by all.
+      one a worker, such as `RedisMembership(context, ttl="5s", grace=grace)`. Recurring triggers are planned by all.
 
     A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury`, `Retry` and
-    `Failed` say otherwise. While the store is away the worker waits, and goes on by itself. `limits` tells where
+    `PartialFailure` say otherwise. While the store is away the worker waits, and goes on by itself. `limits` tells where
     adaptive limits stand, `membership` what a member serves.
     """
 
     def __init__(
         self,
-        gate: Gate,
+        gate: HasTopics,
         topics: Sequence[str] = (),
         *,
         concurrency: int = 32,
@@ -72,13 +78,14 @@ class Worker:
         grace: Duration = "30s",
         members: bool | Membership = False,
     ) -> None:
-        self.gate = gate
+        self.context = gate.context
+        self._topics = gate.topics
         self.concurrency = whole("concurrency", concurrency, 1)
         self._fetches = None if prefetch is None else whole("prefetch", prefetch, 0)
         self._pace = ahead.first(concurrency)
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.membership = membership_of(gate, members, grace)
-        self._names = _chosen(gate, topics)
+        self._names = _chosen(gate.topics, topics)
         self._active = False
         self._lines: list[Line] = []
         self._halt, self._hurry = asyncio.Event(), asyncio.Event()
@@ -114,7 +121,7 @@ class Worker:
         """Works until `stop` is set, or until cancelled: that, too, leaves the grace time, unless it happens twice.
         Raises PolicyChanged, and StoreError if the store cannot be reached at the start."""
         if self._active:
-            raise BadInput("worker", self, "is running already", "Make another one: gate.aio.worker()")
+            raise InvalidArgument("worker", self, "is running already", "Make another one: gate.aio.worker()")
         self._active = True
         self._halt, self._hurry = stop, asyncio.Event()
         self._begin()
@@ -131,9 +138,9 @@ class Worker:
             await to_the_end(_closed(self._dues))
 
     async def _open(self) -> None:
-        """Raises PolicyChanged, BadInput, StoreError."""
+        """Raises PolicyChanged, InvalidArgument, StoreError."""
         for name in self._names:
-            due = Due(self.gate.topics[name])
+            due = Due(self._topics[name])
             self._dues.append(due)
             await due.open()
             opening = due.topic.opening
@@ -204,7 +211,7 @@ class Worker:
                 raise error
 
     def _watch_clock(self) -> Callable[[], object]:
-        watch = getattr(self.gate.clock, "on_move", None)
+        watch = getattr(self.context.clock, "on_move", None)
         if watch is None:
             return lambda: None
         loop = asyncio.get_running_loop()
@@ -276,7 +283,7 @@ class Worker:
                 async with asyncio.timeout(ahead.PATIENCE / 2):
                     await self._moved.wait()
             self._moved.clear()
-            self._give_back_late(self.gate.seconds_now() - ahead.PATIENCE)
+            self._give_back_late(self.context.now() - ahead.PATIENCE)
 
     def _give_back_late(self, since: float) -> None:
         """What was taken then or before, if there is any; then none is held for a while."""
@@ -324,7 +331,7 @@ class Worker:
 
     async def _leave(self, belonging: Collection[asyncio.Task[None]]) -> None:
         self._look()
-        await self._until(belonging, self.gate.seconds)
+        await self._until(belonging, self.context.timeout)
         await _ended(belonging)
         for task in belonging:
             task.cancel()
@@ -419,7 +426,7 @@ class Worker:
         if error is not None and settlement.verb not in ("ack", "defer"):
             facts = {"topic": topic, "attempt": attempt_of(delivery), "token": delivery.token}
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
-            self.gate.counters.add("worker.failed")
+            self.context.counters.add("worker.failed")
         return settlement
 
     # -- settling -----------------------------------------------------------------------------------------------------
@@ -501,7 +508,7 @@ class Worker:
 
     def _cut(self, ready: Held) -> None:
         log.error("worker.cut_short", extra={"topic": ready.line.topic.name, "token": ready.delivery.token})
-        self.gate.counters.add("worker.cut_short")
+        self.context.counters.add("worker.cut_short")
 
     async def _until(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
         """Until they have ended, or that many seconds are over, or it has to hurry."""
@@ -514,17 +521,19 @@ class Worker:
         hurry.cancel()
 
 
-def _chosen(gate: Gate, topics: Sequence[str]) -> tuple[str, ...]:
-    named = {name: topic for name, topic in gate.topics.items() if not topics or name in topics}
+def _chosen(known_topics: Mapping[str, Topic], topics: Sequence[str]) -> tuple[str, ...]:
+    named = {name: topic for name, topic in known_topics.items() if not topics or name in topics}
     known = {name for name, topic in named.items() if topic.opening.worked}
     for name in topics:
         if name not in known:
-            there = sorted(name for name, topic in gate.topics.items() if topic.opening.handler or topic.opening.onward)
-            raise BadInput(
+            there = sorted(
+                name for name, topic in known_topics.items() if topic.opening.handler or topic.opening.onward
+            )
+            raise InvalidArgument(
                 "topics", name, "no handler is registered for it", f"Topics with a handler: {there or 'none'}"
             )
     if not known:
-        raise BadInput(
+        raise InvalidArgument(
             "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
     return tuple(dict.fromkeys(topics)) or tuple(sorted(known))

@@ -46,9 +46,9 @@ def full(gate: Gate, clock: Clock) -> Gate:
         claim.complete(1)
     gate.claim("runs")
     gate.claim("given").release()
-    gate.link.run(members.announce(gate.namespace, "crew", clock, _said(("t", 0), known=0), 10_000))
-    generation = gate.link.run(members.attendance(gate.namespace, "crew", clock)).generation
-    gate.link.run(members.announce(gate.namespace, "crew", clock, _said(("t", 0), known=generation), 10_000))
+    gate.context.link.run(members.announce(gate.namespace, "crew", clock, _said(("t", 0), known=0), 10_000))
+    generation = gate.context.link.run(members.attendance(gate.namespace, "crew", clock)).generation
+    gate.context.link.run(members.announce(gate.namespace, "crew", clock, _said(("t", 0), known=generation), 10_000))
     return gate
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import BadInput, Gate, Trigger
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.audit.findings import KINDS
 from idemgate.core import keys
 from idemgate.membership import calls as members
@@ -24,7 +24,7 @@ from idemgate.store.inspection import servers
 from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
 from idemgate.testing.audit import _Audit
-from idemgate.topics.reshard import Progress
+from idemgate.topics.reshard import ReshardProgress
 
 Plant = Callable[["Hand"], object]
 
@@ -187,7 +187,7 @@ def _kept(hand: Hand, state: str) -> None:
 
 
 def _left_and_holds(hand: Hand) -> None:
-    assert hand.gate.link.run(members.leave(hand.namespace, "crew", hand.gate.clock, "m1"))
+    assert hand.gate.context.link.run(members.leave(hand.namespace, "crew", hand.gate.context.clock, "m1"))
     report = audit(hand.gate)
     assert report.sound
     assert report.counted["members"] == 0
@@ -196,11 +196,12 @@ def _left_and_holds(hand: Hand) -> None:
 
 
 def _page(hand: Hand, kind: str) -> bytes:
-    """The page of a seen-set that marks one id, or keeps one value."""
-    if kind == "seen":
-        assert hand.gate.first("id", scope="s", retention="1h", compact=True)
+    """Return the page of a dedup set with one id, or with one value."""
+    dedup = hand.gate.dedup("s", "1h")
+    if kind == "ids":
+        assert dedup.add("id")
     else:
-        hand.gate.keep("id", 1, scope="s", retention="1h")
+        dedup.get_or_set("id", 1)
     (page,) = hand.raw.scan_iter(hand.name("seen:*"))
     assert audit(hand.gate).sound
     return bytes(page)
@@ -237,19 +238,19 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "runs}",
         lambda h: h.raw.setrange(h.name("once:claim:runs}"), 2, (2**54).to_bytes(7)),
     ),
-    "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "seen"))),
-    "a page of values that never ends": ("no-expiry", ":kept1", lambda h: h.raw.persist(_page(h, "kept"))),
-    "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "seen"), "")),
-    "a page of ids that is garbage": ("undecodable", ":1", lambda h: h.raw.hset(_page(h, "seen"), "", b"\x95\x02")),
+    "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "ids"))),
+    "a page of values that never ends": ("no-expiry", ":kept1", lambda h: h.raw.persist(_page(h, "values"))),
+    "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "ids"), "")),
+    "a page of ids that is garbage": ("undecodable", ":1", lambda h: h.raw.hset(_page(h, "ids"), "", b"\x95\x02")),
     "a page of ids of another layout": (
         "undecodable",
         ":1",
-        lambda h: h.raw.hset(_page(h, "seen"), "", msgpack.packb([2, 1, 2, 3, 4])),
+        lambda h: h.raw.hset(_page(h, "ids"), "", msgpack.packb([2, 1, 2, 3, 4])),
     ),
     "a page of ids of another type": (
         "wrong-type",
         ":1",
-        lambda h: (page := _page(h, "seen"), h.raw.delete(page), h.raw.set(page, "x", ex=9)),
+        lambda h: (page := _page(h, "ids"), h.raw.delete(page), h.raw.set(page, "x", ex=9)),
     ),
     "a death without a body": ("orphan", "dead", lambda h: h.raw.zadd(h.key("dead"), {"17": 1})),
     "a body without a death": ("orphan", "grave", lambda h: h.raw.delete(h.key("dead"))),
@@ -694,7 +695,7 @@ def test_a_rate_that_is_slow_by_what_was_asked_for_is_no_fault(hand: Hand, found
 
 
 def test_a_result_that_is_larger_than_the_auditors_own_limit_is_no_fault(full: Gate, url: str) -> None:
-    with Gate(url, namespace=full.namespace, clock=full.clock, max_bytes=1_000_000) as large:
+    with Gate(url, namespace=full.namespace, clock=full.context.clock, max_bytes=1_000_000) as large:
         assert large.claim("large").complete("x" * 500_000)
         large.topic("large", window="1h").trigger("k", "x" * 500_000)
     assert audit(full).sound
@@ -719,7 +720,7 @@ def test_a_store_is_named_by_its_url_and_namespaces_do_not_mix(full: Gate, hand:
     hand.raw.set(hand.name("mine"), "x")
     assert audit(url, full.namespace).by_kind == {"foreign": 1}
     assert audit(full, f"{full.namespace}x").counted["slots"] == 0
-    with pytest.raises(BadInput, match="namespace"):
+    with pytest.raises(InvalidArgument, match="namespace"):
         audit(url, "a b")
 
 
@@ -771,9 +772,9 @@ async def test_what_goes_on_meanwhile_is_no_fault(url: str, namespace: str) -> N
 def test_a_topic_that_is_opened_meanwhile_is_no_fault(gate: Gate, raw: Any, namespace: str) -> None:
     # Given an audit that has read the registry, and says what is wrong there
     raw.hset(keys.topics(namespace), "odd", b"\xc1")
-    link = SyncLink(gate.endpoint, 5.0)
-    with servers(gate.endpoint) as found:
-        findings = _Audit(namespace, gate.clock, 1000, 100_000).all(link, found)
+    link = SyncLink(gate.context.endpoint, 5.0)
+    with servers(gate.context.endpoint) as found:
+        findings = _Audit(namespace, gate.context.clock, 1000, 100_000).all(link, found)
         assert next(findings).kind == "undecodable"
         # When a topic is opened, and it goes on
         gate.topic("later").trigger("k")
@@ -791,9 +792,9 @@ def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
     topic = gate.topic("t", slots=1, remember="1h")
     topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(20)])
     raw.hset(keys.topics(namespace), "odd", b"\xc1")
-    link = SyncLink(gate.endpoint, 5.0)
-    with servers(gate.endpoint) as found:
-        findings = _Audit(namespace, gate.clock, 1000, 100_000).all(link, found)
+    link = SyncLink(gate.context.endpoint, 5.0)
+    with servers(gate.context.endpoint) as found:
+        findings = _Audit(namespace, gate.context.clock, 1000, 100_000).all(link, found)
         assert next(findings).kind == "undecodable"
         # When the topic gets another number of slots, and it goes on
         topic.reslot(4)
@@ -809,7 +810,7 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
     topic = gate.topic("t", slots=2)
     topic.trigger_many([(f"k{n}", n) for n in range(20)])
 
-    def cut_off(progress: Progress) -> None:
+    def cut_off(progress: ReshardProgress) -> None:
         if progress.done == 1:
             raise KeyboardInterrupt
 

@@ -12,7 +12,7 @@ import pytest
 
 from idemgate.cli.demo.events import LATER, SECONDS, Event, made_up, plan_of, read
 from idemgate.cli.demo.screen import took
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 LINE = '{"id": "a", "ts": 1387731401, "path": "pom.xml", "change": "M"}'
 
@@ -92,7 +92,7 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path, pack: object) -> None:
 def test_a_bad_file_is_named_with_its_line(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "events"
     file.write_bytes(content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         read(file, None)
     assert words in str(caught.value)
 

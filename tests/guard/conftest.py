@@ -13,12 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 
 from idemgate import Gate
 from idemgate.store import clients, sync
 from idemgate.store import reconnecting as line
-from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 
 
@@ -54,15 +52,6 @@ def outlive_lease(face: Any, clock: Clock) -> Callable[..., Any]:
                     await asyncio.sleep(0.002)
 
     return outlive
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[str]:
-    """A server whose memory nobody else uses, nor its own append-only file: before Redis 7.0 a rewrite takes 10 MB."""
-    with start() as server:
-        with redis.Redis.from_url(server.url) as raw:
-            raw.config_set("auto-aof-rewrite-percentage", 0)
-        yield server.url
 
 
 @pytest.fixture

@@ -51,9 +51,9 @@ class Caller(ABC):
     def __init__(self, url: str, namespace: str, clock: Clock, program: Program) -> None:
         self.gate = Gate(url, namespace=namespace, clock=clock)
         self.program, self.clock = program, clock
-        self.server = self.gate.link
+        self.server = self.gate.context.link
         self.renewals = Renewals()
-        self.gate.pulse = self.renewals  # type: ignore[assignment]
+        self.gate.context.heartbeat = self.renewals  # type: ignore[assignment]
         self.phase: Phase = "idle"
         self.starts = 0
         self.executed = False
@@ -109,7 +109,7 @@ class AwaitingCaller(Caller):
         super().__init__(*args)
         self._loop = loop
         self._link = _AwaitingLink(self)
-        self.gate._alink = self._link  # type: ignore[assignment]
+        self.gate.context._aio_link = self._link  # type: ignore[assignment]
         self._task: asyncio.Task[Any] | None = None
         self._work: asyncio.Future[None] | None = None
 
@@ -193,7 +193,7 @@ class AwaitingCaller(Caller):
         self._turn()
         if self._link.pending is not None:
             self._answer(StoreUnavailable("the test ends", "unknown"))
-        self.gate._alink = None
+        self.gate.context._aio_link = None
         self.gate.close()
 
 
@@ -248,7 +248,7 @@ class BlockingCaller(Caller):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.gate._link = _BlockingLink(self)  # type: ignore[assignment]
+        self.gate.context._link = _BlockingLink(self)  # type: ignore[assignment]
         self._parked: queue.Queue[str] = queue.Queue()
         self._orders: queue.Queue[Any] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -333,7 +333,7 @@ class BlockingCaller(Caller):
             self.give_up()
         if self._thread is not None:
             self._thread.join(60)
-        self.gate._link = self.server
+        self.gate.context._link = self.server
         self.gate.close()
 
 

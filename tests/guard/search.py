@@ -23,6 +23,7 @@ from idemgate.guard.calls import Record
 from idemgate.lua import source
 from idemgate.testing import Clock
 from tests import exhaustive
+from tests.claims import claims_of
 from tests.exhaustive import Violation
 
 __all__ = ["Search", "Violation"]
@@ -137,8 +138,8 @@ class Search(exhaustive.Search[State, Step]):
     """`hold`: a key whose owner vanished waits for a decision."""
 
     def __init__(self, raw: redis.Redis, gate: Gate, hold: bool, scripts: Mapping[str, str]) -> None:
-        self.claims, self.hold = gate.claims, hold
-        self.record = gate.claims.key("search", "k")
+        self.claims, self.hold = claims_of(gate), hold
+        self.record = claims_of(gate).key("search", "k")
         super().__init__(raw, self.record, RESET, SNAPSHOT, scripts)
 
     def start(self) -> State:
@@ -180,7 +181,10 @@ class Search(exhaustive.Search[State, Step]):
                 ):
                     if not _has_sent(state, call.script.name, owner) or call.script.name != "guard/renew":
                         yield Step(
-                            f"{call.script.name[5:]} {owner.decode()}", call.script.name, tuple(call.args[1:]), caller
+                            f"{call.script.name.partition('/')[2]} {owner.decode()}",
+                            call.script.name,
+                            tuple(call.args[1:]),
+                            caller,
                         )
                 yield Step(f"vanish {caller}", caller=caller)
 

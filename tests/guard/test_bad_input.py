@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 
 Stored = Callable[[], dict[bytes, bytes]]
 
@@ -93,14 +93,14 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "says"), OPTIONS, ids=[f"{'-'.join(o)}{n}" for n, (o, _) in enumerate(OPTIONS)])
 def test_options_that_cannot_work_are_refused_at_decoration(gate: Gate, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadInput, match=f"(?s){says}") as refused:
+    with pytest.raises(InvalidArgument, match=f"(?s){says}") as refused:
         gate.once(**{"key": "{k}"} | options)(handle)
     assert refused.value.fix
-    assert gate._link is None  # no connection was even made
+    assert gate.context._link is None  # no connection was even made
 
 
 def test_the_decorator_without_its_parentheses_says_what_is_missing(gate: Gate) -> None:
-    with pytest.raises(BadInput, match=r"function='x'.*@once\(\.\.\.\): with parentheses"):
+    with pytest.raises(InvalidArgument, match=r"function='x'.*@once\(\.\.\.\): with parentheses"):
         gate.once(handle)("x")  # type: ignore[arg-type]
 
 
@@ -136,28 +136,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("first", ("k", "1h"), {"scope": ""}, "scope=''"),
     ("first_many", (["a", ""], "1h"), {}, "key=''"),
     ("first_many", (["a"], -1), {}, "retention=-1"),
-    ("first", ("", "1h"), {"compact": True}, "key=''"),
-    ("first", ("k", 0), {"compact": True}, "retention=0"),
-    ("first", ("k", "1h"), {"compact": True, "scope": ""}, "scope=''"),
-    ("first_many", (["a", ""], "1h"), {"compact": True}, "key=''"),
-    ("first_many", ("abc", "1h"), {"compact": True}, "one value, not many"),
-    *(
-        (name, (many, "1h"), options, f"{what}=.*cannot be iterated over.*Pass")
-        for name, what, options in (
-            ("first_many", "keys", {}),
-            ("first_many", "keys", {"compact": True}),
-            ("keep_many", "pairs", {}),
-        )
-        for many in (None, 7, _later())
-    ),
-    ("keep", ("", 1, "1h"), {}, "key=''"),
-    ("keep", ("k", 1, 0), {}, "retention=0"),
-    ("keep", ("k", 1, "1h"), {"scope": ""}, "scope=''"),
-    ("keep_many", ([("a", 1), ("", 2)], "1h"), {}, "key=''"),
-    ("keep_many", (["ab"], "1h"), {}, "pairs='ab': not a key and its value. Pass .*items"),
-    ("keep_many", ("abc", "1h"), {}, "one value, not many"),
-    ("kept", ("",), {}, "key=''"),
-    ("kept", ("k",), {"scope": ""}, "scope=''"),
+    *(("first_many", (many, "1h"), {}, "keys=.*cannot be iterated over.*Pass") for many in (None, 7, _later())),
     ("inspect", ("k",), {"scope": ""}, "scope=''"),
     ("forget", ("k",), {"scope": ""}, "scope=''"),
     ("resolve", ("",), {"done": True}, "key=''"),
@@ -172,8 +151,44 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 async def test_calls_that_cannot_work_are_refused_before_anything_is_written(
     face: Any, stored: Stored, method: str, args: tuple[Any, ...], options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(BadInput, match=f"(?s){says}"):
+    with pytest.raises(InvalidArgument, match=f"(?s){says}"):
         await getattr(face, method)(*args, **options)
+    assert stored() == {}
+
+
+DEDUP_CALLS: list[tuple[str, Any, str, tuple[Any, ...], str]] = [
+    # scope, retention, method, its arguments, what the error says
+    ("s", "1h", "add", ("",), "key=''"),
+    ("s", 0, "add", ("k",), "retention=0"),
+    ("", "1h", "add", ("k",), "scope=''"),
+    ("s", "1h", "add_many", (["a", ""],), "key=''"),
+    ("s", "1h", "add_many", ("abc",), "one value, not many"),
+    *(
+        ("s", "1h", method, (many,), f"{name}=.*cannot be iterated over.*Pass")
+        for method, name in (("add_many", "keys"), ("get_or_set_many", "pairs"))
+        for many in (None, 7, _later())
+    ),
+    ("s", "1h", "get_or_set", ("", 1), "key=''"),
+    ("s", 0, "get_or_set", ("k", 1), "retention=0"),
+    ("", "1h", "get_or_set", ("k", 1), "scope=''"),
+    ("s", "1h", "get_or_set_many", ([("a", 1), ("", 2)],), "key=''"),
+    ("s", "1h", "get_or_set_many", (["ab"],), "pairs='ab': not a key and its value. Pass .*items"),
+    ("s", "1h", "get_or_set_many", ("abc",), "one value, not many"),
+    ("s", "1h", "get", ("",), "key=''"),
+    ("", "1h", "get", ("k",), "scope=''"),
+]
+
+
+@pytest.mark.parametrize(
+    ("scope", "retention", "method", "args", "says"),
+    DEDUP_CALLS,
+    ids=[f"{call[2]}{n}" for n, call in enumerate(DEDUP_CALLS)],
+)
+async def test_a_dedup_call_with_an_invalid_argument_raises_before_a_write(
+    face: Any, stored: Stored, scope: str, retention: Any, method: str, args: tuple[Any, ...], says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"(?s){says}"):
+        await getattr(face.dedup(scope, retention), method)(*args)
     assert stored() == {}
 
 
@@ -189,7 +204,7 @@ async def test_a_claim_refuses_what_it_cannot_do_and_is_still_held(face: Any, st
         lambda: claim.checkpoint({1.5: object()}),
         lambda: claim.wait(-1),
     ):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidArgument):
             await refused()
     assert stored() == before
     assert await claim.complete()
@@ -200,7 +215,7 @@ def test_a_function_whose_arguments_cannot_be_stored_needs_a_key(gate: Gate, sto
     def work(value: object) -> None:
         raise AssertionError("runs never")
 
-    with pytest.raises(BadInput, match=r"without key= every argument counts"):
+    with pytest.raises(InvalidArgument, match=r"without key= every argument counts"):
         work(object())
     assert stored() == {}
 
@@ -210,12 +225,12 @@ def test_a_fingerprint_that_cannot_be_stored_is_refused(gate: Gate, stored: Stor
     def work(k: str, value: object) -> None:
         raise AssertionError("runs never")
 
-    with pytest.raises(BadInput, match=r"fingerprint\['value'\]"):
+    with pytest.raises(InvalidArgument, match=r"fingerprint\['value'\]"):
         work("x", object())
     assert stored() == {}
 
 
 @pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "x" * 65, "a:b", None, 7])
 def test_a_namespace_is_a_name(namespace: Any) -> None:
-    with pytest.raises(BadInput, match=r"namespace=.*Use 1 to 64"):
+    with pytest.raises(InvalidArgument, match=r"namespace=.*Use 1 to 64"):
         Gate("redis://localhost", namespace=namespace)

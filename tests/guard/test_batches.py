@@ -12,19 +12,20 @@ import pytest
 
 from idemgate import (
     AttemptsExhausted,
-    BadInput,
-    ForeignData,
+    DecodeError,
     Gate,
+    InvalidArgument,
     KeyReused,
-    NotDecodable,
-    NotInside,
+    NoCurrentExecution,
     OutcomeUnknown,
-    StoreRefused,
+    ServerRejected,
     StoreUnavailable,
+    UnexpectedData,
     current,
 )
 from idemgate.guard.calls import MANY
 from idemgate.testing import Clock, History
+from tests.claims import claims_of
 
 Stored = Callable[[], dict[bytes, bytes]]
 
@@ -100,7 +101,7 @@ async def test_what_is_wrong_with_one_key_is_told_by_its_claim_and_the_others_ar
     await face.claim("held", on_lease_loss="hold")
     await face.claim("exhausted", max_attempts=1)
     clock.advance("30s")
-    foreign = gate.claims.key("claim", "foreign")[0]
+    foreign = claims_of(gate).key("claim", "foreign")[0]
     raw.set(foreign, "somebody else's")
     # When they are claimed together with others
     keys = ["reused", "one", "held", "exhausted", "foreign", "two"]
@@ -108,7 +109,7 @@ async def test_what_is_wrong_with_one_key_is_told_by_its_claim_and_the_others_ar
     # Then each claim tells its own error, when it is used
     assert one.started
     assert two.started
-    wrong = [(reused, KeyReused), (held, OutcomeUnknown), (exhausted, AttemptsExhausted), (strange, ForeignData)]
+    wrong = [(reused, KeyReused), (held, OutcomeUnknown), (exhausted, AttemptsExhausted), (strange, UnexpectedData)]
     for claim, kind in wrong:
         assert isinstance(claim.error, kind)
         assert kind.__name__ in repr(claim)
@@ -128,10 +129,10 @@ async def test_a_note_that_cannot_be_read_back_is_that_claims_error(face: Any, g
     former = await face.claim("a")
     await former.checkpoint("x" * 100)
     await former.release()
-    with Gate(url, namespace=gate.namespace, clock=gate.clock, max_bytes=32) as small:
+    with Gate(url, namespace=gate.namespace, clock=gate.context.clock, max_bytes=32) as small:
         other = type(face)(small, face.awaiting)
         async with block(other, ["a", "b"]) as (a, b):
-            assert isinstance(a.error, NotDecodable)
+            assert isinstance(a.error, DecodeError)
             assert b.started
         await small.aio.close()
     assert await states(face, ["b"]) == ["released"]
@@ -145,7 +146,7 @@ async def test_a_note_that_cannot_be_read_back_is_that_claims_error(face: Any, g
 async def test_a_key_that_is_none_is_named_and_nothing_is_claimed(
     face: Any, stored: Stored, keys: Any, name: str
 ) -> None:
-    with pytest.raises(BadInput, match=f"^{name}="):
+    with pytest.raises(InvalidArgument, match=f"^{name}="):
         await face.claim_many(keys)
     assert not stored()
 
@@ -179,7 +180,7 @@ async def test_completing_again_is_answered_alike(face: Any, stored: Stored) -> 
 async def test_a_claim_that_is_completed_twice_at_once_is_named_and_nothing_is_written(face: Any, gate: Gate) -> None:
     one, two = await face.claim_many(["a", "b"])
     for again in ("x", "y"):
-        with pytest.raises(BadInput, match=r"^pairs\[2\]='a': .*twice"):
+        with pytest.raises(InvalidArgument, match=r"^pairs\[2\]='a': .*twice"):
             await face.complete_many([(one, "x"), (two, "x"), (one, again)])
     assert await states(face, ["a", "b"]) == ["in_progress", "in_progress"]
     assert gate.counters["once.lease_lost"] == 0
@@ -211,7 +212,7 @@ async def test_large_results_and_notes_go_in_parts_and_each_is_answered(face: An
     noted = await face.claim_many(list("hijklmn"))
     for claim in noted:
         await told(face, claim.checkpoint("note" * 25_000))
-    foreign = gate.claims.key("claim", "foreign")[0]
+    foreign = claims_of(gate).key("claim", "foreign")[0]
     raw.set(foreign, "somebody else's")
     # When they are asked for among others
     keys = ["new", *"abc", "foreign", "a", *"defg", "foreign", *"hij", "last"]
@@ -219,7 +220,7 @@ async def test_large_results_and_notes_go_in_parts_and_each_is_answered(face: An
     # Then each is answered by itself
     for (_, key), claim in found.items():
         if key == "foreign":
-            assert isinstance(claim.error, ForeignData)
+            assert isinstance(claim.error, UnexpectedData)
             assert claim.error.redis_key == foreign.decode()
         else:
             wanted = "in_progress" if key in "hij" else "done" if key in large else "started"
@@ -246,9 +247,9 @@ async def test_single_claims_can_be_ended_together_too(face: Any, gate: Gate) ->
 
 async def test_a_result_that_cannot_be_stored_is_named_and_all_are_still_held(face: Any, gate: Gate) -> None:
     async with block(face, ["a", "b"]) as (one, two):
-        with pytest.raises(BadInput, match=r"^pairs\[1\]"):
+        with pytest.raises(InvalidArgument, match=r"^pairs\[1\]"):
             await face.complete_many([(one, 1), (two, object())])
-        with pytest.raises(BadInput, match="retention"):
+        with pytest.raises(InvalidArgument, match="retention"):
             await face.complete_many([(one, 1)], retention="soon")
         assert await states(face, ["a", "b"]) == ["in_progress", "in_progress"]
         assert await face.complete_many([(one, 1)]) == [True]
@@ -259,10 +260,10 @@ async def test_what_is_no_claim_of_this_gate_is_refused(face: Any, gate: Gate, u
     mine = await face.claim("a")
     with Gate(url, namespace=namespace) as other:
         for pairs in ([("a", 1)], [(mine, 1), 7], [mine, mine], {"a": 1}, "ab", [(other.claim("b"), 1)]):
-            with pytest.raises(BadInput, match="pairs"):
+            with pytest.raises(InvalidArgument, match="pairs"):
                 await face.complete_many(pairs)
         for claims in (["a"], "ab", [mine, other.claim("c")], mine):
-            with pytest.raises(BadInput, match="claims"):
+            with pytest.raises(InvalidArgument, match="claims"):
                 await face.release_many(claims)
         for key in "bc":
             other.forget(key, force=True)
@@ -306,7 +307,7 @@ async def test_a_claim_lost_inside_the_block_is_counted(face: Any, gate: Gate) -
 
 async def test_a_claim_has_a_block_of_its_own_inside(face: Any, gate: Gate) -> None:
     async with block(face, ["a", "b"]) as claims:
-        with pytest.raises(NotInside):
+        with pytest.raises(NoCurrentExecution):
             current()
         one, _two = claims
         if face.awaiting:
@@ -335,7 +336,7 @@ async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(
         assert not any(claim.lease_lost for claim in (a, b, c))
         assert gate.counters["once.lease_lost_while_running"] == 0
     # And afterwards nothing does
-    assert not gate.pulse._beats
+    assert not gate.context.heartbeat._beats
 
 
 async def test_a_claim_that_is_lost_while_the_block_runs_says_so(face: Any, gate: Gate) -> None:
@@ -364,7 +365,7 @@ async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_th
 
 async def test_an_awaiting_batch_has_to_be_awaited(gate: Gate) -> None:
     claims = gate.aio.claim_many(["a", "b"])
-    with pytest.raises(BadInput, match="await"):
+    with pytest.raises(InvalidArgument, match="await"):
         claims[0].state  # noqa: B018
     assert (await claims) is claims
     assert (await claims) is claims
@@ -379,20 +380,20 @@ async def test_where_the_store_fails_midway_what_was_granted_is_given_back(face:
     # Given as many keys as one script goes through, and more that this user has no right to change
     namespace = gate.namespace
     user = f"u-{namespace}"
-    mine = gate.claims.key("claim", "mine-")[0].decode().replace("}", "*")
+    mine = claims_of(gate).key("claim", "mine-")[0].decode().replace("}", "*")
     raw.execute_command("ACL", "SETUSER", user, "on", ">secret", "+@all", f"~{mine}")
     keys = [f"mine-{n}" for n in range(MANY)]
-    made = Gate(_as(gate, user), namespace=namespace, clock=gate.clock)
+    made = Gate(_as(gate, user), namespace=namespace, clock=gate.context.clock)
     try:
         limited = type(face)(made, face.awaiting)
         # When they are claimed together
-        with pytest.raises(StoreRefused):
+        with pytest.raises(ServerRejected):
             await limited.claim_many([*keys, "other"])
         # Then those that were granted are free, as if nobody had asked
         records = [await face.inspect(key) for key in keys]
         assert {(record.state, record.attempts) for record in records} == {("released", 0)}
         # And of a script that was refused nothing was granted
-        with pytest.raises(StoreRefused):
+        with pytest.raises(ServerRejected):
             await limited.claim_many(["mine-new", "other"])
         assert await states(face, ["mine-new", "other"]) == ["absent", "absent"]
     finally:
@@ -402,7 +403,7 @@ async def test_where_the_store_fails_midway_what_was_granted_is_given_back(face:
 
 
 def _as(gate: Gate, user: str) -> str:
-    settings = gate.endpoint.settings
+    settings = gate.context.endpoint.settings
     if "path" in settings:
         return f"unix://{user}:secret@{settings['path']}"
     return f"redis://{user}:secret@{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
@@ -487,7 +488,7 @@ async def test_of_who_asked_in_a_batch_the_owner_knows_that_somebody_waits(face:
     others = await face.claim_many(["j", "k"])
     assert [one.state for one in others] == ["started", "in_progress"]
     with raw.pubsub() as listener:
-        listener.subscribe(gate.claims.key("claim", "k")[0])
+        listener.subscribe(claims_of(gate).key("claim", "k")[0])
         assert listener.get_message(timeout=30)["type"] == "subscribe"
         # When it ends, then that is told at once
         assert await owner.complete(1)
@@ -537,10 +538,10 @@ async def test_a_large_result_in_front_leaves_the_others_to_one_more_call(face: 
 @pytest.mark.damages("wrong-type")
 async def test_releasing_one_that_could_not_be_claimed_releases_none(face: Any, raw: Any) -> None:
     # Given a batch, of which one key holds something else
-    raw.rpush(face.gate.claims.key("s", "foreign")[0], "x")
+    raw.rpush(claims_of(face.gate).key("s", "foreign")[0], "x")
     claims = await face.claim_many(["ours", "foreign"], scope="s")
     # When all are released, then what is wrong is said before anything is written
-    with pytest.raises(ForeignData):
+    with pytest.raises(UnexpectedData):
         await face.release_many(claims)
     assert (await face.claim("ours", scope="s")).state == "in_progress"
     assert await face.release_many(claims[:1]) == [True]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, NotInside, current
+from idemgate import Gate, InvalidArgument, NoCurrentExecution, current
 from idemgate.testing import Clock
 
 
@@ -45,7 +45,7 @@ async def test_a_body_that_raises_after_it_completed_stays_done(face: Any) -> No
 
 
 async def test_a_result_that_cannot_be_stored_leaves_by_the_error(face: Any) -> None:
-    with pytest.raises(BadInput, match="result"):
+    with pytest.raises(InvalidArgument, match="result"):
         async with face.inside("k") as claim:
             await claim.complete(object())
     assert (await face.inspect("k")).state == "released"
@@ -55,7 +55,7 @@ async def test_the_body_of_a_claim_that_was_not_granted_disturbs_nobody(face: An
     owner = await face.claim("k")
     async with face.inside("k") as claim:
         assert claim.state == "in_progress"
-        with pytest.raises(NotInside):
+        with pytest.raises(NoCurrentExecution):
             current()
     with pytest.raises(RuntimeError):
         async with face.inside("k"):
@@ -82,7 +82,7 @@ async def test_a_body_that_goes_on_after_it_completed_has_lost_nothing(lasting: 
 
 
 async def test_current_is_the_claim_inside_and_nothing_outside(face: Any, clock: Clock) -> None:
-    with pytest.raises(NotInside, match="outside"):
+    with pytest.raises(NoCurrentExecution, match="outside"):
         current()
     first = await face.claim("k")
     await first.checkpoint([1, 2])
@@ -95,17 +95,17 @@ async def test_current_is_the_claim_inside_and_nothing_outside(face: Any, clock:
         async with face.inside("inner"):
             assert current().key == "inner"
         assert current() is execution
-    with pytest.raises(NotInside):
+    with pytest.raises(NoCurrentExecution):
         current()
 
 
 async def test_current_keeps_a_checkpoint_in_both_flavours(face: Any, gate: Gate) -> None:
     async with face.inside("k"):
         assert current().checkpoint("blocking")
-        assert gate.codec.decode(gate.inspect("k").checkpoint) == "blocking"
+        assert gate.context.codec.decode(gate.inspect("k").checkpoint) == "blocking"
         assert await current().aio.checkpoint("awaiting")
-        assert gate.codec.decode(gate.inspect("k").checkpoint) == "awaiting"
-        with pytest.raises(BadInput, match="checkpoint"):
+        assert gate.context.codec.decode(gate.inspect("k").checkpoint) == "awaiting"
+        with pytest.raises(InvalidArgument, match="checkpoint"):
             current().checkpoint(object())
 
 
@@ -136,9 +136,9 @@ async def test_an_awaiting_claim_has_to_be_awaited(gate: Gate) -> None:
     claim = gate.aio.claim("k")
     assert "not asked" in repr(claim)
     for name in ("state", "started", "token", "result", "retry_after"):
-        with pytest.raises(BadInput, match="await"):
+        with pytest.raises(InvalidArgument, match="await"):
             getattr(claim, name)
-    with pytest.raises(BadInput, match="await"):
+    with pytest.raises(InvalidArgument, match="await"):
         await claim.wait("1s")
     assert (await claim).started
     assert "started" in repr(claim)

@@ -11,6 +11,7 @@ import pytest
 from idemgate import Gate
 from idemgate.guard.heartbeat import woken
 from idemgate.testing import Clock
+from tests.claims import claims_of
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
         return "ran"
 
     task = asyncio.create_task(handle("x"))
-    channel = gate.claims.key("s", "x")[0]
+    channel = claims_of(gate).key("s", "x")[0]
     while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
     task.cancel()

@@ -12,14 +12,15 @@ import pytest
 from idemgate import (
     AlreadyInProgress,
     AttemptsExhausted,
-    BadInput,
     Gate,
+    InvalidArgument,
     KeyReused,
     OutcomeUnknown,
     ResultUnavailable,
 )
 from idemgate.guard.calls import Record, token
 from idemgate.testing import Clock
+from tests.claims import claims_of
 
 Stored = Callable[[], dict[bytes, bytes]]
 
@@ -209,13 +210,13 @@ async def test_whoever_asks_ends_a_lease_that_a_clock_left_far_ahead(face: Any, 
 def test_after_a_clock_set_back_a_lease_ends_for_who_waits_and_who_does_not(
     gate: Gate, clock: Clock, wait: bool
 ) -> None:
-    record, claims = gate.claims.key("s", "k"), gate.claims
-    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
+    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
     clock.set(clock.now().timestamp() - 3600)
     for left in (30_000, 1):
-        assert gate.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).left_ms == left
+        assert gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).left_ms == left
         clock.advance(left / 1000 - 0.001 if left > 1 else 0.001)
-    assert gate.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).state == "started"
+    assert gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, wait=wait)).state == "started"
 
 
 async def test_a_clock_set_back_does_not_lengthen_a_lease(face: Any, clock: Clock) -> None:
@@ -238,19 +239,19 @@ async def test_a_released_key_may_run_again_and_counts_its_attempts(face: Any) -
 
 
 def test_an_attempt_that_was_never_started_is_not_counted(gate: Gate) -> None:
-    record, attempts = gate.claims.key("s", "k"), []
+    record, attempts = claims_of(gate).key("s", "k"), []
     # Given claims of which only the first was given back because nothing was run
     for undo in (True, False, False):
         owner = token()
-        attempts.append(gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000)).attempt)
-        assert gate.link.run(gate.claims.release(record, owner, 60_000, undo=undo))
+        attempts.append(gate.context.link.run(claims_of(gate).claim(record, owner, 30_000, 60_000)).attempt)
+        assert gate.context.link.run(claims_of(gate).release(record, owner, 60_000, undo=undo))
     assert attempts == [1, 1, 2]
 
 
 def test_what_is_kept_for_no_time_is_gone(gate: Gate, raw: Any) -> None:
-    record, owner = gate.claims.key("s", "k"), token()
-    gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000))
-    assert gate.link.run(gate.claims.release(record, owner, 0))
+    record, owner = claims_of(gate).key("s", "k"), token()
+    gate.context.link.run(claims_of(gate).claim(record, owner, 30_000, 60_000))
+    assert gate.context.link.run(claims_of(gate).release(record, owner, 0))
     assert not raw.exists(*record)
 
 
@@ -262,28 +263,28 @@ def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace:
 
     clock = Between(1_700_000_000.005)
     gate, owner = Gate(url, namespace=namespace, clock=clock), token()
-    record = gate.claims.key("s", "k")
-    fence = gate.link.run(gate.claims.claim(record, owner, 30_000, 60_000)).token
+    record = claims_of(gate).key("s", "k")
+    fence = gate.context.link.run(claims_of(gate).claim(record, owner, 30_000, 60_000)).token
     clock.advance("1s")
     if end == "release":
-        assert gate.link.run(gate.claims.release(record, owner, 60_000))
+        assert gate.context.link.run(claims_of(gate).release(record, owner, 60_000))
     else:
-        assert gate.link.run(gate.claims.complete(record, owner, fence, 60_000, b"n", b""))
-    seen = gate.link.run(gate.claims.inspect(record))
+        assert gate.context.link.run(claims_of(gate).complete(record, owner, fence, 60_000, b"n", b""))
+    seen = gate.context.link.run(claims_of(gate).inspect(record))
     assert (seen.since, seen.retention_left) == (1_700_000_001.005, 60.0)
     gate.close()
 
 
 def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
     # Given three claims with 100 KiB of progress each
-    claims, given = gate.claims, [(gate.claims.key("s", key)[0], token(), 60_000) for key in "abc"]
+    claims, given = claims_of(gate), [(claims_of(gate).key("s", key)[0], token(), 60_000) for key in "abc"]
     for name, owner, _ in given:
-        gate.link.run(claims.claim((name,), owner, 30_000, 60_000))
-        assert gate.link.run(claims.checkpoint((name,), owner, gate.codec.encode(bytes(100 << 10))))
+        gate.context.link.run(claims.claim((name,), owner, 30_000, 60_000))
+        assert gate.context.link.run(claims.checkpoint((name,), owner, gate.context.codec.encode(bytes(100 << 10))))
     # When they are given back in one call, then it ends with the second, and says so by what it answers
     [each] = claims.release_each(given, 100, undo=False)
     assert len(raw.eval(each.script.text, len(each.keys), *each.keys, *each.args)) == 2
-    assert [gate.link.run(claims.inspect((name,))).state for name, _, _ in given] == [
+    assert [gate.context.link.run(claims.inspect((name,))).state for name, _, _ in given] == [
         "released",
         "released",
         "in_progress",
@@ -293,22 +294,25 @@ def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
 @pytest.mark.parametrize("end", ["release", "complete", "resolve"])
 @pytest.mark.parametrize("hold", [False, True])
 def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock: Clock, hold: bool, end: str) -> None:
-    record, owners, claims = gate.claims.key("s", "k"), [token(), token()], gate.claims
+    record, owners, claims = claims_of(gate).key("s", "k"), [token(), token()], claims_of(gate)
     with raw.pubsub() as listener:
         listener.subscribe(record[0])
         # When two owners end one after the other, and only of the second it was said that somebody waits
         for owner, wait in zip(owners, (False, True), strict=True):
-            fence = gate.link.run(claims.claim(record, owner, 30_000, 60_000, hold=hold)).token
-            gate.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
+            fence = gate.context.link.run(claims.claim(record, owner, 30_000, 60_000, hold=hold)).token
+            gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, hold=hold, wait=wait))
             if end == "release":
-                assert gate.link.run(claims.release(record, owner, 60_000))
+                assert gate.context.link.run(claims.release(record, owner, 60_000))
             elif end == "complete":
-                assert gate.link.run(claims.complete(record, owner, fence, 60_000, b"n", b""))
+                assert gate.context.link.run(claims.complete(record, owner, fence, 60_000, b"n", b""))
                 clock.advance("60s")
             else:
                 clock.advance("30s")
-                vanished = gate.link.run(claims.inspect(record))
-                assert gate.link.run(claims.resolve(record, token(), vanished, False, 60_000, b"n", b""))[0] == "ok"
+                vanished = gate.context.link.run(claims.inspect(record))
+                assert (
+                    gate.context.link.run(claims.resolve(record, token(), vanished, False, 60_000, b"n", b""))[0]
+                    == "ok"
+                )
             raw.publish(record[0], b"ended")
         raw.publish(record[0], b"all")
         # Then only that one is told
@@ -320,31 +324,31 @@ def test_an_end_is_told_where_somebody_waits_for_it(gate: Gate, raw: Any, clock:
 
 def test_a_decision_about_an_owner_that_was_taken_over_decides_nothing(gate: Gate, clock: Clock) -> None:
     # Given an owner that vanished, as somebody saw it, and another that has taken over and vanished since
-    record, claims = gate.claims.key("s", "k"), gate.claims
-    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
+    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
     clock.advance("30s")
-    seen = gate.link.run(claims.inspect(record))
-    gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+    seen = gate.context.link.run(claims.inspect(record))
+    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
     clock.advance("30s")
     # Then what was decided about the first changes nothing
-    assert gate.link.run(claims.resolve(record, token(), seen, True, 60_000, b"n", b""))[0] == "changed"
-    assert gate.link.run(claims.forget(record, token(), seen, False))[0] == "changed"
-    assert gate.link.run(claims.inspect(record)).state == "lapsed"
+    assert gate.context.link.run(claims.resolve(record, token(), seen, True, 60_000, b"n", b""))[0] == "changed"
+    assert gate.context.link.run(claims.forget(record, token(), seen, False))[0] == "changed"
+    assert gate.context.link.run(claims.inspect(record)).state == "lapsed"
 
 
 def test_a_copy_of_a_decision_is_answered_as_the_first(gate: Gate, clock: Clock) -> None:
-    record, claims = gate.claims.key("s", "k"), gate.claims
+    record, claims = claims_of(gate).key("s", "k"), claims_of(gate)
     for word in ("ok", "forgotten"):
         # Given an owner that vanished
-        gate.link.run(claims.claim(record, token(), 30_000, 60_000))
+        gate.context.link.run(claims.claim(record, token(), 30_000, 60_000))
         clock.advance("30s")
-        seen = gate.link.run(claims.inspect(record))
+        seen = gate.context.link.run(claims.inspect(record))
         # When what is decided about it arrives twice
         if word == "ok":
             decision = claims.resolve(record, token(), seen, False, 60_000, b"n", b"")
         else:
             decision = claims.forget(record, token(), seen, False)
-        assert gate.link.run(decision) == gate.link.run(decision) == (word, 0)
+        assert gate.context.link.run(decision) == gate.context.link.run(decision) == (word, 0)
 
 
 async def test_a_released_claim_is_over_for_its_owner(face: Any) -> None:
@@ -448,11 +452,11 @@ async def test_the_next_attempt_recovers_the_note_of_the_one_before(face: Any, c
 async def test_what_cannot_be_stored_is_refused_and_the_claim_is_still_held(face: Any, stored: Stored) -> None:
     claim = await face.claim("k")
     before = stored()
-    with pytest.raises(BadInput, match=r"result"):
+    with pytest.raises(InvalidArgument, match=r"result"):
         await claim.complete(object())
-    with pytest.raises(BadInput, match=r"checkpoint"):
+    with pytest.raises(InvalidArgument, match=r"checkpoint"):
         await claim.checkpoint(object())
-    with pytest.raises(BadInput, match=r"result.*takes 3\d\d,\d\d\d bytes"):
+    with pytest.raises(InvalidArgument, match=r"result.*takes 3\d\d,\d\d\d bytes"):
         await claim.complete("x" * 300_000)
     assert stored() == before
     assert (await face.claim("k")).state == "in_progress"
@@ -566,7 +570,7 @@ async def test_a_live_claim_cannot_be_resolved_and_nothing_has_nothing_to_resolv
 
 async def listening(raw: Any, gate: Gate, key: str, scope: str = "claim") -> None:
     """Returns once somebody listens for the end of that key."""
-    channel = gate.claims.key(scope, key)[0]
+    channel = claims_of(gate).key(scope, key)[0]
     while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
 
@@ -688,7 +692,7 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
     clock.advance("10s")
     await looks(
         "k", state="in_progress", token=claim.token, attempts=1, lease_left=20.0, retention_left=None, since=now,
-        has_fingerprint=True, checkpoint=face.gate.codec.encode("note"),
+        has_fingerprint=True, checkpoint=face.gate.context.codec.encode("note"),
     )  # fmt: skip
     clock.advance("20s")
     await looks("k", state="held", token=claim.token, attempts=1, lease_left=None, retention_left=None)
@@ -696,7 +700,7 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
     clock.advance("10m")
     await looks(
         "k", state="done", token=claim.token, retention_left=3000.0, lease_left=None, since=now + 30, kind="v",
-        result=face.gate.codec.encode({"n": 1}), has_fingerprint=True, checkpoint=b"",
+        result=face.gate.context.codec.encode({"n": 1}), has_fingerprint=True, checkpoint=b"",
     )  # fmt: skip
     clock.advance("50m")
     await looks("k", state="absent", token=claim.token, attempts=0, retention_left=None, owner="", result=b"")
@@ -732,17 +736,17 @@ async def test_inspect_tells_the_last_millisecond_of_a_lease(face: Any, clock: C
 
 
 def test_a_mark_is_told_with_its_token(gate: Gate) -> None:
-    key = gate.claims.key("s", "k")
-    first, second = (gate.link.run(gate.claims.mark(key, token(), 60_000)) for _ in range(2))
+    key = claims_of(gate).key("s", "k")
+    first, second = (gate.context.link.run(claims_of(gate).mark(key, token(), 60_000)) for _ in range(2))
     assert (first.state, first.attempt, first.taken_over) == ("started", 1, 0)
     assert (second.state, second.token, second.attempt, second.left_ms) == ("done", first.token, 1, 60_000)
-    assert gate.link.run(gate.claims.inspect(key)).token == first.token
+    assert gate.context.link.run(claims_of(gate).inspect(key)).token == first.token
 
 
 def test_a_claim_without_a_number_may_be_tried_any_number_of_times(gate: Gate, clock: Clock) -> None:
-    key = gate.claims.key("s", "k")
+    key = claims_of(gate).key("s", "k")
     for attempt in range(1, 4):
-        claim = gate.link.run(gate.claims.claim(key, token(), 30_000, 60_000))
+        claim = gate.context.link.run(claims_of(gate).claim(key, token(), 30_000, 60_000))
         assert (claim.state, claim.attempt) == ("started", attempt)
         clock.advance("30s")
 
@@ -815,21 +819,21 @@ def test_of_a_key_whose_time_is_over_nothing_is_told_though_its_bytes_are_still_
     gate: Gate, raw: Any, clock: Clock, end: str
 ) -> None:
     # Given a key that was taken over, with progress, and ended
-    record, claims, owner = gate.claims.key("s", "k"), gate.claims, token()
-    note = gate.codec.encode("n")
-    gate.link.run(claims.claim(record, token(), 30_000, 60_000, b"f" * 16))
+    record, claims, owner = claims_of(gate).key("s", "k"), claims_of(gate), token()
+    note = gate.context.codec.encode("n")
+    gate.context.link.run(claims.claim(record, token(), 30_000, 60_000, b"f" * 16))
     clock.advance("30s")
-    entry = gate.link.run(claims.claim(record, owner, 30_000, 60_000, b"f" * 16))
-    assert gate.link.run(claims.checkpoint(record, owner, note))
-    seen = gate.link.run(claims.inspect(record))
+    entry = gate.context.link.run(claims.claim(record, owner, 30_000, 60_000, b"f" * 16))
+    assert gate.context.link.run(claims.checkpoint(record, owner, note))
+    seen = gate.context.link.run(claims.inspect(record))
     assert (seen.attempts, seen.taken_over, seen.checkpoint, seen.since) == (2, 1, note, clock.now().timestamp())
     if end == "complete":
-        assert gate.link.run(claims.complete(record, owner, entry.token, 60_000, b"v", note))
+        assert gate.context.link.run(claims.complete(record, owner, entry.token, 60_000, b"v", note))
     else:
-        assert gate.link.run(claims.release(record, owner, 60_000))
+        assert gate.context.link.run(claims.release(record, owner, 60_000))
     # When retention is over, and the server has not removed it yet
     clock.advance("60s")
     assert raw.exists(record[0])
     # Then only its token is told
-    gone = gate.link.run(claims.inspect(record))
+    gone = gate.context.link.run(claims.inspect(record))
     assert gone == Record("absent", entry.token, 0, 0, None, None, None, "", False, "", b"", b"")

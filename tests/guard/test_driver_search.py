@@ -19,6 +19,7 @@ import pytest
 
 from idemgate.guard.heartbeat import beating
 from idemgate.testing import Clock
+from tests.claims import claims_of
 from tests.exhaustive import Violation
 from tests.guard.driver import LEASE, AwaitingCaller, BlockingCaller, Caller, Program
 
@@ -122,7 +123,7 @@ class World:
             raise Violation(what, self.path)
 
     def same(self) -> Any:
-        record = self.callers[0].server.run(self.callers[0].gate.claims.inspect(self.key)) if self.calls else None
+        record = self.callers[0].server.run(claims_of(self.callers[0].gate).inspect(self.key)) if self.calls else None
         callers = [
             (one.phase, one.starts, one.executed, one.gave_up, one.cancelled, len(one.renewals.running))
             for one in self.callers
@@ -132,7 +133,7 @@ class World:
 
     @property
     def key(self) -> Any:
-        return self.callers[0].gate.claims.key("s", "k")
+        return claims_of(self.callers[0].gate).key("s", "k")
 
     def close(self) -> None:
         for caller in self.callers:
@@ -205,7 +206,7 @@ def test_no_order_of_steps_runs_the_work_twice(
 
 def _end_with_the_work(self: Any) -> None:
     end_work(self)
-    self._gate.pulse.remove(self)
+    self._context.heartbeat.remove(self)
 
 
 end_work = beating.end_work

@@ -11,8 +11,8 @@ import tenacity
 from idemgate import (
     AlreadyInProgress,
     AttemptsExhausted,
-    BadInput,
     Gate,
+    InvalidArgument,
     OutcomeUnknown,
     ReplayedFailure,
     current,
@@ -113,7 +113,7 @@ async def test_on_error_may_decide_by_the_exception(face: Any) -> None:
 async def test_a_choice_that_does_not_exist_is_an_error_and_keeps_the_key_until_its_lease_ends(face: Any) -> None:
     attempts, body = failing(ValueError("the cause"))
     handle = face.once(key="{k}", on_error=lambda error: "retry")(body)
-    with pytest.raises(BadInput, match=r"on_error='retry'.*'release', 'keep', 'store'") as refused:
+    with pytest.raises(InvalidArgument, match=r"on_error='retry'.*'release', 'keep', 'store'") as refused:
         await handle("x")
     assert str(refused.value.__cause__) == "the cause"
     with pytest.raises(AlreadyInProgress):

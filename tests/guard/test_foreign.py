@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import ForeignData, Gate, NotDecodable, ResultUnavailable
+from idemgate import DecodeError, Gate, ResultUnavailable, UnexpectedData
+from tests.claims import claims_of
 
 pytestmark = pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 RESULT = 12
@@ -39,7 +40,7 @@ FOREIGN: dict[str, tuple[Put, str]] = {
 def foreign(request: pytest.FixtureRequest, raw: Any, gate: Gate) -> tuple[bytes, str]:
     """The Redis key of idempotency key "x" of scope "s", which holds what is not ours, and what is said of it."""
     put, says = FOREIGN[request.param]
-    key = gate.claims.key("s", "x")[0]
+    key = claims_of(gate).key("s", "x")[0]
     put(raw, key)
     return key, says
 
@@ -67,7 +68,7 @@ ASK: dict[str, Callable[[Any], Any]] = {
 async def test_foreign_data_is_named_and_left_alone(face: Any, raw: Any, foreign: tuple[bytes, str], ask: str) -> None:
     key, says = foreign
     before = raw.dump(key)
-    with pytest.raises(ForeignData, match=says) as refused:
+    with pytest.raises(UnexpectedData, match=says) as refused:
         await ASK[ask](face)
     assert refused.value.redis_key == key.decode()
     assert str(refused.value).startswith(key.decode())
@@ -79,18 +80,18 @@ async def test_an_owner_whose_record_was_overwritten_is_told_and_writes_nothing(
     face: Any, raw: Any, gate: Gate
 ) -> None:
     claim = await face.claim("x", scope="s")
-    key = gate.claims.key("s", "x")[0]
+    key = claims_of(gate).key("s", "x")[0]
     raw.set(key, "somebody else's")
     for act in (claim.complete, claim.release, claim.extend, lambda: claim.checkpoint(1)):
-        with pytest.raises(ForeignData):
+        with pytest.raises(UnexpectedData):
             await act()
     assert raw.get(key) == b"somebody else's"
 
 
 async def test_of_many_marks_the_foreign_one_is_named(face: Any, raw: Any, gate: Gate) -> None:
-    key = gate.claims.key("first", "b")[0]
+    key = claims_of(gate).key("first", "b")[0]
     raw.set(key, "1")
-    with pytest.raises(ForeignData) as refused:
+    with pytest.raises(UnexpectedData) as refused:
         await face.first_many(["a", "b", "c"], "1h")
     assert refused.value.redis_key == key.decode()
     assert raw.get(key) == b"1"
@@ -99,7 +100,7 @@ async def test_of_many_marks_the_foreign_one_is_named(face: Any, raw: Any, gate:
 async def test_a_result_of_another_codec_is_an_error_and_not_a_run(face: Any, raw: Any, gate: Gate) -> None:
     # Given a done record whose result is not ours
     await (await face.claim("x", scope="s")).complete("ours")
-    key = gate.claims.key("s", "x")[0]
+    key = claims_of(gate).key("s", "x")[0]
     raw.set(key, raw.get(key)[:RESULT] + b"\x80\x04pickled")
     ran = []
 
@@ -120,7 +121,7 @@ async def test_what_a_spoiled_byte_makes_a_failure_is_not_replayed_as_one(
 ) -> None:
     # Given a done record whose first byte says by a flipped bit that its result is a failure
     await (await face.claim("x", scope="s")).complete(result)
-    key = gate.claims.key("s", "x")[0]
+    key = claims_of(gate).key("s", "x")[0]
     stored = bytearray(raw.get(key))
     stored[0] ^= 4
     raw.set(key, bytes(stored))
@@ -128,5 +129,5 @@ async def test_what_a_spoiled_byte_makes_a_failure_is_not_replayed_as_one(
     # When a duplicate comes, Then it is told that this cannot be read
     with pytest.raises(ResultUnavailable, match="cannot be read back"):
         await face.once(key="{k}", scope="s")(lambda k: pytest.fail("it ran"))("x")
-    with pytest.raises(NotDecodable):
+    with pytest.raises(DecodeError):
         assert (await face.claim("x", scope="s")).result

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import AttemptsExhausted, BadInput, Gate, OutcomeUnknown
+from idemgate import AttemptsExhausted, Gate, InvalidArgument, OutcomeUnknown
 from idemgate.testing import Clock
 
 
@@ -84,18 +84,18 @@ async def test_a_remembered_result_that_can_be_changed_is_nobody_elses(face: Any
 
 
 async def test_one_key_is_not_many(face: Any) -> None:
-    with pytest.raises(BadInput, match="one value, not many"):
+    with pytest.raises(InvalidArgument, match="one value, not many"):
         await face.first_many("abc", "1s")
 
 
 @pytest.mark.parametrize("n", [-1, 1.5, "a", True])
 async def test_a_number_of_deliveries_is_checked(face: Any, n: Any) -> None:
-    with pytest.raises(BadInput, match="n="):
+    with pytest.raises(InvalidArgument, match="n="):
         await face.topic("t").take(n)
 
 
 async def test_what_is_no_delivery_cannot_be_acknowledged(face: Any) -> None:
-    with pytest.raises(BadInput, match="not a delivery"):
+    with pytest.raises(InvalidArgument, match="not a delivery"):
         await face.topic("t").ack("x")
 
 
@@ -106,5 +106,5 @@ def test_a_topic_declared_twice_keeps_what_was_said(gate: Gate) -> None:
     # Then what was said counts, whichever came first; saying two things is refused
     assert (topic.policy.lease, topic.policy.max_attempts) == (300_000, 2)
     assert gate.topic("q", window="1s").policy.lease == 300_000
-    with pytest.raises(BadInput, match="lease"):
+    with pytest.raises(InvalidArgument, match="lease"):
         gate.topic("q", window="1s", lease="1m")

@@ -469,8 +469,8 @@ def test_any_order_of_calls_is_answered_as_the_model_answers(url: str, namespace
     with Gate(url, namespace=namespace) as gate:
 
         class Bound(GuardMachine):
-            run = staticmethod(gate.link.run)
-            run_all = staticmethod(gate.link.run_all)
+            run = staticmethod(gate.context.link.run)
+            run_all = staticmethod(gate.context.link.run_all)
 
         Bound.namespace = namespace
         run_state_machine_as_test(  # type: ignore[no-untyped-call]

@@ -11,10 +11,10 @@ import pytest
 from idemgate import (
     AlreadyDone,
     AlreadyInProgress,
-    BadInput,
     Gate,
+    InvalidArgument,
     KeyReused,
-    NotInside,
+    NoCurrentExecution,
     ReplayedFailure,
     ResultUnavailable,
     current,
@@ -399,7 +399,7 @@ async def test_at_most_once_knows_its_token_and_keeps_no_checkpoint(face: Any) -
         told.append((current().key, current().token, current().attempt))
         current().checkpoint("x")
 
-    with pytest.raises(NotInside, match="checkpoint"):
+    with pytest.raises(NoCurrentExecution, match="checkpoint"):
         await handle("x")
     assert told == [("x", (await face.inspect("x", scope="s")).token, 1)]
 
@@ -428,7 +428,7 @@ async def test_a_remembered_key_costs_no_round_trip_and_its_fingerprint_is_still
     assert wire.scripts == 0
     assert wired.gate.counters["once.remembered"] == 2
     # And the key fades with its retention: then the store is asked, which forgot nothing in this test
-    (seen,) = wired.gate.remembered
+    (seen,) = wired.gate.context.caches
     now = seen._now()
     for later, asked in ((3500, 0), (3601, 1), (3602, 1)):
         monkeypatch.setattr(seen, "_now", lambda later=later: now + later)
@@ -539,7 +539,7 @@ async def test_arguments_that_give_no_key_are_refused_before_anything_is_asked(w
     await wired.inspect("warm")
     wire.reset()
     for event in ({}, {"id": None}, {"id": ""}, {"id": 1.5}, {"id": True}, {"id": []}):
-        with pytest.raises(BadInput, match=r"event\[id\]"):
+        with pytest.raises(InvalidArgument, match=r"event\[id\]"):
             await handle(event)
     with pytest.raises(TypeError):
         await handle()

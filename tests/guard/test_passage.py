@@ -12,6 +12,7 @@ from idemgate.guard import attempt as passage
 from idemgate.guard.attempt import Answer, Guard, Passage, Seen, Wait
 from idemgate.guard.calls import Entry
 from idemgate.guard.options import guard_of
+from tests.claims import claims_of
 
 GATE = Gate()
 
@@ -19,8 +20,8 @@ GATE = Gate()
 def passing(**options: Any) -> Passage:
     """A passage of key "k" with these options."""
     defaults = dict(zip(_NAMES, _DEFAULTS, strict=True))
-    guard = guard_of(GATE.codec, **{**defaults, **options})
-    return Passage(dataclasses.replace(guard, scope="s"), GATE.claims, "k", b"")
+    guard = guard_of(GATE.context.codec, **{**defaults, **options})
+    return Passage(dataclasses.replace(guard, scope="s"), claims_of(GATE), "k", b"")
 
 
 _NAMES = (
@@ -48,11 +49,11 @@ async def test_a_late_copy_of_a_claim_that_was_released_is_refused(face: Any, ga
     asked = (claim.inner if hasattr(claim, "inner") else claim)._passage
     await claim.release()
     # When its request arrives once more, it does not take the key again
-    assert gate.link.run(asked.enter()).state == "stale"
+    assert gate.context.link.run(asked.enter()).state == "stale"
     assert (await face.inspect("k")).state == "released"
     # And where the next owner runs, it is told so
     await face.claim("k")
-    assert gate.link.run(asked.enter()).state == "in_progress"
+    assert gate.context.link.run(asked.enter()).state == "in_progress"
 
 
 @pytest.mark.parametrize(

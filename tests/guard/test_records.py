@@ -10,6 +10,7 @@ from idemgate import Gate
 from idemgate.core.keys import record
 from idemgate.core.tokens import token
 from idemgate.testing import Clock
+from tests.claims import claims_of
 
 RESULT = "a result of just thirty bytes."
 PACKED = 32
@@ -54,7 +55,7 @@ async def test_either_form_says_the_same(
     assert seen.since == began // 1000 / 1000
     assert seen.retention_left == {"1m": 60, "90s": 90, "45d": 45 * 86400, "46d": 46 * 86400}[retention] - 10
     assert seen.has_fingerprint
-    assert gate.codec.decode(seen.result) == RESULT
+    assert gate.context.codec.decode(seen.result) == RESULT
     assert (await face.claim("k", fingerprint="one")).result == RESULT
 
 
@@ -94,7 +95,7 @@ async def test_a_late_copy_of_a_claim_is_not_completed_by_the_attempt_before_it(
     passage = (claim.inner if hasattr(claim, "inner") else claim)._passage
     await claim.complete(RESULT)
     clock.advance("61s")
-    assert gate.link.run(passage.enter()).token > claim.token
+    assert gate.context.link.run(passage.enter()).token > claim.token
     # When the completion is made once more, and arrives twice
     answers = [await claim.complete("again") for _ in range(2)]
     # Then both are answered the same, and nothing came of it
@@ -104,7 +105,7 @@ async def test_a_late_copy_of_a_claim_is_not_completed_by_the_attempt_before_it(
 
 def test_a_copy_of_which_nothing_is_known_any_more_is_a_request_of_nobody(gate: Gate, clock: Clock) -> None:
     """How far P6 reaches, as docs/promises.md has it."""
-    run, claims = gate.link.run, gate.claims
+    run, claims = gate.context.link.run, claims_of(gate)
     # Given a mark and a claim that were done, and whose retention ended
     marked, claimed, noted = (claims.key("s", name) for name in ("marked", "claimed", "noted"))
     owner = token()
@@ -129,5 +130,5 @@ def test_a_copy_of_which_nothing_is_known_any_more_is_a_request_of_nobody(gate: 
     # And of a claim that lives, a copy of a note puts it back
     run(claims.claim(noted, owner, 30_000, 60_000))
     for note in ("one", "two", "one"):
-        assert run(claims.checkpoint(noted, owner, gate.codec.encode(note)))
-    assert gate.codec.decode(run(claims.inspect(noted)).checkpoint) == "one"
+        assert run(claims.checkpoint(noted, owner, gate.context.codec.encode(note)))
+    assert gate.context.codec.decode(run(claims.inspect(noted)).checkpoint) == "one"

@@ -24,9 +24,10 @@ async def counted(wired: Any, wire: Any) -> Counted:
     await released.release()
     await wired.first("warm", "1h")
     await wired.first_many(["warm", "warm too"], "1h")
-    await wired.first("warm", "1h", compact=True)
-    await wired.keep("warm", 1, "1h")
-    await wired.kept("warm")
+    dedup = wired.dedup("s", "1h")
+    await dedup.add("warm")
+    await dedup.get_or_set("warm", 1)
+    await dedup.get("warm")
     await wired.inspect("warm")
     await wired.forget("warm")
     await wired.resolve("warm", done=True)
@@ -83,12 +84,13 @@ async def test_one_for_a_hundred_of_first_many(wired: Any, wire: Any, counted: C
     assert wire.scripts == 10
 
 
-async def test_one_for_a_compact_mark_and_one_a_shard_for_many(wired: Any, wire: Any, counted: Counted) -> None:
-    assert await counted(wired.first("x", "1h", compact=True)) == (1, 1)
+async def test_one_for_a_dedup_id_and_one_a_shard_for_many(wired: Any, wire: Any, counted: Counted) -> None:
+    dedup = wired.dedup("s", "1h")
+    assert await counted(dedup.add("x")) == (1, 1)
     # Given replies that are held back, then many keys are asked for in 32 scripts, without waiting for the first reply
     wire.reset()
     wire.flowing.clear()
-    task = asyncio.create_task(wired.first_many(range(1000), "1h", compact=True))
+    task = asyncio.create_task(dedup.add_many(range(1000)))
     while wire.scripts < 32:
         await asyncio.sleep(0.002)
     wire.flowing.set()
@@ -118,10 +120,11 @@ async def test_one_to_claim_a_batch_and_one_to_end_it(wired: Any, wire: Any, cou
     assert (await counted(wired.release_many(claims[150:])))[0] == 1
 
 
-async def test_one_to_keep_a_value_and_one_to_ask_for_it(wired: Any, counted: Counted) -> None:
-    assert await counted(wired.keep("x", 1, "1h")) == (1, 1)
-    assert await counted(wired.keep("x", 2, "1h")) == (1, 1)
-    assert await counted(wired.kept("x")) == (1, 1)
+async def test_one_to_set_a_dedup_value_and_one_to_get_it(wired: Any, counted: Counted) -> None:
+    dedup = wired.dedup("s", "1h")
+    assert await counted(dedup.get_or_set("x", 1)) == (1, 1)
+    assert await counted(dedup.get_or_set("x", 2)) == (1, 1)
+    assert await counted(dedup.get("x")) == (1, 1)
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:

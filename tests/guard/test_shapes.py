@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, current
+from idemgate import Gate, InvalidArgument, current
 
 
 async def result_of(value: Any) -> Any:
@@ -245,13 +245,13 @@ class Yielding:
     ids=["sync", "async", "partial", "static", "class", "object"],
 )
 def test_generators_are_refused_at_decoration(gate: Gate, func: Any) -> None:
-    with pytest.raises(BadInput, match="generator"):
+    with pytest.raises(InvalidArgument, match="generator"):
         gate.once(key="{k}")(func)
 
 
 @pytest.mark.parametrize("func", [None, 7, "name"])
 def test_what_cannot_be_called_is_refused_at_decoration(gate: Gate, func: Any) -> None:
-    with pytest.raises(BadInput, match="not callable"):
+    with pytest.raises(InvalidArgument, match="not callable"):
         gate.once(key="{k}")(func)
 
 

@@ -167,7 +167,7 @@ async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answer
     await until(lambda: gate.inspect("a", scope="pay").state == "done")
     check_done_once(gate, owner, "a", None if complete is leave_block else "paid")
     # And nothing renews it any more
-    await until(lambda: not owner.gate.pulse._beats)
+    await until(lambda: not owner.gate.context.heartbeat._beats)
 
 
 async def test_one_try_of_a_completion_takes_a_third_of_the_lease_at_most(

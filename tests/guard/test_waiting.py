@@ -12,11 +12,12 @@ import pytest
 
 from idemgate import AlreadyInProgress, Gate, current
 from idemgate.testing import Clock
+from tests.claims import claims_of
 
 
 async def listening(raw: Any, gate: Gate, key: str) -> None:
     """Returns once somebody listens for the end of that key of scope "s"."""
-    channel = gate.claims.key("s", key)[0]
+    channel = claims_of(gate).key("s", key)[0]
     while raw.pubsub_numsub(channel)[0][1] == 0:
         await asyncio.sleep(0.002)
 

@@ -19,6 +19,8 @@ from idemgate.guard.calls import Entry, Record
 from idemgate.testing import Clock
 from idemgate.topics.calls import open_topic, stored_policy
 from idemgate.topics.messages import Peek
+from tests.claims import claims_of
+from tests.dedup.calls import calls_of
 from tests.topics.test_replays import MUTATING, Stage, facts
 
 __all__ = ["PLAYS", "READS", "Play", "answer_of"]
@@ -54,12 +56,12 @@ class Guard:
     lease has lapsed, "done" is done, "unknown" waits for somebody to decide."""
 
     def __init__(self, gate: Gate, clock: Clock, build: Callable[[Guard], Call[Any]]) -> None:
-        self.gate, self.clock, self.claims = gate, clock, gate.claims
+        self.gate, self.clock, self.claims = gate, clock, claims_of(gate)
         self.owner = token()
         for key, lease, hold in [("silent", 1_000, False), ("unknown", 1_000, True)]:
-            gate.link.run(self.claims.claim(self.key(key), token(), lease, 60_000, hold=hold))
+            gate.context.link.run(self.claims.claim(self.key(key), token(), lease, 60_000, hold=hold))
         clock.advance("2s")
-        self.fence = gate.link.run(self.claims.claim(self.key("mine"), self.owner, 30_000, 60_000)).token
+        self.fence = gate.context.link.run(self.claims.claim(self.key("mine"), self.owner, 30_000, 60_000)).token
         gate.claim("theirs", scope="s")
         gate.claim("done", scope="s").complete("result")
         self.call = build(self)
@@ -78,7 +80,7 @@ class Guard:
         owners = self._owners()
         for key in ("free", "mine", "silent", "unknown"):
             record = self.key(key)
-            self.gate.link.run(self.claims.release(record, owners.get(record[0], self.owner), 60_000))
+            self.gate.context.link.run(self.claims.release(record, owners.get(record[0], self.owner), 60_000))
         self.clock.advance("1s")
         for key in ("free", "mine", "silent", "unknown", "theirs", "done"):
             with suppress(OutcomeUnknown):
@@ -144,9 +146,9 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
     )[0],
     "mark": lambda on: on.claims.mark(on.key("free"), token(), 60_000),
     "marks": lambda on: on.claims.mark_many([on.key("free"), on.key("done")], 60_000).calls[0],
-    "see": lambda on: on.gate.seen.first("s", "free", "60s"),
-    "keep": lambda on: on.gate.seen.keep("s", "free", 7, "60s"),
-    "kept": lambda on: on.gate.seen.kept("s", "free"),
+    "dedup add": lambda on: calls_of(on.gate, "s", 60_000).add("free"),
+    "dedup get_or_set": lambda on: calls_of(on.gate, "s", 60_000).get_or_set("free", 7),
+    "dedup get": lambda on: calls_of(on.gate, "s", 60_000).get("free"),
     "complete": lambda on: on.claims.complete(on.key("mine"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
     "complete, lost": lambda on: on.claims.complete(on.key("theirs"), on.owner, on.fence, 60_000, b"v", b"\xa1x"),
     "complete_many": lambda on: on.claims.complete_each(

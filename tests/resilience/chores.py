@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from idemgate import Failed, Gate, OutcomeUnknown
+from idemgate import Gate, OutcomeUnknown, PartialFailure
 from idemgate.guard.claim import Claim
 from idemgate.testing import Clock
 from idemgate.topics.topic import Topic
@@ -63,9 +63,10 @@ def _guard(gate: Gate, clock: Clock) -> None:
     gate.once(key="{key}", scope="chores")(lambda key: key)("k")
     gate.first("k", "1h")
     gate.first_many(["k", "l"], "1h")
-    gate.first("k", "1h", compact=True)
-    gate.keep("k", 7, "1h")
-    gate.kept("k")
+    dedup = gate.dedup("chores", "1h")
+    dedup.add("k")
+    dedup.get_or_set("k", 7)
+    dedup.get("k")
     _claim(gate, "released").release()
     _claim(gate, "forgotten")
     with suppress(OutcomeUnknown):  # a process that was killed had it: so it has to be decided
@@ -115,8 +116,8 @@ async def _work(gate: Gate, topic: Topic) -> None:
     for the first time, it fails an item."""
     left = asyncio.Event()
 
-    async def handle(delivery: Any) -> Failed | None:
-        return Failed([delivery.payload[0]], "at first") if delivery.attempt == 1 else None
+    async def handle(delivery: Any) -> PartialFailure | None:
+        return PartialFailure([delivery.payload[0]], "at first") if delivery.attempt == 1 else None
 
     topic.handler(handle)
     async with asyncio.timeout(60), gate.aio.worker("t", members=True, concurrency=1, prefetch=0):

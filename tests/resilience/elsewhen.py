@@ -26,7 +26,7 @@ def asked(gate: Gate) -> dict[str, Any]:
         "taken": [soon.key, topic.ack(soon)],
         "theirs": gate.claim("theirs").state,
         "first": [gate.first("mark", "1h"), gate.first("mark", "1h")],
-        "compact": [gate.first("mark", "1h", compact=True), gate.first("mark", "1h", compact=True)],
+        "dedup": [gate.dedup("s", "1h").add("mark"), gate.dedup("s", "1h").add("mark")],
         "token": held.token,
         "done": done.token,
     }

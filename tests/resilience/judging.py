@@ -33,7 +33,7 @@ class Namespaces:
     def leave(self, url: str) -> None:
         """That server is about to end. Whichever namespaces came to it, with a file or as a replica, are sound."""
         for name, gate in {gate.namespace: gate for gate in self.gates.values()}.items():
-            self.audit(Gate(url, namespace=name, clock=gate.clock))
+            self.audit(Gate(url, namespace=name, clock=gate.context.clock))
 
     def end(self) -> None:
         for gate in [*self.gates.values()]:
@@ -49,7 +49,7 @@ class Namespaces:
 
 def _answers(gate: Gate) -> bool:
     """Asked once: an audit would go on asking for seconds."""
-    with suppress(StoreUnavailable), servers(gate.endpoint) as found:
+    with suppress(StoreUnavailable), servers(gate.context.endpoint) as found:
         return all(one.command("PING") for one in found)
     return False
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, StoreRefused
+from idemgate import Gate, ServerRejected
+from idemgate.dedup.dedup import AioDedup
 from idemgate.gate import AioGate
 from idemgate.guard.batch import AioClaimBatch
 from idemgate.guard.claim import AioClaim
@@ -84,7 +85,7 @@ def once_that_waits(case: Case) -> tuple[Work, Check]:
     async def work() -> str:
         owner = await case.aio.claim(case.key, scope="s")
         release = owner._ending(owner._passage.release())
-        asyncio.get_running_loop().call_later(0.02, lambda: case.aio.link.start(release))
+        asyncio.get_running_loop().call_later(0.02, lambda: case.aio.context.aio_link.start(release))
         return await handle(case.key)
 
     async def check(outcome: Any) -> None:
@@ -182,25 +183,46 @@ def first_many(case: Case) -> tuple[Work, Check]:
     return lambda: case.aio.first_many(keys, "1h"), check
 
 
-def keep(case: Case) -> tuple[Work, Check]:
-    async def check(outcome: Any) -> None:
-        kept = await case.aio.keep(case.key, 8, "1h")
-        assert kept.value == (8 if kept.first else 7)
-        assert not kept.first or is_cancelled(outcome)
-        assert await case.aio.kept(case.key) == kept.value
-
-    return lambda: case.aio.keep(case.key, 7, "1h"), check
-
-
-def keep_many(case: Case) -> tuple[Work, Check]:
-    pairs = [(case.key, 7), (f"{case.key}b", 7)]
+def dedup_add(case: Case) -> tuple[Work, Check]:
+    dedup = case.aio.dedup("s", "1h")
 
     async def check(outcome: Any) -> None:
-        kept = await case.aio.keep_many([(key, 8) for key, _ in pairs], "1h")
-        assert all(one.value == (8 if one.first else 7) for one in kept)
-        assert not any(one.first for one in kept) or is_cancelled(outcome)
+        assert not await dedup.add(case.key) or is_cancelled(outcome)
 
-    return lambda: case.aio.keep_many(pairs, "1h"), check
+    return lambda: dedup.add(case.key), check
+
+
+def dedup_add_many(case: Case) -> tuple[Work, Check]:
+    dedup, keys = case.aio.dedup("s", "1h"), [case.key, f"{case.key}b"]
+
+    async def check(outcome: Any) -> None:
+        again = await dedup.add_many([*keys, f"{case.key}c"])
+        assert again == [False, False, True] or is_cancelled(outcome)
+
+    return lambda: dedup.add_many(keys), check
+
+
+def dedup_get_or_set(case: Case) -> tuple[Work, Check]:
+    dedup = case.aio.dedup("s", "1h")
+
+    async def check(outcome: Any) -> None:
+        found = await dedup.get_or_set(case.key, 8)
+        assert found.value == (8 if found.first else 7)
+        assert not found.first or is_cancelled(outcome)
+        assert await dedup.get(case.key) == found.value
+
+    return lambda: dedup.get_or_set(case.key, 7), check
+
+
+def dedup_get_or_set_many(case: Case) -> tuple[Work, Check]:
+    dedup, pairs = case.aio.dedup("s", "1h"), [(case.key, 7), (f"{case.key}b", 7)]
+
+    async def check(outcome: Any) -> None:
+        found = await dedup.get_or_set_many([(key, 8) for key, _ in pairs])
+        assert all(one.value == (8 if one.first else 7) for one in found)
+        assert not any(one.first for one in found) or is_cancelled(outcome)
+
+    return lambda: dedup.get_or_set_many(pairs), check
 
 
 def forget(case: Case) -> tuple[Work, Check]:
@@ -238,7 +260,7 @@ def waiting(case: Case) -> tuple[Work, Check]:
     async def work() -> str:
         owner = await case.aio.claim(case.key, scope="s")
         release = owner._ending(owner._passage.release())
-        asyncio.get_running_loop().call_later(0.02, lambda: case.aio.link.start(release))
+        asyncio.get_running_loop().call_later(0.02, lambda: case.aio.context.aio_link.start(release))
         other = await case.aio.claim(case.key, scope="s")
         return await other.wait("20s")
 
@@ -401,9 +423,9 @@ def forward_due(case: Case) -> tuple[Work, Check]:
         await plain.aio.forward_due()
         stats = await plain.aio.stats()
         assert (stats.pending, stats["forwarded"]) == (0, stats["accepted"])
-        sent = await case.aio.link.command("LLEN", f"{case.gate.namespace}:{case.key}")
+        sent = await case.aio.context.aio_link.command("LLEN", f"{case.gate.namespace}:{case.key}")
         assert sent == stats["accepted"]
-        await case.aio.link.command("DEL", f"{case.gate.namespace}:{case.key}")
+        await case.aio.context.aio_link.command("DEL", f"{case.gate.namespace}:{case.key}")
 
     return work, check
 
@@ -538,7 +560,7 @@ def told(case: Case, handle: Callable[[Any], Any], happened: Callable[[], object
         async def publish() -> None:
             await ready.wait()
             while not happened():
-                await case.aio.link.command("PUBLISH", name, "news")
+                await case.aio.context.aio_link.command("PUBLISH", name, "news")
                 await asyncio.sleep(0.01)
             stop.set()
 
@@ -579,7 +601,7 @@ def subscribers(case: Case) -> tuple[Work, Check]:
 
     async def work() -> None:
         async with case.aio.subscribers(grace="5s"):
-            await case.aio.link.command("PUBLISH", name, "news")
+            await case.aio.context.aio_link.command("PUBLISH", name, "news")
             while not heard:
                 await asyncio.sleep(0.001)
 
@@ -605,15 +627,15 @@ def stream(case: Case) -> tuple[Work, Check]:
     async def work() -> None:
         """Reads until nothing is left that was not acknowledged."""
         stop = asyncio.Event()
-        await case.aio.link.command("XADD", name, "*", "a", "1")
+        await case.aio.context.aio_link.command("XADD", name, "*", "a", "1")
 
         async def acknowledged() -> None:
             while True:
-                with suppress(StoreRefused):  # the group is not made yet
-                    (pending, *_) = await case.aio.link.command("XPENDING", name, "g")
-                    (facts,) = await case.aio.link.command("XINFO", "GROUPS", name)
+                with suppress(ServerRejected):  # the group is not made yet
+                    (pending, *_) = await case.aio.context.aio_link.command("XPENDING", name, "g")
+                    (facts,) = await case.aio.context.aio_link.command("XINFO", "GROUPS", name)
                     lag = dict(zip(facts[::2], facts[1::2], strict=True))[b"last-delivered-id"]
-                    last = (await case.aio.link.command("XREVRANGE", name, "+", "-", "COUNT", "1"))[0][0]
+                    last = (await case.aio.context.aio_link.command("XREVRANGE", name, "+", "-", "COUNT", "1"))[0][0]
                     if pending == 0 and lag == last:
                         stop.set()
                         return
@@ -627,9 +649,9 @@ def stream(case: Case) -> tuple[Work, Check]:
 
     async def check(outcome: Any) -> None:
         await work()  # the next one gets what the one that was cancelled had
-        entries = [entry for entry, _ in await case.aio.link.command("XRANGE", name, "-", "+")]
+        entries = [entry for entry, _ in await case.aio.context.aio_link.command("XRANGE", name, "-", "+")]
         assert {entry.decode() for entry in entries} == set(handled)
-        assert await case.aio.link.command("DEL", name)
+        assert await case.aio.context.aio_link.command("DEL", name)
 
     return work, check
 
@@ -673,7 +695,7 @@ def expiring(case: Case) -> tuple[Work, Check]:
 
     async def check(outcome: Any) -> None:
         """Begun anew it keeps the due set: what is to expire is in there, once."""
-        await case.aio.link.command("SET", f"{name}:1", "x", "PX", "3600000")
+        await case.aio.context.aio_link.command("SET", f"{name}:1", "x", "PX", "3600000")
         stop = asyncio.Event()
         async with asyncio.timeout(30):
             running = asyncio.create_task(expiry.run(stop, grace=5.0))
@@ -684,7 +706,7 @@ def expiring(case: Case) -> tuple[Work, Check]:
         stats = await expiry.topic.aio.stats()
         assert (stats.pending, stats.in_flight, stats.dead) == (1, 0, 0)
         assert await expiry.aio.untrack(f"{name}:1") == "cancelled"
-        await case.aio.link.command("DEL", f"{name}:1")
+        await case.aio.context.aio_link.command("DEL", f"{name}:1")
 
     return work, check
 
@@ -695,14 +717,14 @@ def tracking(case: Case) -> tuple[Work, Check]:
     case.gate.subscribers.clear()
 
     async def work() -> str:
-        await case.aio.link.command("SET", f"{name}:1", "x", "PX", "3600000")
+        await case.aio.context.aio_link.command("SET", f"{name}:1", "x", "PX", "3600000")
         await expiry.track(f"{name}:1")
         return await expiry.untrack(f"{name}:1")
 
     async def check(outcome: Any) -> None:
         assert outcome == "cancelled" or is_cancelled(outcome)
         assert await expiry.untrack(f"{name}:1") in (("absent", "cancelled") if is_cancelled(outcome) else ("absent",))
-        await case.aio.link.command("DEL", f"{name}:1")
+        await case.aio.context.aio_link.command("DEL", f"{name}:1")
 
     return work, check
 
@@ -716,8 +738,10 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "async with claim_many": a_batch_in_a_block,
     "first": first,
     "first_many": first_many,
-    "keep": keep,
-    "keep_many": keep_many,
+    "dedup.add": dedup_add,
+    "dedup.add_many": dedup_add_many,
+    "dedup.get_or_set": dedup_get_or_set,
+    "dedup.get_or_set_many": dedup_get_or_set_many,
     "forget": forget,
     "resolve": resolve,
     "wait": waiting,
@@ -752,8 +776,9 @@ AWAITED: dict[type, dict[str, str]] = {
     AioGate: {
         "complete_many": "claim_many",
         "release_many": "claim_many",
-        **{name: name for name in ("first", "first_many", "keep", "keep_many", "forget", "resolve")},
+        **{name: name for name in ("first", "first_many", "forget", "resolve")},
     },
+    AioDedup: {name: f"dedup.{name}" for name in ("add", "add_many", "get_or_set", "get_or_set_many")},
     AioClaim: {
         "complete": "claim",
         "checkpoint": "async with claim",
@@ -776,10 +801,10 @@ AWAITED: dict[type, dict[str, str]] = {
 LEFT_OUT: dict[type, dict[str, str]] = {
     AioGate: {
         "inspect": "reads one reply",
-        "kept": "reads one reply",
         "stored_topics": "reads",
         "close": "ends the gate that the cases share",
     },
+    AioDedup: {"get": "reads one reply"},
     AioClaim: {"release": 'one call, as "complete"'},
     AioTopic: {"peek": "reads one reply", "stats": "reads", "next_due": "reads"},
     AioDead: {"list": "reads"},
@@ -790,7 +815,7 @@ LEFT_OUT: dict[type, dict[str, str]] = {
 
 
 def test_every_coroutine_of_the_awaiting_faces_has_a_case_or_a_reason() -> None:
-    faces = {AioGate, AioClaim, AioClaimBatch, AioTopic, AioDead, AioExpiry, AioExecution, AioMerged}
+    faces = {AioGate, AioDedup, AioClaim, AioClaimBatch, AioTopic, AioDead, AioExpiry, AioExecution, AioMerged}
     for face in faces:
         found = {name for name, one in inspect.getmembers(face, inspect.iscoroutinefunction) if name[0] != "_"}
         named = [*AWAITED.get(face, ()), *LEFT_OUT.get(face, ())]
@@ -844,7 +869,7 @@ async def test_cancelled_at_every_await(
             # Then it has left nothing behind that still listens or works
             await nothing_listens(raw)
             assert working() <= before, (at, gap)
-            await gate.aio.link.close()
+            await gate.aio.context.aio_link.close()
             # And all is as the caller may expect
             await check(outcome)
             if awaits <= at:

@@ -53,7 +53,7 @@ def test_leases_windows_and_plans_are_by_the_servers_clock(
         # Then it is answered as everybody: what is another's is another's, and a second one is no first one
         assert said["taken"] == ["soon", "ok"]
         assert said["theirs"] == "in_progress"
-        assert said["first"] == said["compact"] == [True, False]
+        assert said["first"] == said["dedup"] == [True, False]
         # And what it holds ends when it said, and what it did is done
         assert 0 < (gate.claim("held").retry_after or 0) <= 30
         assert gate.claim("done").result == "receipt"

@@ -28,6 +28,7 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
 from idemgate.worker.worker import Worker
 from tests import cluster as servers
+from tests.claims import claims_of
 from tools.reliability import server_of
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -235,18 +236,18 @@ async def test_killed_primaries_are_replaced(
     def claim() -> Call[Any]:
         key, owner = f"k{next(numbers)}", token()
         owners[key] = owner
-        return gate.claims.claim(gate.claims.key("s", key), owner, 3_600_000, 3_600_000)
+        return claims_of(gate).claim(claims_of(gate).key("s", key), owner, 3_600_000, 3_600_000)
 
     async def claim_async() -> None:
         while not stop.is_set():
-            assert (await gate.aio.link.run(claim(), within=60)).state == "started"
-            entries = await gate.aio.link.run_all(Batch([claim() for _ in range(9)], list), within=60)
+            assert (await gate.aio.context.aio_link.run(claim(), within=60)).state == "started"
+            entries = await gate.aio.context.aio_link.run_all(Batch([claim() for _ in range(9)], list), within=60)
             assert {one.state for one in entries} == {"started"}
 
     def claim_blocking() -> None:
         while not stop.is_set():
-            assert gate.link.run(claim(), within=60).state == "started"
-            entries = gate.link.run_all(Batch([claim() for _ in range(9)], list), within=60)
+            assert gate.context.link.run(claim(), within=60).state == "started"
+            entries = gate.context.link.run_all(Batch([claim() for _ in range(9)], list), within=60)
             assert {one.state for one in entries} == {"started"}
 
     async def claiming_while(happens: Callable[[int], None]) -> None:
@@ -281,8 +282,8 @@ async def test_killed_primaries_are_replaced(
             await claiming_while(replace)
             restarted.enter_context(operator.restarted(primary, home))
     # Then every call was answered, by what it did itself and once
-    records = await gate.aio.link.run_all(
-        Batch([gate.claims.inspect(gate.claims.key("s", key)) for key in owners], list), within=60
+    records = await gate.aio.context.aio_link.run_all(
+        Batch([claims_of(gate).inspect(claims_of(gate).key("s", key)) for key in owners], list), within=60
     )
     assert [one.owner for one in records] == [owner.hex() for owner in owners.values()]
     assert {one.attempts for one in records} == {1}
@@ -320,7 +321,7 @@ async def test_nothing_is_lost_or_repeated_while_primaries_hand_over_and_slots_m
     def move_slots() -> None:
         # And a slot of each topic, and that of a guarded key, move to other nodes, key by key
         first = {name: topic.open().keys(0)[1].decode() for name, topic in load.topics.items()}
-        first["guarded"] = gate.claims.key("charge", "c0")[0].decode()
+        first["guarded"] = claims_of(gate).key("charge", "c0")[0].decode()
         for name, key in first.items():
             for keys in operator.move(key):
                 moved[name] += keys > 0

@@ -56,8 +56,8 @@ def test_answers_are_the_same_whether_keys_are_removed_at_once_or_never(
 
 FORGOTTEN = {
     2: [True, False, True, True, True, True],  # first, five minutes: asked at 0, 3, 7, 15, 40 and 80
-    3: [True, False, True, True, True, True],  # the same, compact
-    4: [True, False, False, True, True, True],  # keep, ten minutes
+    3: [True, False, True, True, True, True],  # dedup.add, five minutes
+    4: [True, False, False, True, True, True],  # dedup.get_or_set, ten minutes
 }
 """Whether each answer of `remembered` was the first of its time."""
 
@@ -77,8 +77,8 @@ def remembered(gate: Gate, key: str) -> list[Any]:
         (claim.state, claim.attempt, claim.result if claim.state == "done" else None),
         gate.inspect(key).state,
         gate.first(key, "5m"),
-        gate.first(key, "5m", compact=True),
-        gate.keep(key, "value", "10m").first,
+        gate.dedup("s", "5m").add(key),
+        gate.dedup("s", "10m").get_or_set(key, "value").first,
         topic.trigger(key, 1, event_id=key).status,
         [(one.key, one.attempt) for one in topic.take(1)],
     ]

@@ -28,6 +28,7 @@ from idemgate.guard import calls as claims
 from idemgate.guard.calls import Claims, Record
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
+from tests.claims import claims_of
 from tests.guard.test_model import answer_of, facts_of
 from tests.proxy import Proxy
 from tests.resilience.linear import UNKNOWN, Operation, linearizable
@@ -127,14 +128,14 @@ class History:
             "resolve": (token(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
         }
         us = self._now(drawn, verb)
-        gate.claims.clock = Clock(us / 1_000_000)
-        call = getattr(gate.claims, verb)(gate.claims.key("s", "k"), *arguments[verb])
+        claims_of(gate).clock = Clock(us / 1_000_000)
+        call = getattr(claims_of(gate), verb)(claims_of(gate).key("s", "k"), *arguments[verb])
         assert int(call.args[0]) == us
         if drawn.random() < (0.3 if verb in DECISIONS else 0.15):  # most decisions are refused
             drawn.choice([self.proxy.cut_reply, self.proxy.double_request, self.proxy.hold_request])(_time(us))
         called, answer = time.monotonic(), UNKNOWN
         try:
-            found = gate.link.run(call, within=drawn.choice([0.0] + 7 * [30.0]))
+            found = gate.context.link.run(call, within=drawn.choice([0.0] + 7 * [30.0]))
             answer = facts_of(found) if verb == "inspect" else answer_of(found)
             if verb == "inspect":
                 self.seen = found

@@ -73,7 +73,7 @@ def test_what_came_after_the_last_snapshot_never_happened(
     record_fault("no append-only file: back to the last snapshot", 1, promises="P4 P5", **figures)
 
 
-def test_compact_marks_and_kept_values_that_are_forgotten_are_given_again(
+def test_dedup_ids_and_values_lost_by_the_server_are_new_again(
     server: Server,
     namespace: str,
     many: Callable[[int], int],
@@ -83,28 +83,29 @@ def test_compact_marks_and_kept_values_that_are_forgotten_are_given_again(
     n = many(50)
     ids, later = [f"a{one}" for one in range(n)], [f"b{one}" for one in range(n)]
     with Gate(server.url, namespace=namespace) as gate:
-        # Given marks and values before a snapshot, and others behind it
-        assert gate.first_many(ids, "1h", compact=True) == [True] * n
-        gate.keep_many([(one, "before") for one in ids], "1h")
+        dedup = gate.dedup("s", "1h")
+        # Given ids and values stored before a snapshot, and others after it
+        assert dedup.add_many(ids) == [True] * n
+        dedup.get_or_set_many([(one, "before") for one in ids])
         server.client.save()
-        assert gate.first_many(later, "1h", compact=True) == [True] * n
-        gate.keep_many([(one, "before") for one in later], "1h")
-        # When the server falls back to it
+        assert dedup.add_many(later) == [True] * n
+        dedup.get_or_set_many([(one, "before") for one in later])
+        # When the server restarts from the snapshot
         server.kill()
         server.start()
-        # Then duplicates of the former are told from first ones, and the latter are first once more, and then no more
-        assert gate.first_many(ids, "1h", compact=True) == [False] * n
-        assert gate.first_many(later, "1h", compact=True) == [True] * n
-        assert gate.first_many(later, "1h", compact=True) == [False] * n
-        kept = gate.keep_many([(one, "after") for one in [*ids, *later]], "1h")
-        assert [(one.value, one.first) for one in kept] == [("before", False)] * n + [("after", True)] * n
+        # Then the ids of the snapshot are duplicates, and the later ones are new once more
+        assert dedup.add_many(ids) == [False] * n
+        assert dedup.add_many(later) == [True] * n
+        assert dedup.add_many(later) == [False] * n
+        found = dedup.get_or_set_many([(one, "after") for one in [*ids, *later]])
+        assert [(one.value, one.first) for one in found] == [("before", False)] * n + [("after", True)] * n
         sound(gate)
-        # And when all is gone, all of them are first
+        # And after FLUSHALL all ids are new
         server.client.flushall()
-        assert gate.first_many(ids, "1h", compact=True) == [True] * n
-        assert [one.first for one in gate.keep_many([(one, "again") for one in ids], "1h")] == [True] * n
+        assert dedup.add_many(ids) == [True] * n
+        assert [one.first for one in dedup.get_or_set_many([(one, "again") for one in ids])] == [True] * n
         sound(gate)
-    record_fault("compact marks forgotten", 2, promises="", first_once_more=4 * n)
+    record_fault("dedup ids and values lost by the server", 2, promises="", first_once_more=4 * n)
 
 
 @pytest.mark.parametrize("trouble", ["DEBUG RELOAD", "FLUSHALL"])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, StoreRefused, StoreUnavailable
+from idemgate import Gate, ServerRejected, StoreUnavailable
 from idemgate.testing import Clock, audit
 from tests.cluster import wait_for
 from tests.resilience.servers import DEBUG, Server, everything
@@ -153,7 +153,7 @@ async def test_without_memory_new_work_is_refused_whole_and_what_runs_can_end(
             lambda: topic.take(5),
             lambda: claims[3].checkpoint("half"),
         ):
-            with pytest.raises(StoreRefused, match="memory"):
+            with pytest.raises(ServerRejected, match="memory"):
                 ask()
             refused += 1
         # Then it is refused, and not a byte has changed

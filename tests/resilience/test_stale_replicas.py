@@ -50,8 +50,8 @@ async def test_a_replica_is_never_asked(
             assert (await gate.aio.inspect(key)).state == "done"
             topic.trigger(key, 1)
             assert (await topic.aio.peek(key)).pending is not None
-            assert gate.keep(key, "value", "1h").first
-            assert await gate.aio.kept(key) == "value"
+            assert gate.dedup("s", "1h").get_or_set(key, "value").first
+            assert await gate.aio.dedup("s", "1h").get(key) == "value"
             assert len(topic.take(1)) == 1
         assert topic.stats().in_flight == n
         await gate.aio.close()

@@ -205,9 +205,9 @@ FORKS = """if True:
     import os, sys, threading
     from idemgate import Gate
     gate = Gate(sys.argv[1], namespace=sys.argv[2])
-    mine = gate.link.command("CLIENT", "ID")
+    mine = gate.context.link.command("CLIENT", "ID")
     # A thread that is in the middle of everything that is locked for a moment
-    locks = [gate.counters._lock, gate._lock, gate.link._making, gate.link._wires._freed]
+    locks = [gate.counters._lock, gate._lock, gate.context.link._making, gate.context.link._wires._freed]
     held, go = threading.Event(), threading.Event()
     def hold():
         for lock in locks: lock.acquire()
@@ -219,12 +219,12 @@ FORKS = """if True:
         import signal; signal.alarm(20)
         fresh = gate.once(key="{k}", scope="s")(lambda k: k)
         assert fresh("child") == "child"
-        assert gate.link.command("CLIENT", "ID") != mine  # the parent's connection is the parent's
+        assert gate.context.link.command("CLIENT", "ID") != mine  # the parent's connection is the parent's
         os._exit(0)
     go.set(); thread.join()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert gate.once(key="{k}", scope="s")(lambda k: k)("parent") == "parent"
-    assert gate.link.command("CLIENT", "ID") == mine
+    assert gate.context.link.command("CLIENT", "ID") == mine
     print(status)
 """
 

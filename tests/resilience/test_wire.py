@@ -79,8 +79,8 @@ class Theatre:
 
     async def ask(self, gate: Gate, call: Call[Any]) -> Any:
         if self.link == "awaiting":
-            return answer_of(await gate.aio.link.run(call))
-        return answer_of(await asyncio.to_thread(gate.link.run, call))
+            return answer_of(await gate.aio.context.aio_link.run(call))
+        return answer_of(await asyncio.to_thread(gate.context.link.run, call))
 
 
 async def closed(*gates: Gate) -> None:
@@ -112,7 +112,7 @@ async def test_the_answer_and_the_effect_are_those_of_an_undisturbed_call(
 ) -> None:
     for module in (clients, sync, line):  # or a silent connection would cost two seconds each
         monkeypatch.setattr(module, "SOCKET_TIMEOUT", 0.25)
-    theatre.link, n = link, 0
+    theatre.context.link, n = link, 0
     for name in chosen(fault, link, many(1)):
         # Given two stages that are alike
         (calm, told), (gate, play) = await theatre.both(name)
@@ -136,7 +136,7 @@ async def test_the_answer_and_the_effect_are_those_of_an_undisturbed_call(
 async def test_a_reply_cut_at_any_byte_is_never_taken_for_another(
     theatre: Theatre, link: str, many: Any, record_fault: Any, drawn: random.Random, seed: int
 ) -> None:
-    theatre.link, n, total = link, 0, 0
+    theatre.context.link, n, total = link, 0, 0
     for name in PLAYS:
         (calm, told), (gate, play) = await theatre.both(name)
         expected = await theatre.ask(calm, told.call)
@@ -177,7 +177,7 @@ looks set back, and the lease is made to end no later than it would. The server'
 async def test_a_request_that_runs_after_its_caller_has_moved_on_changes_nothing(
     theatre: Theatre, link: str, many: Any, record_fault: Any, raw: Any
 ) -> None:
-    theatre.link, n = link, 0
+    theatre.context.link, n = link, 0
     names = [name for name in PLAYS if name not in SAID_AGAIN + SET_BACK]
     for name in itertools.islice(itertools.cycle(names), max(1, many(1) // len(names)) * len(names)):
         (calm, told), (gate, play) = await theatre.both(name)
@@ -213,14 +213,14 @@ async def test_the_claim_of_a_caller_who_gave_up_lapses_and_is_counted(
         # Given a claim that got stuck, and whose caller gave up and went away
         theatre.proxy.hold_request(SCRIPT, times=1_000)
         with pytest.raises(Exception, match="no answer from the store"):
-            await asyncio.to_thread(gate.link.run, play.call, 0.02)
+            await asyncio.to_thread(gate.context.link.run, play.call, 0.02)
         theatre.proxy.heal()
         # When it arrives after all
         assert theatre.proxy.release() > 0
         # Then nobody runs, for a lease; then another takes over, which is counted, under a higher token
         first = gate.claim("free", scope="s")
         assert not first.started
-        gate.clock.advance("30s")
+        gate.context.clock.advance("30s")
         then = gate.claim("free", scope="s")
         assert (then.started, then.taken_over) == (True, 1)
         await closed(calm, gate)

@@ -1,5 +1,5 @@
-"""What the contracts of scripts are tried on: every state that a slot, a record or a seen-set can be in, and everything
-that can be asked of it. One key "k", and a few others beside it.
+"""What the contracts of scripts are tried on: every state that a slot, a record or a dedup set can be in, and every
+call of it. One key "k", and a few others beside it.
 
 A scene is built once and brought back from its DUMPs before each question, and questions are asked as they are, without
 a link: the reply is the script's own.
@@ -18,7 +18,9 @@ from idemgate.audit.slot import read_slot
 from idemgate.core import keys
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
-from idemgate.dedup import calls as compact
+from idemgate.core.durations import milliseconds
+from idemgate.dedup import calls as dedup
+from idemgate.dedup.calls import DedupCalls
 from idemgate.errors import IdemgateError
 from idemgate.guard.calls import Claims, Record
 from idemgate.membership import calls as members
@@ -334,7 +336,7 @@ class Record:
     def asks(self) -> dict[str, Call[Any]]:
         calls, key = self.calls, self.key
         try:
-            seen = self.rig.gate.link.run(calls.inspect(key)) or NOBODY
+            seen = self.rig.gate.context.link.run(calls.inspect(key)) or NOBODY
         except IdemgateError:
             seen = NOBODY
         asked: dict[str, Call[Any]] = {}
@@ -406,61 +408,63 @@ RECORDS: dict[str, Callable[[Record], Any]] = {
 }
 
 
-# -- seen-sets --------------------------------------------------------------------------------------------------------
+# -- dedup sets -------------------------------------------------------------------------------------------------------
 
-WINDOW, MANY = "10m", 120
+RETENTION, MANY = "10m", 120
 """Of a set; and how many ids a shard is given, so that their buckets split."""
-IDS = [n for n in range(10_000) if compact._id(n)[0] == 0 and compact._id(n)[1][3] % 2]
+IDS = [n for n in range(10_000) if dedup._id(n)[0] == 0 and dedup._id(n)[1][3] % 2]
 """All of one shard, and of them only those that leave the first bucket when it is split."""
 
 
 class Pages:
-    """One shard of a set, and one of a set that keeps values, in the state that `build` makes of them. Ids are named
-    by their places in `IDS`."""
+    """One shard of the ids of a dedup set, and one of its values, in the state that `build` makes. Ids are named by
+    their places in `IDS`."""
 
     def __init__(self, rig: Rig, build: str) -> None:
         self.rig = rig
         self.clock = rig.clock
-        self.sets = compact.SeenSets(rig.gate.namespace, rig.clock)
         self.scope = build
         PAGES[build](self)
-        rig.keep((*self.see(0).keys, *self.keep(7, 0).keys))
+        rig.keep((*self.add(0).keys, *self.get_or_set(7, 0).keys))
 
-    def see(self, *places: int, window: str = WINDOW) -> Call[Any]:
-        [one] = self.sets.first_many(self.scope, [IDS[place] for place in places], window).calls
+    def calls(self, retention: str = RETENTION) -> DedupCalls:
+        return DedupCalls(self.rig.gate.namespace, self.rig.clock, self.scope, milliseconds(retention, "retention"))
+
+    def add(self, *places: int, retention: str = RETENTION) -> Call[Any]:
+        [one] = self.calls(retention).add_many([IDS[place] for place in places]).calls
         return one
 
-    def keep(self, value: int, *places: int, window: str = WINDOW) -> Call[Any]:
+    def get_or_set(self, value: int, *places: int, retention: str = RETENTION) -> Call[Any]:
         pairs = [(IDS[place], value) for place in places]
-        [one] = self.sets.keep_many(self.scope, pairs, window).calls
+        [one] = self.calls(retention).get_or_set_many(pairs).calls
         return one
 
     def mark(self, *places: int) -> None:
-        self.rig.ask(self.see(*places))
-        self.rig.ask(self.keep(7, *places))
+        self.rig.ask(self.add(*places))
+        self.rig.ask(self.get_or_set(7, *places))
 
     def asks(self) -> dict[str, Call[Any]]:
-        """Of ids that are marked, wherever some are, and of the last two, which are marked nowhere."""
+        """Return the calls of ids that are stored, if any is, and of the last two, which are never stored."""
         return {
-            "see": self.see(0),
-            "see new": self.see(-1),
-            "see many": self.see(-1, 0, 1, -2),
-            "see for longer": self.see(0, -1, window="1h"),
-            "see for less": self.see(0, -1, window="1s"),
-            "keep": self.keep(8, 0),
-            "keep new": self.keep(8, -1),
-            "keep many": self.keep(8, -1, 0, 1, -2),
-            "keep for longer": self.keep(8, 0, -1, window="1h"),
-            "kept": self.sets.kept(self.scope, IDS[0]),
-            "kept new": self.sets.kept(self.scope, IDS[-1]),
+            "add": self.add(0),
+            "add new": self.add(-1),
+            "add many": self.add(-1, 0, 1, -2),
+            "add for longer": self.add(0, -1, retention="1h"),
+            "add for less": self.add(0, -1, retention="1s"),
+            "get_or_set": self.get_or_set(8, 0),
+            "get_or_set new": self.get_or_set(8, -1),
+            "get_or_set many": self.get_or_set(8, -1, 0, 1, -2),
+            "get_or_set for longer": self.get_or_set(8, 0, -1, retention="1h"),
+            "get": self.calls().get(IDS[0]),
+            "get new": self.calls().get(IDS[-1]),
         }
 
     def others_act(self) -> None:
-        """They see the same ids within the window, and keep other values for them."""
+        """Add the same ids within the retention, and set other values for them."""
         self.clock.advance("500ms")
         for place in (0, 1, -1, -2):
-            self.rig.ask(self.see(place))
-            self.rig.ask(self.keep(9, place))
+            self.rig.ask(self.add(place))
+            self.rig.ask(self.get_or_set(9, place))
 
 
 def _turned(pages: Pages) -> None:
@@ -480,8 +484,8 @@ def _outlived(pages: Pages) -> None:
 
 def _uneven(pages: Pages) -> None:
     """A bucket is full, and the next to be split is another one."""
-    pages.rig.ask(pages.see(*range(97)))
-    pages.rig.ask(pages.keep(7, *range(49)))
+    pages.rig.ask(pages.add(*range(97)))
+    pages.rig.ask(pages.get_or_set(7, *range(49)))
 
 
 PAGES: dict[str, Callable[[Pages], Any]] = {
@@ -502,7 +506,7 @@ def ask_registry(rig: Rig) -> dict[str, Call[Any]]:
     gate, clock = rig.gate, rig.clock
     policy = gate.topic("t", slots=4).policy
     other = gate.topic("x", slots=8, window=5).policy
-    t, u = (TopicCalls(gate.namespace, name, policy, gate.codec, clock) for name in "tu")
+    t, u = (TopicCalls(gate.namespace, name, policy, gate.context.codec, clock) for name in "tu")
     for name in "tu":
         rig.ask(open_topic(gate.namespace, clock, name, policy, redefine=False))
     change = rig.ask(resizing._begin(u, 8))[4]

@@ -14,7 +14,7 @@ from idemgate.audit.slot import Slot, read_slot
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call
 from idemgate.core.codec import Codec
-from idemgate.dedup.calls import SeenSets
+from idemgate.dedup.calls import DedupCalls
 from idemgate.gate import Gate
 from idemgate.guard.calls import Claims, Record
 from idemgate.membership import calls as members
@@ -229,7 +229,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 def _delivery(gate: Gate, slot: int = 0) -> Delivery[Any]:
     packed = b"\x9e\x01\x01\x01\x01\x01\xa0\x00\xa0\xa1x\xa0\x00\xa0\x01\x00"
     policy = gate.topic("t").policy
-    return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.codec))
+    return Delivery("t", slot, b"k", 7, 1, Message(packed, policy.merge, gate.context.codec))
 
 
 def _plans(topic: TopicCalls) -> list[Batch[Any]]:
@@ -250,6 +250,7 @@ def _plans(topic: TopicCalls) -> list[Batch[Any]]:
 def _calls() -> list[Call[Any]]:
     """Every call there is, those with repeated arguments with none, one and three of them."""
     claims, gate = Claims("ns", None), Gate("redis://nowhere")
+    dedup = DedupCalls("ns", None, "s", 1_000)
     record, owner = claims.key("s", "k"), b"o"
     policy = gate.topic("t", window="1s").policy
     topic = TopicCalls("ns", "t", policy, Codec(1000), None)
@@ -266,8 +267,8 @@ def _calls() -> list[Call[Any]]:
         *_plans(topic),
         topic.pause(True),
         topic.stats(),
-        SeenSets("ns", None).first_many("s", range(100), 1),
-        SeenSets("ns", None).keep_many("s", [(n, n) for n in range(100)], 1),
+        dedup.add_many(range(100)),
+        dedup.get_or_set_many([(n, n) for n in range(100)]),
     ]
     seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
     return [
@@ -276,9 +277,9 @@ def _calls() -> list[Call[Any]]:
         claims.mark(record, owner, 1, b"print"),
         claims.mark_many([record], 1).calls[0],
         claims.first(record, 1),
-        SeenSets("ns", None).first("s", "k", 1),
-        SeenSets("ns", None).keep("s", "k", 7, 1),
-        SeenSets("ns", None).kept("s", "k"),
+        dedup.add("k"),
+        dedup.get_or_set("k", 7),
+        dedup.get("k"),
         claims.complete(record, owner, 1, 1, b"v", b"x"),
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from idemgate import lua
 from idemgate.core.codec import Codec
-from idemgate.errors import BadInput, ForeignData
+from idemgate.errors import InvalidArgument, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.merge import EXACT, Merge, MergeSpec, append, merge_of, merge_of_spec, union
 
@@ -251,7 +251,7 @@ def test_of_fields_without_a_name_the_first_thousand_are_kept(client: redis.Redi
 
 async def test_a_payload_of_more_fields_is_refused_and_what_is_dropped_is_counted(face: Any, clock: Clock) -> None:
     topic = face.topic("t", window="10s", merge={"s": "sum"})
-    with pytest.raises(BadInput, match="has 1,001 fields; the limit is 1,000"):
+    with pytest.raises(InvalidArgument, match="has 1,001 fields; the limit is 1,000"):
         await topic.trigger("k", dict.fromkeys(map(str, range(1001))))
     await topic.trigger("k", dict.fromkeys(map(str, range(1000))))
     await topic.trigger("k", {"s": 1, "more": 2})
@@ -280,7 +280,7 @@ async def test_a_number_of_dropped_fields_that_is_none_is_refused(face: Any, raw
     fields[place][b"\xff"] = b"many"
     spoilt = msgpack.packb(fields, use_bin_type=False)
     raw.hset(pending, "k", spoilt)
-    with pytest.raises(ForeignData, match="Nothing was written"):
+    with pytest.raises(UnexpectedData, match="Nothing was written"):
         await topic.trigger("k", {"s": 1})
     assert raw.hget(pending, "k") == spoilt
 

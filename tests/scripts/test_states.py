@@ -35,7 +35,7 @@ from tests.scripts.states import (
 )
 
 READS = {"topics/peek", "topics/stats", "topics/dead", "topics/retell", "topics/policy", "topics/registry",
-    "topics/audit", "members/roll", "guard/inspect", "dedup/kept", "expiry/look"}  # fmt: skip
+    "topics/audit", "members/roll", "guard/inspect", "dedup/get", "expiry/look"}  # fmt: skip
 TOLD = {
     "topics/trigger",
     "topics/settle",
@@ -46,7 +46,7 @@ TOLD = {
     "topics/pause",
 }
 """These remember what they answered."""
-MARKS = {"guard/see", "dedup/keep", "dedup/marks"}
+MARKS = {"dedup/add", "dedup/get_or_set", "guard/mark_many"}
 """These know their own mark again."""
 
 
@@ -136,7 +136,7 @@ def _words(call: Call[Any], reply: Any) -> None:
     if call.script.name == "topics/trigger" and reply[0] == b"ok":
         assert {receipt.status for receipt in _receipts(reply[1], reply[2:])} <= header.each
     elif header.each and reply[0] == b"ok":
-        from_ = {"topics/settle": 3, "topics/extend": 2, "dedup/marks": 2}.get(call.script.name)
+        from_ = {"topics/settle": 3, "topics/extend": 2, "guard/mark_many": 2}.get(call.script.name)
         assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each
 
 

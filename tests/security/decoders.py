@@ -23,8 +23,8 @@ from idemgate.core.calls import Call, Moved
 from idemgate.core.codec import Codec, canonical
 from idemgate.core.codec.models import rebuild
 from idemgate.core.key_template import compile_key
-from idemgate.dedup.calls import SeenSets
-from idemgate.errors import BadInput, ForeignData, NotConfigured, NotDecodable, StoreRefused
+from idemgate.dedup.calls import DedupCalls
+from idemgate.errors import DecodeError, InvalidArgument, NotConfigured, ServerRejected, UnexpectedData
 from idemgate.gate import Gate
 from idemgate.guard.calls import Claims
 from idemgate.membership import calls as members
@@ -92,7 +92,7 @@ _MERGES["fields"] = merge_of({"a": "append", "b": "sum", "*": "last"})
 
 def _value(data: bytes) -> None:
     value = _CODEC.decode(data)
-    with suppress(BadInput):  # a value may be read whose packed form has more levels, or more bytes
+    with suppress(InvalidArgument):  # a value may be read whose packed form has more levels, or more bytes
         packed = _ROOMY.encode(value)
         assert canonical(_ROOMY.decode(packed)) == canonical(value)
 
@@ -177,7 +177,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield claims.renew(record, b"o", 1, 1)
     yield claims.inspect(record)
     yield claims.forget(record, b"o", given, force=True)
-    yield SeenSets("n", None).first("s", "k", "1h")
+    yield DedupCalls("n", None, "s", 3_600_000).add("k")
     topic = TopicCalls("n", "t", _LOCAL, _CODEC, None)
     delivery = Delivery[Any]("t", 0, b"k", 1, 1, Message(_WHOLE, _MERGES["last"], _CODEC))
     yield open_topic("n", None, "t", _LOCAL, redefine=False)
@@ -276,8 +276,8 @@ def _url(data: bytes) -> None:
     scheme, before, after, rest = (_text(data).replace(SECRET, "").split("\n") + [""] * 4)[:4]
     url, refusal = f"{scheme or 'redis'}://u:{before}{SECRET}{after}@{rest}", None
     try:
-        shown = repr(Gate(url).endpoint)
-    except (BadInput, NotConfigured) as error:
+        shown = repr(Gate(url).context.endpoint)
+    except (InvalidArgument, NotConfigured) as error:
         shown, refusal = _told(error), error
     assert SECRET not in shown
     if refusal is not None:
@@ -296,8 +296,8 @@ def _rule(data: bytes) -> None:
     assert not any(set(word) & set(" \"'\r\n") for word in words)
 
 
-_STORED = (NotDecodable,)
-_SAID = (BadInput,)
+_STORED = (DecodeError,)
+_SAID = (InvalidArgument,)
 DECODERS: dict[str, Decoder] = {
     "value": Decoder(_value, _STORED),
     **{
@@ -310,7 +310,7 @@ DECODERS: dict[str, Decoder] = {
     "model": Decoder(_model, _STORED),
     "audited": Decoder(_audited, ()),
     "key-name": Decoder(_key_name, ()),
-    "answer": Decoder(_answer, (NotDecodable, ForeignData, Moved, StoreRefused, rx.InvalidResponse)),
+    "answer": Decoder(_answer, (DecodeError, UnexpectedData, Moved, ServerRejected, rx.InvalidResponse)),
     "cluster": Decoder(_cluster, (rx.InvalidResponse,)),
     "entry": Decoder(_entry, (ValueError,)),
     "heard": Decoder(lambda data: Heard("c", data).json(), (ValueError,)),
@@ -319,7 +319,7 @@ DECODERS: dict[str, Decoder] = {
     "template": Decoder(_template, _SAID),
     "pattern": Decoder(_pattern, ()),
     "cron": Decoder(_cron, _SAID),
-    "url": Decoder(_url, (BadInput, NotConfigured)),
+    "url": Decoder(_url, (InvalidArgument, NotConfigured)),
     "rule": Decoder(_rule, _SAID),
 }
 

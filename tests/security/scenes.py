@@ -16,6 +16,7 @@ from idemgate.membership.ownership import Announcement
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
+from tests.claims import claims_of
 
 __all__ = ["BESIDE", "SCENES", "Stage"]
 
@@ -68,12 +69,14 @@ def guards(on: Stage) -> None:
 
 def marks(on: Stage) -> None:
     assert on.lasting.first("now", "1h")
-    for compact in (False, True):
-        assert [on.mine.first("f", "1h", compact=compact) for _ in range(2)] == [True, False]
-        assert on.mine.first_many(["x", "y", "x"], "1h", compact=compact) == [True, True, False]
-    for _ in range(3):  # its pages turn
+    dedup = on.mine.dedup("s", "1h")
+    assert [on.mine.first("f", "1h") for _ in range(2)] == [True, False]
+    assert [dedup.add("f") for _ in range(2)] == [True, False]
+    assert on.mine.first_many(["x", "y", "x"], "1h") == [True, True, False]
+    assert dedup.add_many(["x", "y", "x"]) == [True, True, False]
+    for _ in range(3):  # a new page replaces the older one
         on.clock.advance("2h")
-        assert on.mine.first("f", "1h", compact=True)
+        assert dedup.add("f")
 
 
 def waits(on: Stage) -> None:
@@ -101,7 +104,7 @@ async def waiter(on: Stage, key: str) -> asyncio.Task[Any]:
 
 
 def channel(on: Stage, key: str) -> bytes:
-    return on.mine.claims.key("claim", key)[0]
+    return claims_of(on.mine).key("claim", key)[0]
 
 
 # -- producer ---------------------------------------------------------------------------------------------------------
@@ -222,15 +225,15 @@ def belongs(on: Stage) -> None:
     for number, topics in ((1, ("t",)), (2, ("t",)), (3, ())):
         slots = (("t", 0), ("t", 1)) if topics else ()
         said = Announcement("m", number, topics, number - 1, (), slots, ())
-        on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
+        on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
     said = Announcement("n", 1, ("t",), 0, (), (("t", 1),), ())
-    on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
-    on.mine.link.run(members.leave(on.mine.namespace, "g", on.clock, "m"))
+    on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
+    on.mine.context.link.run(members.leave(on.mine.namespace, "g", on.clock, "m"))
     on.clock.advance("1h")
     said = Announcement("o", 1, ("t",), 0, (), (("t", 1),), (("t", 0),))
-    on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
-    on.mine.link.run(members.attendance(on.mine.namespace, "g", on.clock))
-    on.mine.link.run(members.leave(on.mine.namespace, "g", on.clock, "o"))
+    on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
+    on.mine.context.link.run(members.attendance(on.mine.namespace, "g", on.clock))
+    on.mine.context.link.run(members.leave(on.mine.namespace, "g", on.clock, "o"))
 
 
 def runs(on: Stage) -> None:
@@ -305,7 +308,7 @@ def idle(on: Stage, name: str) -> int:
 
 def looks(on: Stage) -> None:
     on.raw.set(f"{on.theirs}k", "x", px=60_000)
-    assert on.lasting.link.run(expiry.look(f"{on.theirs}k".encode(), None)).expires
+    assert on.lasting.context.link.run(expiry.look(f"{on.theirs}k".encode(), None)).expires
 
 
 def scans(on: Stage) -> None:
@@ -333,17 +336,17 @@ def views(on: Stage) -> None:
     topic.take(1)
     on.other.first("f", "1h")
     said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
-    on.other.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
+    on.other.context.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
     seen = on.mine.topic("t", window="1s", priority=True)
     assert seen.stats().dead == 1
     assert len(seen.dead.list()) == 1
     for key in "abc":
         seen.peek(key, group="g")
     assert on.mine.inspect("f", scope="first").state == "done"
-    assert set(on.mine.link.run(members.attendance(on.mine.namespace, "g", on.clock)).members) == {"m"}
+    assert set(on.mine.context.link.run(members.attendance(on.mine.namespace, "g", on.clock)).members) == {"m"}
     assert [one.name for one in on.mine.stored_topics()] == ["t"]
-    on.lasting.link.run(registry.entries(on.mine.namespace, None))
-    on.mine.link.run(read_slot(Slot(on.mine.namespace, "t", 0, 1), on.clock, 1000, 100_000))
+    on.lasting.context.link.run(registry.entries(on.mine.namespace, None))
+    on.mine.context.link.run(read_slot(Slot(on.mine.namespace, "t", 0, 1), on.clock, 1000, 100_000))
 
 
 def administers(on: Stage) -> None:
@@ -359,7 +362,7 @@ def administers(on: Stage) -> None:
     assert topic.dead.redrive() == 1
     on.mine.topic("t").forget(discard=True)
     said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
-    on.mine.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
+    on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
     assert not audit(on.mine).errors
 
 
@@ -373,10 +376,10 @@ def audits(on: Stage) -> None:
     on.other.topic("list").trigger("k", 1)
     assert on.other.topic("list").forward_due() == 1
     on.other.first("f", "1h")
-    on.other.first("f", "1h", compact=True)
-    on.other.keep("f", 1, "1h")
+    on.other.dedup("s", "1h").add("f")
+    on.other.dedup("s", "1h").get_or_set("f", 1)
     said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
-    on.other.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
+    on.other.context.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
     assert audit(on.mine).sound
     for key in on.raw.scan_iter(f"*{on.mine.namespace}:topic:t:*due"):
         on.raw.delete(key)

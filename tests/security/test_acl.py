@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, StoreRefused
+from idemgate import Gate, ServerRejected
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli import main
 from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.core.calls import Call
 from idemgate.core.keys import patterns
 from idemgate.core.tokens import token
-from idemgate.dedup.calls import SeenSets
-from idemgate.errors import BadInput, IdemgateError
+from idemgate.errors import IdemgateError, InvalidArgument
 from idemgate.lua import commands, names
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
@@ -26,6 +25,8 @@ from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, open_topic, stored_policy
 from idemgate.topics.messages import Forward, Trigger
+from tests.claims import claims_of
+from tests.dedup.calls import calls_of
 
 # -- what each role is for works --------------------------------------------------------------------------------------
 
@@ -40,11 +41,12 @@ async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
     assert await claim.release()
     assert (await face.inspect("k")).checkpoint is not None
     assert [await face.first("f", "1h") for _ in range(2)] == [True, False]
-    assert [await face.first("f", "1h", compact=True) for _ in range(2)] == [True, False]
-    for compact in (False, True):
-        assert await face.first_many(["x", "y", "x"], "1h", compact=compact) == [True, True, False]
-    assert [(await face.keep("f", value, "1h")).value for value in (1, 2)] == [1, 1]
-    assert await face.kept("f") == 1
+    assert await face.first_many(["x", "y", "x"], "1h") == [True, True, False]
+    dedup = face.dedup("s", "1h")
+    assert [await dedup.add("f") for _ in range(2)] == [True, False]
+    assert await dedup.add_many(["x", "y", "x"]) == [True, True, False]
+    assert [(await dedup.get_or_set("f", value)).value for value in (1, 2)] == [1, 1]
+    assert await dedup.get("f") == 1
 
 
 async def test_a_waiting_guard_is_woken(faces: Callable[..., Any]) -> None:
@@ -120,7 +122,7 @@ async def test_a_viewer_looks(faces: Callable[..., Any], gate: Gate) -> None:
     topic.bury(topic.take(1)[0], reason="why")
     gate.first("f", "1h")
     said = members.Announcement("m", 1, ("t",), 0, (), (), ())
-    gate.link.run(members.announce(gate.namespace, "g", gate.clock, said, 60_000))
+    gate.context.link.run(members.announce(gate.namespace, "g", gate.context.clock, said, 60_000))
     # When a viewer looks, Then it sees all of it
     face = faces("viewer")
     seen = face.topic("t", window="1s")
@@ -128,8 +130,8 @@ async def test_a_viewer_looks(faces: Callable[..., Any], gate: Gate) -> None:
     assert [one.reason for one in await seen.dead.list()] == ["why"]
     assert (await seen.peek("k")).pending is None
     assert (await face.inspect("f", scope="first")).state == "done"
-    roll = members.attendance(gate.namespace, "g", gate.clock)
-    assert set(face.gate.link.run(roll).members) == {"m"}
+    roll = members.attendance(gate.namespace, "g", gate.context.clock)
+    assert set(face.gate.context.link.run(roll).members) == {"m"}
     found = await asyncio.to_thread(face.gate.stored_topics)
     assert [(one.name, one.stats.dead) for one in found] == [("t", 1)]
 
@@ -171,8 +173,8 @@ async def test_a_slot_that_has_moved_is_found(
 async def test_an_admin_may_read_all_of_it(users: Callable[..., str], gate: Gate, clock: Clock) -> None:
     gate.topic("t", window="60s").trigger("k", 1)
     gate.first("f", "1h")
-    gate.first("f", "1h", compact=True)
-    gate.keep("f", 1, "1h")
+    gate.dedup("s", "1h").add("f")
+    gate.dedup("s", "1h").get_or_set("f", 1)
     with Gate(users("admin"), namespace=gate.namespace, clock=clock) as theirs:
         assert [one.name for one in theirs.stored_topics()] == ["t"]
         report = audit(theirs)
@@ -194,7 +196,7 @@ async def test_who_may_not_wait_for_copies_is_refused_before_anything_is_written
     users: Callable[..., str], gate: Gate, clock: Clock, raw: Any
 ) -> None:
     with Gate(users("guard"), namespace=gate.namespace, clock=clock, durability=1) as theirs:
-        with pytest.raises(StoreRefused, match=r"no permissions.*EVAL and WAIT .*Nothing was written"):
+        with pytest.raises(ServerRejected, match=r"no permissions.*EVAL and WAIT .*Nothing was written"):
             theirs.first("k", "1h")
         assert not dumped(raw, gate.namespace)
 
@@ -221,7 +223,7 @@ async def test_a_change_that_is_an_admins_is_refused_before_it_begins(
     gate.topic("t", window="60s").trigger("k", 1)
     before = dumped(raw, gate.namespace)
     # When somebody changes it who may not do all of that, Then nothing is written, and it goes on
-    with pytest.raises(StoreRefused, match="access list"):
+    with pytest.raises(ServerRejected, match="access list"):
         await CHANGES[change](faces(role).topic("t", window="60s"))
     assert dumped(raw, gate.namespace) == before
     assert gate.topic("t", window="60s").trigger("k", 2).status == "merged"
@@ -237,7 +239,7 @@ async def test_a_change_that_is_refused_on_its_way_goes_on_when_an_admin_asks_fo
     # Given a topic that holds something
     gate.topic("t", window="60s").trigger("k", 1)
     # When somebody changes it who may begin that and not end it, Then they are told so, and it stands still
-    with pytest.raises(StoreRefused, match="access list"):
+    with pytest.raises(ServerRejected, match="access list"):
         await CHANGES[change](faces(role).topic("t", window="60s"))
     assert set(audit(gate).by_kind) == {"changing"}
     # And when an admin asks for the same, Then it is done
@@ -270,12 +272,12 @@ class Scene:
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
-        claims = gate.claims
+        claims = claims_of(gate)
         held, ran = claims.key("s", "held"), claims.key("s", "ran")
         self.owner = token()
-        gate.link.run(claims.claim(held, self.owner, 30_000, 30_000, wait=True))
-        gate.link.run(claims.claim(held, token(), 30_000, 30_000, wait=True))
-        given = gate.link.run(claims.inspect(held))
+        gate.context.link.run(claims.claim(held, self.owner, 30_000, 30_000, wait=True))
+        gate.context.link.run(claims.claim(held, token(), 30_000, 30_000, wait=True))
+        given = gate.context.link.run(claims.inspect(held))
         assert given is not None
         topic = gate.topic("t", window="1s", concurrency=10)
         topic.trigger_many([Trigger(key, 1, group="g" if key < "c" else None) for key in "abcde"])
@@ -284,30 +286,30 @@ class Scene:
         topic.bury(dead, reason="why")
         topic.trigger_many([Trigger(key, 1, delay="1m") for key in "xyz"])
         said = members.Announcement("m", 1, ("t",), 0, (), (), ())
-        gate.link.run(members.announce(gate.namespace, "g", gate.clock, said, 60_000))
+        gate.context.link.run(members.announce(gate.namespace, "g", gate.context.clock, said, 60_000))
         calls = topic.opening.calls
         assert calls is not None
-        seen = SeenSets(gate.namespace, gate.clock)
-        gate.link.run(seen.first("s", "seen", "1h"))
+        dedup = calls_of(gate, "s", 3_600_000)
+        gate.context.link.run(dedup.add("known"))
         # And a topic that is being given other slots, one of which holds a batch to be taken in
         moving = gate.topic("moving", window="1s", slots=1)
         moving.trigger_many([Trigger(key, 1) for key in "ab"])
         old = moving.opening.calls
         assert old is not None
         new = old.laid_out(2)
-        begun = gate.link.run(resizing._begin(old, 2))
+        begun = gate.context.link.run(resizing._begin(old, 2))
         for of, slot in ((new, 0), (new, 1), (old, 0)):
-            gate.link.run(resizing._close(of, slot, begun.change))
-        shown = gate.link.run(resizing._unload(old, 0, begun.change, 0))
+            gate.context.link.run(resizing._close(of, slot, begun.change))
+        shown = gate.context.link.run(resizing._unload(old, 0, begun.change, 0))
         said = members.Announcement("n", 1, ("t",), 0, (), (), ())
         self.calls = [
             claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
             claims.mark(claims.key("s", "other"), token(), 1000),
             *claims.mark_many([claims.key("s", "many")], 1000).calls,
-            seen.first("s", "other", "1h"),
-            seen.keep("s", "new", 7, 1000),
-            seen.kept("s", "new"),
-            seen.first("s", "seen", "1h"),
+            dedup.add("other"),
+            calls_of(gate, "s", 1000).get_or_set("new", 7),
+            dedup.get("new"),
+            dedup.add("known"),
             claims.checkpoint(held, self.owner, b"x"),
             claims.renew(held, self.owner, 40_000, 40_000),
             claims.inspect(held),
@@ -315,8 +317,8 @@ class Scene:
             claims.release(held, self.owner, 1000, undo=False),
             claims.forget(held, token(), given, force=True),
             claims.resolve(ran, token(), given, True, 1000, b"v", b"x"),
-            open_topic(gate.namespace, gate.clock, "new", calls.policy, redefine=False),
-            stored_policy(gate.namespace, gate.clock, "t"),
+            open_topic(gate.namespace, gate.context.clock, "new", calls.policy, redefine=False),
+            stored_policy(gate.namespace, gate.context.clock, "t"),
             calls.trigger(Trigger("new", 1)),
             calls.trigger(Trigger("x", 1, delay=0)),
             calls.extend(0, [kept]),
@@ -336,9 +338,9 @@ class Scene:
             calls.exhume(0, "delete", []),
             *calls.pause(True).calls,
             *calls.stats().calls,
-            registry.entries(gate.namespace, gate.clock),
-            read_slot(Slot(gate.namespace, "t", 0, 1), gate.clock, 1000, 100_000),
-            look(f"theirs-{gate.namespace}".encode(), gate.clock),
+            registry.entries(gate.namespace, gate.context.clock),
+            read_slot(Slot(gate.namespace, "t", 0, 1), gate.context.clock, 1000, 100_000),
+            look(f"theirs-{gate.namespace}".encode(), gate.context.clock),
             resizing._begin(calls, 4),
             resizing._end(old, begun.change, "given up", b"", b""),
             resizing._close(calls, 0, b"change"),
@@ -347,9 +349,9 @@ class Scene:
             resizing._retell(old, 0, 0, b"0"),
             resizing._purge(old, 0, begun.change, True),
             new.reopen(0, begun.change),
-            members.announce(gate.namespace, "g", gate.clock, said, 1000),
-            members.leave(gate.namespace, "g", gate.clock, "m"),
-            members.attendance(gate.namespace, "g", gate.clock),
+            members.announce(gate.namespace, "g", gate.context.clock, said, 1000),
+            members.leave(gate.namespace, "g", gate.context.clock, "m"),
+            members.attendance(gate.namespace, "g", gate.context.clock),
         ]
 
 
@@ -385,8 +387,8 @@ def allowed(role: str, call: Call[Any], namespace: str) -> bool:
 def refusal(gate: Gate, call: Call[Any]) -> str:
     """What the store says against it, if it does."""
     try:
-        gate.link.run(call)
-    except StoreRefused as error:
+        gate.context.link.run(call)
+    except ServerRejected as error:
         return str(error)
     return ""
 
@@ -451,7 +453,7 @@ def test_a_user_of_one_namespace_does_not_reach_another(users: Callable[..., str
     # Given a user of everything in a namespace whose name begins as another's does
     with Gate(users("admin"), namespace=f"{namespace}0", timeout="2s") as theirs:
         for act in (lambda: theirs.first("k", "1h"), lambda: theirs.topic("t").trigger("k")):
-            with pytest.raises(StoreRefused, match="this user's access list"):
+            with pytest.raises(ServerRejected, match="this user's access list"):
                 act()
 
 
@@ -468,14 +470,14 @@ async def test_a_hint_that_may_not_be_published_undoes_nothing(
     assert await topic.flush("k")
     assert await topic.ack((await topic.take(1))[0])
     claim = await face.claim("k")
-    gate.link.run(gate.claims.claim(gate.claims.key("claim", "k"), token(), 1000, 1000, wait=True))
+    gate.context.link.run(claims_of(gate).claim(claims_of(gate).key("claim", "k"), token(), 1000, 1000, wait=True))
     assert await claim.complete("done")
     assert (await face.inspect("k")).state == "done"
 
 
 async def test_a_refusal_names_the_script_and_the_fix(faces: Callable[..., Any]) -> None:
     face = faces("viewer")
-    with pytest.raises(StoreRefused, match=r"this user's access list .* `idemgate acl`") as told:
+    with pytest.raises(ServerRejected, match=r"this user's access list .* `idemgate acl`") as told:
         await face.first("k", "1h")
     assert "guard/mark" in str(told.value) or "script: on @user_script" in str(told.value)  # Valkey names no script
 
@@ -531,7 +533,7 @@ def test_what_no_rule_can_hold_is_refused(words: list[str], says: str, capsys: p
 
 
 def test_an_unknown_role_is_refused() -> None:
-    with pytest.raises(BadInput, match="no such role"):
+    with pytest.raises(InvalidArgument, match="no such role"):
         rule(["king"], "shop", "shop-king")
 
 

@@ -165,7 +165,7 @@ def test_what_a_script_cannot_read_makes_it_refuse_before_it_writes(
         raw.hset(key, field, SPOILT[name])
         before = stored(raw, namespace)
         try:
-            gate.link.run(call)
+            gate.context.link.run(call)
         except StoreError:
             # Then it does its work, or says so and has changed nothing
             refused += 1

@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from idemgate import Gate
 from idemgate.core import keys
 from idemgate.core.key_template import compile_key
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 NAME = string.ascii_letters + string.digits + "_.-"
 NASTY = [
@@ -82,12 +82,12 @@ def test_slots_of_topics_are_steered_by_topic_and_numbers_only() -> None:
         assert keys.slot_of(key, 8) == keys.slot_of(bytes(key), 8)
 
 
-def test_seen_sets_never_meet_and_only_their_scope_steers_them() -> None:
+def test_the_keys_of_dedup_sets_depend_only_on_namespace_scope_and_shard() -> None:
     rng = random.Random(13)
     seen: dict[bytes, tuple[str, str, int, int]] = {}
     for _ in range(500):
         whose = ("".join(rng.choices("ab.-_", k=rng.randrange(1, 4))), text(rng), rng.randrange(32))
-        pages = keys.seen(*whose)
+        pages = keys.dedup_ids(*whose)
         assert len({key_slot(page) for page in pages}) == 1
         for place, page in enumerate(pages):
             assert seen.setdefault(page, (*whose, place)) == (*whose, place)
@@ -98,7 +98,7 @@ def test_seen_sets_never_meet_and_only_their_scope_steers_them() -> None:
 def test_patterns_of_access_lists_hold_all_keys_of_their_kind_and_no_others() -> None:
     made = {
         "records": [keys.record("n", "topic", "k"), keys.record("n", "seen", "members")],
-        "seen": keys.seen("n", "once", 7),
+        "seen": keys.dedup_ids("n", "once", 7),
         "topics": [keys.topics("n"), *keys.slot("n", "once", 3, 4), keys.outbox("n", "seen", 0, 1)],
         "members": keys.members("n", "topic"),
         "touched": [keys.touched("n")],
@@ -113,7 +113,7 @@ def test_patterns_of_access_lists_hold_all_keys_of_their_kind_and_no_others() ->
 @pytest.mark.parametrize("name", ["a b", "a{b", "a}b", "a:b", "a*", "", "a" * 65, "é", "a\n", "a\0", None, 7, b"a"])
 def test_names_that_could_reach_a_tag_or_a_pattern_are_refused(name: Any) -> None:
     for make in (lambda: Gate("redis://x", namespace=name), lambda: Gate("redis://x").topic(name)):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidArgument):
             make()
 
 
@@ -125,7 +125,7 @@ def two(a: str, b: str) -> None: ...
 
 @pytest.mark.parametrize("template", ["{a}{b}", "{a}%{b}", "{a}ab{b}"])
 def test_a_template_whose_fields_nothing_separates_is_refused(template: str) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidArgument):
         compile_key(template, two)
 
 
@@ -167,7 +167,7 @@ async def test_groups_and_keys_that_look_like_each_others_lines_stay_apart(gate:
         for name in names:
             topic.trigger(group.encode() + b"/" + name, 1, group=group)
         # A group that holds what ends a group's name in a line is refused
-        with pytest.raises(BadInput, match="holds a NUL"):
+        with pytest.raises(InvalidArgument, match="holds a NUL"):
             topic.trigger(b"x", 1, group=f"{group}\0")
     heard: list[tuple[str, bytes]] = []
     # When all of it is worked off, one of a group at a time

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, StoreRefused
+from idemgate import Gate, ServerRejected
 from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.cli.doctor.examine import Namespace, examined
 from idemgate.errors import StoreError
 from idemgate.store.embedded.server import find_server, start
 from idemgate.testing import Clock
 from tests import cluster as servers
+from tests.claims import claims_of
 from tests.conftest import PASSWORD
 from tests.security.scenes import BESIDE, SCENES, Stage
 from tools.reliability import server_of
@@ -80,7 +81,7 @@ class Trial:
         failed = self._played(scene, namespace, theirs)
         self.raw.flushall()
         found = {(one["reason"], one["object"]) for one in self.raw.acl_log()}
-        if isinstance(failed, StoreRefused) and found <= ASKED_IN_VAIN:
+        if isinstance(failed, ServerRejected) and found <= ASKED_IN_VAIN:
             return {("checked", str(failed))}  # a script asked beforehand, of which the log knows nothing
         if failed is not None and found <= ASKED_IN_VAIN:
             raise failed
@@ -142,7 +143,7 @@ def test_on_a_cluster_a_role_needs_what_is_printed_for_one_and_nothing_of_it_can
             url = f"redis+cluster://{USER}:{PASSWORD}@127.0.0.1:{ports[0]}"
             with Gate(url, namespace=namespace, timeout="2s") as gate, suppress(StoreError):
                 claim = gate.claim("k", lease="60s")
-                for _ in operator.move(gate.claims.key("claim", "k")[0].decode()):
+                for _ in operator.move(claims_of(gate).key("claim", "k")[0].decode()):
                     assert gate.claim("k").state == "in_progress"
                 assert claim.complete(1)
                 examined(Namespace(url, namespace), writes=False)

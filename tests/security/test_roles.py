@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idemgate import Gate, StoreRefused
+from idemgate import Gate, ServerRejected
 from tools.roles import PROGRAMS, ROOT, left_out, run
 
 
@@ -23,7 +23,7 @@ def test_a_gate_of_a_test_does_log_in_as_that_user(
     # Then what the gates of tests log in by is a producer, and nobody else
     with Gate(request.getfixturevalue("entry"), namespace=namespace) as gate:
         assert gate.topic("t").trigger("k", 1).accepted
-        with pytest.raises(StoreRefused):
+        with pytest.raises(ServerRejected):
             gate.first("k", "1h")
 
 

@@ -17,11 +17,12 @@ import pytest
 import redis
 
 import idemgate
-from idemgate import Adaptive, Bury, Delivery, Failed, Gate, NotDecodable, Overloaded, Retry, Trigger
+from idemgate import Adaptive, Bury, DecodeError, Delivery, Gate, Overloaded, PartialFailure, Retry, Trigger
 from idemgate.cli import main
 from idemgate.core.codec.models import rebuild
 from idemgate.errors import IdemgateError, StoreUnavailable
 from idemgate.testing import Clock
+from tests.claims import claims_of
 from tests.cluster import unused_ports
 from tests.conftest import PASSWORD, Face
 
@@ -112,20 +113,24 @@ async def test_a_password_and_a_payload_are_nowhere_to_be_seen(
     await ledger.ask(lambda: viewer.first("new", "1h"))
     (port,) = unused_ports(1)
     away = [f"redis://u:{PASSWORD}@127.0.0.1:{port}", f"rediss://u:{PASSWORD}@127.0.0.1:{port}?ssl_cert_reqs=none"]
-    wrong = str(face.gate.endpoint.settings["path" if "path" in face.gate.endpoint.settings else "host"])
+    wrong = str(
+        face.gate.context.endpoint.settings["path" if "path" in face.gate.context.endpoint.settings else "host"]
+    )
     away.append(f"unix://u:{PASSWORD}-wrong@{wrong}" if wrong.startswith("/") else f"redis://u:{PASSWORD}@{wrong}")
     for url in [*away, f"redis://u:{PASSWORD}@h:port", f"redis+sentinel://u:{PASSWORD}@h", f"x://:{PASSWORD}@h"]:
         await ledger.ask(lambda url=url: Gate(url))
         with suppress(IdemgateError), Gate(url, timeout="50ms", namespace=namespace) as gate:
-            ledger.seen += shown(gate) + shown(gate.endpoint)
+            ledger.seen += shown(gate) + shown(gate.context.endpoint)
             other = Face(gate, face.awaiting)
             await ledger.ask(lambda other=other: other.first("k", "1h"))
             await gate.aio.close()
     # And a foreign key
-    raw.lpush(face.gate.claims.key("s", "foreign")[0], PAYLOAD)
+    raw.lpush(claims_of(face.gate).key("s", "foreign")[0], PAYLOAD)
     await ledger.ask(lambda: face.claim("foreign", scope="s"))
     # Then neither is in what was shown, raised or logged
-    ledger.seen += shown(face.gate) + shown(face.gate.endpoint) + shown(face.gate.link) + shown(face.gate.aio)
+    ledger.seen += (
+        shown(face.gate) + shown(face.gate.context.endpoint) + shown(face.gate.context.link) + shown(face.gate.aio)
+    )
     everything = "\n".join(ledger.seen) + logged()
     assert len(ledger.seen) > 60
     assert PASSWORD not in everything
@@ -195,7 +200,7 @@ async def test_what_a_worker_does_besides_logs_no_payload(
         heard.append(delivery)
         if delivery.key == "overloaded":
             raise Overloaded("later")
-        return Failed([f"{PAYLOAD} 1"] if delivery.key == "partial" else ["is not of it"], "some failed")
+        return PartialFailure([f"{PAYLOAD} 1"] if delivery.key == "partial" else ["is not of it"], "some failed")
 
     @one.handler
     def alone(delivery: Delivery[Shape]) -> None:
@@ -210,7 +215,7 @@ async def test_what_a_worker_does_besides_logs_no_payload(
     ledger.seen.append(repr(await many.aio.reslot(4)))
     clock.advance("2s")
     async with gate.aio.worker(members=True), gate.aio.subscribers():
-        gate.link.command("PUBLISH", "c4n4ry.a", PAYLOAD)
+        gate.context.link.command("PUBLISH", "c4n4ry.a", PAYLOAD)
         end = asyncio.get_running_loop().time() + 60
         while gate.counters["worker.dead"] < 3 or len(heard) < 6 or not gate.counters["channel.failed"]:
             assert asyncio.get_running_loop().time() < end, (heard, gate.counters)
@@ -245,7 +250,7 @@ class Drawing:
 def test_what_does_not_fit_a_model_is_not_shown(value: Any) -> None:
     ledger = Ledger()
     for fits, model in ((value, Drawing), (value["shapes"][0], Shape), (PAYLOAD, Colour), ({"no": PAYLOAD}, Drawing)):
-        with pytest.raises(NotDecodable) as refused:
+        with pytest.raises(DecodeError) as refused:
             rebuild(fits, model)
         ledger.error(refused.value)
     assert PAYLOAD not in "\n".join(ledger.seen)
@@ -256,7 +261,7 @@ def test_every_public_error_is_one_of_ours() -> None:
     # What is not IdemgateError is what handlers raise themselves.
     errors = [one for one in map(vars(idemgate).get, idemgate.__all__) if isinstance(one, type)]
     found = {one.__name__ for one in errors if issubclass(one, Exception) and not issubclass(one, IdemgateError)}
-    assert found <= {"Bury", "Retry", "Overloaded", "Failed"}
+    assert found <= {"Bury", "Retry", "Overloaded", "PartialFailure"}
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["doctor", "--audit"], ["acl"], ["run", "app:gate", "--topics"], []])

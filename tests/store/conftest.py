@@ -11,6 +11,7 @@ import redis
 
 from idemgate import Gate
 from idemgate.store.embedded.server import Embedded, start
+from tests.claims import claims_of
 from tests.proxy import Proxy
 
 
@@ -49,14 +50,14 @@ class Asker:
     def __init__(self, gate: Gate, awaiting: bool) -> None:
         self.gate = gate
         self.awaiting = awaiting
-        self.claims = gate.claims
+        self.claims = claims_of(gate)
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         if self.awaiting:
-            return getattr(self.gate.aio.link, name)
+            return getattr(self.gate.aio.context.aio_link, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.to_thread(getattr(self.gate.link, name), *args, **kwargs)
+            return await asyncio.to_thread(getattr(self.gate.context.link, name), *args, **kwargs)
 
         return call
 

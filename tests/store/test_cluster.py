@@ -18,12 +18,13 @@ import redis.asyncio as aredis
 from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
-from idemgate.errors import StoreRefused, StoreUnavailable
+from idemgate.errors import ServerRejected, StoreUnavailable
 from idemgate.guard.calls import Entry
 from idemgate.store.cluster import topology
 from idemgate.store.cluster.topology import slot_of
 from idemgate.testing import Clock
 from tests import cluster as servers
+from tests.claims import claims_of
 from tests.conftest import Awaited, Face
 
 HOWS = ["url", "client", "awaiting client"]
@@ -106,12 +107,13 @@ async def test_the_first_of_many_is_asked_of_all_nodes(face: Face, on_nodes: Any
     assert all(on_nodes())
 
 
-async def test_compact_marks_are_spread_over_all_nodes(face: Face, on_nodes: Any) -> None:
-    assert await face.first_many([*range(500), 7], "20s", compact=True) == [True] * 500 + [False]
-    assert await face.first_many(range(400, 600), "20s", compact=True) == [False] * 100 + [True] * 100
-    assert not await face.first(7, "20s", compact=True)
-    assert all(one.first for one in await face.keep_many([(number, number) for number in range(500)], "20s"))
-    assert [await face.kept(number) for number in (7, 499, 500)] == [7, 499, None]
+async def test_a_dedup_set_is_spread_over_all_nodes(face: Face, on_nodes: Any) -> None:
+    dedup = face.dedup("s", "20s")
+    assert await dedup.add_many([*range(500), 7]) == [True] * 500 + [False]
+    assert await dedup.add_many(range(400, 600)) == [False] * 100 + [True] * 100
+    assert not await dedup.add(7)
+    assert all(one.first for one in await dedup.get_or_set_many([(number, number) for number in range(500)]))
+    assert [await dedup.get(number) for number in (7, 499, 500)] == [7, 499, None]
     assert all(on_nodes())
 
 
@@ -123,7 +125,7 @@ async def test_a_waiting_claim_is_woken_across_nodes(face: Face, ports: list[int
         waiter = await face.claim(key)
         assert waiter.state == "in_progress"
         waiting = asyncio.create_task(waiter.wait("1h"))
-        await _heard_somewhere(face.gate.claims.key("claim", key)[0], ports)
+        await _heard_somewhere(claims_of(face.gate).key("claim", key)[0], ports)
         # When the owner completes
         assert await owner.complete("result")
         # Then the other is told, though it never polls
@@ -221,7 +223,7 @@ def operator(ports: list[int]) -> Iterator[servers.Operator]:
 async def test_a_moved_record_is_followed(gate: Gate, operator: servers.Operator, face: Face) -> None:
     # Given a record whose slot moves to another node while the link knows only the old one
     claim = await face.claim("k", lease="60s")
-    for _ in operator.move(gate.claims.key("claim", "k")[0].decode()):
+    for _ in operator.move(claims_of(gate).key("claim", "k")[0].decode()):
         # Then a claim in the middle of the move is answered
         assert (await face.claim("k")).state == "in_progress"
     # And so is its owner afterwards
@@ -238,11 +240,11 @@ async def test_a_record_is_served_while_its_slot_moves(
     for number in operator.primaries():
         operator.nodes[number].flushall()  # what earlier tests left may lie in the same slot
     await face.claim("k", lease="60s")
-    key = gate.claims.key("claim", "k")[0].decode()
+    key = claims_of(gate).key("claim", "k")[0].decode()
     target = next(number for number in operator.primaries() if number != operator.owner(key))
     moving = operator.move(key)
     assert [next(moving), next(moving)] == [0, 1]
-    there = (f"o{n}" for n in count() if operator.owner(gate.claims.key("claim", f"o{n}")[0].decode()) == target)
+    there = (f"o{n}" for n in count() if operator.owner(claims_of(gate).key("claim", f"o{n}")[0].decode()) == target)
     await asyncio.gather(*(face.claim(one) for one in islice(there, connections)))
     # Then a claim is answered all the same
     for _ in range(3):
@@ -305,7 +307,7 @@ def _info(node: Any) -> str:
 
 
 def _link(gate: Gate, awaiting: bool) -> Any:
-    return gate.aio.link if awaiting else Awaited(gate.link)
+    return gate.aio.context.aio_link if awaiting else Awaited(gate.context.link)
 
 
 # -- by node ----------------------------------------------------------------------------------------------------------
@@ -319,7 +321,7 @@ def test_slots_are_those_of_the_server(operator: servers.Operator) -> None:
 
 
 def claims(gate: Gate, keys: list[str]) -> list[Call[Entry]]:
-    return [gate.claims.claim(gate.claims.key("s", key), token(), 30_000, 60_000) for key in keys]
+    return [claims_of(gate).claim(claims_of(gate).key("s", key), token(), 30_000, 60_000) for key in keys]
 
 
 def reads(operator: servers.Operator) -> list[int]:
@@ -353,7 +355,7 @@ async def test_claims_of_a_batch_are_one_write_to_each_node(gate: Gate, operator
 
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator: servers.Operator) -> None:
-    link = gate.aio.link
+    link = gate.aio.context.aio_link
     await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))
     before = reads(operator)
     entries = await asyncio.gather(*(link.run(one) for one in claims(gate, [f"k{n}" for n in range(100)])))
@@ -370,7 +372,7 @@ async def test_each_node_gets_so_many_connections(ports: list[int], namespace: s
     # When many calls travel, and batches
     for turn in range(20):
         entries = await asyncio.gather(
-            *(made.aio.link.run(one) for one in claims(made, [f"{turn}:{n}" for n in range(90)]))
+            *(made.aio.context.aio_link.run(one) for one in claims(made, [f"{turn}:{n}" for n in range(90)]))
         )
         assert {one.state for one in entries} == {"started"}
         batch = await made.aio.claim_many([f"{turn}:b{n}" for n in range(30)])
@@ -390,7 +392,7 @@ async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(
     gate: Gate, operator: servers.Operator, awaiting: bool
 ) -> None:
     # Given a link that knows the nodes, and a slot that has moved, or is about to
-    link, key = _link(gate, awaiting), gate.claims.key("s", "same")[0].decode()
+    link, key = _link(gate, awaiting), claims_of(gate).key("s", "same")[0].decode()
     await link.run_all(Batch(claims(gate, [f"w{n}" for n in range(50)]), list))
     for _ in operator.move(key):
         # When many claim it in one batch, among others
@@ -398,7 +400,7 @@ async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(
         entries = await link.run_all(Batch(calls, list))
         # Then the first is first
         assert [one.state for one in entries[::2]] == ["started"] + ["in_progress"] * 29
-        await link.run(gate.claims.release(gate.claims.key("s", "same"), calls[0].args[4], 0))
+        await link.run(claims_of(gate).release(claims_of(gate).key("s", "same"), calls[0].args[4], 0))
 
 
 @pytest.mark.parametrize("awaiting", [False, True])
@@ -416,12 +418,12 @@ async def test_nothing_is_left_open_when_the_nodes_are_looked_for_anew(
     for round_ in range(6):
         # When a slot moves, or all connections break, and it reads anew which node serves what
         if round_ % 2:
-            list(operator.move(gate.claims.key("s", keys[round_])[0].decode()))
+            list(operator.move(claims_of(gate).key("s", keys[round_])[0].decode()))
         else:
             for node in operator.nodes:
                 node.client_kill_filter(_type="normal", skipme=True)
         for key in keys:
-            await link.run(gate.claims.inspect(gate.claims.key("s", key)))
+            await link.run(claims_of(gate).inspect(claims_of(gate).key("s", key)))
     # Then no node has more connections than before
     servers.wait_for(lambda: all(_connected(node) <= was for node, was in zip(operator.nodes, before, strict=True)))
 
@@ -462,9 +464,9 @@ async def test_nodes_are_found_however_they_are_named(
             link = _link(gate, awaiting)
             await link.run_all(Batch(claims(gate, [f"k{n}" for n in range(30)]), list))
             # Then all are found, by the table and by redirections
-            for _ in operator.move(gate.claims.key("s", "k1")[0].decode()):
-                assert (await link.run(gate.claims.inspect(gate.claims.key("s", "k1")))).state == "in_progress"
-            assert (await link.run(gate.claims.inspect(gate.claims.key("s", "k1")))).state == "in_progress"
+            for _ in operator.move(claims_of(gate).key("s", "k1")[0].decode()):
+                assert (await link.run(claims_of(gate).inspect(claims_of(gate).key("s", "k1")))).state == "in_progress"
+            assert (await link.run(claims_of(gate).inspect(claims_of(gate).key("s", "k1")))).state == "in_progress"
             await gate.aio.close()
     finally:
         for node in operator.nodes:
@@ -491,7 +493,7 @@ async def test_every_node_gets_the_credentials(
                 work = _link(gate, awaiting).run_all(Batch(claims(gate, [f"k{n}" for n in range(30)]), list))
                 # Then they get it, and a wrong one is told at once
                 if refused:
-                    with pytest.raises(StoreRefused, match="invalid username-password pair"):
+                    with pytest.raises(ServerRejected, match="invalid username-password pair"):
                         await work
                 else:
                     assert {one.state for one in await work} == {"started"}
@@ -512,12 +514,12 @@ def blocked(ports: list[int]) -> int:
 
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_plain_commands_find_their_node(gate: Gate, ports: list[int], namespace: str) -> None:
-    link = gate.aio.link
-    for ask in (gate.aio.link.command, Awaited(gate.link).command):
+    link = gate.aio.context.aio_link
+    for ask in (gate.aio.context.aio_link.command, Awaited(gate.context.link).command):
         for number in range(6):
             stream = f"{namespace}:{number}"
             await ask("XADD", stream, "*", "a", "b")
-            with suppress(StoreRefused):  # it is there
+            with suppress(ServerRejected):  # it is there
                 await ask("XGROUP", "CREATE", stream, "g", "0")
             ((name, entries),) = await link.blocking(
                 "XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "BLOCK", 1000, "STREAMS", stream, ">", within=10
@@ -570,11 +572,11 @@ async def test_the_primary_is_found_through_sentinels(how: str, asker: Any, watc
         assert client.exists(key[0])
     # And a wake-up is heard there
     if ask.awaiting:
-        async with ask.gate.aio.link.waiting(b"c") as event:
+        async with ask.gate.aio.context.aio_link.waiting(b"c") as event:
             await ask.command("PUBLISH", b"c", b"x")
             await asyncio.wait_for(event.wait(), 60)
     else:
-        with ask.gate.link.waiting(b"c") as waiter:
+        with ask.gate.context.link.waiting(b"c") as waiter:
             await ask.command("PUBLISH", b"c", b"x")
             assert waiter.wait(60)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 from tests.store.test_links import claim, eventually, inspect
@@ -42,7 +42,7 @@ async def all_made(gate: Gate, own: redis.Redis, number: int) -> None:
 
     async def look() -> None:
         while scripting(own) < number:
-            await asyncio.gather(*(gate.aio.link.run(inspect(gate, "k")) for _ in range(4 * number)))
+            await asyncio.gather(*(gate.aio.context.aio_link.run(inspect(gate, "k")) for _ in range(4 * number)))
 
     async with asyncio.timeout(30):
         await look()
@@ -50,13 +50,13 @@ async def all_made(gate: Gate, own: redis.Redis, number: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 65, -1, 1.5, True, "2", None])
 def test_a_number_of_connections_that_can_not_be_is_refused(number: Any) -> None:
-    with pytest.raises(BadInput, match="connections"):
+    with pytest.raises(InvalidArgument, match="connections"):
         Gate("redis://nowhere", connections=number)
 
 
 async def test_it_is_one_unless_more_are_asked_for(making: Making, own: redis.Redis, own_url: str) -> None:
     gate = making(own_url)
-    await asyncio.gather(*(gate.aio.link.run(inspect(gate, "k")) for _ in range(100)))
+    await asyncio.gather(*(gate.aio.context.aio_link.run(inspect(gate, "k")) for _ in range(100)))
     assert scripting(own) == 1
 
 
@@ -64,13 +64,13 @@ async def test_calls_are_spread_over_all_and_closing_closes_all(making: Making, 
     # Given a gate with several connections, and as many calls on each
     gate = making(own_url, connections=5)
     await all_made(gate, own, 5)
-    wires = [line._wire for line in gate.aio.link._here.lines._line._lines]
-    calls = [asyncio.ensure_future(gate.aio.link.run(claim(gate, f"k{n}"))) for n in range(50)]
+    wires = [line._wire for line in gate.aio.context.aio_link._here.lines._line._lines]
+    calls = [asyncio.ensure_future(gate.aio.context.aio_link.run(claim(gate, f"k{n}"))) for n in range(50)]
     await asyncio.sleep(0)
     assert [wire.load for wire in wires] == [10] * 5
     # Then all are answered, each with its own answer
     assert {entry.state for entry in await asyncio.gather(*calls)} == {"started"}
-    answers = await asyncio.gather(*(gate.aio.link.run(inspect(gate, f"k{n % 100}")) for n in range(200)))
+    answers = await asyncio.gather(*(gate.aio.context.aio_link.run(inspect(gate, f"k{n % 100}")) for n in range(200)))
     assert [one.state for one in answers] == (["in_progress"] * 50 + ["absent"] * 50) * 2
     # And in the end no connection is left
     assert scripting(own) == 5
@@ -88,7 +88,7 @@ async def test_when_a_connection_fails_only_its_calls_are_sent_again(
         # When one of the connections fails with its share of a hundred calls
         before = proxy.count(b"EVALSHA")
         getattr(proxy, toxic)(b"EVALSHA")
-        entries = await asyncio.gather(*(gate.aio.link.run(claim(gate, f"k{n}")) for n in range(100)))
+        entries = await asyncio.gather(*(gate.aio.context.aio_link.run(claim(gate, f"k{n}")) for n in range(100)))
         # Then all are answered as if nothing had been, and those of the others were sent once
         assert [(entry.state, entry.attempt) for entry in entries] == [("started", 1)] * 100
         arrived = proxy.count(b"EVALSHA") - before
@@ -103,7 +103,7 @@ async def test_a_connection_that_cannot_be_made_is_done_without(making: Making, 
     gate = making(own_url, connections=8)
     # Then calls go over those that there are
     for _ in range(5):
-        entries = await asyncio.gather(*(gate.aio.link.run(inspect(gate, "k")) for _ in range(40)))
+        entries = await asyncio.gather(*(gate.aio.context.aio_link.run(inspect(gate, "k")) for _ in range(40)))
         assert {one.state for one in entries} == {"absent"}
     own.config_set("maxclients", 1000)
     await all_made(gate, own, 8)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, NotConfigured, NotDurable, StoreRefused
+from idemgate import Gate, InvalidArgument, NotConfigured, NotDurable, ServerRejected
 from idemgate.core.calls import Call
+from idemgate.guard.mark import mark_calls
 from idemgate.lua import names, script, source
 from idemgate.store.clients import SOCKET_TIMEOUT
 from idemgate.store.durability import durability_of
@@ -107,14 +108,14 @@ async def test_it_is_tried_until_the_deadline(two: Pair, asker: Any) -> None:
 
 async def test_a_batch_waits_once_and_is_refused_as_a_whole(two: Pair, asker: Any) -> None:
     ask, hasty = (asker(two.urls[0], durability="replicas", timeout=timeout) for timeout in ("30s", "500ms"))
-    many = ask.gate.marks([f"k{n}" for n in range(50)], "60s", "s", False)
-    await ask.run_all(ask.gate.marks(["so", "that the script is known"], "60s", "s", False))
+    many = mark_calls(ask.gate.context, [f"k{n}" for n in range(50)], "60s", "s")
+    await ask.run_all(mark_calls(ask.gate.context, ["so", "that the script is known"], "60s", "s"))
     two.primary.config_resetstat()
     assert await ask.run_all(many) == [True] * 50
     assert two.primary.info("commandstats")["cmdstat_wait"]["calls"] == 1
     two.cut()
     with pytest.raises(NotDurable):
-        await hasty.run_all(hasty.gate.marks([f"l{n}" for n in range(3)], "60s", "s", False))
+        await hasty.run_all(mark_calls(hasty.gate.context, [f"l{n}" for n in range(3)], "60s", "s"))
 
 
 async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> None:
@@ -232,10 +233,10 @@ async def test_what_the_server_cannot_is_told_before_anything_is_written(
     cause = "unknown command" if OLD else "appendonly"
     # When something is written, one call or many, the first time or again
     for _ in range(2):
-        with pytest.raises(StoreRefused, match=rf"{cause}.*needs Redis 7.2 or Valkey, `appendonly yes`"):
+        with pytest.raises(ServerRejected, match=rf"{cause}.*needs Redis 7.2 or Valkey, `appendonly yes`"):
             await ask.run(mark(ask, "k"))
-        with pytest.raises(StoreRefused, match=r"Nothing was written"):
-            await ask.run_all(ask.gate.marks(["a", "b"], "60s", "s", False))
+        with pytest.raises(ServerRejected, match=r"Nothing was written"):
+            await ask.run_all(mark_calls(ask.gate.context, ["a", "b"], "60s", "s"))
     # Then nothing was, and what only reads is answered
     assert not two.primary.keys(f"*{ask.gate.namespace}*")
     fault = "server that cannot sync (no append-only file or no WAITAOF), durability=fsync"
@@ -250,12 +251,12 @@ async def test_a_function_does_not_run_where_the_server_cannot(two: Pair, asker:
     def charge(n: int) -> None:
         runs.append(n)
 
-    with pytest.raises(StoreRefused):
+    with pytest.raises(ServerRejected):
         await asyncio.to_thread(charge, 1)
     assert not runs
     # And a worker does not start
     ask.gate.topic("t").handler(print)
-    with pytest.raises(StoreRefused):
+    with pytest.raises(ServerRejected):
         async with ask.gate.aio.worker():
             pass
 
@@ -278,7 +279,7 @@ async def test_an_append_only_file_that_comes_and_goes_is_noticed(
     with server(tmp_path / "s", port, "--appendonly", "no") as client:
         # (Redis 8.10 takes some 5 s to begin a file.)
         ask = asker(f"redis://127.0.0.1:{port}/0", durability="fsync", timeout="30s")
-        with pytest.raises(StoreRefused):
+        with pytest.raises(ServerRejected):
             await ask.run(mark(ask, "a"))
         # When there is one, by the command that the refusal names, then it is answered
         client.config_set("appendonly", "yes")
@@ -287,7 +288,7 @@ async def test_an_append_only_file_that_comes_and_goes_is_noticed(
         client.config_set("appendonly", "no")
         with pytest.raises(NotDurable, match="appendonly"):
             await ask.run(mark(ask, "b"))
-        with pytest.raises(StoreRefused):
+        with pytest.raises(ServerRejected):
             await ask.run(mark(ask, "c"))
         assert len(client.keys(f"*{ask.gate.namespace}:once*")) == 2
         fault = "append-only file that comes and goes, durability=fsync"
@@ -315,12 +316,12 @@ async def test_a_forgotten_script_is_sent_again_and_waited_for(two: Pair, asker:
     two.primary.script_flush()
     assert (await ask.run(mark(ask, "b"))).state == "started"
     two.primary.script_flush()
-    assert await ask.run_all(ask.gate.marks(["c", "d"], "60s", "s", False)) == [True, True]
+    assert await ask.run_all(mark_calls(ask.gate.context, ["c", "d"], "60s", "s")) == [True, True]
 
 
 @pytest.mark.parametrize("asked", [0, -1, 101, True, 1.0, "memory", "2", []])
 def test_what_is_no_durability_is_refused(asked: Any) -> None:
-    with pytest.raises(BadInput, match="durability"):
+    with pytest.raises(InvalidArgument, match="durability"):
         Gate("redis://localhost", durability=asked)
 
 

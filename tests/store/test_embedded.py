@@ -24,7 +24,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError  # noqa: A004 - not an OSError
 
-from idemgate.errors import BadInput, NotConfigured, StoreError
+from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import server as embedded
 from idemgate.store.embedded import supervisor
 
@@ -527,7 +527,7 @@ def test_the_order_of_programs(bare: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     # And is never passed over
     monkeypatch.setenv("IDEMGATE_SERVER", str(bare / "nothing"))
-    with pytest.raises(BadInput, match=r"IDEMGATE_SERVER=.*nothing.*does not run"):
+    with pytest.raises(InvalidArgument, match=r"IDEMGATE_SERVER=.*nothing.*does not run"):
         embedded.find_server()
 
 
@@ -597,7 +597,7 @@ def test_a_path_with_odd_characters(program: str, tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"directory=.*cannot be used"):
+    with pytest.raises(InvalidArgument, match=r"directory=.*cannot be used"):
         embedded.start(str(tmp_path / "file" / "data"))
 
 
@@ -627,7 +627,7 @@ def test_the_home_directory_in_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
      "embedded://data#1", "embedded:///", "embedded://%00", "redis://localhost", ""],
 )  # fmt: skip
 def test_what_is_no_embedded_url(url: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         embedded.directory_of(url)
     assert caught.value.value == url
 

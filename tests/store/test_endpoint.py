@@ -16,7 +16,7 @@ from redis import connection
 
 from idemgate import Gate
 from idemgate.core.tokens import token
-from idemgate.errors import BadInput, IdemgateError, NotConfigured, StoreUnavailable
+from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured, StoreUnavailable
 from idemgate.store.embedded.server import find_server
 from idemgate.store.endpoint import Endpoint, of_client
 from idemgate.store.url import of_url
@@ -73,7 +73,7 @@ def test_a_sentinel_url_names_its_service() -> None:
 @pytest.mark.parametrize("url", [entry[0] for entry in READ])
 def test_an_endpoint_shows_no_secret(url: str) -> None:
     found = of_url(url)
-    assert SECRET not in f"{found} {found!r} {Gate(url)!r} {Gate(url).endpoint}"
+    assert SECRET not in f"{found} {found!r} {Gate(url)!r} {Gate(url).context.endpoint}"
 
 
 BAD = [
@@ -105,7 +105,7 @@ BAD = [
     ["redis://h/abc", "rediss://h/abc", "redis://h/-1", "redis://h?db=-1", "redis://h/1/2", "redis://h/1x?protocol=3"],
 )
 def test_what_is_no_database_is_refused(url: str) -> None:
-    with pytest.raises(BadInput, match=r"its path is not a database number.*Use rediss?://host:port/0"):
+    with pytest.raises(InvalidArgument, match=r"its path is not a database number.*Use rediss?://host:port/0"):
         Gate(url)
 
 
@@ -113,7 +113,7 @@ def test_what_is_no_database_is_refused(url: str) -> None:
     "url", ["redis://h", "redis://h/", "redis://h//0", "redis://h/2", "redis://h/x?db=2", "unix:///a/b"]
 )
 def test_a_database_is_a_number_in_the_path_or_the_query(url: str) -> None:
-    assert Gate(url).endpoint.settings.get("db", 0) == (2 if "2" in url else 0)
+    assert Gate(url).context.endpoint.settings.get("db", 0) == (2 if "2" in url else 0)
 
 
 @pytest.mark.parametrize("url", ["redis://u:p@h:1/0?client_name=a@b", "unix://u:p@/a@b.sock", "unix:///a@b.sock"])
@@ -123,7 +123,7 @@ def test_an_at_sign_elsewhere_is_no_end_of_a_password(url: str) -> None:
 
 @pytest.mark.parametrize("url", BAD)
 def test_a_bad_url_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         Gate(url)
     error = refused.value
     shown = "".join(traceback.format_exception(error)) + repr(error) + repr(error.value) + repr(vars(error))
@@ -133,7 +133,7 @@ def test_a_bad_url_is_refused_without_its_password(url: str) -> None:
 
 
 def test_a_harmless_bad_url_is_shown_whole() -> None:
-    with pytest.raises(BadInput, match=r"url='http://cache:6379/0': not a URL of a store\. Use one of redis://"):
+    with pytest.raises(InvalidArgument, match=r"url='http://cache:6379/0': not a URL of a store\. Use one of redis://"):
         Gate("http://cache:6379/0")
 
 
@@ -160,7 +160,7 @@ def test_without_a_store_the_fixes_are_named(monkeypatch: pytest.MonkeyPatch, ur
 
 
 def test_a_url_and_a_client_are_one_too_many() -> None:
-    with pytest.raises(BadInput, match="a URL was given too"):
+    with pytest.raises(InvalidArgument, match="a URL was given too"):
         Gate("redis://cache", client=redis.Redis())
 
 

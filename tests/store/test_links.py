@@ -24,7 +24,7 @@ import redis.exceptions as rx
 from idemgate import Gate
 from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
-from idemgate.errors import ForeignData, StoreRefused, StoreUnavailable
+from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
 from idemgate.guard.calls import Entry
 from idemgate.store import clients
 from idemgate.store import pubsub as listen
@@ -32,6 +32,7 @@ from idemgate.store.connection_aio import connected
 from idemgate.store.embedded import server as embedded
 from idemgate.store.retry import Patience, is_passing
 from idemgate.store.url import of_url
+from tests.claims import claims_of
 from tests.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
@@ -39,11 +40,11 @@ NOWHERE = "unix:///nowhere/redis.sock"
 
 
 def claim(gate: Gate, key: str, owner: bytes | None = None) -> Call[Entry]:
-    return gate.claims.claim(gate.claims.key("s", key), owner or token(), 30_000, 60_000)
+    return claims_of(gate).claim(claims_of(gate).key("s", key), owner or token(), 30_000, 60_000)
 
 
 def inspect(gate: Gate, key: str) -> Call[Any]:
-    return gate.claims.inspect(gate.claims.key("s", key))
+    return claims_of(gate).inspect(claims_of(gate).key("s", key))
 
 
 def together(calls: list[Call[Any]]) -> Batch[list[Any]]:
@@ -218,7 +219,7 @@ async def test_a_server_without_memory_refuses_to_begin_but_not_to_end(
     fence = (await ask.run(claim(ask.gate, "held", owner))).token
     own.config_set("maxmemory", 1)
     # When somebody claims another key
-    with pytest.raises(StoreRefused, match="maxmemory"):
+    with pytest.raises(ServerRejected, match="maxmemory"):
         await ask.run(claim(ask.gate, "new"))
     # Then nothing was written, and the claim that stands can be kept and completed
     assert (await ask.run(inspect(ask.gate, "new"))).state == "absent"
@@ -233,7 +234,7 @@ async def test_a_missing_permission_is_not_tried_again(asker: Any, own: redis.Re
     ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="weak", password="pw"))
     own.config_resetstat()
     # Then the refusal is told at once
-    with pytest.raises(StoreRefused, match="evalsha"):
+    with pytest.raises(ServerRejected, match="evalsha"):
         await ask.run(claim(ask.gate, "k"))
     assert own.info("commandstats")["cmdstat_evalsha"]["rejected_calls"] == 1
     own.execute_command("ACL", "DELUSER", "weak")
@@ -241,7 +242,7 @@ async def test_a_missing_permission_is_not_tried_again(asker: Any, own: redis.Re
 
 async def test_a_wrong_password_is_not_tried_again(asker: Any, own: redis.Redis, own_url: str) -> None:
     ask = asker(client=redis.Redis(unix_socket_path=own_url.removeprefix("unix://"), username="u", password="wrong-pw"))
-    with pytest.raises(StoreRefused, match="invalid username-password pair") as told:
+    with pytest.raises(ServerRejected, match="invalid username-password pair") as told:
         await ask.run(claim(ask.gate, "k"))
     assert "wrong-pw" not in str(told.value)
 
@@ -252,9 +253,9 @@ async def test_a_foreign_key_is_named(asker: Any, own: redis.Redis, own_url: str
     calls = [claim(ask.gate, "k"), claim(ask.gate, "other")]
     own.set(calls[0].keys[0], "somebody's")
     # Then it is refused, alone and in a batch, and left as it is
-    with pytest.raises(ForeignData, match="another layout"):
+    with pytest.raises(UnexpectedData, match="another layout"):
         await ask.run(calls[0])
-    with pytest.raises(ForeignData):
+    with pytest.raises(UnexpectedData):
         await ask.run_all(together(calls))
     assert own.get(calls[0].keys[0]) == "somebody's"
 
@@ -378,9 +379,9 @@ def test_threads_share_one_link(url: str, namespace: str) -> None:
         def work(number: int) -> None:
             for i in range(60):
                 owner = token()
-                if gate.link.run(claim(gate, f"{number}-{i}", owner)).state != "started":
+                if gate.context.link.run(claim(gate, f"{number}-{i}", owner)).state != "started":
                     wrong.append((number, i))
-                if gate.link.run(inspect(gate, f"{number}-{i}")).owner != owner.hex():
+                if gate.context.link.run(inspect(gate, f"{number}-{i}")).owner != owner.hex():
                     wrong.append((number, i))
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -401,8 +402,8 @@ def test_event_loops_share_one_link(url: str, namespace: str) -> None:
     async def work(number: int) -> None:
         owners = {f"{number}-{i}": token() for i in range(50)}
         calls = [claim(gate, key, owner) for key, owner in owners.items()]
-        entries = await asyncio.gather(*(gate.aio.link.run(call) for call in calls))
-        records = await gate.aio.link.run_all(together([inspect(gate, key) for key in owners]))
+        entries = await asyncio.gather(*(gate.aio.context.aio_link.run(call) for call in calls))
+        records = await gate.aio.context.aio_link.run_all(together([inspect(gate, key) for key in owners]))
         seen.append({one.state for one in entries} == {"started"})
         seen.append([record.owner for record in records] == [owner.hex() for owner in owners.values()])
         await gate.aio.close()
@@ -421,6 +422,7 @@ def test_event_loops_share_one_link(url: str, namespace: str) -> None:
 
 
 FORK = """if True:
+    from tests.claims import claims_of
     import asyncio, os, sys
     from idemgate import Gate
     from idemgate.core.tokens import token
@@ -429,24 +431,24 @@ FORK = """if True:
     def own(name):
         for i in range(200):
             owner = token()
-            key = gate.claims.key("s", f"{name}-{i}")
-            assert gate.link.run(gate.claims.claim(key, owner, 30_000, 60_000)).state == "started"
-            assert gate.link.run(gate.claims.inspect(key)).owner == owner.hex()
-        return gate.link.command("CLIENT", "ID")
+            key = claims_of(gate).key("s", f"{name}-{i}")
+            assert gate.context.link.run(claims_of(gate).claim(key, owner, 30_000, 60_000)).state == "started"
+            assert gate.context.link.run(claims_of(gate).inspect(key)).owner == owner.hex()
+        return gate.context.link.command("CLIENT", "ID")
 
     async def own_async(name):
         async def one(i):
             owner = token()
-            key = gate.claims.key("s", f"{name}-{i}")
-            assert (await gate.aio.link.run(gate.claims.claim(key, owner, 30_000, 60_000))).state == "started"
-            assert (await gate.aio.link.run(gate.claims.inspect(key))).owner == owner.hex()
+            key = claims_of(gate).key("s", f"{name}-{i}")
+            assert (await gate.aio.context.aio_link.run(claims_of(gate).claim(key, owner, 30_000, 60_000))).state == "started"
+            assert (await gate.aio.context.aio_link.run(claims_of(gate).inspect(key))).owner == owner.hex()
         await asyncio.gather(*(one(i) for i in range(200)))
-        used = await gate.aio.link.command("CLIENT", "ID")
+        used = await gate.aio.context.aio_link.command("CLIENT", "ID")
         await gate.aio.close()
         return used
 
     async def before():
-        return await gate.aio.link.command("CLIENT", "ID")
+        return await gate.aio.context.aio_link.command("CLIENT", "ID")
 
     used = {own("before"), asyncio.run(before())}
     read, write = os.pipe()
@@ -488,7 +490,7 @@ async def slow_gate(proxy: Proxy, namespace: str) -> AsyncIterator[Gate]:
 async def test_a_storm_of_cancellations_mixes_no_replies(slow_gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given two connections for many callers, and keys whose owners are known
     monkeypatch.setattr(clients, "CONNECTIONS", 2)
-    link = slow_gate.aio.link
+    link = slow_gate.aio.context.aio_link
     owners = {f"k{i}": token() for i in range(20)}
     await link.run_all(together([claim(slow_gate, key, owner) for key, owner in owners.items()]))
     storm = random.Random(7)
@@ -530,8 +532,8 @@ async def test_a_cancelled_claim_is_given_back(slow_gate: Gate) -> None:
     # When everything under way has ended
     await slow_gate.aio.close()
     # Then no key is held by a caller who does not know that he holds it
-    records = await slow_gate.aio.link.run_all(
-        together([slow_gate.claims.inspect(slow_gate.claims.key("claim", key)) for key in keys])
+    records = await slow_gate.aio.context.aio_link.run_all(
+        together([claims_of(slow_gate).inspect(claims_of(slow_gate).key("claim", key)) for key in keys])
     )
     assert {record.state for record in records} <= {"absent", "released", "done"}
     assert {record.state for record in records} >= {"released", "done"}
@@ -639,11 +641,11 @@ async def test_a_waiter_is_woken(asker: Any, url: str, namespace: str, raw: redi
     ask = asker(url)
     name = f"{namespace}:w".encode()
     if ask.awaiting:
-        async with ask.gate.aio.link.waiting(name) as event:
+        async with ask.gate.aio.context.aio_link.waiting(name) as event:
             raw.publish(name, "x")
             await asyncio.wait_for(event.wait(), 60)
     else:
-        with ask.gate.link.waiting(name) as waiter:
+        with ask.gate.context.link.waiting(name) as waiter:
             raw.publish(name, "x")
             assert waiter.wait(60) is True
             assert waiter.wait(0.01) is False
@@ -651,7 +653,7 @@ async def test_a_waiter_is_woken(asker: Any, url: str, namespace: str, raw: redi
 
 def test_a_waiter_without_a_server_waits_out_its_time() -> None:
     gate = Gate(NOWHERE)
-    with gate.link.waiting(b"c") as waiter:
+    with gate.context.link.waiting(b"c") as waiter:
         began = time.monotonic()
         assert waiter.wait(0.05) is False
         assert time.monotonic() - began >= 0.05
@@ -667,7 +669,7 @@ class _ear:  # noqa: N801 - reads like a function
         self._gate = Gate(url, namespace=namespace)
 
     async def __aenter__(self) -> Any:
-        self._ear = self._gate.aio.link.ear()
+        self._ear = self._gate.aio.context.aio_link.ear()
         return self._ear
 
     async def __aexit__(self, *_: object) -> None:
@@ -705,7 +707,7 @@ async def test_who_is_cancelled_while_it_subscribes_is_not_listened_for(gate: Ga
     name = f"{namespace}:given up".encode()
 
     async def wait() -> None:
-        async with gate.aio.link.waiting(name):
+        async with gate.aio.context.aio_link.waiting(name):
             pytest.fail("it was cancelled before")
 
     # Given one that begins to subscribe, and is cancelled
@@ -715,5 +717,5 @@ async def test_who_is_cancelled_while_it_subscribes_is_not_listened_for(gate: Ga
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     # Then the connection that others listen on is not subscribed to its channel
-    async with gate.aio.link.waiting(f"{namespace}:other".encode()):
+    async with gate.aio.context.aio_link.waiting(f"{namespace}:other".encode()):
         assert raw.pubsub_numsub(name) == [(name, 0)]

@@ -168,4 +168,4 @@ async def test_a_connection_that_rested_is_used_again(tls: Tls, monkeypatch: pyt
     monkeypatch.setattr(blocking, "REST", -1.0)
     with Gate(tls.url(), timeout="20s") as gate:
         # When nothing came meanwhile but what TLS says for itself, Then it is not taken for the end
-        assert len({gate.link.command("CLIENT", "ID") for _ in range(5)}) == 1
+        assert len({gate.context.link.command("CLIENT", "ID") for _ in range(5)}) == 1

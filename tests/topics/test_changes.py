@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, Trigger
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.testing import Clock
 from idemgate.topics.messages import Peek
 
@@ -134,7 +134,7 @@ async def test_reschedule_to_the_past_means_now(face: Any, clock: Clock, at: At)
     [({}, "no time named"), ({"delay": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)}, "at= was given too")],
 )
 async def test_reschedule_needs_one_time(face: Any, everything: Any, times: dict[str, Any], problem: str) -> None:
-    with pytest.raises(BadInput, match=problem):
+    with pytest.raises(InvalidArgument, match=problem):
         await face.topic("t").reschedule("k", **times)
     assert everything() == {}
 

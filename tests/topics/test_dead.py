@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, ForeignData, Gate
+from idemgate import Gate, InvalidArgument, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement
 
@@ -112,7 +112,7 @@ async def test_an_id_of_another_kind_is_refused(face: Any, everything: Any, bad:
     await _bury(topic)
     before = everything()
     for verb in (topic.dead.redrive, topic.dead.delete):
-        with pytest.raises(BadInput, match=f"ids='{bad}'.*DeadLetter.id"):
+        with pytest.raises(InvalidArgument, match=f"ids='{bad}'.*DeadLetter.id"):
             await verb([bad])
     assert everything() == before
 
@@ -316,7 +316,7 @@ async def test_large_letters_come_in_smaller_pages(face: Any) -> None:
     await topic.trigger_many([(n, b"x" * 50_000) for n in range(30)])
     await _bury(topic)
     # Given that one page is at most 128 KiB
-    total, letters = face.gate.link.run((await topic.open()).dead(0, 0, 100))
+    total, letters = face.gate.context.link.run((await topic.open()).dead(0, 0, 100))
     assert (total, len(letters)) == (30, 2)
     # Then all of them are found all the same
     assert len(await topic.dead.list()) == 30
@@ -374,10 +374,10 @@ async def test_a_choice_that_makes_no_sense_is_refused(
     await _bury(topic)
     before = everything()
     for verb in (topic.dead.redrive, topic.dead.delete):
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(InvalidArgument, match=said):
             await verb(**wanted)
     for bad in ({"n": -1}, {"skip": -1}):
-        with pytest.raises(BadInput, match="-1"):
+        with pytest.raises(InvalidArgument, match="-1"):
             await topic.dead.list(**bad)
     assert everything() == before
 
@@ -410,7 +410,7 @@ async def test_a_redriven_letter_does_not_wait_for_a_retry_that_nobody_named(fac
         clock.advance("30s")
         assert await topic.take(1) == []
     elif how == "defer":
-        face.gate.link.run((await topic.open()).settle(0, [Settlement("defer", delivery, 60_000)]))
+        face.gate.context.link.run((await topic.open()).settle(0, [Settlement("defer", delivery, 60_000)]))
     else:
         await topic.nack(delivery, delay="60s", items=delivery.payload if how == "part" else None)
     # When the letter is redriven
@@ -440,6 +440,6 @@ async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
     assert raw.hset(name, field, "spoilt") == 0
     before = everything()
     # Then that is said, and neither letter is moved
-    with pytest.raises(ForeignData, match=f":{part}: holds under {field} what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=f":{part}: holds under {field} what idemgate has not written"):
         await getattr(topic.dead, verb)(ids)
     assert everything() == before

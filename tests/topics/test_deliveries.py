@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import BadInput, Delivery, ForeignData, Gate, Trigger
+from idemgate import Delivery, Gate, InvalidArgument, Trigger, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Forward
@@ -415,7 +415,7 @@ async def test_a_nack_refuses_what_is_no_delay(face: Any, delay: Any, everything
     await topic.trigger("k")
     delivery = await _taken(topic)
     before = everything()
-    with pytest.raises(BadInput, match=r"^delay="):
+    with pytest.raises(InvalidArgument, match=r"^delay="):
         await topic.nack(delivery, delay=delay)
     assert everything() == before
 
@@ -429,7 +429,7 @@ async def test_many_lapsed_at_once_are_put_back_a_few_a_call(gate: Gate, clock: 
     clock.advance("1h")
     # When somebody takes, each call puts back 32, and hands out as many at most, or fewer where fewer were asked for
     calls: TopicCalls = topic.open()
-    rounds = [gate.link.run(calls.take(0, most)) for most in (1000, 5, 1000, 1000, 1000)]
+    rounds = [gate.context.link.run(calls.take(0, most)) for most in (1000, 5, 1000, 1000, 1000)]
     assert [(taken.lapsed, len(taken.deliveries)) for taken in rounds] == [
         (32, 32),
         (32, 5),
@@ -537,7 +537,7 @@ def test_whoever_takes_is_told_when_to_come_again(gate: Gate, clock: Clock, how:
         "forward": calls.forward(0, Forward("list", None, 0), 10),
     }[how]
     now = round(clock.now().timestamp() * 1000)
-    found = gate.link.run(call)
+    found = gate.context.link.run(call)
     assert (found.now_ms, found.next_due_ms) == (now, now + 60_000)
 
 
@@ -548,7 +548,7 @@ async def test_a_lease_of_nothing_is_named(face: Any, raw: Any, namespace: str, 
     await topic.trigger("k")
     lease = f"ig1:{{{namespace}:topic:t:0/1}}:lease"
     raw.zadd(lease, {"nobody": clock.now().timestamp() * 1000 - 1})
-    with pytest.raises(ForeignData, match="nobody") as caught:
+    with pytest.raises(UnexpectedData, match="nobody") as caught:
         await topic.take(10)
     assert caught.value.redis_key == lease
 
@@ -580,7 +580,7 @@ def test_a_turn_knows_how_each_of_its_deliveries_ended(gate: Gate, clock: Clock)
         Settlement("bury", three, 0, "third"),
         Settlement("nack", four, 2_000, "fourth"),
     ]
-    turned = gate.link.run(topic.open().turn(0, ends, 10))
+    turned = gate.context.link.run(topic.open().turn(0, ends, 10))
     assert turned.settled.outcomes == ["ok", "ok", "dead", "ok"]
     # Then each is known with its reason, and comes at its time
     assert [(one.key, one.reason) for one in topic.dead.list()] == [("2", "third")]
@@ -590,7 +590,7 @@ def test_a_turn_knows_how_each_of_its_deliveries_ended(gate: Gate, clock: Clock)
 
 
 def test_to_end_nothing_ends_nothing(gate: Gate) -> None:
-    topic, run = gate.topic("t"), gate.link.run
+    topic, run = gate.topic("t"), gate.context.link.run
     topic.trigger("k")
     assert run(topic.open().settle(0, [])).outcomes == []
     assert run(topic.open().extend(0, [])) == []

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import redis
 
-from idemgate import ForeignData, Gate, Trigger
+from idemgate import Gate, Trigger, UnexpectedData
 from idemgate.core import keys
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
@@ -134,7 +134,7 @@ async def test_a_table_that_is_none_is_named_and_left_alone(
     before = everything()
     # Then who names an event is told so, and nothing is written
     for ask in (topic.trigger("k", event_id="f"), topic.trigger_many([("n", 1), Trigger("k", event_id="f")])):
-        with pytest.raises(ForeignData) as refused:
+        with pytest.raises(UnexpectedData) as refused:
             await ask
         assert refused.value.redis_key == memo.decode()
     assert everything() == before
@@ -151,7 +151,7 @@ def test_a_bucket_that_is_none_is_left_alone_when_it_is_to_be_split(gate: Gate, 
     # When the other gets so many that it is its turn
     told = 0
     for number in range(20, 80):
-        with suppress(ForeignData):
+        with suppress(UnexpectedData):
             told += topic.trigger("k", event_id=number).status == "merged"
     assert told > 20
     # Then it is as it was, and none was made of it

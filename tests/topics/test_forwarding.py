@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, NotDecodable
+from idemgate import DecodeError, Gate, InvalidArgument
 from idemgate.core import keys
 from idemgate.testing import Clock
 from idemgate.topics.messages import Forward
@@ -25,7 +25,7 @@ def test_due_messages_move_with_all_their_facts(gate: Gate, clock: Clock, raw: A
     clock.advance("9s")
     # When what is due is sent on, and the same request comes once more
     call = topic.open().forward(0, Forward(kind, target if named else None, 0), 100)
-    first, again = gate.link.run(call), gate.link.run(call)
+    first, again = gate.context.link.run(call), gate.context.link.run(call)
     # Then it is in the target, once, and no more in the topic
     assert first == again
     assert first.sent == 1
@@ -42,8 +42,8 @@ def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> 
     topic = gate.topic("jobs", priority=True)
     for number in range(10):
         topic.trigger(f"j{number}", priority=number)
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 3)).sent == 3
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 7
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 4), 3)).sent == 3
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 7
     assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
 
 
@@ -52,7 +52,7 @@ def test_a_stream_keeps_about_as_many_as_it_should(gate: Gate, raw: Any, keep: i
     topic = gate.topic("jobs")
     topic.trigger_many([(f"j{number}", None) for number in range(400)])
     for _ in range(4):
-        assert gate.link.run(topic.open().forward(0, Forward("stream", None, keep), 100)).sent == 100
+        assert gate.context.link.run(topic.open().forward(0, Forward("stream", None, keep), 100)).sent == 100
     # Whole nodes of a stream go, of a hundred entries each
     kept = raw.xlen(topic.outboxes()[0])
     assert keep <= kept <= keep + 100 if keep else kept == 400
@@ -66,7 +66,7 @@ def test_a_forwarded_message_holds_no_group(gate: Gate) -> None:
     topic.trigger("b", group="g")
     topic.trigger("c", group="g")
     # When what is due is sent on, one message a call
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
     # Then the next of the group may be taken
     assert [one.key for one in topic.take(10)] == ["b"]
 
@@ -77,7 +77,7 @@ def test_of_a_group_that_ends_nothing_is_left(gate: Gate, raw: Any) -> None:
     topic.nack(topic.take(1))
     groups = keys.slot(gate.namespace, "jobs", 0, 1)[10]
     assert raw.hkeys(groups) == [b"g"]
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
     assert raw.hkeys(groups) == []
 
 
@@ -94,29 +94,29 @@ def test_what_was_blocked_is_sent_on_too(gate: Gate) -> None:
 
 
 def test_a_target_of_another_type_is_refused_and_nothing_is_moved(gate: Gate, raw: Any) -> None:
-    from idemgate import ForeignData
+    from idemgate import UnexpectedData
 
     topic = gate.topic("jobs")
     topic.trigger("a", 1)
     raw.set(topic.outboxes()[0], "text")
-    with pytest.raises(ForeignData, match="out: holds a string, expected a list"):
-        gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100))
+    with pytest.raises(UnexpectedData, match="out: holds a string, expected a list"):
+        gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 100))
     assert topic.stats().pending == 1
     raw.delete(topic.outboxes()[0])
 
 
 def test_what_makes_no_sense_is_refused(gate: Gate) -> None:
     topic = gate.topic("jobs")
-    with pytest.raises(BadInput, match="list"):
+    with pytest.raises(InvalidArgument, match="list"):
         topic.forward("queue")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="keep"):
+    with pytest.raises(InvalidArgument, match="keep"):
         topic.forward("list", keep=-1)
-    with pytest.raises(NotDecodable):
+    with pytest.raises(DecodeError):
         topic.received(b"no message")
-    with pytest.raises(NotDecodable, match="message"):
+    with pytest.raises(DecodeError, match="message"):
         topic.received({b"other": b""})
     topic.forward("list")
-    with pytest.raises(BadInput, match="sent on"):
+    with pytest.raises(InvalidArgument, match="sent on"):
         topic.handler(print)
 
 
@@ -127,7 +127,7 @@ def test_what_was_flushed_says_so_where_it_is_sent(gate: Gate, clock: Clock, raw
     clock.advance("5s")
     assert topic.flush() == 1
     # When it is sent on
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 1
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 1
     # Then it is due since the flush
     (found,) = [topic.received(entry) for entry in raw.lrange(topic.outboxes()[0], 0, -1)]
     assert (found.reason, found.due_at) == ("flush", clock.now())
@@ -137,7 +137,7 @@ def test_a_target_may_keep_one(gate: Gate, raw: Any) -> None:
     topic = gate.topic("jobs")
     for key in ("a", "b", "c"):
         topic.trigger(key)
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 1), 100)).sent == 3
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 1), 100)).sent == 3
     assert raw.llen(topic.outboxes()[0]) == 1
 
 
@@ -145,5 +145,5 @@ def test_forwarding_nothing_writes_nothing(gate: Gate, everything: Any) -> None:
     topic = gate.topic("jobs")
     topic.trigger("late", delay="60s")
     before = everything()
-    assert gate.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 0
+    assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 0
     assert everything() == before

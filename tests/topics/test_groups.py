@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, ForeignData, Gate
+from idemgate import Gate, InvalidArgument, UnexpectedData
 from idemgate.testing import Clock
 
 
@@ -283,7 +283,7 @@ async def test_what_is_rescheduled_behind_its_delivery_frees_no_group(face: Any,
 
 
 async def test_a_group_with_a_nul_is_refused(face: Any) -> None:
-    with pytest.raises(BadInput, match="NUL"):
+    with pytest.raises(InvalidArgument, match="NUL"):
         await face.topic("orders").trigger("a", group="a\0b")
 
 
@@ -321,7 +321,7 @@ def test_one_call_walks_over_a_thousand_that_are_blocked_and_no_more(gate: Gate)
     topic.trigger_many([_trigger(f"hot{n:04}", "hot") for n in range(1100)])
     calls, blocked = topic.open(), []
     for _ in range(2):
-        assert gate.link.run(calls.take(0, 1)).deliveries == []
+        assert gate.context.link.run(calls.take(0, 1)).deliveries == []
         blocked.append(topic.stats().blocked)
     assert blocked == [1000, 1100]
 
@@ -365,7 +365,7 @@ async def test_a_group_that_is_none_of_ours_is_named_before_anything_is_taken(
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # When the next of it would go, then that is said, and nothing is written
-    with pytest.raises(ForeignData, match=":busy: holds under ann what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":busy: holds under ann what idemgate has not written"):
         await topic.take(1)
     assert everything() == before
 
@@ -384,6 +384,6 @@ async def test_what_lapses_between_two_groups_is_not_touched_where_either_is_non
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # Then that is said, and nothing is written
-    with pytest.raises(ForeignData, match=":busy: holds under ann what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":busy: holds under ann what idemgate has not written"):
         await topic.take(1)
     assert everything() == before

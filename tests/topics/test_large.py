@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import ForeignData, Gate, Topic, Trigger
+from idemgate import Gate, Topic, Trigger, UnexpectedData
 from idemgate.core.calls import Call
 from idemgate.core.chunks import BYTES, portions
 from idemgate.testing import Clock
@@ -23,7 +23,7 @@ LARGE = "x" * 50_000
 def taken(topic: Topic, n: int = 100) -> Taken:
     """What one script call takes."""
     calls = topic.open()
-    return topic.opening.gate.link.run(calls.take(0, n))
+    return topic.opening.context.link.run(calls.take(0, n))
 
 
 def keys_of(deliveries: list[Delivery[Any]]) -> list[str]:
@@ -120,7 +120,7 @@ async def test_take_asks_again_until_it_has_so_many(face: Any, clock: Clock) -> 
 
 
 async def test_a_turn_ends_and_takes_by_bytes(gate: Gate, clock: Clock) -> None:
-    topic, run = gate.topic("t"), gate.link.run
+    topic, run = gate.topic("t"), gate.context.link.run
     keys = await put(topic.aio, clock, 4)
     first = taken(topic).deliveries
     turned = run(topic.open().turn(0, [Settlement("ack", one) for one in first], 100))
@@ -208,7 +208,7 @@ async def test_a_flush_finds_what_was_behind_deliveries_that_end_between_its_par
     # When some end between two parts of a flush of all
     waiting, moved = [topic.open().flush_slot(0)], 0
     while waiting:
-        done, more = gate.link.run(waiting.pop())
+        done, more = gate.context.link.run(waiting.pop())
         moved += done
         waiting += more
         topic.ack(running[:200])
@@ -247,7 +247,7 @@ async def test_large_messages_are_sent_on_a_few_a_call(
 ) -> None:
     topic = gate.topic("t")
     keys = await put(topic.aio, clock, 5)
-    first = gate.link.run(topic.open().forward(0, Forward(kind, None, 0), 100))
+    first = gate.context.link.run(topic.open().forward(0, Forward(kind, None, 0), 100))
     assert (first.sent, first.more) == (2, True)
     topic.forward(kind)
     assert await face.topic("t").forward_due() == 3
@@ -267,7 +267,7 @@ async def test_large_letters_are_moved_a_few_a_call(
     letters = await topic.dead.list()
     assert len(letters) == 7
     ids = [one.id for one in letters]
-    first = gate.link.run(
+    first = gate.context.link.run(
         gate.topic("t").open().exhume(0, verb, [one.partition("-")[2] for one in ids] if named else [])
     )
     assert (first.taken, first.left, first.seen) == (2, 5, 2)
@@ -324,7 +324,7 @@ async def test_a_large_value_that_is_none_of_ours_is_refused(
     before = everything()
     # When it is taken, kept or ended, then that is said, and nothing is written
     for verb in ("extend", "ack") if part == "flight" else ("take",):
-        with pytest.raises(ForeignData, match="holds under k what idemgate has not written"):
+        with pytest.raises(UnexpectedData, match="holds under k what idemgate has not written"):
             await getattr(topic, verb)(delivery if part == "flight" else 1)
         assert everything() == before
 
@@ -343,7 +343,7 @@ async def test_a_large_delivery_that_holds_another_kind_of_value_is_refused(
     before = everything()
     # When it is kept or ended, then that is said, and nothing is written
     for verb in (topic.extend, topic.ack):
-        with pytest.raises(ForeignData, match="holds under k what idemgate has not written"):
+        with pytest.raises(UnexpectedData, match="holds under k what idemgate has not written"):
             await verb(delivery)
         assert everything() == before
 
@@ -359,7 +359,7 @@ def scripts_run(raw: Any) -> int:
 
 def replied(gate: Gate, call: Call[Any]) -> list[Any]:
     """The bare reply to a call."""
-    reply: list[Any] = gate.link.run(Call(call.script, call.keys, call.args, lambda reply: reply))
+    reply: list[Any] = gate.context.link.run(Call(call.script, call.keys, call.args, lambda reply: reply))
     return reply
 
 
@@ -463,7 +463,7 @@ async def test_a_call_behind_one_that_did_not_run_waits_for_it(face: Any, gate: 
     for call in (second, third):
         assert set(replied(gate, call)[2:]) == {5}
     # Then they do nothing, and with the first again all is in order
-    receipts = gate.link.run_all(batch)
+    receipts = gate.context.link.run_all(batch)
     assert [one.status for one in receipts] == ["merged"] * 300
     assert (await topic.peek("k")).pending.payload == [-1, *range(300)]
 
@@ -488,7 +488,7 @@ async def test_what_is_merged_value_by_value_counts_for_more(
     # Nor does one that takes them
     await topic.flush()
     calls = face.gate.topics["t"].open()
-    assert len(face.gate.link.run(calls.take(0, 100)).deliveries) in range(goes - 1, goes + 2)
+    assert len(face.gate.context.link.run(calls.take(0, 100)).deliveries) in range(goes - 1, goes + 2)
 
 
 async def test_two_that_become_one_value_by_value_count_twice(face: Any, raw: Any) -> None:
@@ -549,7 +549,7 @@ async def test_a_copy_of_what_did_a_part_says_the_same_and_does_nothing(gate: Ga
     before = everything()
     assert [replied(gate, call)[2:] for call in calls] == [first[2:], second[2:]]
     assert everything() == before
-    receipts = gate.link.run(calls[0]) + gate.link.run(calls[1])
+    receipts = gate.context.link.run(calls[0]) + gate.context.link.run(calls[1])
     assert [one.status for one in receipts] == ["merged"] * 200
     before = everything()
     assert [replied(gate, call)[2:] for call in calls] == [first[2:], second[2:]]
@@ -564,14 +564,14 @@ async def test_a_call_behind_one_whose_answer_was_spoilt_is_refused(
     # Given two calls that travel together, and what the first was answered is none of ours any more
     topic = gate.topic("t", window="1h")
     first, second = topic.open().trigger_many([Trigger(number) for number in range(200)]).calls
-    gate.link.run(first)
+    gate.context.link.run(first)
     (told,) = raw.keys(f"ig1:{{{namespace}:*:told*")
     for request in set(raw.hkeys(told)) - {b""}:
         raw.hset(told, request, "spoilt")
     before = everything()
     # Then nobody can say whether the second may go, and nothing is written
-    with pytest.raises(ForeignData, match="holds what is no reply of ours"):
-        gate.link.run(second)
+    with pytest.raises(UnexpectedData, match="holds what is no reply of ours"):
+        gate.context.link.run(second)
     assert everything() == before
 
 
@@ -598,7 +598,7 @@ async def test_a_copy_of_what_ended_some_says_the_same_and_does_nothing(gate: Ga
     assert replied(gate, call)[3:] == first[3:]
     assert everything() == before
     assert topic.stats().in_flight == 3
-    assert gate.link.run(call).outcomes == ["ok"] * 5
+    assert gate.context.link.run(call).outcomes == ["ok"] * 5
 
 
 async def test_a_turn_that_cannot_end_all_takes_nothing(gate: Gate, everything: Dumps) -> None:
@@ -612,7 +612,7 @@ async def test_a_turn_that_cannot_end_all_takes_nothing(gate: Gate, everything: 
     before = everything()
     assert replied(gate, call)[2:] == first[2:]
     assert everything() == before
-    turned = gate.link.run(call)
+    turned = gate.context.link.run(call)
     assert (turned.settled.outcomes, turned.taken.deliveries, turned.taken.more) == (["ok"] * 3, [], True)
 
 
@@ -629,7 +629,7 @@ async def test_letters_meet_what_they_join_by_bytes(face: Any, gate: Gate) -> No
     await topic.trigger_many([(f"k{number}", "small") for number in range(5)])
     await topic.bury(await topic.take(5))
     await grown(topic, 5)
-    first = gate.link.run(gate.topic("t").open().exhume(0, "redrive", []))
+    first = gate.context.link.run(gate.topic("t").open().exhume(0, "redrive", []))
     assert (first.taken, first.left, first.seen) == (2, 3, 2)
     assert await topic.dead.redrive() == 3
     assert {one.count for one in await topic.take(5)} == {2}
@@ -666,8 +666,8 @@ async def test_what_is_left_is_done_where_its_slot_has_moved(gate: Gate, clock: 
     assert {replied(gate, call)[-1] for call in ends.calls} == {b"left"}
     topic.reslot(2)
     # When copies of them come, then all is done, in its order
-    assert [one.status for one in gate.link.run_all(puts)] == ["merged"] * 200
-    assert gate.link.run_all(ends) == ["ok"] * 5
+    assert [one.status for one in gate.context.link.run_all(puts)] == ["merged"] * 200
+    assert gate.context.link.run_all(ends) == ["ok"] * 5
     clock.advance("1m")
     found = {one.key: one.payload for one in topic.take(20)}
     assert {key: found[key] for key in keys} == {key: [LARGE, *range(at, 200, 6)] for at, key in enumerate(keys)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 
 
@@ -46,7 +46,7 @@ def test_a_take_says_when_the_rate_permits_the_next(gate: Gate, clock: Clock) ->
     # Given more than the rate permits
     topic = gate.topic("calls", rate="1/60s", lease="1h")
     topic.trigger_many([(n, n) for n in range(3)])
-    first, second = (gate.link.run(topic.open().take(0, 10)) for _ in range(2))
+    first, second = (gate.context.link.run(topic.open().take(0, 10)) for _ in range(2))
     # Then who comes too early sleeps until the next may go, and who took looks again before that at the latest
     later = round(clock.now().timestamp() * 1000) + 60_000
     assert (len(first.deliveries), len(second.deliveries)) == (1, 0)
@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_rate_that_has_room(gate: Gate) -> None:
     topic.trigger("a")
     topic.trigger("b", delay="1s")
     # When it is taken
-    taken = gate.link.run(topic.open().take(0, 10))
+    taken = gate.context.link.run(topic.open().take(0, 10))
     assert [one.key for one in taken.deliveries] == ["a"]
     # Then whoever took it looks again when the next is due
     assert taken.next_due_ms == taken.now_ms + 1000
@@ -99,7 +99,7 @@ def test_who_takes_nothing_hears_of_what_is_due_in_spite_of_a_limit(gate: Gate) 
     topic = gate.topic("calls", concurrency=2)
     topic.trigger("a")
     # As a forwarding worker does, to put back what lapsed
-    swept = gate.link.run(topic.open().take(0, 0))
+    swept = gate.context.link.run(topic.open().take(0, 0))
     assert (swept.deliveries, swept.next_due_ms) == ([], swept.now_ms)
 
 
@@ -118,5 +118,5 @@ def test_who_takes_nothing_hears_of_what_is_due_in_spite_of_a_limit(gate: Gate) 
     ],
 )
 async def test_limits_that_make_no_sense_are_refused(face: Any, options: dict[str, Any], word: str) -> None:
-    with pytest.raises(BadInput, match=word):
+    with pytest.raises(InvalidArgument, match=word):
         face.topic("calls", **options)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, StoreRefused, Trigger
+from idemgate import Gate, ServerRejected, Trigger
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 from tests.conftest import Face
+from tests.dedup.calls import calls_of
 
 Dumps = Callable[[], dict[bytes, bytes]]
 
@@ -59,7 +60,7 @@ def everything(raw: Any, namespace: str) -> Dumps:
 
 async def _refused(call: Any, everything: Dumps) -> None:
     before = everything()
-    with pytest.raises(StoreRefused, match=r"maxmemory|OOM"):
+    with pytest.raises(ServerRejected, match=r"maxmemory|OOM"):
         await call
     assert everything() == before
 
@@ -80,9 +81,9 @@ async def test_what_needs_memory_is_refused_whole(face: Face, everything: Dumps,
     await _refused(leading.trigger("new"), everything)
     await _refused(face.claim("new"), everything)
     await _refused(face.first("new", "1h"), everything)
-    await _refused(face.first("new", "1h", compact=True), everything)
-    await _refused(face.first_many(range(2000), "1h", compact=True), everything)
-    await _refused(face.keep("new", 1, "1h"), everything)
+    await _refused(face.dedup("s", "1h").add("new"), everything)
+    await _refused(face.dedup("s", "1h").add_many(range(2000)), everything)
+    await _refused(face.dedup("s", "1h").get_or_set("new", 1), everything)
     await _refused(face.topic("another", window="5s").trigger("k"), everything)
     # And looking at it works
     assert (await topic.stats()).pending == 2
@@ -183,30 +184,31 @@ async def test_claims_can_be_ended(face: Face, clock: Clock, full: Any) -> None:
     assert (await face.inspect("complete")).state == "done"
 
 
-async def test_compact_marks_are_known_and_new_ones_refused(
+async def test_without_memory_a_dedup_set_answers_duplicates_and_refuses_new_ids(
     face: Face, clock: Clock, everything: Dumps, full: Any
 ) -> None:
-    # Given two pages, one of them three windows old though the server did not let it go yet
-    assert await face.first("older", "1h", compact=True)
+    # Given two pages, of which the older is later three retentions old, though the server has not expired it
+    dedup, calls = face.dedup("s", "1h"), calls_of(face.gate, "s", 3_600_000)
+    assert await dedup.add("older")
     clock.advance("1h")
-    shard = face.gate.mark("older", "1h", "first", compact=True).keys
-    beside = [key for key in range(1000) if face.gate.mark(key, "1h", "first", compact=True).keys == shard]
-    assert all(await face.first_many(beside, "1h", compact=True))
+    shard = calls.add("older").keys
+    beside = [key for key in range(1000) if calls.add(key).keys == shard]
+    assert all(await dedup.add_many(beside))
     # When the server has no memory left
     full()
     # Then duplicates are answered
-    assert not any(await face.first_many(beside, "1h", compact=True))
-    # And new ids are refused whole: in a page that is there, and in one that is begun in place of another
-    await _refused(face.first("older", "1h", compact=True), everything)
+    assert not any(await dedup.add_many(beside))
+    # And a new id is refused without a change, whether its page exists or a new one would replace the older
+    await _refused(dedup.add("older"), everything)
     clock.advance("2h")
-    await _refused(face.first("older", "1h", compact=True), everything)
+    await _refused(dedup.add("older"), everything)
 
 
 async def test_work_goes_on_when_there_is_memory_again(face: Face, raw: Any, full: Any, clock: Clock) -> None:
     topic = face.topic("t", window="60s")
     await topic.trigger("k", 1)
     full()
-    with pytest.raises(StoreRefused):
+    with pytest.raises(ServerRejected):
         await topic.trigger("k", 2)
     raw.config_set("maxmemory", 0)
     # Then it is as if nothing had been tried

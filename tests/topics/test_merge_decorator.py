@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, append
+from idemgate import Gate, InvalidArgument, append
 from idemgate.testing import Clock
 
 
@@ -155,11 +155,11 @@ async def test_bad_arguments_are_refused_and_nothing_is_written(face: Any, gate:
         await _trigger(f, face, "k")
     with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
         await _trigger(f, face, "k", 1, m=2)
-    with pytest.raises(BadInput, match=r"payload\['n'\]='x': not an int or float"):
+    with pytest.raises(InvalidArgument, match=r"payload\['n'\]='x': not an int or float"):
         await _trigger(f, face, "k", "x")
-    with pytest.raises(BadInput, match="makes an empty key"):
+    with pytest.raises(InvalidArgument, match="makes an empty key"):
         await _trigger(f, face, "", 1)
-    with pytest.raises(BadInput, match=r"\{a\}=<object object at .*does not name anything"):
+    with pytest.raises(InvalidArgument, match=r"\{a\}=<object object at .*does not name anything"):
         await _trigger(f, face, object(), 1)
     assert everything() == {}
 
@@ -199,7 +199,7 @@ def _a_function_whose_name_is_so_long_that_no_topic_can_be_named_after_it(a: int
     ],
 )
 def test_a_bad_use_is_refused_at_decoration(gate: Gate, everything: Any, func: Any, options: Any, text: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         gate.merge(**({"name": "f"} | options))(func)
     assert text in str(caught.value)
     assert everything() == {}
@@ -208,5 +208,5 @@ def test_a_bad_use_is_refused_at_decoration(gate: Gate, everything: Any, func: A
 
 def test_a_topic_has_one_handler(gate: Gate) -> None:
     gate.merge(name="f")(_plain)
-    with pytest.raises(BadInput, match="topic 'f' has one already"):
+    with pytest.raises(InvalidArgument, match="topic 'f' has one already"):
         gate.merge(name="f")(lambda a: a)

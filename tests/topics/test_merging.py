@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, NotDecodable, append, union
+from idemgate import DecodeError, Gate, append, union
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -136,6 +136,6 @@ async def test_a_payload_of_another_codec_is_told(face: Any, url: str, namespace
         other.topic("t").trigger("k", "x" * 500_000)
     (delivery,) = await face.topic("t").take(1)
     # When it is read, the error says why; the delivery can be settled all the same
-    with pytest.raises(NotDecodable, match="the limit is 262,144"):
+    with pytest.raises(DecodeError, match="the limit is 262,144"):
         _ = delivery.payload
     assert await face.topic("t").bury(delivery, reason="too large") == "dead"

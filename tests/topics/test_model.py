@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
         read: Callable[[Any], Any] = lambda answer: answer,
     ) -> Any:
         """Sends a call and compares; keeps it, to be sent again."""
-        answer = self.gate.link.run(call)
+        answer = self.gate.context.link.run(call)
         reply = read(answer)
         note(f"  slot {slot}: {call.script.name} {call.args[2:]} -> {reply}")
         assert reply == expected(reply)
@@ -397,14 +397,14 @@ class Machine(RuleBasedStateMachine):
         verb = sent.call.script.name.partition("/")[2]
         copy = Call(sent.call.script, sent.call.keys, (stamp(self.clock), *sent.call.args[1:]), sent.call.read)
         if verb == "extend":
-            assert self.gate.link.run(copy) == sent.expected(None)
+            assert self.gate.context.link.run(copy) == sent.expected(None)
         elif self.now // 30_000 - sent.when // 30_000 <= 1:
             self._answered_again(verb, copy, sent)
 
     def _answered_again(self, verb: str, copy: Call[Any], sent: Sent) -> None:
         if verb == "take" and sent.reply == ([], 0):
             return  # it had no effect, and its answer was not kept: a copy is another take
-        answer = self.gate.link.run(copy)
+        answer = self.gate.context.link.run(copy)
         if verb == "turn":
             (outcomes, (taken, lapsed)), own = sent.reply, self._own(sent)
             assert (answer.settled.outcomes, _taken(answer.taken)) == (
@@ -437,7 +437,7 @@ class Machine(RuleBasedStateMachine):
         looks: list[Call[Any]] = []
         for slot, stats in enumerate(self.calls.stats().calls):
             looks += [stats, self.calls.dead(slot, 0, 100), *(self.calls.peek(key, self.homes[slot]) for key in KEYS)]
-        answers = iter(self.gate.link.run_all(Batch(looks, list)))
+        answers = iter(self.gate.context.link.run_all(Batch(looks, list)))
         for model in self.models:
             self._compare_stats(model, next(answers))
             self._compare_letters(model, *next(answers))

@@ -22,7 +22,7 @@ def test_one_is_told_of_it_when_another_has_begun_to_make_it(gate: Gate) -> None
     # Given two threads that were both told that there is no such topic
     topic, told = gate.topic("t"), threading.Barrier(2)
     opening = topic.opening
-    answer = gate.link.run(opening.ask())
+    answer = gate.context.link.run(opening.ask())
     ended: list[bool] = []
 
     def hear() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from idemgate import BadInput, Gate, Trigger, append, union
+from idemgate import Gate, InvalidArgument, Trigger, append, union
 from idemgate.testing import Clock
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -146,7 +146,7 @@ async def test_what_is_no_item_is_refused_before_anything_is_written(
     topic = face.topic("t", merge=merge)
     delivery = await _one(topic, payload)
     before = everything()
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidArgument, match=said):
         await topic.nack(delivery, items=items)
     assert everything() == before
 
@@ -155,7 +155,7 @@ async def test_items_of_several_deliveries_are_refused(face: Any, everything: An
     topic = face.topic("t", merge="append")
     delivery = await _one(topic, 1)
     before = everything()
-    with pytest.raises(BadInput, match="those of one delivery"):
+    with pytest.raises(InvalidArgument, match="those of one delivery"):
         await topic.nack([delivery], items=[1])
     assert everything() == before
 

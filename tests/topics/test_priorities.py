@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, Trigger
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.testing import Clock
 
 
@@ -105,10 +105,10 @@ async def test_what_comes_back_keeps_its_priority_unless_a_newer_trigger_names_o
 
 
 async def test_a_priority_that_cannot_rank_is_refused(face: Any) -> None:
-    with pytest.raises(BadInput, match="priority=True"):
+    with pytest.raises(InvalidArgument, match="priority=True"):
         await face.topic("plain").trigger("a", priority=1)
     for wrong in (1.5, True, "1", 2**60):
-        with pytest.raises(BadInput, match="priority"):
+        with pytest.raises(InvalidArgument, match="priority"):
             await face.topic("ranked", priority=True).trigger("a", priority=wrong)
 
 

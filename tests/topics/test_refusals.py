@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import BadInput, ForeignData, Gate, NotDecodable, PolicyChanged, Trigger, append, union
+from idemgate import DecodeError, Gate, InvalidArgument, PolicyChanged, Trigger, UnexpectedData, append, union
 from idemgate.core.keys import PARTS
 from idemgate.testing import Clock
 
@@ -74,16 +74,16 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("policy", "text"), POLICIES, ids=lambda value: "" if isinstance(value, dict) else value[:30])
 def test_a_bad_policy_is_refused_at_once(gate: Gate, everything: Dumps, policy: dict[str, Any], text: str) -> None:
-    with pytest.raises(BadInput, match=f"^{text}"):
+    with pytest.raises(InvalidArgument, match=f"^{text}"):
         gate.topic("t", **policy)
     assert everything() == {}
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b}", "a:b", "ü", "x" * 65, None, 7])
 def test_a_bad_name_is_refused_at_once(gate: Gate, url: str, everything: Dumps, name: Any) -> None:
-    with pytest.raises(BadInput, match=rf"^topic={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
+    with pytest.raises(InvalidArgument, match=rf"^topic={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
         gate.topic(name)
-    with pytest.raises(BadInput, match=rf"^namespace={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
+    with pytest.raises(InvalidArgument, match=rf"^namespace={re.escape(repr(name))}: not a name\. Use 1 to 64 of"):
         Gate(url, namespace=name)
     assert everything() == {}
 
@@ -91,7 +91,7 @@ def test_a_bad_name_is_refused_at_once(gate: Gate, url: str, everything: Dumps, 
 @pytest.mark.parametrize("make", [append, union])
 @pytest.mark.parametrize("cap", [0, -1, 2.5, 100_001, True])
 def test_a_bad_cap_is_refused(make: Callable[[Any], Any], cap: Any) -> None:
-    with pytest.raises(BadInput, match=rf"^cap={cap}: not a number of items\. Use 1 to 100,000"):
+    with pytest.raises(InvalidArgument, match=rf"^cap={cap}: not a number of items\. Use 1 to 100,000"):
         make(cap)
 
 
@@ -164,9 +164,9 @@ async def test_a_bad_trigger_is_refused_before_anything_is_written(
         topic.open()
     before = everything()
     arguments = {"key": "k"} | trigger
-    with pytest.raises(BadInput, match=f"^{text}"):
+    with pytest.raises(InvalidArgument, match=f"^{text}"):
         topic.trigger(**arguments)
-    with pytest.raises(BadInput, match=f"^{text}"):
+    with pytest.raises(InvalidArgument, match=f"^{text}"):
         await topic.aio.trigger(**arguments)
     assert everything() == before
     assert len(before) == opened
@@ -200,7 +200,7 @@ async def test_what_is_no_key_with_its_payload_is_never_taken_apart(
 ) -> None:
     if isinstance(triggers, list):
         triggers = [("good", 1), *triggers]
-    with pytest.raises(BadInput, match=rf"^{text}\. Pass \(key, payload\) tuples"):
+    with pytest.raises(InvalidArgument, match=rf"^{text}\. Pass \(key, payload\) tuples"):
         await face.topic("t").trigger_many(triggers)
     assert everything() == {}
 
@@ -208,9 +208,9 @@ async def test_what_is_no_key_with_its_payload_is_never_taken_apart(
 async def test_keys_are_checked_wherever_they_are_named(face: Any, everything: Dumps) -> None:
     topic = face.topic("t")
     for verb in (topic.cancel, topic.flush, topic.peek):
-        with pytest.raises(BadInput, match=r"^key='': empty"):
+        with pytest.raises(InvalidArgument, match=r"^key='': empty"):
             await verb("")
-    with pytest.raises(BadInput, match=r"^key='': empty"):
+    with pytest.raises(InvalidArgument, match=r"^key='': empty"):
         await topic.reschedule("", delay=1)
     assert everything() == {}
 
@@ -223,7 +223,7 @@ async def test_a_backoff_that_returns_nonsense_does_not_hinder_an_ack(face: Any)
     topic = face.topic("t", backoff=Broken())
     await topic.trigger("k")
     taken = await topic.take(1)
-    with pytest.raises(BadInput, match=r"^backoff="):
+    with pytest.raises(InvalidArgument, match=r"^backoff="):
         await topic.nack(taken)
     assert await topic.ack(taken) == ["ok"]
 
@@ -349,7 +349,7 @@ async def test_a_topic_named_without_a_policy_takes_the_stored_one_over(face: An
     assert delivery.payload == {"n": 3, "x": 1}
     assert ((await topic.peek("k")).lease_until - clock.now()).total_seconds() == 300
     assert (await topic.trigger("j", {"n": 1})).due_at is not None
-    with pytest.raises(BadInput, match="not an int or float"):
+    with pytest.raises(InvalidArgument, match="not an int or float"):
         await topic.trigger("j", {"n": "x"})
 
 
@@ -418,7 +418,7 @@ async def _used(face: Any, clock: Clock) -> tuple[Any, Any]:
 async def _all_refuse(topic: Any, delivery: Any, everything: Dumps, at_fault: bytes, problem: str) -> None:
     before = everything()
     for name, verb in _verbs(topic, delivery).items():
-        with pytest.raises(ForeignData, match=rf"{problem}.*Nothing was written") as caught:
+        with pytest.raises(UnexpectedData, match=rf"{problem}.*Nothing was written") as caught:
             await verb()
         assert caught.value.redis_key == at_fault.decode(), name
         assert str(caught.value).startswith(at_fault.decode()), name
@@ -470,7 +470,7 @@ async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on
     # And once what is wrong is removed as the errors say, which wrote nothing, all others come
     for removing in ["HDEL", "ZREM"] if damage == "spoilt" else ["ZREM"]:
         before = everything()
-        with pytest.raises(ForeignData, match=rf"Nothing was written; {removing} ") as caught:
+        with pytest.raises(UnexpectedData, match=rf"Nothing was written; {removing} ") as caught:
             await next_keys()
         assert everything() == before
         raw.execute_command(*shlex.split(str(caught.value).partition("written; ")[2]))
@@ -490,7 +490,7 @@ async def test_a_time_that_is_none_is_told_when_it_is_read(face: Any, raw: Any, 
     # Then whatever reads it raises what it raises for all that is not ours
     asked: list[Callable[[], Awaitable[Any]]] = [lambda: topic.peek("k"), lambda: topic.peek("flying"), topic.stats]
     for ask in asked:
-        with pytest.raises(NotDecodable, match=f"{score} ms since 1970 is no time"):
+        with pytest.raises(DecodeError, match=f"{score} ms since 1970 is no time"):
             await ask()
 
 
@@ -501,7 +501,7 @@ async def test_a_delivery_that_was_due_at_no_time_says_so(face: Any, raw: Any, n
     # When it is taken, then all else can be read, and it can be settled
     (delivery,) = await topic.take(1)
     assert delivery.key == "k"
-    with pytest.raises(NotDecodable, match="is no time"):
+    with pytest.raises(DecodeError, match="is no time"):
         _ = delivery.due_at
     assert await topic.ack(delivery) == "ok"
 
@@ -521,7 +521,7 @@ async def test_a_trigger_that_meets_a_group_looks_at_what_is_stored_of_it(
     raw.hset(key, field, b"spoilt")
     before = everything()
     # Then whoever triggers it is told, and nothing is written
-    with pytest.raises(ForeignData, match="Nothing was written") as caught:
+    with pytest.raises(UnexpectedData, match="Nothing was written") as caught:
         await topic.trigger("k", group=asked)
     assert caught.value.redis_key == key
     assert everything() == before
@@ -547,7 +547,7 @@ async def test_a_foreign_registry_is_left_alone(
     raw.set(key, "foreign")
     before = everything()
     topic = face.topic("t", **policy)
-    with pytest.raises(ForeignData, match=r"holds .*Nothing was written") as caught:
+    with pytest.raises(UnexpectedData, match=r"holds .*Nothing was written") as caught:
         await topic.trigger("k")
     assert caught.value.redis_key == key
     assert everything() == before

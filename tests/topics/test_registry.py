@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import BadInput, ForeignData, Forgotten, Gate, NotDecodable, Trigger
+from idemgate import DecodeError, DeletedTopic, Gate, InvalidArgument, Trigger, UnexpectedData
 from idemgate.cli import main
 from idemgate.errors import TopicInUse
 from idemgate.testing import Clock
@@ -63,7 +63,7 @@ async def test_a_store_tells_its_topics(face: Face, looking: Any, clock: Clock, 
 @pytest.mark.damages("wrong-type")
 async def test_a_registry_that_is_none_is_said(looking: Any, gate: Gate, raw: Any) -> None:
     raw.set(f"ig1:{{{gate.namespace}:topics}}", "text")
-    with pytest.raises(ForeignData, match="holds a string, expected a hash"):
+    with pytest.raises(UnexpectedData, match="holds a string, expected a hash"):
         await looking.stored_topics()
 
 
@@ -90,7 +90,7 @@ async def test_an_entry_that_is_none_of_ours_is_said(
     before = everything()
     # When anybody goes by it, then it is an error that says so, and nothing is written
     for ask in (looking.stored_topics, lambda: topic.reslot(4), topic.forget, lambda: topic.forget(discard=True)):
-        with pytest.raises((ForeignData, NotDecodable), match=r"holds under t|not a policy"):
+        with pytest.raises((UnexpectedData, DecodeError), match=r"holds under t|not a policy"):
             await ask()
     assert everything() == before
 
@@ -110,7 +110,7 @@ async def test_a_counter_that_is_no_number_is_said(face: Face, looking: Any, raw
     await topic.trigger("k", 1)
     raw.hset(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:facts", "accepted", "many")
     for ask in (topic.stats, looking.stored_topics):
-        with pytest.raises(NotDecodable, match=r"not counters of ours: .*many"):
+        with pytest.raises(DecodeError, match=r"not counters of ours: .*many"):
             await ask()
 
 
@@ -126,10 +126,10 @@ async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Cl
     # Then it is gone, but for what expires by itself
     assert (gone.known, gone.pending, gone.in_flight, gone.dead) == (True, 0, 0, 0)
     assert await looking.stored_topics() == []
-    assert all(0 < topic.opening.gate.link.command("PTTL", key) <= 86_400_000 for key in everything())
+    assert all(0 < topic.opening.context.link.command("PTTL", key) <= 86_400_000 for key in everything())
     assert {key.partition(b"}:")[2] for key in everything()} == {b"facts", b"told0", b"told1"} - {b"told1"}
     # And to forget it once more is nothing
-    assert await topic.forget() == Forgotten(False, 0, 0, 0)
+    assert await topic.forget() == DeletedTopic(False, 0, 0, 0)
 
 
 @pytest.mark.parametrize("held", ["pending", "in_flight", "dead"])
@@ -157,12 +157,12 @@ async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: 
     topic = face.topic("t", slots=2)
     await topic.ack(await topic.take(10))
     plan = forgetting(await gate.topic("t").aio.open(), _entry(gate, "t"), False)
-    looked = gate.link.run_all(next(plan))
+    looked = gate.context.link.run_all(next(plan))
     # When a message comes before it is closed
     await topic.trigger("k", 1)
     # Then the topic is not forgotten, and goes on
     with pytest.raises(TopicInUse, match="it holds 1 pending"):
-        performed(_resumed(plan, looked), gate.link.run_all)
+        performed(_resumed(plan, looked), gate.context.link.run_all)
     assert (await topic.trigger("k", 2)).status == "merged"
     assert [(one.name, one.changing_to) for one in gate.stored_topics()] == [("t", None)]
 
@@ -179,7 +179,7 @@ async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gat
     topic = face.topic("t", slots=2)
     await topic.trigger("k", 1)
     calls = gate.topic("t").open()
-    assert gate.link.run(_begin(calls, begun)).word == "changing"
+    assert gate.context.link.run(_begin(calls, begun)).word == "changing"
     # Then no other one begins, and it is said which is to end
     with pytest.raises(TopicInUse) as told:
         await topic.reslot(8)
@@ -190,23 +190,23 @@ async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gat
         assert str(told.value) == f"topic 't': {said}"
         assert (await topic.reslot(begun)).after == begun
     # And the one that was begun goes on
-    assert await topic.forget(discard=True) == Forgotten(True, 1, 0, 0)
+    assert await topic.forget(discard=True) == DeletedTopic(True, 1, 0, 0)
 
 
 def test_what_was_made_only_just_now_is_forgotten_and_what_never_was_has_no_slots(gate: Gate) -> None:
     # Given a topic that somebody made after the registry was asked for it
     made = gate.topic("t").open()
-    assert performed(forgetting(made, None, True), gate.link.run_all) == Forgotten(True, 0, 0, 0)
+    assert performed(forgetting(made, None, True), gate.context.link.run_all) == DeletedTopic(True, 0, 0, 0)
     # And one that nobody made
     never = gate.topic("u").opening.provisional()
-    with pytest.raises(BadInput, match="no such topic in the store"):
-        performed(resizing(never, 4, lambda _: None), gate.link.run_all)
+    with pytest.raises(InvalidArgument, match="no such topic in the store"):
+        performed(resizing(never, 4, lambda _: None), gate.context.link.run_all)
 
 
 def test_who_comes_late_to_a_slot_that_is_open_again_discards_nothing(gate: Gate) -> None:
     topic = gate.topic("t")
     topic.trigger("k", 1)
-    assert gate.link.run(_purge(topic.open(), 0, b"a change that has ended", really=True)) == (0, 0, 0)
+    assert gate.context.link.run(_purge(topic.open(), 0, b"a change that has ended", really=True)) == (0, 0, 0)
     assert topic.stats().pending == 1
 
 
@@ -221,7 +221,7 @@ async def test_one_whose_slots_hold_what_is_not_ours_is_left_alone(face: Face, r
     before = everything()
     # When it is to be forgotten, then nothing is written
     for discard in (False, True):
-        with pytest.raises(ForeignData, match="holds a list"):
+        with pytest.raises(UnexpectedData, match="holds a list"):
             await topic.forget(discard=discard)
     assert everything() == before
 
@@ -234,7 +234,7 @@ def _resumed(plan: Any, answers: Any) -> Any:
 
 
 def _entry(gate: Gate, name: str) -> Any:
-    return gate.link.run(registered(gate.namespace, gate.clock, name))
+    return gate.context.link.run(registered(gate.namespace, gate.context.clock, name))
 
 
 async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str, clock: Clock) -> None:
@@ -266,10 +266,10 @@ async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
         topic = gate.topic(f"t{killed}", slots=2).aio
         await topic.trigger_many([(f"k{i}", i) for i in range(6)])
         plan = forgetting(await topic.open(), _entry(gate, topic.name), True)
-        batch = plan.send(gate.link.run_all(next(plan)))  # it has looked, which changes nothing
+        batch = plan.send(gate.context.link.run_all(next(plan)))  # it has looked, which changes nothing
         try:
             for _ in range(killed):
-                batch = plan.send(gate.link.run_all(batch))
+                batch = plan.send(gate.context.link.run_all(batch))
         except StopIteration:
             break
         steps += 1

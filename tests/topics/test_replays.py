@@ -11,7 +11,7 @@ import pytest
 from idemgate import Delivery, Gate, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
-from idemgate.errors import ForeignData
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement, TopicCalls, failed
 from idemgate.topics.messages import Forward
@@ -42,7 +42,7 @@ class Stage:
     async def run(self, call: Call[Any]) -> Any:
         # A server reads its clock anew for a copy; a test clock's time is in the arguments.
         call = Call(call.script, call.keys, (stamp(self.clock), *call.args[1:]), call.read)
-        answer = await self.gate.aio.link.run(call) if self.awaiting else self.gate.link.run(call)
+        answer = await self.gate.aio.context.aio_link.run(call) if self.awaiting else self.gate.context.link.run(call)
         return facts(answer)
 
     def others_act(self) -> None:
@@ -166,7 +166,7 @@ async def test_a_late_copy_of_a_take_brings_only_what_is_still_its_own(
     call = stage.calls.take(0, 10)
     taken = await stage.run(call)
     assert [one[0] for one in taken[0]] == ["ripe", "second"]
-    stage.topic.ack(stage.gate.link.run(call).deliveries[0])
+    stage.topic.ack(stage.gate.context.link.run(call).deliveries[0])
     stage.topic.trigger("third", 1)
     before = everything()
     # When the take is sent again, it has no second effect, and hands out nothing that is somebody else's
@@ -193,7 +193,7 @@ async def test_a_late_copy_of_a_turn_takes_nothing_that_it_did_not_take(
     outcomes, (taken, lapsed) = await stage.run(call)
     assert (outcomes, [one[0] for one in taken], lapsed) == (["ok", "lost"], ["ripe", "second"], 0)
     # And one of them ended, and another message is due
-    stage.topic.ack(stage.gate.link.run(call).taken.deliveries[0])
+    stage.topic.ack(stage.gate.context.link.run(call).taken.deliveries[0])
     stage.topic.trigger("third", 1)
     before = everything()
     # When a copy comes, then it gets the same outcomes, and what is still its own
@@ -221,7 +221,7 @@ async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from
     outcomes, taken = await stage.run(stage.calls.turn(0, [Settlement("ack", stage.other)], 2))
     # Then it has ended, and the next take says what is wrong
     assert (outcomes, taken) == (["ok"], ([], 0))
-    with pytest.raises(ForeignData, match="ripe") as caught:
+    with pytest.raises(UnexpectedData, match="ripe") as caught:
         await stage.run(stage.calls.take(0, 2))
     assert caught.value.redis_key == pending.decode()
 
@@ -239,7 +239,7 @@ async def test_a_remembered_reply_that_is_none_of_ours_is_named(
     raw.hset(told, mapping={name: b"spoilt" for name in raw.hkeys(told) if name})
     before = everything()
     # When a copy of it comes, then it is told which key is to blame, and has no effect
-    with pytest.raises(ForeignData, match="no reply of ours") as caught:
+    with pytest.raises(UnexpectedData, match="no reply of ours") as caught:
         await stage.run(call[verb])
     assert caught.value.redis_key == told.decode()
     assert everything() == before
@@ -284,7 +284,7 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
         *([calls.extend(0, [stage.flying])] if part == "flight" else []),
     ):
         # Then whatever would change it says so, and changes nothing
-        with pytest.raises(ForeignData, match="flying") as caught:
+        with pytest.raises(UnexpectedData, match="flying") as caught:
             await stage.run(call)
         assert caught.value.redis_key == key.decode()
         assert everything() == before
@@ -314,7 +314,7 @@ async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
     before = everything()
     # When a message of that key comes
     arrives = _Entry(b"p", b"flying", b"1700000000000", MESSAGE, b"", b"")
-    with pytest.raises(ForeignData, match="flying") as caught:
+    with pytest.raises(UnexpectedData, match="flying") as caught:
         await stage.run(_load(stage.calls, 0, b"change", 1, 1, [arrives]))
     # Then the key that is to blame is named, and nothing was written
     assert caught.value.redis_key == key.decode()
@@ -331,7 +331,7 @@ async def test_what_is_none_of_ours_goes_to_no_other_slot(stage: Stage, raw: Any
     name = raw.hkeys(key)[0]
     raw.hset(key, name, spoilt)
     # When all of it is to be shown to another slot, batch by batch, then the key that is to blame is named instead
-    with pytest.raises(ForeignData, match=re.escape(name.decode())) as caught:
+    with pytest.raises(UnexpectedData, match=re.escape(name.decode())) as caught:
         for batch in range(4):
             await stage.run(_unload(stage.calls, 0, b"change", batch))
     assert caught.value.redis_key == key.decode()

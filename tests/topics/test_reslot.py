@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, ForeignData, Gate, PolicyChanged, StoreRefused, StoreUnavailable, Trigger
+from idemgate import Gate, InvalidArgument, PolicyChanged, ServerRejected, StoreUnavailable, Trigger, UnexpectedData
 from idemgate.core.calls import Batch
 from idemgate.core.keys import slot_of
 from idemgate.errors import TopicInUse
 from idemgate.testing import Clock, audit
-from idemgate.topics.reshard import Progress, resizing
+from idemgate.topics.reshard import ReshardProgress, resizing
 from tests.conftest import Awaited, Face
 
 KEYS = [f"k{i}" for i in range(40)]
@@ -197,7 +197,7 @@ async def _ended(topic: Any, flying: dict[str, Any], conserved: Any) -> None:
 
 async def _steps(gate: Gate, name: str, slots: int, most: int) -> int:
     """Performs at most that many steps of a change; how many it did."""
-    calls, link = gate.topic(name).open(), gate.link
+    calls, link = gate.topic(name).open(), gate.context.link
     plan = resizing(calls, slots, lambda _: None)
     batch: Batch[list[Any]] = next(plan)
     for step in range(most):
@@ -246,7 +246,7 @@ async def test_two_at_once_do_no_harm(gate: Gate, other: Gate, clock: Clock) -> 
     while plans:
         for at in reversed(range(len(plans))):
             try:
-                batches[at] = plans[at].send(gate.link.run_all(batches[at]))
+                batches[at] = plans[at].send(gate.context.link.run_all(batches[at]))
             except StopIteration:
                 del plans[at], batches[at]
     assert await _seen(topic) == seen
@@ -268,14 +268,14 @@ async def test_one_that_slept_through_its_change_and_the_way_back_does_nothing(
         plan = resizing(await topic.open(), 2, lambda _: None)
         batch: Batch[list[Any]] = next(plan)
         for _ in range(slept):
-            batch = plan.send(gate.link.run_all(batch))
-        answers = gate.link.run_all(batch)
+            batch = plan.send(gate.context.link.run_all(batch))
+        answers = gate.context.link.run_all(batch)
         await other.topic(name, **_policy(1)).aio.reslot(2)
         await other.topics[name].aio.reslot(1)
         # Then what it does when it wakes up changes nothing, but for a change that it only now begins
         with suppress(StopIteration):
             while True:
-                answers = gate.link.run_all(plan.send(answers))
+                answers = gate.context.link.run_all(plan.send(answers))
         (stored,) = [one for one in gate.stored_topics() if one.name == name]
         assert (stored.changing_to, stored.slots) == (None, 2 if slept < 2 else 1)
         assert await _seen(topic) == seen
@@ -291,13 +291,13 @@ async def test_a_late_copy_of_any_step_changes_nothing(gate: Gate, clock: Clock)
         batch = next(plan)
         while True:
             sent.append(batch)
-            batch = plan.send(gate.link.run_all(batch))
+            batch = plan.send(gate.context.link.run_all(batch))
     except StopIteration:
         gate.topic("t").opening.lay_out(8)
     seen = await _seen(topic)
     # When each arrives once more, after it
     for batch in sent:
-        gate.link.run_all(batch)
+        gate.context.link.run_all(batch)
     assert await _seen(topic) == seen
     assert (await topic.trigger("new")).status == "scheduled"
 
@@ -315,12 +315,12 @@ async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Cl
         Batch([calls.trigger(Trigger("once", 1))], list),
         Batch([calls.cancel(KEYS[3])], list),
     ]
-    answers = [gate.link.run_all(batch) for batch in lost]
+    answers = [gate.context.link.run_all(batch) for batch in lost]
     seen = await _seen(topic)
     # When they are sent again after the topic was given other slots, once and again
     for slots in (8, 4):
         await topic.reslot(slots)
-        assert [gate.link.run_all(batch) for batch in lost] == answers
+        assert [gate.context.link.run_all(batch) for batch in lost] == answers
         # Then nothing was done twice
         assert await _seen(topic) == seen
 
@@ -400,14 +400,14 @@ async def test_what_two_slots_remember_of_one_key_becomes_one(face: Face, clock:
 @pytest.mark.parametrize("slots", [0, 3, -2, 32_768, True, "4", None])
 async def test_a_number_that_is_none_is_refused(face: Face, slots: Any) -> None:
     topic = face.topic("t", window="60s", slots=2)
-    with pytest.raises(BadInput, match="slots"):
+    with pytest.raises(InvalidArgument, match="slots"):
         await topic.reslot(slots)
     assert topic.policy.slots == 2
 
 
 async def test_a_limit_that_could_not_be_shared_out_is_refused(face: Face) -> None:
     topic = face.topic("t", concurrency=4, slots=2)
-    with pytest.raises(BadInput, match="less than the 8 slots"):
+    with pytest.raises(InvalidArgument, match="less than the 8 slots"):
         await topic.reslot(8)
 
 
@@ -479,7 +479,7 @@ async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
     lacking = Gate(url, namespace=gate.namespace, clock=clock, timeout="1s")
     # When it changes the slots again and again, and is refused somewhere
     for _ in range(3):
-        with pytest.raises(StoreRefused):
+        with pytest.raises(ServerRejected):
             await lacking.topic("t", **_policy(2)).aio.reslot(8)
     await lacking.aio.close()
     # Then one who may goes on, and nothing is missing or counted twice
@@ -502,7 +502,7 @@ async def test_a_policy_that_is_redefined_meanwhile_is_the_one_that_stays(face: 
     topic = face.topic("t", slots=2, window="60s")
     await topic.trigger_many([(key, 1) for key in KEYS])
 
-    def redefine(progress: Progress) -> None:
+    def redefine(progress: ReshardProgress) -> None:
         if progress.done == 1:
             other.topic("t", slots=2, window="5s", redefine=True).open()
 
@@ -525,7 +525,7 @@ async def test_a_slot_that_holds_what_is_not_ours_is_found_before_anything_is_cl
     raw.rpush(key, "foreign")
     before = everything()
     # When it is to be given those, then nothing is written, and it goes on as it was
-    with pytest.raises(ForeignData, match="holds a list"):
+    with pytest.raises(UnexpectedData, match="holds a list"):
         await topic.reslot(4)
     assert everything() == before
     raw.delete(key)
@@ -558,10 +558,10 @@ async def test_a_rate_that_is_used_up_is_so_in_every_layout(face: Face, clock: C
 async def test_how_far_it_is_is_told(face: Face) -> None:
     topic = face.topic("t", slots=2)
     await topic.trigger_many([(key, 1) for key in KEYS])
-    told: list[Progress] = []
+    told: list[ReshardProgress] = []
     done = await topic.reslot(4, told.append)
     assert done.moved >= len(KEYS)
-    assert told[-1] == Progress(2, 2, done.moved)
+    assert told[-1] == ReshardProgress(2, 2, done.moved)
     # While a part is moved, and when it is done
     assert {(one.done, one.parts) for one in told} == {(0, 2), (1, 2), (2, 2)}
     assert [one.moved for one in told] == sorted(one.moved for one in told)

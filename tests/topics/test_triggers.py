@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, ForeignData, Gate, Trigger, append
+from idemgate import Gate, InvalidArgument, Trigger, UnexpectedData, append
 from idemgate.core import keys
 from idemgate.testing import Clock
 
@@ -201,7 +201,7 @@ async def test_triggers_and_pairs_may_be_mixed(face: Any, at: At) -> None:
 async def test_all_are_checked_before_any_is_sent(face: Any, everything: Any) -> None:
     topic = face.topic("t", slots=4)
     # When the last of 600 triggers is bad
-    with pytest.raises(BadInput, match="key=''"):
+    with pytest.raises(InvalidArgument, match="key=''"):
         await topic.trigger_many([(f"k{n}", n) for n in range(600)] + [("", 1)])
     # Then nothing was written, not even the topic
     assert everything() == {}
@@ -263,7 +263,7 @@ async def test_triggers_of_one_tick_share_a_script_call(gate: Gate, raw: Any) ->
     before = _scripts_run(raw)
     # When a hundred tasks trigger at once, and one of them is bad
     receipts = await asyncio.gather(*(topic.trigger(f"k{n % 10}") for n in range(100)), return_exceptions=True)
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidArgument):
         await topic.trigger("")
     # Then each has its own receipt, and the server ran one script
     assert _scripts_run(raw) - before == 1
@@ -289,7 +289,7 @@ async def test_what_is_refused_is_refused_to_all_who_shared_it(url: str, raw: An
     calls = await topic.open()
     raw.set(calls.keys(0)[1], "somebody else's")
     refused = await asyncio.gather(topic.trigger("a"), topic.trigger("b"), return_exceptions=True)
-    assert [type(error) for error in refused] == [ForeignData, ForeignData]
+    assert [type(error) for error in refused] == [UnexpectedData, UnexpectedData]
     await gate.aio.close()
 
 
@@ -418,7 +418,7 @@ async def test_a_pending_message_that_is_none_of_ours_is_named(
     await topic.trigger("k")
     raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:pending", "k", "spoilt")
     before = everything()
-    with pytest.raises(ForeignData, match=":pending: holds under k what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":pending: holds under k what idemgate has not written"):
         await topic.trigger("k")
     assert everything() == before
 
@@ -429,6 +429,6 @@ async def test_a_remembered_version_that_is_none_is_named(face: Any, raw: Any, e
     await topic.trigger("k", version=1)
     raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:memo", "vk", "spoilt")
     before = everything()
-    with pytest.raises(ForeignData, match=":memo: holds under vk what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":memo: holds under vk what idemgate has not written"):
         await topic.trigger("k", version=2)
     assert everything() == before

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement
 
@@ -224,9 +224,9 @@ async def test_a_named_time_stands_in_a_quiet_topic(face: Any, clock: Clock, at:
 
 async def test_naive_datetimes_are_refused(face: Any, everything: Any) -> None:
     topic = face.topic("t")
-    with pytest.raises(BadInput, match=r"at=.*naive datetime.*tzinfo=UTC"):
+    with pytest.raises(InvalidArgument, match=r"at=.*naive datetime.*tzinfo=UTC"):
         await topic.trigger("k", at=datetime(2030, 1, 1))  # noqa: DTZ001
-    with pytest.raises(BadInput, match=r"at=.*naive datetime"):
+    with pytest.raises(InvalidArgument, match=r"at=.*naive datetime"):
         await topic.reschedule("k", at=datetime(2030, 1, 1))  # noqa: DTZ001
     assert everything() == {}
 
@@ -250,7 +250,7 @@ def test_a_deferred_delivery_is_not_moved_by_the_policy(gate: Gate, clock: Clock
     topic.trigger("k")
     clock.advance("5s")
     (early,) = topic.take(1)
-    gate.link.run(topic.open().settle(0, [Settlement("defer", early, 60_000)]))
+    gate.context.link.run(topic.open().settle(0, [Settlement("defer", early, 60_000)]))
     # When another trigger of its key comes
     receipt = topic.trigger("k")
     # Then its time stands, as that of any retry

@@ -22,13 +22,13 @@ from idemgate import (
     Claim,
     ClaimBatch,
     DeadLetter,
+    DedupValue,
     Delivery,
     Execution,
-    Failed,
     Gate,
     IdemgateError,
-    Kept,
     Message,
+    PartialFailure,
     Peek,
     Receipt,
     Record,
@@ -205,11 +205,14 @@ async def awaiting_claims() -> None:
     assert_type(await gate.aio.release_many(claims), list[bool])
     assert_type(await gate.aio.first("k", 20), bool)
     assert_type(await gate.aio.first_many([], 20), list[bool])
-    assert_type(await gate.aio.keep("k", 7, 20), Kept[int])
-    assert_type((await gate.aio.keep("k", "pay_1", 20)).value, str)
-    assert_type(await gate.aio.keep_many({"k": b"x"}.items(), 20), list[Kept[bytes]])
-    assert_type(gate.kept("k"), str | bytes | int | UUID | None)
-    gate.keep("k", 1.5, 20)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+    ids = gate.aio.dedup("s", 20)
+    assert_type(await ids.add("k"), bool)
+    assert_type(await ids.add_many([]), list[bool])
+    assert_type(await ids.get_or_set("k", 7), DedupValue[int])
+    assert_type((await ids.get_or_set("k", "pay_1")).value, str)
+    assert_type(await ids.get_or_set_many({"k": b"x"}.items()), list[DedupValue[bytes]])
+    assert_type(gate.dedup("s", 20).get("k"), str | bytes | int | UUID | None)
+    gate.dedup("s", 20).get_or_set("k", 1.5)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     assert_type(await gate.aio.inspect("k"), Record)
     assert_type(await gate.aio.forget("k"), bool)
     assert_type(await gate.aio.resolve("k", done=False), bool)
@@ -284,8 +287,8 @@ async def on_image_soon(delivery: Delivery[list[str]]) -> None: ...
 
 
 @images.handler
-def on_some_images(delivery: Delivery[list[str]]) -> Failed:
-    return Failed([item for item in delivery.payload if item], "empty", delay="5s")
+def on_some_images(delivery: Delivery[list[str]]) -> PartialFailure:
+    return PartialFailure([item for item in delivery.payload if item], "empty", delay="5s")
 
 
 sessions = gate.expiry("sessions", "session:*", notifications="set", scan="1m")

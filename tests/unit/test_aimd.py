@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate import Adaptive, BadInput, Overloaded, Retry
+from idemgate import Adaptive, InvalidArgument, Overloaded, Retry
 from idemgate.topics.adaptive import WINDOW, Ended, Limit, after, first
 
 FAST, SLOW = 0.05, 0.5
@@ -239,7 +239,7 @@ def test_workers_that_know_nothing_of_each_other_share_the_downstream() -> None:
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], name: str) -> None:
-    with pytest.raises(BadInput, match=name):
+    with pytest.raises(InvalidArgument, match=name):
         Adaptive(**options)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate import BadInput
+from idemgate import InvalidArgument
 from idemgate.membership.rendezvous import mine, owner, slot_id
 
 names = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=12, unique=True)
@@ -72,5 +72,5 @@ def test_topics_are_divided_independently() -> None:
 
 def test_who_is_not_there_serves_nothing() -> None:
     assert mine("me", ["you"], "t", 8) == frozenset()
-    with pytest.raises(BadInput, match="nobody is there"):
+    with pytest.raises(InvalidArgument, match="nobody is there"):
         owner("t:0", [])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from idemgate.core.backoff import delays, retry_pause
 from idemgate.core.durations import LONGEST_MS
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 ATTEMPTS = st.integers(1, 10**6)
 
@@ -64,13 +64,13 @@ def test_a_policy_gives_milliseconds_by_attempt(policy: Any, expected: list[int]
     ],
 )
 def test_anything_else_is_refused(policy: Any) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         delays(policy)
     assert refused.value.name.startswith("backoff")
 
 
 def test_a_bad_delay_in_a_list_says_which() -> None:
-    with pytest.raises(BadInput, match=r"^backoff\[1\]="):
+    with pytest.raises(InvalidArgument, match=r"^backoff\[1\]="):
         delays(["1s", "-1s"])
 
 
@@ -126,7 +126,7 @@ def test_what_a_strategy_answers_is_brought_into_range(answer: Any, ms: int) -> 
 
 @pytest.mark.parametrize("answer", [None, "1", float("nan"), True, timedelta(1)])
 def test_a_strategy_that_returns_no_number_is_named(answer: Any) -> None:
-    with pytest.raises(BadInput, match="returned"):
+    with pytest.raises(InvalidArgument, match="returned"):
         delays(Strategy(answer)).ms(1)
 
 
@@ -135,7 +135,7 @@ def test_a_strategy_that_returns_no_number_is_named(answer: Any) -> None:
     "policy", [None, "1s", ["1s"], tenacity.wait_fixed(1)], ids=["default", "constant", "list", "tenacity"]
 )
 def test_attempts_count_from_one(policy: Any, attempt: Any) -> None:
-    with pytest.raises(BadInput, match="first attempt is 1"):
+    with pytest.raises(InvalidArgument, match="first attempt is 1"):
         delays(policy).ms(attempt)
 
 

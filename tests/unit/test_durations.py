@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate.core.durations import LONGEST_MS, instant, milliseconds
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 EARLIEST, LATEST = datetime(1970, 1, 2), datetime(9999, 12, 30)  # noqa: DTZ001
 NAIVE = datetime(2024, 1, 1)  # noqa: DTZ001
@@ -67,7 +67,7 @@ def test_what_people_write_becomes_milliseconds(written: Any, expected: int) -> 
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_by_name(written: Any) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         milliseconds(written, "lease")
     assert refused.value.name == "lease"
     assert refused.value.value is written
@@ -81,7 +81,7 @@ def test_zero_passes_only_where_zero_means_something(written: Any) -> None:
 
 @pytest.mark.parametrize("written", [-1, "-1s", 0.0009, timedelta(microseconds=1)])
 def test_zero_being_allowed_allows_nothing_else(written: Any) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidArgument):
         milliseconds(written, "delay", zero=True)
 
 
@@ -108,7 +108,7 @@ def test_a_float_is_rounded_as_it_is_written(seconds: float) -> None:
 def test_a_number_is_refused_or_within_half_a_millisecond(seconds: float) -> None:
     try:
         ms = milliseconds(seconds, "x")
-    except BadInput:
+    except InvalidArgument:
         assert not (seconds >= 0.001 and seconds * 1000 <= LONGEST_MS)
     else:
         assert 1 <= ms <= LONGEST_MS
@@ -119,7 +119,7 @@ def test_a_number_is_refused_or_within_half_a_millisecond(seconds: float) -> Non
 def test_no_text_is_anything_but_a_duration_or_refused(text: str) -> None:
     try:
         assert 1 <= milliseconds(text, "x") <= LONGEST_MS
-    except BadInput as refused:
+    except InvalidArgument as refused:
         assert refused.value is text  # noqa: PT017 - most texts are refused
 
 
@@ -145,7 +145,7 @@ def test_the_same_moment_in_two_zones_is_one_instant() -> None:
     ],
 )  # fmt: skip
 def test_naive_and_other_times_are_refused(value: Any) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         instant(value, "at")
     assert refused.value.name == "at"
     assert refused.value.value is value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idemgate.core.calls import Each, Unfinished
-from idemgate.errors import ForeignData, NotDecodable
+from idemgate.errors import DecodeError, UnexpectedData
 from idemgate.lua import script
 
 KEYS = (b"a", b"b", b"c", b"d", b"e")
@@ -19,10 +19,10 @@ def call(keys: tuple[bytes, ...] = KEYS) -> Each[int]:
 def test_a_reply_that_is_none_of_ours_spoils_no_other() -> None:
     found = call().answer([[1], [b"foreign", 5, b"no"], [b"x"], 7, [5]])
     assert (found[0], found[4]) == (1, 5)
-    assert isinstance(found[1], ForeignData)
+    assert isinstance(found[1], UnexpectedData)
     assert found[1].redis_key == "b"
-    assert isinstance(found[2], NotDecodable)
-    assert isinstance(found[3], NotDecodable)
+    assert isinstance(found[2], DecodeError)
+    assert isinstance(found[3], DecodeError)
 
 
 def test_one_key_is_answered_without_an_array() -> None:
@@ -40,5 +40,5 @@ def test_what_is_left_is_asked_for_in_one_call() -> None:
 
 def test_an_answer_about_no_key_is_none_of_ours() -> None:
     for reply in ([], 7, None):
-        with pytest.raises(NotDecodable):
+        with pytest.raises(DecodeError):
             call().answer(reply)

@@ -36,7 +36,7 @@ from idemgate.audit.slot import (
 )
 from idemgate.core.codec import Codec
 from idemgate.core.keys import PARTS, slot_of
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
 
 ROOT = Path(idemgate.__file__).parent
@@ -271,5 +271,5 @@ def test_a_slot_that_was_emptied_for_good_can_still_be_counted() -> None:
 def test_what_an_audit_of_a_slot_answers_is_a_slot_or_its_size() -> None:
     asked = read_slot(SLOT, None, 1, 1)
     assert asked.answer([b"large", NOW, 5, 700]) == Large(5, 700)
-    with pytest.raises(NotDecodable, match="a part of -4 entries"):
+    with pytest.raises(DecodeError, match="a part of -4 entries"):
         asked.answer([b"ok", NOW, -4])

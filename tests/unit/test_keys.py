@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from idemgate.core import keys
-from idemgate.dedup.calls import SeenSets
-from idemgate.errors import BadInput
+from idemgate.dedup.calls import DedupCalls
+from idemgate.errors import InvalidArgument
 
 NAME = string.ascii_letters + string.digits + "_.-"
 names = st.text(NAME, min_size=1, max_size=8)
@@ -146,11 +146,11 @@ BAD_KEYS: list[Any] = ["", b"", True, None, 1.5, ["a"], {"a": 1}, object(), "\ud
 @pytest.mark.parametrize("key", BAD_KEYS, ids=range(len(BAD_KEYS)))
 def test_what_is_no_key_is_refused(key: Any) -> None:
     for use in (keys.raw, lambda key: keys.record("ns", "s", key), keys.text_of):
-        with pytest.raises(BadInput) as told:
+        with pytest.raises(InvalidArgument) as told:
             use(key)
         assert told.value.name == "key"
         assert len(str(told.value)) < 300
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(InvalidArgument) as told:
         keys.digest(key, "event_id")
     assert told.value.name == "event_id"
 
@@ -161,7 +161,7 @@ def test_the_longest_key_is_a_key() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "{a}", "a\n", "\u00e9", "x" * 65, None, 7, b"a", "a/b", "*"])
 def test_what_is_no_name_is_refused(name: Any) -> None:
-    with pytest.raises(BadInput, match=r"^topic=.*: not a name\. Use 1 to 64 of A-Z a-z 0-9 _ \. -$"):
+    with pytest.raises(InvalidArgument, match=r"^topic=.*: not a name\. Use 1 to 64 of A-Z a-z 0-9 _ \. -$"):
         keys.check_name(name, "topic")
 
 
@@ -197,7 +197,7 @@ def test_an_event_says_which_slot_it_belongs_to() -> None:
 
 
 def test_the_pages_of_kept_values_are_known_for_what_they_are() -> None:
-    for number, key in enumerate(keys.kept("ns", "s:1", 31)):
+    for number, key in enumerate(keys.dedup_values("ns", "s:1", 31)):
         assert keys.owner_of("ns", key) == keys.Owner("seen", "s%3A1", 31, part=f"kept{number}")
 
 
@@ -224,5 +224,5 @@ def test_a_slot_becomes_others_which_have_what_it_had(number: int, before: int, 
 
 
 def test_what_is_stored_of_an_id_stays_what_it_is() -> None:
-    asked = SeenSets("n", None).first("s", "k", "1h")
-    assert (asked.keys[0], asked.args[3]) == (b"ig1:{n:seen:s:2}:0", bytes.fromhex("4e1cf695df3112ed"))
+    call = DedupCalls("n", None, "s", 3_600_000).add("k")
+    assert (call.keys[0], call.args[3]) == (b"ig1:{n:seen:s:2}:0", bytes.fromhex("4e1cf695df3112ed"))

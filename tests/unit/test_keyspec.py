@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from idemgate.core.codec import digest
 from idemgate.core.key_template import compile_fingerprint, compile_key
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1)
 
@@ -103,16 +103,16 @@ def test_a_template_reads_the_arguments(template: str, value: Any, expected: str
     ],
 )
 def test_a_template_that_cannot_work_is_refused_when_decorating(template: Any, says: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(says)) as refused:
+    with pytest.raises(InvalidArgument, match=re.escape(says)) as refused:
         compile_key(template, pair)
     assert refused.value.name == "key"
     assert refused.value.value == template
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(BadInput, match=r"Its parameters: event, order, rest, flag$"):
+    with pytest.raises(InvalidArgument, match=r"Its parameters: event, order, rest, flag$"):
         compile_key("{evnt}", lambda event, /, order, *rest, flag: None)
-    with pytest.raises(BadInput, match=r"Its parameters: none$"):
+    with pytest.raises(InvalidArgument, match=r"Its parameters: none$"):
         compile_key("{evnt}", lambda: None)
 
 
@@ -151,7 +151,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 )
 def test_a_value_that_names_nothing_is_refused_at_the_call(template: str, value: Any, says: str) -> None:
     spec = compile_key(template, pair)
-    with pytest.raises(BadInput, match=re.escape(says)) as refused:
+    with pytest.raises(InvalidArgument, match=re.escape(says)) as refused:
         spec.of(None, (value,), {})
     field = re.findall(r"\{a[^}]*\}", template)[0]
     assert refused.value.name == f"key field {field}"
@@ -200,7 +200,7 @@ def test_what_may_be_part_of_a_key(value: Any, expected: str) -> None:
 
 
 def test_an_enum_is_judged_by_its_value() -> None:
-    with pytest.raises(BadInput, match="empty key"):
+    with pytest.raises(InvalidArgument, match="empty key"):
         key("{a}", Colour.NONE)
 
 
@@ -374,7 +374,7 @@ def test_functions_partials_bound_methods_and_callable_objects_work_under_wrapt(
 
 
 def test_a_function_without_a_signature_needs_a_callable() -> None:
-    with pytest.raises(BadInput, match="Pass a callable"):
+    with pytest.raises(InvalidArgument, match="Pass a callable"):
         compile_key("{a}", dict.fromkeys.__self__)
     assert compile_key(lambda *args: args[0], dict).of(None, ("k",), {}) == "k"
 
@@ -394,7 +394,7 @@ def test_a_callable_may_return_what_a_field_may_hold() -> None:
 
 @pytest.mark.parametrize("value", [None, "", b"", True, 1.5, {}, [], ("a",), object(), "\ud800"])
 def test_anything_else_from_a_callable_is_refused(value: Any) -> None:
-    with pytest.raises(BadInput, match=r"^key callable"):
+    with pytest.raises(InvalidArgument, match=r"^key callable"):
         key(lambda a: value, 1)
 
 
@@ -402,9 +402,9 @@ def test_a_coroutine_function_is_no_key() -> None:
     async def later(a: str) -> str:
         return a
 
-    with pytest.raises(BadInput, match="coroutine"):
+    with pytest.raises(InvalidArgument, match="coroutine"):
         compile_key(later, pair)
-    with pytest.raises(BadInput, match="coroutine"):
+    with pytest.raises(InvalidArgument, match="coroutine"):
         compile_fingerprint(later, pair)
 
 
@@ -417,7 +417,7 @@ def test_without_a_key_every_argument_counts() -> None:
 
 
 def test_an_argument_that_cannot_be_hashed_names_itself_and_the_way_out() -> None:
-    with pytest.raises(BadInput, match="key=") as refused:
+    with pytest.raises(InvalidArgument, match="key=") as refused:
         key(None, {"x": object()})
     assert refused.value.name == "arguments['a']['x']"
 
@@ -448,18 +448,18 @@ def test_a_fingerprint_may_be_computed() -> None:
 
 @pytest.mark.parametrize("spec", [["c"], "c", ["a", "c"], [], "", [1], [None], ["a.__dict__"], ["{a}"]])
 def test_a_fingerprint_of_unknown_names_is_refused_when_decorating(spec: Any) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         compile_fingerprint(spec, pair)
     assert refused.value.name == "fingerprint"
 
 
 def test_a_fingerprint_that_cannot_be_taken_names_the_argument() -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         fingerprint(["a"], {"x": object()})
     assert refused.value.name == "fingerprint['a']['x']"
-    with pytest.raises(BadInput, match="KeyError"):
+    with pytest.raises(InvalidArgument, match="KeyError"):
         fingerprint(["a[x]"], {})
-    with pytest.raises(BadInput, match=r"^fingerprint="):
+    with pytest.raises(InvalidArgument, match=r"^fingerprint="):
         fingerprint(lambda a: object(), 1)
 
 

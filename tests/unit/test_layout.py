@@ -186,7 +186,9 @@ def test_a_breach_is_named_with_its_place(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        pytest.param("core/keys.py", "PREFIX = 'ig1:'\nfrom idemgate.errors import BadInput", id="the key module"),
+        pytest.param(
+            "core/keys.py", "PREFIX = 'ig1:'\nfrom idemgate.errors import InvalidArgument", id="the key module"
+        ),
         pytest.param("core/codec/__init__.py", "import msgpack", id="msgpack in core"),
         pytest.param("store/aio.py", "import redis.asyncio", id="redis in the store"),
         pytest.param("worker/worker.py", "from idemgate.topics.topic import Topic", id="down"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput
+from idemgate import InvalidArgument
 from idemgate.cli.logs import configure
 
 
@@ -38,6 +38,6 @@ def test_a_level_is_named_in_any_case(level: str) -> None:
 @pytest.mark.parametrize("level", ["loud", "", None, 20])
 def test_an_unknown_level_is_refused_before_anything_is_configured(level: Any) -> None:
     with bare():
-        with pytest.raises(BadInput, match=r"level=.*no such level\. Use one of .*INFO"):
+        with pytest.raises(InvalidArgument, match=r"level=.*no such level\. Use one of .*INFO"):
             configure(level)
         assert logging.getLogger().handlers == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import EXACT, NAMES, MergeSpec, _items, append, merge_of, merge_of_spec, union
 
 CODEC = Codec(10_000)
@@ -27,7 +27,7 @@ BAD_POLICIES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("which", BAD_POLICIES)
 def test_what_is_no_policy_is_refused(which: str) -> None:
     given, told = BAD_POLICIES[which]
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         merge_of(given)
     assert told in str(refused.value)
 
@@ -35,7 +35,7 @@ def test_what_is_no_policy_is_refused(which: str) -> None:
 @pytest.mark.parametrize("cap", [0, -1, True, 1.5, "9", None, 100_001])
 def test_a_cap_is_a_number_of_items(cap: Any) -> None:
     for make in (append, union):
-        with pytest.raises(BadInput, match=r"^cap=.*Use 1 to 100,000"):
+        with pytest.raises(InvalidArgument, match=r"^cap=.*Use 1 to 100,000"):
             make(cap)
 
 
@@ -44,7 +44,7 @@ def test_a_stored_cap_is_one_that_can_be_said(make: Any) -> None:
     assert merge_of_spec(make(1).spec) == make(1)
     assert merge_of_spec(make(100_000).spec) == make(100_000)
     for cap in (0, 100_001, "9"):
-        with pytest.raises(BadInput, match=r"^cap="):
+        with pytest.raises(InvalidArgument, match=r"^cap="):
             merge_of_spec({**make(1).spec, "cap": cap})
 
 
@@ -52,7 +52,7 @@ def test_a_stored_cap_is_one_that_can_be_said(make: Any) -> None:
 def test_what_many_items_take_together_is_limited_to_the_byte(policy: Any, payload: Any) -> None:
     size = len(merge_of(policy).lift(payload, Codec()))
     assert len(merge_of(policy).lift(payload, Codec(size))) == size
-    with pytest.raises(BadInput, match=f"takes {size} bytes; the limit is {size - 1}"):
+    with pytest.raises(InvalidArgument, match=f"takes {size} bytes; the limit is {size - 1}"):
         merge_of(policy).lift(payload, Codec(size - 1))
 
 
@@ -90,13 +90,13 @@ BAD_PAYLOADS: dict[str, tuple[MergeSpec, Any, str]] = {
 @pytest.mark.parametrize("which", BAD_PAYLOADS)
 def test_what_cannot_be_merged_is_refused_when_it_is_triggered(which: str) -> None:
     policy, payload, told = BAD_PAYLOADS[which]
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         merge_of(policy).lift(payload, CODEC)
     assert told in str(refused.value)
 
 
 def test_a_bad_field_is_named() -> None:
-    with pytest.raises(BadInput, match=r"^payload\['n'\]='x'"):
+    with pytest.raises(InvalidArgument, match=r"^payload\['n'\]='x'"):
         merge_of({"n": "sum"}).lift({"m": 1, "n": "x"}, CODEC)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
 from idemgate.topics.messages import Delivery, Forwarded, Message, Taken, Trigger
 
@@ -37,20 +37,20 @@ def test_each_place_is_what_it_is_called() -> None:
 def test_times_are_those_of_a_calendar(at: int, ms: int) -> None:
     assert _read([*PLACES[:at], ms, *PLACES[at + 1 :]]).count == 2
     for far in (-1, LATEST_MS + 1):
-        with pytest.raises(NotDecodable):
+        with pytest.raises(DecodeError):
             _read([*PLACES[:at], far, *PLACES[at + 1 :]])
 
 
 @pytest.mark.parametrize("at", [n for n, name in enumerate(NAMES) if name != "acc"], ids=lambda n: NAMES[n])
 def test_a_place_of_another_kind_makes_it_none(at: int) -> None:
     other: Any = b"text" if isinstance(PLACES[at], int) or NAMES[at] == "priority" else 7
-    with pytest.raises(NotDecodable):
+    with pytest.raises(DecodeError):
         _read([*PLACES[:at], other, *PLACES[at + 1 :]])
 
 
 @pytest.mark.parametrize("places", [[], PLACES[:13], [*PLACES, b"rank", 1], {"count": 1}, 7])
 def test_what_is_no_list_of_so_many_is_none(places: Any) -> None:
-    with pytest.raises(NotDecodable):
+    with pytest.raises(DecodeError):
         _read(places)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from idemgate.core.codec import Codec
 from idemgate.core.codec.models import rebuild
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 
 CODEC = Codec()
 T = TypeVar("T")
@@ -168,7 +168,7 @@ def test_enums_come_back_by_value() -> None:
     assert rebuild("red", Colour | str) is Colour.RED
     assert rebuild("red", str | Colour) == "red"
     assert rebuild({"red": 1}, dict[Colour, int]) == {Colour.RED: 1}
-    with pytest.raises(NotDecodable, match="Colour"):
+    with pytest.raises(DecodeError, match="Colour"):
         rebuild("green", Colour)
 
 
@@ -198,7 +198,7 @@ def test_two_versions_of_a_model_can_share_a_topic() -> None:
     ],
 )
 def test_what_the_model_refuses_is_not_decodable(value: Any, annotation: object, says: str) -> None:
-    with pytest.raises(NotDecodable, match=says):
+    with pytest.raises(DecodeError, match=says):
         rebuild(value, annotation)
 
 
@@ -272,7 +272,7 @@ def test_real_pydantic_models() -> None:
     assert through(whole, Whole) == whole
     assert through([whole], list[Whole | Refund]) == [whole]
     assert through(whole, Any)["parts"][0]["colour"] == "red"
-    with pytest.raises(NotDecodable, match="Whole"):
+    with pytest.raises(DecodeError, match="Whole"):
         rebuild({"parts": 3}, Whole)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate.errors import BadInput, NotDecodable
+from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import append
 from idemgate.topics.policy import Policy, differing, from_stored, policy_of, reconciled
 
@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ("facts", "name", "told"), REFUSED, ids=lambda part: str(part) if isinstance(part, dict) else ""
 )
 def test_a_policy_that_cannot_work_is_refused(facts: dict[str, Any], name: str, told: str) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         policy(**facts)
     assert refused.value.name == name
     assert told in str(refused.value)
@@ -180,13 +180,13 @@ def test_a_rate_is_one_a_day_to_a_million_a_second() -> None:
     assert policy(rate="1/24h").rate == Fraction(1, 86_400)
     assert policy(rate=1_000_000).rate == 1_000_000
     for rate in ("1/24h1s", 1_000_001):
-        with pytest.raises(BadInput, match="out of range"):
+        with pytest.raises(InvalidArgument, match="out of range"):
             policy(rate=rate)
 
 
 @pytest.mark.parametrize("stored", [1, [1], "text", None])
 def test_what_is_stored_and_no_map_is_no_policy(stored: Any) -> None:
-    with pytest.raises(NotDecodable) as refused:
+    with pytest.raises(DecodeError) as refused:
         differing(policy().stored(), msgpack.packb(stored))
     assert refused.value.why == "it is not a policy of ours"
 
@@ -196,7 +196,7 @@ def test_what_is_stored_and_no_map_is_no_policy(stored: Any) -> None:
 )
 def test_what_is_stored_and_none_of_its_values_is_no_policy(name: str, value: Any) -> None:
     facts = msgpack.unpackb(policy(rate=5).stored())
-    with pytest.raises(NotDecodable, match=r"it is not a policy of ours: .* is not one of its values"):
+    with pytest.raises(DecodeError, match=r"it is not a policy of ours: .* is not one of its values"):
         from_stored(msgpack.packb(facts | {name: value}), policy())
 
 
@@ -212,5 +212,5 @@ def test_what_is_said_once_of_a_topic_counts_wherever_that_was(name: str, said: 
     patient = policy(backoff="7s")
     for found in (reconciled(silent, patient), reconciled(patient, silent)):
         assert found.backoff.ms(1) == 7_000
-    with pytest.raises(BadInput, match=f"^{name}=.*this program said {getattr(one, name)} before"):
+    with pytest.raises(InvalidArgument, match=f"^{name}=.*this program said {getattr(one, name)} before"):
         reconciled(one, policy(**{name: other}))

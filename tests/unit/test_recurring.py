@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from idemgate import BadInput
+from idemgate import InvalidArgument
 from idemgate.topics.cron import recurring
 
 
@@ -51,5 +51,5 @@ def test_in_an_hour_that_is_repeated_nothing_is_planned_for_what_has_been() -> N
     ],
 )
 def test_what_is_no_schedule_is_refused(name: str, cron: str, zone: str, word: str) -> None:
-    with pytest.raises(BadInput, match=word):
+    with pytest.raises(InvalidArgument, match=word):
         recurring(name, cron, zone, None)

@@ -11,7 +11,7 @@ from idemgate.core.calls import Unfinished
 from idemgate.core.chunks import BATCH
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 from idemgate.topics.calls import FEW, Opened, Settlement, TopicCalls, failed, most_of
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
@@ -121,7 +121,7 @@ def test_a_priority_ranks_exactly(options: dict[str, Any], most: int) -> None:
     for priority in (most, -most, 0):
         assert topic.checked(Trigger("k", priority=priority))
     for priority in (most + 1, -most - 1, True, 1.0):
-        with pytest.raises(BadInput, match="not an integer that ranks exactly"):
+        with pytest.raises(InvalidArgument, match="not an integer that ranks exactly"):
             topic.checked(Trigger("k", priority=priority))  # type: ignore[arg-type]
 
 

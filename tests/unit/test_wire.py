@@ -7,7 +7,7 @@ import pytest
 
 from idemgate.core.codec import limits as wire
 from idemgate.core.codec.decoding import unpacked
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 
 SHORT = [bytes([0xA0 + n]) + b"\xc4" * n for n in range(32)]
 LONG = [b"\xd9\xff" + b"\xc4" * 255, b"\xda\x01\x00" + b"\xc4" * 256, b"\xdb\x00\x01\x00\x00" + b"\xc4" * 65_536]
@@ -98,5 +98,5 @@ def test_what_a_script_packed_nests_sixteen_levels_and_no_more() -> None:
     sixteen = b"\x91" * 16 + b"\x01"
     assert str(unpacked(sixteen, "a thing")).count("[") == 16
     for deeper in (b"\x91" + sixteen, b"\x92" + sixteen + b"\xda\x20\x00" + b"x" * 8192):
-        with pytest.raises(NotDecodable, match="it is not a thing of ours: it nests deeper than 16 levels"):
+        with pytest.raises(DecodeError, match="it is not a thing of ours: it nests deeper than 16 levels"):
             unpacked(deeper, "a thing")

@@ -21,6 +21,7 @@ import redis
 
 from idemgate import Gate
 from idemgate.core.calls import Call
+from tests.claims import claims_of
 from tests.topics import search
 from tests.topics.search import Held, Scope, Step, Violation
 
@@ -75,9 +76,9 @@ class State(search.State):
 class Search(search.Search):
     def __init__(self, raw: redis.Redis, gate: Gate, scripts: Mapping[str, str]) -> None:
         super().__init__(raw, gate, SCOPE, scripts)
-        self.claims = gate.claims
+        self.claims = claims_of(gate)
         self.slot = self.keys
-        self.records = [gate.claims.key("search", str(items)) for items in WORKS]
+        self.records = [claims_of(gate).key("search", str(items)) for items in WORKS]
         self.keys = (*self.slot, *(key for (key,) in self.records))
         self.snapshot = raw.script_load(SNAPSHOT)
 
@@ -162,7 +163,9 @@ class Search(search.Search):
         """What came of a request to the guard."""
         self.check(after, after.content == before.content, "what is pending is changed by the guard")
         at = next(at for at, keys in enumerate(self.records) if keys == step.keys)
-        judge = {"claim": self._claimed, "complete": self._completed, "release": self._released}[step.script[5:]]
+        judge = {"claim": self._claimed, "complete": self._completed, "release": self._released}[
+            step.script.partition("/")[2]
+        ]
         work, run = judge(before, after, step, at, _words(reply))
         after = replace(after, works=(*after.works[:at], work, *after.works[at + 1 :]))
         if step.told is not None:

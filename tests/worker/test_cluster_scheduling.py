@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Adaptive, Failed, Gate
+from idemgate import Adaptive, Gate, PartialFailure
 from idemgate.testing import Clock
 from tests import cluster as servers
 
@@ -81,9 +81,9 @@ async def test_only_what_failed_returns_and_dead_letters_are_sent_back_by_filter
     refuse = True
 
     @topic.handler
-    def handle(delivery: Any) -> Failed | None:
+    def handle(delivery: Any) -> PartialFailure | None:
         got.append((delivery.key, delivery.payload))
-        return Failed([one for one in delivery.payload if one % 2], "odd") if refuse else None
+        return PartialFailure([one for one in delivery.payload if one % 2], "odd") if refuse else None
 
     # Given messages of which half the items fail, until they are given up
     for n in range(40):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, ForeignData, Gate, StoreError, StoreRefused, StoreUnavailable
+from idemgate import Gate, InvalidArgument, ServerRejected, StoreError, StoreUnavailable, UnexpectedData
 from idemgate.core import keys
 from idemgate.membership import calls as members
 from idemgate.membership.member import RedisMembership
@@ -31,7 +31,7 @@ async def world(request: pytest.FixtureRequest, gate: Gate, clock: Clock) -> Asy
 
 
 async def attendance(world: World) -> members.Attendance:
-    return await world.gate.aio.link.run(members.attendance(world.gate.namespace, "workers", world.clock))
+    return await world.gate.aio.context.aio_link.run(members.attendance(world.gate.namespace, "workers", world.clock))
 
 
 async def eventually(fact: Callable[[], bool]) -> None:
@@ -351,13 +351,13 @@ def said(member: str, number: int, wanted: tuple[tuple[str, int], ...] = (), **m
 async def first_said(gate: Gate, member: str, wanted: tuple[tuple[str, int], ...] = (), **more: Any) -> Announcement:
     """Announces a member, number 1; returns the next announcement, number 2, that knows the generation."""
     first = said(member, 1, **more)
-    roll = await gate.aio.link.run(members.announce(gate.namespace, "g", gate.clock, first, 9000))
+    roll = await gate.aio.context.aio_link.run(members.announce(gate.namespace, "g", gate.context.clock, first, 9000))
     return first._replace(number=2, generation=roll.generation, wanted=wanted)
 
 
 async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock: Clock, raw: Any) -> None:
     def announce(one: Announcement) -> Any:
-        return gate.aio.link.run(members.announce(gate.namespace, "g", clock, one, 9000))
+        return gate.aio.context.aio_link.run(members.announce(gate.namespace, "g", clock, one, 9000))
 
     first = await first_said(gate, "m", (("t", 1),))
     second = first._replace(number=3, wanted=(), released=(("t", 1),))
@@ -367,20 +367,20 @@ async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock:
     await announce(second)
     stored = [raw.dump(key) for key in keys.members(gate.namespace, "g")]
     # When the first comes once more
-    with pytest.raises(StoreRefused, match="announced itself from elsewhere"):
+    with pytest.raises(ServerRejected, match="announced itself from elsewhere"):
         await announce(first)
     assert [raw.dump(key) for key in keys.members(gate.namespace, "g")] == stored
     # And when it has left, none brings it back
-    assert await gate.aio.link.run(members.leave(gate.namespace, "g", clock, "m"))
-    with pytest.raises(StoreRefused, match="has left"):
+    assert await gate.aio.context.aio_link.run(members.leave(gate.namespace, "g", clock, "m"))
+    with pytest.raises(ServerRejected, match="has left"):
         await announce(second)
-    seen = await gate.aio.link.run(members.attendance(gate.namespace, "g", clock))
+    seen = await gate.aio.context.aio_link.run(members.attendance(gate.namespace, "g", clock))
     assert (seen.members, seen.holders) == ({}, {})
 
 
 async def test_nobody_gets_a_slot_for_members_of_another_day(gate: Gate, clock: Clock) -> None:
     # Given a member that holds a slot, and one that knows an older generation
-    link, group = gate.aio.link, (gate.namespace, "g", clock)
+    link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
     late = await first_said(gate, "late")
     holder = await first_said(gate, "holder", (("t", 1),))
     await link.run(members.announce(*group, holder, 9000))
@@ -396,7 +396,7 @@ async def test_nobody_gets_a_slot_for_members_of_another_day(gate: Gate, clock: 
 
 async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> None:
     # Given one that was killed with slots of a topic that nobody serves any more, one that left, and one that is there
-    link, group = gate.aio.link, (gate.namespace, "g", clock)
+    link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
     for name, slots in (("killed", (("u", 1), ("u", 2))), ("left", (("t", 1),))):
         second = await first_said(gate, name, slots, topics=("t", "u"))
         roll = await link.run(members.announce(*group, second, 9000))
@@ -416,7 +416,7 @@ async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> 
 
 
 async def test_a_full_server_does_not_end_a_membership(gate: Gate, clock: Clock, raw: Any) -> None:
-    link, group = gate.aio.link, (gate.namespace, "g", clock)
+    link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
     second = await first_said(gate, "m", (("t", 1),))
     raw.config_set("maxmemory", 1)
     try:
@@ -431,7 +431,7 @@ async def test_a_full_server_does_not_end_a_membership(gate: Gate, clock: Clock,
 async def test_keys_of_others_are_refused_untouched(gate: Gate, clock: Clock, raw: Any, part: int) -> None:
     key = keys.members(gate.namespace, "workers")[part]
     raw.set(key, "mine")
-    with pytest.raises(ForeignData, match="holds a string") as caught:
+    with pytest.raises(UnexpectedData, match="holds a string") as caught:
         await RedisMembership(gate).run(asyncio.Event(), T)
     assert caught.value.redis_key == key.decode()
     assert raw.get(key) == b"mine"
@@ -441,7 +441,7 @@ async def test_keys_of_others_are_refused_untouched(gate: Gate, clock: Clock, ra
 @pytest.mark.damages("wrong-type")
 async def test_another_layout_is_refused(gate: Gate, raw: Any) -> None:
     raw.hset(keys.members(gate.namespace, "workers")[1], "v", 2)
-    with pytest.raises(ForeignData, match="says layout 2"):
+    with pytest.raises(UnexpectedData, match="says layout 2"):
         await RedisMembership(gate).run(asyncio.Event(), T)
 
 
@@ -473,13 +473,13 @@ async def test_one_that_is_away_just_after_the_first_announcement_is_waited_for(
     ("options", "name"), [({"group": "a b"}, "group"), ({"ttl": 0}, "ttl"), ({"grace": -1}, "grace")]
 )
 def test_bad_input_is_named(gate: Gate, options: dict[str, Any], name: str) -> None:
-    with pytest.raises(BadInput, match=name):
+    with pytest.raises(InvalidArgument, match=name):
         RedisMembership(gate, **options)
 
 
 async def test_when_a_member_leaves_the_others_are_another_generation(gate: Gate, clock: Clock) -> None:
     # Given two members
-    run, group = gate.aio.link.run, (gate.namespace, "g", clock)
+    run, group = gate.aio.context.aio_link.run, (gate.namespace, "g", clock)
     for name in ("stays", "leaves"):
         await run(members.announce(*group, members.Announcement(name, 1, ("t",), 0, (), (), ()), 10_000))
     before = (await run(members.attendance(*group))).generation
@@ -489,5 +489,5 @@ async def test_when_a_member_leaves_the_others_are_another_generation(gate: Gate
 
 
 async def test_to_leave_what_one_is_no_member_of_changes_nothing(gate: Gate, raw: Any, clock: Clock) -> None:
-    assert not await gate.aio.link.run(members.leave(gate.namespace, "g", clock, "nobody"))
+    assert not await gate.aio.context.aio_link.run(members.leave(gate.namespace, "g", clock, "nobody"))
     assert raw.exists(*keys.members(gate.namespace, "g")) == 0

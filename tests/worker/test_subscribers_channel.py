@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import Heard
 from tests.proxy import Proxy
 
@@ -109,7 +109,7 @@ def key(heard):
 @gate.once(key=key, scope="replicas")
 def handle(heard: Heard) -> None:
     event = heard.json()["id"]
-    gate.link.command("RPUSH", namespace + ":ends" if event == "end" else namespace + ":handled", event)
+    gate.context.link.command("RPUSH", namespace + ":ends" if event == "end" else namespace + ":handled", event)
 
 gate.run()
 print(json.dumps(gate.counters.snapshot()))
@@ -343,13 +343,13 @@ def no_generator(heard: Heard) -> Any:
 )
 def test_bad_input_is_refused_where_it_is_written(channel: str, options: Any, callback: Any, named: str) -> None:
     gate = Gate("redis://nowhere.invalid")
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         gate.on(channel, **options)(callback)
     assert refused.value.name == named
     assert gate.subscribers == []
 
 
 async def test_nothing_to_listen_to_is_an_error(one: Gate) -> None:
-    with pytest.raises(BadInput, match=r"gate\.on"):
+    with pytest.raises(InvalidArgument, match=r"gate\.on"):
         async with one.aio.subscribers():
             pass

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, StoreRefused
+from idemgate import Gate, InvalidArgument, ServerRejected
 from idemgate.errors import Bury, Retry
 from idemgate.subscribers import Entry
+from tests.claims import claims_of
 from tests.proxy import Proxy
 
 AGED = 3_600_000
@@ -214,7 +215,7 @@ async def test_an_entry_stays_pending_while_another_owner_runs(one: Gate, stream
 async def test_it_comes_back_when_the_other_owners_lease_may_end(one: Gate, stream: Log) -> None:
     # Given an order whose owner has vanished and whose lease is short, and a long reclaim time
     ran: list[str] = []
-    raw_record = one.claims.key("orders", b"7")
+    raw_record = claims_of(one).key("orders", b"7")
 
     @one.stream(stream.name, group="billing", reclaim="1h")
     @one.once(key="{entry.fields[order]}", scope="orders")
@@ -674,7 +675,7 @@ async def test_what_is_no_stream_ends_all_with_an_error(one: Gate, stream: Log) 
     one.on(stream.name)(print)
     one.stream(stream.name, group="billing")(print)
     # When they start
-    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+    with pytest.raises(ServerRejected, match="WRONGTYPE"):
         async with one.aio.subscribers():
             pass
     # Then nothing was written, and nobody listens
@@ -698,7 +699,7 @@ async def test_what_is_no_stream_ends_all_with_an_error(one: Gate, stream: Log) 
 )
 def test_bad_input_is_refused_where_it_is_written(options: Any, named: str) -> None:
     gate = Gate("redis://nowhere.invalid")
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         gate.stream(**{"stream": "orders", "group": "billing"} | options)(print)
     assert refused.value.name == named
     assert gate.subscribers == []

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import BadInput, Bury, Gate, KeyReused, NotInside, PolicyChanged, Retry, current
+from idemgate import Bury, Gate, InvalidArgument, KeyReused, NoCurrentExecution, PolicyChanged, Retry, current
 from idemgate.errors import AttemptsExhausted, OutcomeUnknown
 from idemgate.testing import Clock
 from idemgate.topics.merge import append, union, wrapped
@@ -148,7 +148,7 @@ async def test_current_tells_about_the_delivery(gate: Gate, eventually: Any, awa
 
     def look(delivery: Any) -> None:
         here = current()
-        with pytest.raises(NotInside):
+        with pytest.raises(NoCurrentExecution):
             here.checkpoint("a note")
         told.append((here.key, here.token == delivery.token, here.attempt, here.lease_lost))
 
@@ -160,7 +160,7 @@ async def test_current_tells_about_the_delivery(gate: Gate, eventually: Any, awa
     async with gate.aio.worker():
         await eventually(lambda: told)
     assert told == [("a", True, 1, False)]
-    with pytest.raises(NotInside):
+    with pytest.raises(NoCurrentExecution):
         current()
 
 
@@ -304,7 +304,7 @@ async def test_a_delay_that_makes_no_sense_costs_a_second_not_the_worker(
         KeyReused("order-7"),
         OutcomeUnknown("order-7", 1, "charge"),
         AttemptsExhausted("order-7", 3, "charge"),
-        BadInput("key", "", "empty", "Name one"),
+        InvalidArgument("key", "", "empty", "Name one"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -335,12 +335,12 @@ async def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters(gate: Gate
     await topic.aio.trigger("a", "text")
     pending = b"ig1:{%s:topic:t:0/1}:pending" % gate.namespace.encode()
     stored = raw.hget(pending, "a")
-    encoded = gate.codec.encode("text")
+    encoded = gate.context.codec.encode("text")
     raw.hset(pending, "a", stored.replace(encoded, b"\x7f" + encoded[1:]))
     # When it is delivered
     async with gate.aio.worker():
         letters = await eventually(topic.aio.dead.list)
-    assert letters[0].reason.startswith("idemgate.errors.NotDecodable: ")
+    assert letters[0].reason.startswith("idemgate.errors.DecodeError: ")
 
 
 # -- a guarded handler ------------------------------------------------------------------------------------------------
@@ -482,13 +482,13 @@ async def test_a_handler_may_trigger_its_own_key_and_that_makes_another_delivery
 
 def test_run_without_anything_to_run_is_refused(gate: Gate) -> None:
     gate.topic("t")
-    with pytest.raises(BadInput, match="no topic with a handler and no subscriber"):
+    with pytest.raises(InvalidArgument, match="no topic with a handler and no subscriber"):
         gate.run()
 
 
 def test_run_refuses_a_name_without_a_handler_even_where_there_are_subscribers(gate: Gate) -> None:
     gate.on("channel")(lambda heard: None)
-    with pytest.raises(BadInput, match="'images': no handler is registered for it"):
+    with pytest.raises(InvalidArgument, match="'images': no handler is registered for it"):
         gate.run("images")
 
 
@@ -496,7 +496,7 @@ def test_a_worker_of_an_unknown_topic_is_refused(gate: Gate) -> None:
     gate.topic("images").handler(lambda delivery: None)
     gate.topic("plain")
     for name in ("image", "plain"):
-        with pytest.raises(BadInput, match=rf"'{name}': no handler.*\['images'\]"):
+        with pytest.raises(InvalidArgument, match=rf"'{name}': no handler.*\['images'\]"):
             gate.aio.worker(name)
 
 
@@ -505,7 +505,7 @@ def test_a_worker_of_an_unknown_topic_is_refused(gate: Gate) -> None:
 )
 def test_bounds_that_make_no_sense_are_refused(gate: Gate, name: str, value: Any) -> None:
     gate.topic("t").handler(lambda delivery: None)
-    with pytest.raises(BadInput, match=name):
+    with pytest.raises(InvalidArgument, match=name):
         Worker(gate, **{name: value})
 
 
@@ -535,7 +535,7 @@ def test_a_topic_with_another_policy_ends_run(url: str, namespace: str) -> None:
 
 async def test_run_outside_of_the_main_thread_is_refused(gate: Gate) -> None:
     gate.topic("t").handler(lambda delivery: None)
-    with pytest.raises(BadInput, match="signals reach the main thread only"):
+    with pytest.raises(InvalidArgument, match="signals reach the main thread only"):
         await asyncio.to_thread(gate.run)
 
 

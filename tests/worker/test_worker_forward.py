@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 
 
@@ -229,7 +229,7 @@ def test_nothing_is_lost_or_sent_twice_by_workers_that_are_killed(url: str, name
 async def test_forward_due_sends_at_most_as_many_as_asked(face: Any, clock: Clock, raw: Any) -> None:
     # Given a program that owns its loop
     topic = face.topic("jobs", slots=2)
-    with pytest.raises(BadInput, match="nobody said where to"):
+    with pytest.raises(InvalidArgument, match="nobody said where to"):
         await topic.forward_due()
     face.gate.topic("jobs").forward("list")
     await topic.trigger_many([(n, n) for n in range(1100)])

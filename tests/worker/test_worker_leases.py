@@ -190,7 +190,7 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
 
     @topic.handler
     def fork(delivery: Any) -> None:
-        with live.pulse._wake:
+        with live.context.heartbeat._wake:
             pid = os.fork()
             if pid == 0:
                 os._exit(child(live))
@@ -198,16 +198,16 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
 
     def child(gate: Gate) -> int:
         # Held by another thread at the fork, it would never be free again here.
-        gate.pulse._wake = threading.Condition(threading.Lock())
-        gate.pulse._wake.acquire()
+        gate.context.heartbeat._wake = threading.Condition(threading.Lock())
+        gate.context.heartbeat._wake.acquire()
         watchdog = threading.Timer(5, os._exit, (9,))
         watchdog.daemon = True
         watchdog.start()
-        for beat in tuple(gate.pulse._beats):  # as leaving the parent's guarded code would
-            gate.pulse.remove(beat)
+        for beat in tuple(gate.context.heartbeat._beats):  # as leaving the parent's guarded code would
+            gate.context.heartbeat.remove(beat)
         with gate.claim("child") as claim:
             alive = [one for one in threading.enumerate() if one.name == "idemgate-heartbeat"]
-            kept = len(gate.pulse._beats)
+            kept = len(gate.context.heartbeat._beats)
         gate.close()
         return 0 if claim.started and (len(alive), kept) == (1, 1) else 3
 

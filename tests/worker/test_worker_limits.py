@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Adaptive, BadInput, Gate, Overloaded
+from idemgate import Adaptive, Gate, InvalidArgument, Overloaded
 from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
 
@@ -122,11 +122,11 @@ async def test_the_limit_is_of_this_program_and_not_stored(url: str, gate: Gate)
     topic = gate.topic("t", window="1s", adaptive=Adaptive(most=3))
     await topic.aio.open()
     # Another program says nothing of it, or something else
-    with Gate(url, namespace=gate.namespace, clock=gate.clock) as other:
+    with Gate(url, namespace=gate.namespace, clock=gate.context.clock) as other:
         assert other.topic("t", window="1s").open().policy.adaptive is None
     # And one that names the topic twice says it once
     assert gate.topic("t", window="1s").policy.adaptive == Adaptive(most=3)
-    with pytest.raises(BadInput, match="this program said"):
+    with pytest.raises(InvalidArgument, match="this program said"):
         gate.topic("t", window="1s", adaptive=Adaptive(most=4))
-    with pytest.raises(BadInput, match="adaptive"):
+    with pytest.raises(InvalidArgument, match="adaptive"):
         gate.topic("u", adaptive=5)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, RedisMembership, StoreError, Trigger
+from idemgate import Gate, InvalidArgument, RedisMembership, StoreError, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.keys import slot_of
 from idemgate.membership.member import Membership
@@ -88,7 +88,7 @@ async def join(url: str, namespace: str, clock: Clock, monkeypatch: pytest.Monke
         if call.script.name in ("topics/take", "topics/turn"):
             slot = int(bytes(call.keys[0]).partition(b"}")[0].rpartition(b":")[2].partition(b"/")[0])
             for hand in hands:
-                hand.asked.update([slot] if hand.gate.aio.link is self else [])
+                hand.asked.update([slot] if hand.gate.aio.context.aio_link is self else [])
         return await real(self, call, within)
 
     monkeypatch.setattr(AsyncLink, "run", run)
@@ -416,7 +416,7 @@ async def test_a_foreign_key_in_the_memberships_place_is_an_error_at_the_start(g
 @pytest.mark.parametrize("members", ["redis", None, 1, RedisMembership])
 def test_what_is_no_membership_is_refused(gate: Gate, members: Any) -> None:
     gate.topic("t").handler(print)
-    with pytest.raises(BadInput, match="members"):
+    with pytest.raises(InvalidArgument, match="members"):
         gate.aio.worker(members=members)
 
 
@@ -470,7 +470,7 @@ async def test_one_membership_for_two_workers_at_once_is_refused(gate: Gate) -> 
     membership, topic = RedisMembership(gate), gate.topic("t", **POLICY)
     topic.handler(print)
     async with gate.aio.worker(members=membership):
-        with pytest.raises(BadInput, match="serves another worker already"):
+        with pytest.raises(InvalidArgument, match="serves another worker already"):
             await gate.aio.worker(members=membership).run(asyncio.Event())
         # And the first one has not been disturbed
         assert membership.assigned("t") == ALL

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from idemgate import Failed, Gate
+from idemgate import Gate, PartialFailure
 from idemgate.testing import Clock
 
 
-def _returns(failed: Failed) -> Failed:
+def _returns(failed: PartialFailure) -> PartialFailure:
     return failed
 
 
-def _raises(failed: Failed) -> None:
+def _raises(failed: PartialFailure) -> None:
     raise failed from ConnectionError("no answer")
 
 
-def _handler(end: Callable[[Failed], Any], awaiting: bool, seen: list[Any], bad: Callable[[Any], bool]) -> Any:
+def _handler(end: Callable[[PartialFailure], Any], awaiting: bool, seen: list[Any], bad: Callable[[Any], bool]) -> Any:
     """A handler that notes its payloads, and says that the bad items of a first attempt failed."""
 
     def blocking(delivery: Any) -> Any:
         seen.append(delivery.payload)
         if delivery.attempt == 1:
-            return end(Failed([item for item in delivery.payload if bad(item)], "odd ones"))
+            return end(PartialFailure([item for item in delivery.payload if bad(item)], "odd ones"))
         return None
 
     async def handle(delivery: Any) -> Any:
@@ -73,8 +73,8 @@ async def test_failed_names_its_own_delay(gate: Gate, clock: Clock, eventually: 
     topic = gate.topic("t", merge="append", backoff="1h")
 
     @topic.handler
-    def handle(delivery: Any) -> Failed | None:
-        return Failed(delivery.payload[:1], delay="7s") if delivery.attempt == 1 else None
+    def handle(delivery: Any) -> PartialFailure | None:
+        return PartialFailure(delivery.payload[:1], delay="7s") if delivery.attempt == 1 else None
 
     await topic.aio.trigger_many([("k", 1), ("k", 2)])
     async with gate.aio.worker():
@@ -94,7 +94,7 @@ def _broken() -> Any:
     [
         ("append", [1, 99], "items=99: not an item of this payload"),
         ("append", 7, "items=7: not a list"),
-        pytest.param("append", [object()], "BadInput: items", id="append-object"),
+        pytest.param("append", [object()], "InvalidArgument: items", id="append-object"),
         pytest.param("append", _broken, "half-way", id="append-broken"),
         ("last", [1], 'merge="last" keeps no items'),
         ("sum", [1], 'merge="sum" keeps no items'),
@@ -109,8 +109,8 @@ async def test_items_that_are_not_there_are_a_failed_attempt_of_everything(
     topic = gate.topic("t", merge=merge, max_attempts=2, backoff=0)
 
     @topic.handler
-    def handle(delivery: Any) -> Failed:
-        return Failed(items() if callable(items) else items)
+    def handle(delivery: Any) -> PartialFailure:
+        return PartialFailure(items() if callable(items) else items)
 
     await topic.aio.trigger_many([("k", 1), ("k", 2)])
     async with gate.aio.worker():
@@ -128,9 +128,9 @@ async def test_after_the_last_attempt_the_items_that_failed_are_dead(gate: Gate,
     runs: list[Any] = []
 
     @topic.handler
-    async def handle(delivery: Any) -> Failed:
+    async def handle(delivery: Any) -> PartialFailure:
         runs.append(delivery.payload)
-        return Failed(delivery.payload[1:] or delivery.payload, "still")
+        return PartialFailure(delivery.payload[1:] or delivery.payload, "still")
 
     await topic.aio.trigger_many([("k", n) for n in range(5)])
     async with gate.aio.worker():
@@ -172,7 +172,7 @@ async def test_a_merged_function_is_called_again_with_all_its_arguments(
 
     def blocking(doc: int, tags: list[str], log: int, why: str = "?") -> Any:
         calls.append((doc, tags, log, why))
-        return end(Failed(items)) if len(calls) == 1 else None
+        return end(PartialFailure(items)) if len(calls) == 1 else None
 
     async def function(doc: int, tags: list[str], log: int, why: str = "?") -> Any:
         return blocking(doc, tags, log, why)

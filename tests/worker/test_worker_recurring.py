@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, StoreUnavailable
+from idemgate import Gate, InvalidArgument, StoreUnavailable
 from idemgate.testing import Clock
 from idemgate.topics.cron import recurring
 from idemgate.worker.worker import Worker
@@ -26,7 +26,7 @@ def noting(gate: Gate, name: str = "reports", **policy: Any) -> tuple[Any, list[
     async def handle(delivery: Any) -> None:
         occurrence = datetime.fromisoformat(delivery.key.split("@")[1])
         assert (delivery.count, delivery.reason) == (1, "time")
-        assert occurrence <= delivery.due_at <= gate.clock.now()  # type: ignore[union-attr]
+        assert occurrence <= delivery.due_at <= gate.context.clock.now()  # type: ignore[union-attr]
         seen.append(occurrence)
 
     return topic, seen
@@ -37,7 +37,7 @@ def planned(topic: Any) -> Any:
 
     async def look() -> bool:
         stats = await topic.aio.stats()
-        return (stats.pending, stats.in_flight) == (1, 0) and stats.next_due > topic.opening.gate.clock.now()
+        return (stats.pending, stats.in_flight) == (1, 0) and stats.next_due > topic.opening.context.clock.now()
 
     return look
 
@@ -137,7 +137,7 @@ async def test_no_occurrence_is_skipped_while_the_store_is_away(
                 raise StoreUnavailable("away", "no")
 
             for name in ("run", "run_all"):
-                patch.setattr(gate.aio.link, name, away)
+                patch.setattr(gate.aio.context.aio_link, name, away)
             # When the time of five occurrences passes
             clock.advance("55m")
             await eventually(lambda: gate.counters["worker.store_away"] >= 4)
@@ -181,7 +181,7 @@ async def test_each_is_planned_from_the_beginning_even_if_the_store_goes_away_ha
     topic.every("0 0 * * *", name="daily")
     topic.every("0 * * * *", name="hourly")
     clock.set(at(2026, 1, 1, 0, 30).timestamp())
-    run_all, refused = gate.aio.link.run_all, []
+    run_all, refused = gate.aio.context.aio_link.run_all, []
 
     async def once_away(batch: Any, *args: Any, **kwargs: Any) -> Any:
         if any(b"hourly" in bytes(arg) for call in batch.calls for arg in call.args if isinstance(arg, bytes)):
@@ -192,7 +192,7 @@ async def test_each_is_planned_from_the_beginning_even_if_the_store_goes_away_ha
                 raise StoreUnavailable("away", "no")
         return await run_all(batch, *args, **kwargs)
 
-    monkeypatch.setattr(gate.aio.link, "run_all", once_away)
+    monkeypatch.setattr(gate.aio.context.aio_link, "run_all", once_away)
     async with gate.aio.worker():
         # Then what came since it began is handled, though the first one is due much later
         await eventually(lambda: len(seen) == 2)
@@ -228,7 +228,7 @@ async def test_recurring_triggers_that_nobody_handles_are_refused(gate: Gate) ->
     gate.topic("other").handler(print)
     gate.topic("reports").every("0 9 * * *", name="daily")
     for topics in ((), ("reports",)):
-        with pytest.raises(BadInput, match=r"recurring triggers \(daily\) but nobody handles them"):
+        with pytest.raises(InvalidArgument, match=r"recurring triggers \(daily\) but nobody handles them"):
             gate.aio.worker(*topics)
     # A worker for other topics is not concerned
     async with gate.aio.worker("other"):
@@ -238,7 +238,7 @@ async def test_recurring_triggers_that_nobody_handles_are_refused(gate: Gate) ->
 async def test_a_payload_that_its_topic_cannot_take_is_refused_at_the_start(gate: Gate) -> None:
     topic, _ = noting(gate, merge="sum")
     topic.every("0 9 * * *", name="daily", payload="many")
-    with pytest.raises(BadInput, match="many"):
+    with pytest.raises(InvalidArgument, match="many"):
         async with gate.aio.worker():
             pytest.fail("it started")
     assert (await topic.aio.stats()).pending == 0

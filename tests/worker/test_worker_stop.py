@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import BadInput, Gate, StoreUnavailable
+from idemgate import Gate, InvalidArgument, StoreUnavailable
 from idemgate.core.calls import Call
 from idemgate.store.aio import AsyncLink
 from idemgate.testing import Clock
@@ -321,7 +321,7 @@ async def test_a_worker_may_run_again_but_not_twice_at_once(gate: Gate, eventual
         await topic.aio.trigger(key)
         async with worker:
             await eventually(lambda key=key: handled[-1:] == [key])
-            with pytest.raises(BadInput, match="is running already"):
+            with pytest.raises(InvalidArgument, match="is running already"):
                 async with worker:
                     raise AssertionError("entered")
             # The one that runs is not disturbed

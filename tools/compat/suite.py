@@ -19,12 +19,13 @@ __all__ = ["FOLDERS", "QUICK", "RESULTS", "run"]
 
 FOLDERS = [
     f"tests/{name}"
-    for name in ("unit", "scripts", "guard", "topics", "store", "worker", "audit", "security", "resilience")
+    for name in ("unit", "scripts", "guard", "dedup", "topics", "store", "worker", "audit", "security", "resilience")
 ]
 """All but what needs no other server: whole programs (tests/cli)."""
 QUICK = [
     "tests/scripts",
     "tests/guard",
+    "tests/dedup",
     *(f"tests/store/test_{name}.py" for name in ("cluster", "endpoint", "faults", "links")),
     *(f"tests/topics/test_{name}.py" for name in ("deliveries", "limits", "merging", "priorities", "triggers")),
     *(f"tests/worker/test_subscribers_{name}.py" for name in ("channel", "expiry", "stream")),

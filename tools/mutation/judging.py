@@ -67,18 +67,18 @@ TESTS = [
         "topics/test_model",
         "guard/test_model",
         "topics/test_search",
-        "guard/test_compact",
-        "guard/test_keep",
+        "dedup/test_ids",
+        "dedup/test_values",
         "guard/test_search",
         "topics/test_events",
         "topics/test_reslot",
     ]
 ]
 """Those that are about scripts; where nothing is known yet, in this order."""
-SKIPPED = ("valkey-server", "[awaiting", "24_bytes", "killed_anywhere", "goes_on_meanwhile")
+SKIPPED = ("valkey-server", "[awaiting", "25_bytes", "killed_anywhere", "goes_on_meanwhile")
 """Parts of names: tests of the other flavour, which sends the same, or of another server; tests that take long and
 notice nothing that others do not, or that race."""
-PLANTING = ("a_fault_in_a_script_is_found", "planted", "taken_for_a_known_one")
+PLANTING = ("a_fault_in_a_script_is_found", "planted", "a_new_id_collides")
 """Tests that change scripts themselves."""
 LOGS = "IDEMGATE_MUTATION_LOGS"
 SLOW = "Timeout (>"

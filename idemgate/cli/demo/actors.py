@@ -54,7 +54,7 @@ def work(order: Order, report: Report) -> None:
 
     @topic_of(gate, order).handler
     async def render(delivery: Delivery[dict[str, Any]]) -> None:
-        seconds, micros = await gate.aio.link.command("TIME")
+        seconds, micros = await gate.context.aio_link.command("TIME")
         now_ms = int(seconds) * 1000 + int(micros) / 1000
         first_ms = round(delivery.first_at.timestamp() * 1000)
         facts = (delivery.count, delivery.dropped, first_ms, delivery.due_ms, now_ms)

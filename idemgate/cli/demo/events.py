@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["Event", "Plan", "Publication", "made_up", "plan_of", "read"]
 
@@ -107,7 +107,7 @@ def made_up(count: int, seed: int) -> list[Event]:
 
 
 def read(path: Path, limit: int | None) -> list[Event]:
-    """The first `limit` events (None: all) of a file of JSON lines, gzipped or not. BadInput names a line that is no
+    """The first `limit` events (None: all) of a file of JSON lines, gzipped or not. InvalidArgument names a line that is no
     event."""
     events: list[Event] = []
     try:
@@ -121,9 +121,11 @@ def read(path: Path, limit: int | None) -> list[Event]:
                     events.append(_event(line, f"{path}:{number}"))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         fix = "Name a file of JSON lines, gzipped or not"
-        raise BadInput("input", str(path), f"cannot be read ({error})", fix) from None
+        raise InvalidArgument("input", str(path), f"cannot be read ({error})", fix) from None
     if not events:
-        raise BadInput("input", str(path), "holds no events", f"One JSON object a line, with {', '.join(FIELDS)}")
+        raise InvalidArgument(
+            "input", str(path), "holds no events", f"One JSON object a line, with {', '.join(FIELDS)}"
+        )
     return events
 
 
@@ -133,9 +135,9 @@ def _event(line: str, place: str) -> Event:
         found: dict[str, Any] = json.loads(line)
         event = Event(**{name: found[name] for name in FIELDS})
     except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(place, line.strip(), f"is not an event ({error!r})", fix) from None
+        raise InvalidArgument(place, line.strip(), f"is not an event ({error!r})", fix) from None
     if not all(isinstance(value, str) and value for value in (event.id, event.path, event.change)):
-        raise BadInput(place, line.strip(), "id, path and change are texts that are not empty", fix)
+        raise InvalidArgument(place, line.strip(), "id, path and change are texts that are not empty", fix)
     if isinstance(event.ts, bool) or not isinstance(event.ts, int | float) or not math.isfinite(event.ts):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BadInput(place, line.strip(), "ts is a number, seconds since the epoch", fix)
+        raise InvalidArgument(place, line.strip(), "ts is a number, seconds since the epoch", fix)
     return event

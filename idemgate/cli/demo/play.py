@@ -22,7 +22,7 @@ from idemgate.cli.demo.records import Records
 from idemgate.cli.demo.screen import Screen, chosen, took
 from idemgate.cli.signals import Interrupted, Signals, watching
 from idemgate.core import keys
-from idemgate.errors import BadInput, IdemgateError, StoreError
+from idemgate.errors import IdemgateError, InvalidArgument, StoreError
 from idemgate.gate import Gate
 from idemgate.store.embedded.server import directory_of, start
 
@@ -78,7 +78,7 @@ def _window(options: argparse.Namespace, plan: Plan) -> float:
 def _server(url: str | None, screen: Screen) -> Generator[str]:
     if url is not None and url.startswith("redis+cluster:"):
         fix = "Name one of its nodes as redis://, if that may be written to, or another server"
-        raise BadInput("url", url, "the demo looks at one server's clock, a cluster has many", fix)
+        raise InvalidArgument("url", url, "the demo looks at one server's clock, a cluster has many", fix)
     if url is not None and not url.startswith("embedded:"):
         yield url
         return
@@ -114,7 +114,7 @@ class _Stage:
         wanted = self.records.subscribers
 
         def all_hear() -> bool:
-            return int(gate.link.command("PUBSUB", "NUMSUB", self.order.channel)[1]) >= wanted
+            return int(gate.context.link.command("PUBSUB", "NUMSUB", self.order.channel)[1]) >= wanted
 
         if not wait_until(all_hear, START, lambda: self._look("starting", 0)):
             raise StoreError(f"the {wanted} subscribers did not all subscribe within {START:g} s")
@@ -158,6 +158,6 @@ class _Stage:
         """Nothing of the topic stays on a server that is not ours; the guard's records fade by themselves."""
         topic = topic_of(gate, self.order)
         with contextlib.suppress(StoreError):
-            gate.link.command("UNLINK", keys.topics(gate.namespace))
+            gate.context.link.command("UNLINK", keys.topics(gate.namespace))
             for slot in range(topic.policy.slots):
-                gate.link.command("UNLINK", *keys.slot(gate.namespace, topic.name, slot, topic.policy.slots))
+                gate.context.link.command("UNLINK", *keys.slot(gate.namespace, topic.name, slot, topic.policy.slots))

@@ -33,7 +33,7 @@ def publish(gate: Gate, channel: str, plan: Plan, records: Records, look: Callab
             look(number)
             looked = now
         records.publish(event.id, event.path)  # before it is: a report may come before the answer
-        gate.link.command("PUBLISH", channel, event.json())
+        gate.context.link.command("PUBLISH", channel, event.json())
     return max(0.0, time.monotonic() - start - plan.publications[-1].at)
 
 

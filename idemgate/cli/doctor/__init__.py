@@ -10,7 +10,7 @@ from idemgate.audit.server import Check
 from idemgate.cli.arguments import add_namespace, add_url, url_of
 from idemgate.cli.doctor.examine import Namespace, Told, examined
 from idemgate.cli.doctor.showing import as_json, show
-from idemgate.errors import BadInput, StoreError
+from idemgate.errors import InvalidArgument, StoreError
 from idemgate.testing.audit import audit
 
 __all__ = ["add_to"]
@@ -46,10 +46,10 @@ def add_to(commands: Any) -> None:
 
 def doctor(options: argparse.Namespace) -> int:
     """0 without errors, 1 with; what cannot be looked at is an error, beside what could be. Raises NotConfigured,
-    BadInput."""
+    InvalidArgument."""
     asked = options.durability
     if asked is not None and options.read_only:
-        raise BadInput("--durability", asked, "only a write shows it", "Leave out --read-only")
+        raise InvalidArgument("--durability", asked, "only a write shows it", "Leave out --read-only")
     asked = int(asked) if asked is not None and asked.isdecimal() else asked
     where = Namespace(url_of(options), options.namespace, asked)
     failures: list[Told] = []

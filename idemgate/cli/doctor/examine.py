@@ -13,7 +13,7 @@ from idemgate.core import keys
 from idemgate.core.calls import call
 from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
-from idemgate.errors import StoreError, StoreRefused
+from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.calls import Claims
 from idemgate.store.durability import Asked, durability_of
 from idemgate.store.endpoint import Endpoint
@@ -35,7 +35,7 @@ SYNCED = 3.0
 
 
 class Namespace:
-    """Where to look, and what durability its gates ask for. BadInput for what is no URL, no name, or no durability."""
+    """Where to look, and what durability its gates ask for. InvalidArgument for what is no URL, no name, or no durability."""
 
     def __init__(self, url: str, name: str, durability: Asked = None) -> None:
         self.name = check_name(name, "namespace")
@@ -50,7 +50,7 @@ class Namespace:
 
 def examined(where: Namespace, *, writes: bool = True) -> list[Told]:
     """Every check of every server, then those of the namespace; `writes`: whether writing may be tried, too.
-    StoreUnavailable, StoreRefused."""
+    StoreUnavailable, ServerRejected."""
     with servers(where.endpoint) as found:
         told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
         strange, listens = _looked_for(where, found)
@@ -75,7 +75,7 @@ def _seen(where: Namespace, server: Server) -> Seen:
 
 def _allowed(server: Server, *words: str) -> Any:
     """The reply, or None where it is not permitted, or not known."""
-    with suppress(StoreRefused):
+    with suppress(ServerRejected):
         return server.command(*words)
     return None
 
@@ -107,7 +107,7 @@ def _clocks(server: Server) -> tuple[float | None, float]:
         before, ours = _time(server), time.time()
         time.sleep(0.1)
         after = _time(server)
-    except StoreRefused:
+    except ServerRejected:
         return None, 0.0
     return before[0] - ours, (after[0] - before[0]) - (after[1] - before[1])
 
@@ -182,7 +182,7 @@ def _granting(where: Namespace) -> str:
 def _looked_for(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
     try:
         return _strangers(where, found)
-    except StoreRefused:
+    except ServerRejected:
         what = "its keys may not be listed (SCAN): other layouts, and whether somebody listens to expiry, are not known"
         return Check("namespace", "skipped", what), False
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from idemgate.core.codec.limits import looks_plain, measure
 from idemgate.core.codec.plain import Walk, pack, unpack
-from idemgate.errors import BadInput, NotDecodable
+from idemgate.errors import DecodeError, InvalidArgument
 
 __all__ = ["Codec", "canonical", "digest"]
 
@@ -37,7 +37,9 @@ class Codec:
 
     def __init__(self, max_bytes: int = 262_144, max_depth: int = _MAX_DEPTH, max_items: int = 100_000) -> None:
         if not 1 <= max_depth <= 128:
-            raise BadInput("max_depth", max_depth, "is out of range", "Pass 1 to 128: more would not unpack everywhere")
+            raise InvalidArgument(
+                "max_depth", max_depth, "is out of range", "Pass 1 to 128: more would not unpack everywhere"
+            )
         self.max_bytes = max_bytes
         self.max_depth = max_depth
         self.max_items = max_items
@@ -45,7 +47,7 @@ class Codec:
         self._depth = min(max_depth, _MAX_DEPTH)
 
     def encode(self, value: object, name: str = "payload") -> bytes:
-        """`value` as bytes. Raises BadInput naming the member at fault, as in `payload['lines'][3]`."""
+        """`value` as bytes. Raises InvalidArgument naming the member at fault, as in `payload['lines'][3]`."""
         try:
             body = pack(value) if type(value) in _SINGLE else self._plain_body(value)
         except UnicodeEncodeError:
@@ -55,22 +57,24 @@ class Codec:
             self._check_measure(body, value, name)
         if len(body) >= self.max_bytes:
             problem = f"takes {len(body) + 1:,} bytes; the limit is {self.max_bytes:,}"
-            raise BadInput(name, type(value), problem, "Store it elsewhere and pass a reference, or raise the limit")
+            raise InvalidArgument(
+                name, type(value), problem, "Store it elsewhere and pass a reference, or raise the limit"
+            )
         return _VERSION + body
 
     def decode(self, data: bytes) -> Any:
-        """The value `encode` was given. Raises NotDecodable, before taking memory, for anything else."""
+        """The value `encode` was given. Raises DecodeError, before taking memory, for anything else."""
         if data[:1] != _VERSION:
-            raise NotDecodable(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
+            raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
         if len(data) > self.max_bytes:
-            raise NotDecodable(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}")
+            raise DecodeError(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}")
         body = data[1:]
         try:
             if len(body) > self._small or not (body[0] in _LONE or looks_plain(body, self._depth)):
                 measure(body, self.max_depth, self.max_items)
             return unpack(body)
         except (ValueError, TypeError, ArithmeticError, IndexError) as error:
-            raise NotDecodable(str(error) or type(error).__name__) from error
+            raise DecodeError(str(error) or type(error).__name__) from error
 
     def _plain_body(self, value: object) -> bytes | None:
         """For what msgpack keeps by itself: pack first, then look at the bytes. None: go the long way.
@@ -89,7 +93,7 @@ class Codec:
         try:
             measure(body, self.max_depth, self.max_items)
         except ValueError as error:
-            raise BadInput(
+            raise InvalidArgument(
                 name, type(value), str(error), "Split it, or store it elsewhere and pass a reference"
             ) from None
 
@@ -98,7 +102,7 @@ def canonical(value: object, name: str = "value") -> bytes:
     """Bytes that are equal only for equal values of the same types: for fingerprints and set members.
 
     The order of dicts and sets does not count. 1, 1.0 and True differ, so do a list and a tuple, and the
-    same moment in two zones. A model equals the dict of its fields. Raises BadInput as `Codec.encode`
+    same moment in two zones. A model equals the dict of its fields. Raises InvalidArgument as `Codec.encode`
     does; there is no size limit.
     """
     return Walk(name, _MAX_DEPTH, ordered=True).packed(value)

@@ -1,4 +1,4 @@
-"""What our scripts packed, read back. Somebody else may have written there: what is none of ours is NotDecodable, told
+"""What our scripts packed, read back. Somebody else may have written there: what is none of ours is DecodeError, told
 before it takes memory."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from idemgate.core.codec.limits import measure, nests_little
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 
 __all__ = ["BROKEN", "as_ours", "not_ours", "unpacked"]
 
@@ -22,13 +22,13 @@ BROKEN = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """What goes wrong with something stored that is not what we write."""
 
 
-def not_ours(what: str, error: Exception) -> NotDecodable:
-    return NotDecodable(f"it is not {what} of ours: {str(error) or type(error).__name__}")
+def not_ours(what: str, error: Exception) -> DecodeError:
+    return DecodeError(f"it is not {what} of ours: {str(error) or type(error).__name__}")
 
 
 @contextmanager
 def as_ours(what: str) -> Generator[None]:
-    """Whatever is broken inside is NotDecodable, which names it."""
+    """Whatever is broken inside is DecodeError, which names it."""
     try:
         yield
     except BROKEN as error:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from inspect import signature
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
-from idemgate.errors import NotDecodable
+from idemgate.errors import DecodeError
 
 __all__ = ["rebuild"]
 
@@ -27,7 +27,7 @@ def rebuild(value: Any, annotation: object) -> Any:
     as declared), Annotated, NewType, and the fields of dataclasses. Annotations have to be evaluated
     (`typing.get_type_hints`): a string is no type and changes nothing. Fields that are missing take their
     defaults, unknown ones are left out, so that two versions of a model can share a topic. Raises
-    NotDecodable when the model refuses the value.
+    DecodeError when the model refuses the value.
     """
     if not _concerns(annotation):
         return value
@@ -135,14 +135,14 @@ def _model(value: Any, model: Any) -> Any:
         return value
     try:
         return _made(value, model)
-    except NotDecodable:
+    except DecodeError:
         raise
     except Exception as error:
         told = _without_value(error, model)
         if told is None:
-            raise NotDecodable(f"it does not fit {model.__qualname__}: {error}") from error
+            raise DecodeError(f"it does not fit {model.__qualname__}: {error}") from error
     # Out here, since an error keeps the one during which it was raised.
-    raise NotDecodable(f"it does not fit {model.__qualname__}: {told}")
+    raise DecodeError(f"it does not fit {model.__qualname__}: {told}")
 
 
 def _without_value(error: Exception, model: Any) -> str | None:
@@ -187,5 +187,5 @@ def _fields(model: Any) -> list[tuple[Field[Any], object]]:
     try:
         hints = typing.get_type_hints(model, include_extras=True)
     except NameError as error:  # a name imported under TYPE_CHECKING only
-        raise NotDecodable(f"the annotations of {model.__qualname__} cannot be evaluated: {error}") from error
+        raise DecodeError(f"the annotations of {model.__qualname__} cannot be evaluated: {error}") from error
     return [(field, hints.get(field.name)) for field in fields(model)]

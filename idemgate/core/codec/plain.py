@@ -18,7 +18,7 @@ from uuid import UUID
 from msgpack import ExtType, Packer, unpackb
 
 from idemgate.core.codec import limits as wire
-from idemgate.errors import BadInput
+from idemgate.errors import InvalidArgument
 
 __all__ = ["Walk", "from_ext", "pack", "unpack"]
 
@@ -85,12 +85,12 @@ class Walk:
         self.ordered = ordered
 
     def packed(self, value: object) -> bytes:
-        """`value` in msgpack, or BadInput naming the member that cannot be kept as it is."""
+        """`value` in msgpack, or InvalidArgument naming the member that cannot be kept as it is."""
         try:
             return pack(self.plain(value, Place(None, self.name, 0, False, False), None))
         except UnicodeEncodeError as error:
             fix = "Pass bytes, or repair the text: text.encode(errors='replace').decode()"
-            raise BadInput(self.name, error.object, "holds half a surrogate pair", fix) from None
+            raise InvalidArgument(self.name, error.object, "holds half a surrogate pair", fix) from None
 
     def plain(self, value: object, outer: Place, step: object) -> object:
         """`value`, the member `step` of `outer`, as something msgpack keeps."""
@@ -115,7 +115,7 @@ class Walk:
         keys = place.hashing()
         pairs = {self.plain(key, keys, key): self.plain(item, place, key) for key, item in value.items()}
         if len(pairs) != len(value):
-            raise BadInput(place.path(), value, "has keys that become one key", "Use keys of one plain type")
+            raise InvalidArgument(place.path(), value, "has keys that become one key", "Use keys of one plain type")
         return _sorted(pairs) if self.ordered else pairs
 
     def write_tuple(self, value: tuple[object, ...], outer: Place, step: object) -> ExtType:
@@ -126,17 +126,17 @@ class Walk:
         place = self._enter(value, outer.inside(step, levels=2)).hashing()
         items = [self.plain(item, place, at) for at, item in enumerate(value)]
         if len(set(items)) != len(value):
-            raise BadInput(place.path(), value, "has members that become one", "Use members of one plain type")
+            raise InvalidArgument(place.path(), value, "has members that become one", "Use members of one plain type")
         return ExtType(wire.SET if isinstance(value, set) else wire.FROZENSET, pack(sorted(items, key=pack)))
 
     def write_datetime(self, value: datetime, outer: Place, step: object) -> ExtType:
         offset = value.utcoffset()
         if offset is not None and offset.microseconds:  # datetime.fromisoformat takes +00:00:00.000001 for UTC
             fix = "Pass value.astimezone(UTC)"
-            raise BadInput(outer.inside(step).path(), value, "has a zone with fractions of a second", fix)
+            raise InvalidArgument(outer.inside(step).path(), value, "has a zone with fractions of a second", fix)
         if offset is None:
             fix = "Give it a zone: value.replace(tzinfo=UTC), or value.astimezone() if local time is meant"
-            raise BadInput(outer.inside(step).path(), value, "is a naive datetime", fix)
+            raise InvalidArgument(outer.inside(step).path(), value, "is a naive datetime", fix)
         return ExtType(wire.DATETIME, value.isoformat().encode())
 
     def _other(self, value: object, outer: Place, step: object) -> object:
@@ -147,10 +147,10 @@ class Walk:
         if members is None:
             fix = next((fix for kind, fix in _FIXES if isinstance(value, kind)), _FIX)
             problem = f"is a {type(value).__qualname__}, which would come back as something else"
-            raise BadInput(place.path(), value, problem, fix)
+            raise InvalidArgument(place.path(), value, problem, fix)
         if place.hashed:
             fix = "Use a tuple, or one of its fields, as the key or member"
-            raise BadInput(place.path(), value, "a model comes back as a dict, which cannot be hashed", fix)
+            raise InvalidArgument(place.path(), value, "a model comes back as a dict, which cannot be hashed", fix)
         self._enter(value, place)
         pairs: dict[Any, object] = {key: self.plain(item, place, key) for key, item in members.items()}
         return _sorted(pairs) if self.ordered else pairs
@@ -158,7 +158,7 @@ class Walk:
     def _enter(self, value: object, place: Place) -> Place:
         if place.depth > self.max_depth:
             fix = "Flatten it, or store it elsewhere and pass a reference; a cycle never ends"
-            raise BadInput(self.name, type(value), f"nests deeper than {self.max_depth} levels", fix)
+            raise InvalidArgument(self.name, type(value), f"nests deeper than {self.max_depth} levels", fix)
         return place
 
 
@@ -205,7 +205,7 @@ def _members(value: object, place: Place) -> dict[str, object] | None:
         dump = getattr(type(value), "model_dump", None)
         return None if dump is None else dump(value, mode="python", round_trip=True)
     except Exception as error:
-        raise BadInput(
+        raise InvalidArgument(
             place.path(), type(value), f"its fields cannot be read ({type(error).__name__})", "Pass a dict"
         ) from error
 

@@ -28,7 +28,7 @@ class Node:
         self._client = async_client(endpoint)
 
     async def command(self, *args: Any) -> Any:
-        """One plain command, sent once; StoreUnavailable, StoreRefused."""
+        """One plain command, sent once; StoreUnavailable, ServerRejected."""
         try:
             return await self._client.execute_command(*args)
         except FAILURES as error:

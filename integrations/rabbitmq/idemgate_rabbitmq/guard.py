@@ -19,16 +19,16 @@ from pika.spec import Basic, BasicProperties
 from idemgate import (
     AioClaim,
     AttemptsExhausted,
-    BadInput,
     Bury,
     Claim,
     Duration,
     Gate,
+    InvalidArgument,
     KeyReused,
     NotConfigured,
     OutcomeUnknown,
     Retry,
-    StoreRefused,
+    ServerRejected,
     StoreUnavailable,
     milliseconds,
 )
@@ -40,9 +40,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["ack", "requeue", "reject"]
 HoldReason = Literal["in_progress", "store_unavailable"]
 
-_NOT_RETRYABLE = (Bury, BadInput, KeyReused, OutcomeUnknown, AttemptsExhausted)
+_NOT_RETRYABLE = (Bury, InvalidArgument, KeyReused, OutcomeUnknown, AttemptsExhausted)
 """Errors that every further delivery of the message would raise again."""
-_STORE_ERRORS = (StoreUnavailable, StoreRefused, NotConfigured)
+_STORE_ERRORS = (StoreUnavailable, ServerRejected, NotConfigured)
 """Errors of the store, not of the message: another message would get them too."""
 _SHORTEST_POLL = 0.01
 """Seconds. A lease that is about to end must not turn the poll into a busy loop."""
@@ -120,7 +120,7 @@ def guarded(
     | ... and still fails after `hold` | requeued | `rabbitmq.store_unavailable` |
     | the callback raised `Bury`, or an error that each delivery repeats (below) | rejected | `rabbitmq.rejected` |
     | the callback raised anything else | requeued after `pause`, or the delay of `Retry` | `rabbitmq.failed` |
-    | the claim raised anything else, such as `ForeignData` | requeued after `pause` | `rabbitmq.failed` |
+    | the claim raised anything else, such as `UnexpectedData` | requeued after `pause` | `rabbitmq.failed` |
     | the store failed after the callback returned | requeued after `pause` | `rabbitmq.failed` |
     | the callback returned after its lease was lost | requeued | `rabbitmq.lost` |
     | no message id, same id with another body, attempts exhausted | rejected, without a call | `rabbitmq.rejected` |
@@ -131,7 +131,7 @@ def guarded(
     the guard runs the callback once the claim is free. A held message takes one place of the prefetch window.
 
     A rejected message goes to the queue's dead-letter exchange. Without one the broker drops it. Errors that each
-    delivery repeats are `BadInput`, `KeyReused`, `OutcomeUnknown` and `AttemptsExhausted`.
+    delivery repeats are `InvalidArgument`, `KeyReused`, `OutcomeUnknown` and `AttemptsExhausted`.
 
     In a quorum queue every requeue counts against the delivery limit, and so does every lost channel or connection.
     A hold counts nothing. The limit is therefore the number of failures and crashes that one message may have.
@@ -152,7 +152,7 @@ def guarded(
         A decorator for the callback.
 
     Raises:
-        BadInput: An option is invalid, `lease` or `pause` is longer than `hold`, or the callback is a generator.
+        InvalidArgument: An option is invalid, `lease` or `pause` is longer than `hold`, or the callback is a generator.
     """
     options: dict[str, Any] = {"retention": retention, "lease": lease, "max_attempts": max_attempts}
     pause_seconds, hold_seconds = milliseconds(pause, "pause") / 1000, milliseconds(hold, "hold") / 1000
@@ -183,7 +183,7 @@ class _ConsumerGuard:
         self._scope = f"{func.__module__}.{func.__qualname__}" if scope is None else scope
         self._claim_options: dict[str, Any] = {**options, "scope": self._scope}
         self._next_store_try = 0.0
-        gate.once(**self._claim_options)  # raises BadInput for invalid options now, not at the first message
+        gate.once(**self._claim_options)  # raises InvalidArgument for invalid options now, not at the first message
 
     # The driver for aio-pika.
 
@@ -390,7 +390,7 @@ class _ConsumerGuard:
             return self._pause
         try:
             return milliseconds(error.delay, "delay", zero=True) / 1000
-        except BadInput as invalid:
+        except InvalidArgument as invalid:
             log.error("invalid delay of Retry scope=%s: %s", self._scope, invalid, extra={"scope": self._scope})  # noqa: TRY400 - the text has the cause
             return self._pause
 
@@ -413,12 +413,12 @@ class _ConsumerGuard:
 def _check_within_hold(name: str, value: Duration, hold: Duration, why: str) -> None:
     if milliseconds(value, name) > milliseconds(hold, "hold"):
         fix = f"Pass hold={value!r} or longer, below RabbitMQ's consumer_timeout (30 minutes), or a shorter {name}"
-        raise BadInput(name, value, f"is longer than hold={hold!r}: {why}", fix)
+        raise InvalidArgument(name, value, f"is longer than hold={hold!r}: {why}", fix)
 
 
 def _require_message_id(hold: MessageHold) -> str:
     if not hold.message_id:
-        raise BadInput(
+        raise InvalidArgument(
             "message_id", hold.message_id, "the message has none", "Publish each message with a unique message_id"
         )
     return hold.message_id
@@ -433,5 +433,5 @@ def _is_channel_open(message: AbstractIncomingMessage) -> bool:
 
 def _is_coroutine_function(func: Callable[..., Any]) -> bool:
     if not callable(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise BadInput("function", func, "not a callback", "Decorate a def or async def without yield")
+        raise InvalidArgument("function", func, "not a callback", "Decorate a def or async def without yield")
     return inspect.iscoroutinefunction(func)

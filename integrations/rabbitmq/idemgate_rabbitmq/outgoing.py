@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgpack
 
-from idemgate import BadInput, Delivery, Duration, Retry, milliseconds
+from idemgate import Delivery, Duration, InvalidArgument, Retry, milliseconds
 
 __all__ = ["Address", "Encoding", "NotPublished", "Outgoing", "RoutingKey", "Unroutable", "decoded"]
 
@@ -57,19 +57,19 @@ class Outgoing:
 
 
 class Address:
-    """Where to and how, checked; BadInput names what is wrong."""
+    """Where to and how, checked; InvalidArgument names what is wrong."""
 
     def __init__(self, url: str, exchange: str, routing_key: RoutingKey, encoding: Encoding, timeout: Duration) -> None:
         self.url = _checked_url(url)
         self.exchange = _short("exchange", exchange)
         self._routing_key = routing_key if routing_key is None or callable(routing_key) else _key(routing_key)
         if encoding not in get_args(Encoding):
-            raise BadInput("encoding", encoding, "no such choice", "Use 'json' or 'msgpack'")
+            raise InvalidArgument("encoding", encoding, "no such choice", "Use 'json' or 'msgpack'")
         self._encoding: Encoding = encoding
         self.seconds = milliseconds(timeout, "timeout") / 1000
 
     def outgoing(self, delivery: Delivery[Any]) -> Outgoing:
-        """The message of a delivery. BadInput for a payload that the encoding does not have, and for a routing key that
+        """The message of a delivery. InvalidArgument for a payload that the encoding does not have, and for a routing key that
         is none: the worker buries these at once."""
         asked = self._routing_key
         routing_key = delivery.topic if asked is None else _key(asked(delivery)) if callable(asked) else asked
@@ -86,7 +86,7 @@ def message_id(delivery: Delivery[Any]) -> str:
 
 
 def decoded(body: bytes, content_type: str | None) -> Any:
-    """The payload of a message that a publisher of this package sent. BadInput for another content type, or a body
+    """The payload of a message that a publisher of this package sent. InvalidArgument for another content type, or a body
     that is not of its own."""
     try:
         if content_type == JSON:
@@ -94,10 +94,10 @@ def decoded(body: bytes, content_type: str | None) -> Any:
         if content_type == MSGPACK:
             return msgpack.unpackb(body, strict_map_key=False)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise BadInput("body", body, f"not {content_type}: {error}", "Look at who published it") from None
+        raise InvalidArgument("body", body, f"not {content_type}: {error}", "Look at who published it") from None
     if content_type == BYTES:
         return body
-    raise BadInput("content_type", content_type, "not one of ours", f"Publish {JSON}, {MSGPACK} or {BYTES}")
+    raise InvalidArgument("content_type", content_type, "not one of ours", f"Publish {JSON}, {MSGPACK} or {BYTES}")
 
 
 def _encoded(payload: object, encoding: Encoding) -> tuple[bytes, str]:
@@ -109,12 +109,14 @@ def _encoded(payload: object, encoding: Encoding) -> tuple[bytes, str]:
         return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(), JSON
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         fix = "Trigger with what every consumer can read: None, bool, int, float, str, list, dict; or with bytes"
-        raise BadInput("payload", type(payload), f"not {encoding}: {error}", fix) from None
+        raise InvalidArgument("payload", type(payload), f"not {encoding}: {error}", fix) from None
 
 
 def _headers(delivery: Delivery[Any]) -> dict[str, str | int]:
     if len(delivery.key) > LONG:
-        raise BadInput("key", delivery.key, f"{len(delivery.key)} characters long", f"Use at most {LONG}, or a hash")
+        raise InvalidArgument(
+            "key", delivery.key, f"{len(delivery.key)} characters long", f"Use at most {LONG}, or a hash"
+        )
     return {
         "idemgate-topic": delivery.topic,
         "idemgate-key": delivery.key,
@@ -134,7 +136,7 @@ def _checked_url(url: str) -> str:
     except (TypeError, ValueError, AttributeError):
         good = False
     if not good:  # not shown: it may hold a password
-        raise BadInput("url", type(url), "not the URL of a broker", fix)
+        raise InvalidArgument("url", type(url), "not the URL of a broker", fix)
     return url
 
 
@@ -144,5 +146,5 @@ def _key(routing_key: object) -> str:
 
 def _short(name: str, value: object) -> str:
     if not isinstance(value, str) or len(value.encode(errors="surrogatepass")) > SHORT or not value.isprintable():
-        raise BadInput(name, value, "not a name of AMQP", f"Use printable text of at most {SHORT} bytes")
+        raise InvalidArgument(name, value, "not a name of AMQP", f"Use printable text of at most {SHORT} bytes")
     return value

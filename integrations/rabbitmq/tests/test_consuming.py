@@ -14,7 +14,7 @@ import pika
 import pytest
 from idemgate_rabbitmq import guarded
 
-from idemgate import BadInput, Bury, Claim, Gate, Retry, StoreUnavailable
+from idemgate import Bury, Claim, Gate, InvalidArgument, Retry, StoreUnavailable
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
@@ -531,13 +531,15 @@ def test_a_guarded_callback_keeps_its_name(gate: Gate) -> None:
      ({"max_attempts": 0}, "max_attempts"), ({"hold": 0}, "hold")],
 )  # fmt: skip
 def test_bad_options_are_named(gate: Gate, options: dict[str, Any], name: str) -> None:
-    with pytest.raises(BadInput, match=f"^{name}="):
+    with pytest.raises(InvalidArgument, match=f"^{name}="):
         guarded(gate, **options)(print)
 
 
 @pytest.mark.parametrize("name", ["lease", "pause"])
 def test_a_lease_or_pause_longer_than_the_hold_is_refused(gate: Gate, name: str) -> None:
-    with pytest.raises(BadInput, match=rf"^{name}='16m': is longer than hold='15m': .*hold='16m'.*consumer_timeout"):
+    with pytest.raises(
+        InvalidArgument, match=rf"^{name}='16m': is longer than hold='15m': .*hold='16m'.*consumer_timeout"
+    ):
         guarded(gate, **{name: "16m"})
     guarded(gate, **{name: "15m"})
 
@@ -546,5 +548,5 @@ def test_a_generator_is_refused(gate: Gate) -> None:
     def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> Any:
         yield
 
-    with pytest.raises(BadInput, match="yield"):
+    with pytest.raises(InvalidArgument, match="yield"):
         guarded(gate)(on_message)

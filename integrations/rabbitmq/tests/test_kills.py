@@ -47,7 +47,7 @@ class Case:
 
     async def send(self, client: str, die: int = 0, after: float | None = None) -> None:
         """A process that sends; killed by itself at a confirm, or here `after` so many seconds."""
-        clock = cast(Clock, self.gate.clock)
+        clock = cast(Clock, self.gate.context.clock)
         now = f"{clock.microseconds() / 1_000_000:.6f}"
         process = self.python(
             "sender.py", self.store, self.gate.namespace, now, self.broker.url, self.queue.name, client, str(die),

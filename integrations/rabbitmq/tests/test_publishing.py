@@ -16,7 +16,7 @@ import msgpack
 import pytest
 from idemgate_rabbitmq import AioPublisher, NotPublished, Publisher, Unroutable, decoded
 
-from idemgate import BadInput, Delivery, Gate
+from idemgate import Delivery, Gate, InvalidArgument
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
@@ -382,13 +382,13 @@ def test_a_publisher_serves_one_event_loop_after_the_other(store: str, namespace
     ],
 )
 def test_bad_input_is_named(publisher_of: Any, options: dict[str, Any], name: str) -> None:
-    with pytest.raises(BadInput, match=f"^{name}=") as caught:
+    with pytest.raises(InvalidArgument, match=f"^{name}=") as caught:
         publisher_of(**{"url": "amqp://guest:guest@127.0.0.1/", **options})
     assert "geheim" not in str(caught.value)
 
 
 def test_an_option_that_pika_does_not_know_is_named() -> None:
-    with pytest.raises(BadInput, match="heartbeats"):
+    with pytest.raises(InvalidArgument, match="heartbeats"):
         Publisher("amqp://guest:guest@127.0.0.1/", heartbeats=3)
 
 
@@ -411,14 +411,14 @@ async def test_what_can_never_be_sent_goes_to_the_dead_letters_at_once(
         await topic.aio.trigger(key, payload)
         await eventually(lambda: gate.counters["worker.buried"] == 1)
     (letter,) = await topic.aio.dead.list()
-    assert f"BadInput: {name}=" in letter.reason
+    assert f"InvalidArgument: {name}=" in letter.reason
 
 
 @pytest.mark.parametrize(
     ("body", "content_type"), [(b"{", "application/json"), (b"\xc1", "application/msgpack"), (b"a", "text/plain")]
 )
 def test_a_body_that_is_not_ours_is_refused(body: bytes, content_type: str) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidArgument):
         decoded(body, content_type)
 
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from idemgate import BadInput
+from idemgate import InvalidArgument
 
 __all__ = ["Address", "Reach", "literal"]
 
@@ -42,7 +42,7 @@ class Reach:
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
         if isinstance(allow, str):
-            raise BadInput("allow", allow, "is one text", 'Pass a list of networks, as in ["10.1.0.0/16"]')
+            raise InvalidArgument("allow", allow, "is one text", 'Pass a list of networks, as in ["10.1.0.0/16"]')
         self._allowed = [_network(text) for text in allow]
 
     def refuses(self, address: str) -> str | None:
@@ -75,7 +75,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(text)
     except ValueError as error:
-        raise BadInput("allow", text, str(error), 'Pass networks, as in ["10.1.0.0/16", "127.0.0.1"]') from None
+        raise InvalidArgument("allow", text, str(error), 'Pass networks, as in ["10.1.0.0/16", "127.0.0.1"]') from None
 
 
 def literal(host: str) -> str | None:

@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from binascii import Error
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from idemgate import BadInput, Duration, milliseconds
+from idemgate import Duration, InvalidArgument, milliseconds
 
 __all__ = ["BadSignature", "Secrets", "new_secret", "secret_bytes", "sign", "verify"]
 
@@ -37,10 +37,10 @@ def new_secret() -> str:
 
 
 def secret_bytes(given: Secrets) -> list[bytes]:
-    """The keys of one or several secrets. BadInput, which does not show it, for what is none."""
+    """The keys of one or several secrets. InvalidArgument, which does not show it, for what is none."""
     found = [given] if isinstance(given, str) else list(given)
     if not found:
-        raise BadInput(
+        raise InvalidArgument(
             "secret", found, "there is none", "Pass one, or several while you rotate; new_secret() makes one"
         )
     return [_key(one) for one in found]
@@ -49,14 +49,14 @@ def secret_bytes(given: Secrets) -> list[bytes]:
 def _key(secret: object) -> bytes:
     fix = 'Pass "whsec_" and the base64 of 24 to 64 random bytes; new_secret() makes one'
     if not isinstance(secret, str) or not secret.startswith(PREFIX):
-        raise BadInput("secret", _HIDDEN, 'does not begin with "whsec_"', fix)
+        raise InvalidArgument("secret", _HIDDEN, 'does not begin with "whsec_"', fix)
     text = secret.removeprefix(PREFIX).rstrip("=")
     try:
         key = b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (Error, ValueError):
-        raise BadInput("secret", _HIDDEN, "is not base64", fix) from None
+        raise InvalidArgument("secret", _HIDDEN, "is not base64", fix) from None
     if not 24 <= len(key) <= 64:
-        raise BadInput("secret", _HIDDEN, f"is {len(key)} bytes long", fix)
+        raise InvalidArgument("secret", _HIDDEN, f"is {len(key)} bytes long", fix)
     return key
 
 
@@ -84,7 +84,7 @@ def verify(
     Constant time, whatever the signature.
     """
     if not isinstance(body, bytes | bytearray | memoryview):
-        raise BadInput("body", type(body), "not bytes", "Pass the raw body of the request, before it is parsed")
+        raise InvalidArgument("body", type(body), "not bytes", "Pass the raw body of the request, before it is parsed")
     keys, allowed = secret_bytes(secret), milliseconds(tolerance, "tolerance", zero=True) / 1000
     found = {name.lower(): value for name, value in headers.items()}
     id, timestamp, signatures = (_header(found, f"webhook-{part}") for part in ("id", "timestamp", "signature"))  # noqa: A001

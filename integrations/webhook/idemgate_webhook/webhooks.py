@@ -14,11 +14,11 @@ import httpx
 from idemgate import (
     AlreadyInProgress,
     BackoffPolicy,
-    BadInput,
     Bury,
     Delivery,
     Duration,
     Gate,
+    InvalidArgument,
     Receipt,
     Record,
     Retry,
@@ -80,7 +80,7 @@ class Webhooks:
     - `slots`: as in `gate.topic`.
 
     At least once, never again after success: should a worker die between the receiver's answer and its record, the
-    message is sent again, with the same id. Raises BadInput.
+    message is sent again, with the same id. Raises InvalidArgument.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Webhooks:
         - `body`: what json.dumps takes; bytes are sent as they are. Written once: every attempt sends these bytes.
         - `owner`: whose URL it is, handed to a `secret` that is a callable.
 
-        Raises BadInput before anything is written, also where the URL names a refused address; names are resolved,
+        Raises InvalidArgument before anything is written, also where the URL names a refused address; names are resolved,
         and checked, at each attempt.
         """
         message = self._message(id, url, body, owner)
@@ -211,10 +211,10 @@ class Webhooks:
 
     def _history(self, id: str, record: Record) -> History:  # noqa: A002
         kept = record.result if record.state == "done" else record.checkpoint
-        return history_of(id, record.state == "done", self._gate.codec.decode(kept) if kept else None)
+        return history_of(id, record.state == "done", self._gate.context.codec.decode(kept) if kept else None)
 
     def _now(self) -> float:
-        clock = self._gate.clock
+        clock = self._gate.context.clock
         return time.time() if clock is None else clock.microseconds() / 1_000_000
 
 
@@ -248,7 +248,7 @@ def _transport(given: httpx.AsyncBaseTransport | None, allow: Iterable[str]) -> 
     if given is None:
         return Guarded(allow)
     if allow:
-        raise BadInput(
+        raise InvalidArgument(
             "allow", allow, "a transport was given too", "Pass Guarded(allow) as the transport, or leave one"
         )
     return given
@@ -256,5 +256,5 @@ def _transport(given: httpx.AsyncBaseTransport | None, allow: Iterable[str]) -> 
 
 def _whole(excerpt: int) -> int:
     if not isinstance(excerpt, int) or isinstance(excerpt, bool) or not 0 <= excerpt <= 4096:
-        raise BadInput("excerpt", excerpt, "not a number of bytes from 0 to 4,096", "Pass an int")
+        raise InvalidArgument("excerpt", excerpt, "not a number of bytes from 0 to 4,096", "Pass an int")
     return excerpt

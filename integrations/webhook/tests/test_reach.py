@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from idemgate_webhook import Reach
 
-from idemgate import BadInput
+from idemgate import InvalidArgument
 
 PUBLIC = [
     "93.184.216.34",
@@ -67,5 +67,5 @@ def test_what_is_allowed_is_open_and_nothing_beside_it() -> None:
 
 @pytest.mark.parametrize("allow", ["10.0.0.0/8", ["10.0.0.1/8"], ["localhost"]])
 def test_what_is_no_network_is_refused(allow: object) -> None:
-    with pytest.raises(BadInput, match="allow="):
+    with pytest.raises(InvalidArgument, match="allow="):
         Reach(allow)  # type: ignore[arg-type]

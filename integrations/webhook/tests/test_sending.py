@@ -12,14 +12,14 @@ import pytest
 from idemgate_webhook import SCHEDULE, Guarded, Webhooks
 from standardwebhooks.webhooks import Webhook
 
-from idemgate import BadInput, Gate
+from idemgate import Gate, InvalidArgument
 from idemgate.testing import Clock
 
 
 @pytest.mark.parametrize("id", ["", "a.b", 'a"b', "a b", "a\\b", "a\nb", "\u00e9", "x" * 201, 7, None])
 async def test_an_id_that_would_not_stand_in_a_header_or_a_signature_is_refused(sender: Any, id: Any) -> None:
     made = sender()
-    with pytest.raises(BadInput, match="id="):
+    with pytest.raises(InvalidArgument, match="id="):
         await made.send("http://127.0.0.1/", id=id)
     assert (await made.topic.stats()).counters == {}
 
@@ -38,7 +38,7 @@ async def test_an_id_that_would_not_stand_in_a_header_or_a_signature_is_refused(
 )  # fmt: skip
 async def test_a_url_that_can_never_work_is_refused(gate: Gate, secret: str, url: Any, problem: str) -> None:
     webhooks = Webhooks(gate, secret=secret)
-    with pytest.raises(BadInput, match=problem) as refused:
+    with pytest.raises(InvalidArgument, match=problem) as refused:
         webhooks.send("evt_1", url, {})
     assert "hidden" not in str(refused.value)
     assert webhooks.topic.stats().counters == {}
@@ -46,7 +46,7 @@ async def test_a_url_that_can_never_work_is_refused(gate: Gate, secret: str, url
 
 @pytest.mark.parametrize("body", [object(), float("nan"), {1, 2}, {"a": b"x"}, "\ud800"])
 async def test_a_body_that_is_not_json_is_refused(sender: Any, receiver: Any, body: object) -> None:
-    with pytest.raises(BadInput, match="body="):
+    with pytest.raises(InvalidArgument, match="body="):
         await sender().send(receiver.url(), body)
 
 
@@ -59,7 +59,7 @@ async def test_a_body_that_is_not_json_is_refused(sender: Any, receiver: Any, bo
     ],
 )  # fmt: skip
 async def test_options_that_make_no_sense_are_refused(gate: Gate, secret: str, options: dict[str, Any]) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         Webhooks(gate, **{"secret": secret, **options})
     assert "hunter2" not in str(refused.value)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from idemgate_webhook import BadSignature, new_secret, sign, verify
 from standardwebhooks.webhooks import Webhook
 
-from idemgate import BadInput
+from idemgate import InvalidArgument
 
 KNOWN = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 AT = 1_614_265_330
@@ -108,12 +108,12 @@ def test_an_attempt_is_trusted_for_five_minutes_around_its_time(apart: int, trus
     ],
 )
 def test_a_secret_that_is_none_is_refused_and_not_shown(secret: str) -> None:
-    with pytest.raises(BadInput, match="new_secret") as refused:
+    with pytest.raises(InvalidArgument, match="new_secret") as refused:
         sign(secret, "msg_1", AT, b"")
     assert "!!!!" not in str(refused.value)
     assert "eHh4" not in str(refused.value)  # the base64 of xxx
 
 
 def test_a_parsed_body_is_refused() -> None:
-    with pytest.raises(BadInput, match="raw body"):
+    with pytest.raises(InvalidArgument, match="raw body"):
         verify(KNOWN, headers(KNOWN, b"{}"), "{}", clock=lambda: AT)  # type: ignore[arg-type]

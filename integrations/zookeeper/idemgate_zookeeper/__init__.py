@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from idemgate import Announcement, BadInput, Duration, Gate, Member, Roll
+from idemgate import Announcement, Duration, Gate, InvalidArgument, Member, Roll
 from idemgate_zookeeper.wire import Wire
 
 __all__ = ["ZooKeeperMembership"]
@@ -50,10 +50,10 @@ class ZooKeeperMembership(Member):
     ) -> None:
         super().__init__(gate, ttl=ttl, grace=grace, clock=None)
         if not hosts:
-            raise BadInput("hosts", hosts, "names no server", 'Pass "host:2181", or several with commas between')
+            raise InvalidArgument("hosts", hosts, "names no server", 'Pass "host:2181", or several with commas between')
         self.path = f"/idemgate/{gate.namespace}" if path is None else path.rstrip("/")
         if not self.path.startswith("/"):
-            raise BadInput("path", path, "not an absolute path", 'Begin it with "/", and name at least one node')
+            raise InvalidArgument("path", path, "not an absolute path", 'Begin it with "/", and name at least one node')
         self.hosts = hosts
         self.options = options
         self._wire: Wire | None = None
@@ -66,7 +66,7 @@ class ZooKeeperMembership(Member):
         self._topics = {}
         self._wire = wire = Wire(self.hosts, self.ttl, self.options, self.poke)
         try:
-            await wire.open(self.gate.seconds, f"{self.path}/members", f"{self.path}/held")
+            await wire.open(self.context.timeout, f"{self.path}/members", f"{self.path}/held")
             yield
         finally:
             await asyncio.shield(wire.close())

@@ -17,7 +17,7 @@ from kazoo.exceptions import (  # type: ignore[import-untyped]  # pyright: ignor
     NoNodeError,
 )
 
-from idemgate import StoreError, StoreRefused, StoreUnavailable
+from idemgate import ServerRejected, StoreError, StoreUnavailable
 
 __all__ = ["Wire"]
 
@@ -90,7 +90,7 @@ class Wire:
         await asyncio.to_thread(self._client.close)
 
     async def within(self, seconds: float, requests: Coroutine[Any, Any, T]) -> T:
-        """What the requests bring; StoreUnavailable, or StoreRefused if asking again cannot help."""
+        """What the requests bring; StoreUnavailable, or ServerRejected if asking again cannot help."""
         if not self._client.connected:  # kazoo would keep them, and send them when nobody wants them any more
             requests.close()
             raise StoreUnavailable("not connected to ZooKeeper", "no")
@@ -151,7 +151,7 @@ class Wire:
 
 def _translated(error: Exception, seconds: float) -> StoreError:
     if isinstance(error, NoAuthError | AuthFailedError | InvalidACLError):
-        return StoreRefused(f"ZooKeeper refused: {type(error).__name__} {error}")
+        return ServerRejected(f"ZooKeeper refused: {type(error).__name__} {error}")
     if isinstance(error, TimeoutError):
         return StoreUnavailable(f"no answer from ZooKeeper within {seconds:g} s", "unknown")
     return StoreUnavailable(f"ZooKeeper: {type(error).__name__} {error}", "unknown")

@@ -18,7 +18,7 @@ from idemgate_zookeeper import ZooKeeperMembership
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from idemgate import BadInput, Gate, Membership, StoreRefused, StoreUnavailable
+from idemgate import Gate, InvalidArgument, Membership, ServerRejected, StoreUnavailable
 from integrations.zookeeper.tests.hand import SLOTS, Hand
 
 TTL, GRACE, TICK = 2.0, 30.0, 0.2
@@ -234,7 +234,7 @@ async def test_a_server_that_is_away_at_the_start_is_an_error() -> None:
 async def test_a_path_that_is_not_ours_is_refused(server: Any, gate: Gate, raw: Any, path: str) -> None:
     raw.ensure_path(f"{path}/held")
     raw.create(f"{path}/members", acl=[make_acl("world", "anyone", read=True)])
-    with pytest.raises(StoreRefused, match="NoAuth"):
+    with pytest.raises(ServerRejected, match="NoAuth"):
         await ZooKeeperMembership(gate, server.hosts, path).run(asyncio.Event(), {"t": 1})
 
 
@@ -243,7 +243,7 @@ async def test_a_path_that_is_not_ours_is_refused(server: Any, gate: Gate, raw: 
     [({"hosts": ""}, "hosts"), ({"path": "idemgate"}, "path"), ({"path": "/"}, "path"), ({"ttl": 0}, "ttl")],
 )
 def test_bad_input_is_named(gate: Gate, options: dict[str, Any], name: str) -> None:
-    with pytest.raises(BadInput, match=name):
+    with pytest.raises(InvalidArgument, match=name):
         ZooKeeperMembership(gate, **{"hosts": "localhost:2181", **options})
 
 

@@ -1,4 +1,4 @@
-"""Compact marks: a seen-set remembers as `first` does, in a tenth of the memory."""
+"""Ids of a dedup set: `add` answers as `first` does, in a tenth of the memory."""
 
 from __future__ import annotations
 
@@ -14,90 +14,93 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idemgate import ForeignData, Gate
+from idemgate import Gate, UnexpectedData
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
-from idemgate.dedup.calls import SHARDS, SeenSets
+from idemgate.dedup.calls import SHARDS, DedupCalls
 from idemgate.testing import Clock
+from tests.conftest import Face
+from tests.dedup.calls import calls_of
 
 WINDOW = 3_600_000
-"""ms. Long, since the server lets a page go by its own clock."""
+"""ms. Long, since the server expires a page by its own clock."""
 START = 1_700_000_000.0
 
 
-async def test_an_id_is_new_once_within_the_window_to_the_millisecond(face: Any, clock: Clock) -> None:
-    assert [await face.first("k", "20s", compact=True) for _ in range(3)] == [True, False, False]
-    # When the window is all but over, it is still known; and being asked for does not renew it
+async def test_an_id_is_new_once_within_the_retention_to_the_millisecond(face: Face, clock: Clock) -> None:
+    dedup = face.dedup("s", "20s")
+    assert [await dedup.add("k") for _ in range(3)] == [True, False, False]
+    # When the retention is almost over, the id is still known, and adding it again does not renew it
     clock.advance("19.999s")
-    assert not await face.first("k", "20s", compact=True)
+    assert not await dedup.add("k")
     clock.advance("1ms")
-    assert await face.first("k", "20s", compact=True)
-    assert not await face.first("k", "20s", compact=True)
+    assert await dedup.add("k")
+    assert not await dedup.add("k")
 
 
-async def test_many_are_answered_in_order_and_of_equal_ids_the_first_is_first(face: Any) -> None:
-    assert await face.first("b", "20s", compact=True)
-    assert await face.first_many(["a", "b", "c", "a", 7, "7", b"c"], "20s", compact=True) == [
-        True, False, True, False, True, False, False,
-    ]  # fmt: skip
-    assert await face.first_many(iter(["d", "a"]), "20s", compact=True) == [True, False]
-    assert await face.first_many([], "20s", compact=True) == []
+async def test_add_many_answers_in_order_and_only_the_first_of_equal_ids_is_new(face: Face) -> None:
+    dedup = face.dedup("s", "20s")
+    assert await dedup.add("b")
+    assert await dedup.add_many(["a", "b", "c", "a", 7, "7", b"c"]) == [True, False, True, False, True, False, False]
+    assert await dedup.add_many(iter(["d", "a"])) == [True, False]
+    assert await dedup.add_many([]) == []
 
 
-async def test_a_batch_of_more_than_a_shard_takes_at_once(face: Any) -> None:
-    ids = range(20_000)
-    assert await face.first_many(ids, "20s", compact=True) == [True] * 20_000
-    assert await face.first_many(ids, "20s", compact=True) == [False] * 20_000
+async def test_add_many_splits_a_batch_that_exceeds_one_call_of_a_shard(face: Face) -> None:
+    dedup, ids = face.dedup("s", "20s"), range(20_000)
+    assert await dedup.add_many(ids) == [True] * 20_000
+    assert await dedup.add_many(ids) == [False] * 20_000
 
 
-async def test_scopes_namespaces_and_kinds_of_marks_are_sets_of_their_own(face: Any, url: str, namespace: str) -> None:
-    assert await face.first("k", "20s", compact=True)
+async def test_scopes_namespaces_and_records_of_first_are_separate(face: Face, url: str, namespace: str) -> None:
+    assert await face.dedup("first", "20s").add("k")
     assert await face.first("k", "20s")
-    assert await face.first("k", "20s", scope="other:{x}", compact=True)
+    assert await face.dedup("other:{x}", "20s").add("k")
     with Gate(url, namespace=f"{namespace}-2") as other:
-        assert other.first("k", "20s", compact=True)
+        assert other.dedup("first", "20s").add("k")
     assert (await face.inspect("k", scope="other:{x}")).state == "absent"
 
 
-async def test_it_answers_as_first_does(face: Any, clock: Clock) -> None:
-    # Given a stream of ids with many duplicates over some ten windows
+async def test_add_many_answers_as_first_many_does(face: Face, clock: Clock) -> None:
+    # Given a stream of ids with many duplicates over some ten retentions
     dice = random.Random(1)
     for _ in range(150):
         clock.advance(dice.randrange(3_000) / 1000)
         ids = [dice.randrange(60) for _ in range(dice.randrange(1, 20))]
-        # Then both say the same of each
-        assert await face.first_many(ids, "20s", compact=True) == await face.first_many(ids, "20s")
+        # Then both give the same answers
+        assert await face.dedup("first", "20s").add_many(ids) == await face.first_many(ids, "20s")
 
 
 # -- against a model --------------------------------------------------------------------------------------------------
 
 
 class Shard:
-    """One shard of a seen-set, asked by digests, and what it should answer."""
+    """One shard of a dedup set, called with digests, and a model of its answers."""
 
     def __init__(self, gate: Gate, clock: Clock, scope: str) -> None:
         self.gate = gate
         self.clock = clock
-        self.keys = keys.seen(gate.claims.namespace, scope, 0)
+        self.keys = keys.dedup_ids(gate.namespace, scope, 0)
         self.marks: dict[bytes, list[tuple[int, int]]] = {}
         self.requests = 0
 
     def request(self, digests: list[bytes], window: int = WINDOW) -> Call[list[bool]]:
         self.requests += 1
         args = (b"%d" % self.clock.microseconds(), window, self.requests.to_bytes(5), *digests)
-        return call("guard/see", self.keys, args, lambda reply: [new == 1 for new in reply[2:]])
+        return call("dedup/add", self.keys, args, lambda reply: [new == 1 for new in reply[2:]])
 
-    def see(self, digests: list[bytes], window: int = WINDOW) -> list[bool]:
-        """The answers, which are those of a copy of the request too."""
+    def add(self, digests: list[bytes], window: int = WINDOW) -> list[bool]:
+        """Return the answers; a copy of the request gets the same ones."""
         request = self.request(digests, window)
-        answers = self.gate.link.run(request)
-        assert self.gate.link.run(request) == answers
+        answers = self.gate.context.link.run(request)
+        assert self.gate.context.link.run(request) == answers
         return answers
 
     def check(self, digests: list[bytes], window: int) -> None:
-        """A mark is known for its own window; one that was made within the caller's window may be."""
+        """Check the answers: an id is known for the retention it was added with; if it was added within the caller's
+        retention, it may be known."""
         now = self.clock.microseconds() // 1000
-        for digest, new in zip(digests, self.see(digests, window), strict=True):
+        for digest, new in zip(digests, self.add(digests, window), strict=True):
             marks = self.marks.setdefault(digest, [])
             within = [mark for mark in marks if mark[0] + window > now]
             if any(made + kept > now for made, kept in within):
@@ -133,8 +136,8 @@ def test_every_history_is_answered_by_the_model(url: str, steps: Any) -> None:
             shard.check(_digests(numbers), window)
 
 
-def test_pages_grow_and_shrink_without_losing_a_mark(gate: Gate, clock: Clock) -> None:
-    # Given a rate that rises to thousands a window and falls again
+def test_pages_grow_and_shrink_without_losing_an_id(gate: Gate, clock: Clock) -> None:
+    # Given a rate that rises to thousands per retention and falls again
     dice = random.Random(2)
     shard = Shard(gate, clock, "s")
     for many in (5, 50, 400, 400, 400, 100, 10, 2):
@@ -145,100 +148,103 @@ def test_pages_grow_and_shrink_without_losing_a_mark(gate: Gate, clock: Clock) -
             shard.check([*fresh, *known], WINDOW)
 
 
-def test_a_page_that_begins_anew_has_nothing_of_what_stood_in_its_place(gate: Gate, clock: Clock) -> None:
-    # Given a page with many buckets, the one after it, and then one in the place of the first, with a single mark
+def test_a_page_that_replaces_an_expired_one_keeps_none_of_its_ids(gate: Gate, clock: Clock) -> None:
+    # Given a page with many buckets, the next page, and then a page that replaces the first, with a single id
     dice, shard = random.Random(3), Shard(gate, clock, "s")
     many = [dice.getrandbits(64).to_bytes(8) for _ in range(1000)]
     shard.check(many, WINDOW)
     for _ in range(2):
         clock.advance(WINDOW / 1000)
         shard.check([dice.getrandbits(64).to_bytes(8)], WINDOW)
-    # Then all that it had are new again
+    # Then all ids of the first page are new again
     shard.check(many, WINDOW)
 
 
-async def test_windows_of_years_are_kept_and_end(face: Any, clock: Clock) -> None:
-    # Given marks of the beginning and the middle of a page of ten years, which counts in 74 ms
-    assert await face.first("a", "3650d", compact=True)
+async def test_a_retention_of_ten_years_ends_on_time(face: Face, clock: Clock) -> None:
+    # Given ids from the beginning and the middle of a page of ten years, whose unit of time is 74 ms
+    dedup = face.dedup("s", "3650d")
+    assert await dedup.add("a")
     clock.advance("1234d")
-    assert await face.first("b", "3650d", compact=True)
-    # Then they are known for that long, and little longer
+    assert await dedup.add("b")
+    # Then each is known for ten years, and at most 2 s longer
     clock.advance("2415d23h59m59s")
-    assert not await face.first("a", "3650d", compact=True)
+    assert not await dedup.add("a")
     clock.advance("1s")
-    assert await face.first("a", "3650d", compact=True)
+    assert await dedup.add("a")
     clock.advance("1233d23h59m59s")
-    assert not await face.first("b", "3650d", compact=True)
+    assert not await dedup.add("b")
     clock.advance("2s")
-    assert await face.first("b", "3650d", compact=True)
+    assert await dedup.add("b")
 
 
-async def test_a_clock_that_was_set_back_forgets_nothing(face: Any, clock: Clock) -> None:
+async def test_no_id_is_lost_when_the_clock_jumps_back(face: Face, clock: Clock) -> None:
+    dedup = face.dedup("s", "20s")
     clock.advance("1h")
-    assert await face.first("k", "20s", compact=True)
+    assert await dedup.add("k")
     clock.set(START)
-    assert not await face.first("k", "20s", compact=True)
-    assert await face.first("other", "20s", compact=True)
-    assert not await face.first("other", "20s", compact=True)
+    assert not await dedup.add("k")
+    assert await dedup.add("other")
+    assert not await dedup.add("other")
 
 
 # -- copies of a request ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", ["one", "many"])
-async def test_a_copy_of_a_request_gets_the_same_answer(gate: Gate, face: Any, clock: Clock, asked: str) -> None:
-    # Given a first whose reply was lost, and one for a duplicate
+@pytest.mark.parametrize("method", ["add", "add_many"])
+async def test_a_copy_of_a_request_gets_the_same_answer(gate: Gate, face: Face, clock: Clock, method: str) -> None:
+    dedup = face.dedup("s", "20s")
+    calls = calls_of(gate, "s", 20_000)
+
+    # Given a request for a new id whose reply was lost, and a request for a duplicate
     def request() -> Any:
-        if asked == "one":
-            return gate.mark("k", "20s", "first", compact=True)
-        return gate.marks(["k", "k"], "20s", "first", compact=True)
+        return calls.add("k") if method == "add" else calls.add_many(["k", "k"])
 
     def run(what: Any) -> Any:
-        return gate.link.run(what) if asked == "one" else gate.link.run_all(what)
+        return gate.context.link.run(what) if method == "add" else gate.context.link.run_all(what)
 
     first, second = request(), request()
-    yes, no = (True, False) if asked == "one" else ([True, False], [False, False])
+    yes, no = (True, False) if method == "add" else ([True, False], [False, False])
     assert run(first) == yes
     assert run(second) == no
-    # When copies come, at once and late, after others
-    await face.first_many(range(1000), "20s", compact=True)
+    # When copies arrive after other requests, early and late
+    await dedup.add_many(range(1000))
     for _ in range(2):
         clock.advance("9s")
         assert run(second) == no
         assert run(first) == yes
-    # Then they did not renew the mark
+    # Then the copies did not renew the id
     clock.advance("2s")
-    assert await face.first("k", "20s", compact=True)
+    assert await dedup.add("k")
 
 
 # -- collisions -------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_id_is_taken_for_a_known_one_as_often_as_is_said(gate: Gate, clock: Clock) -> None:
+def test_a_new_id_collides_at_the_documented_rate(gate: Gate, clock: Clock) -> None:
     # Given digests of 16 random bits instead of 64, so that n / 2^16 is the bound
     dice, bits, tries = random.Random(3), 16, 3000
     shard = Shard(gate, clock, "s")
     wrong = 0
     for _ in range(tries):
-        wrong += gate.link.run(shard.request([dice.getrandbits(bits).to_bytes(8)])) == [False]
-    # Then of each new id the chance was how many others were marked / 2^16: 69 +- 8 in all
+        wrong += gate.context.link.run(shard.request([dice.getrandbits(bits).to_bytes(8)])) == [False]
+    # Then each new id collided with probability (ids before it) / 2^16: 69 +- 8 in all
     expected = tries * tries / 2 / 2**bits
     assert expected - 4 * expected**0.5 < wrong < expected + 4 * expected**0.5
-    # And marks out of date do not count
+    # And expired ids do not collide
     clock.advance(WINDOW / 1000)
-    assert shard.see([dice.getrandbits(bits).to_bytes(8)]) == [True]
+    assert shard.add([dice.getrandbits(bits).to_bytes(8)]) == [True]
 
 
-def test_a_digest_that_overlaps_two_marks_is_not_found(gate: Gate, clock: Clock) -> None:
-    # Given a mark whose time and check look like part of a digest
+def test_a_digest_that_overlaps_two_stored_ids_is_not_found(gate: Gate, clock: Clock) -> None:
+    # Given a stored id whose time and check bytes look like part of a digest
     shard = Shard(gate, clock, "s")
-    assert shard.see([bytes(8)]) == [True]
-    # Then zeros that span it are another id
-    assert shard.see([bytes(7) + b"\1"]) == [True]
-    assert shard.see([bytes(6) + b"\1\0"]) == [True]
+    assert shard.add([bytes(8)]) == [True]
+    # Then zeros that span two entries are another id
+    assert shard.add([bytes(7) + b"\1"]) == [True]
+    assert shard.add([bytes(6) + b"\1\0"]) == [True]
 
 
-# -- what is not ours -------------------------------------------------------------------------------------------------
+# -- foreign data -----------------------------------------------------------------------------------------------------
 
 Put = Callable[[Any, bytes], Any]
 HEAD = [1, 1_700_000_000_000, 1_700_000_020_000, 20_000, 1]
@@ -261,45 +267,47 @@ FOREIGN: dict[str, tuple[Put, str]] = {
 @pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 @pytest.mark.parametrize("page", [0, 1])
 @pytest.mark.parametrize("what", FOREIGN)
-async def test_foreign_data_is_named_and_left_alone(face: Any, gate: Gate, raw: Any, what: str, page: int) -> None:
+async def test_foreign_data_raises_with_its_key_and_stays_unchanged(
+    face: Face, gate: Gate, raw: Any, what: str, page: int
+) -> None:
     put, says = FOREIGN[what]
-    key = gate.mark("x", "20s", "s", compact=True).keys[page]
+    pages = calls_of(gate, "s", 20_000).add("x").keys
+    key = pages[page]
     put(raw, key)
     before = raw.dump(key)
-    for ask in (
-        face.first("x", "20s", scope="s", compact=True),
-        face.first_many(["x"], "20s", scope="s", compact=True),
-    ):
-        with pytest.raises(ForeignData, match=says) as refused:
+    dedup = face.dedup("s", "20s")
+    for ask in (dedup.add("x"), dedup.add_many(["x"])):
+        with pytest.raises(UnexpectedData, match=says) as refused:
             await ask
         assert refused.value.redis_key == key.decode()
     assert raw.dump(key) == before
-    assert raw.exists(*gate.mark("x", "20s", "s", compact=True).keys) == 1
+    assert raw.exists(*pages) == 1
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_remembered_id_takes_at_most_25_bytes(alone: str, clock: Clock) -> None:
+def test_a_stored_id_takes_at_most_25_bytes(alone: str, clock: Clock) -> None:
     many, parts = 160_000, 8
     with Gate(alone, clock=clock) as gate, redis.Redis.from_url(alone) as raw:
-        gate.first_many(range(100), "1h", scope="warm", compact=True)
+        gate.dedup("warm", "1h").add_many(range(100))
+        dedup = gate.dedup("first", "1h")
         before, ids, measured = raw.info("memory")["used_memory"], count(), []
-        # Given ids that come evenly over three windows
+        # Given ids that arrive evenly over three retentions
         for _ in range(3 * parts):
             clock.advance(3600 / parts)
             part = list(islice(ids, many // parts))
-            assert all(gate.first_many(part, "1h", compact=True))
+            assert all(dedup.add_many(part))
             measured.append((raw.info("memory")["used_memory"] - before) / many)
-        # Then as soon as a window is full, and from then on, each id within the window takes at most that
+        # Then from the end of the first retention on, each id within the retention takes at most that
         assert max(measured[parts - 1 :]) <= 25  # what an allocation takes differs among servers
-        # And every key goes by itself within two windows
+        # And every key expires within two retentions
         left = [raw.pttl(key) for key in raw.scan_iter("ig1:*:seen:*", count=1000)]
         assert len(left) >= 64
         assert all(0 < ms <= 2 * 3_600_000 for ms in left)
 
 
-def test_ids_of_a_seen_set_are_spread_over_so_many_shards_and_no_more() -> None:
-    sets = SeenSets("n", None)
-    found = {sets.first("s", f"k{n}", "1h").keys[0] for n in range(1000)}
-    assert found == {keys.seen("n", "s", shard)[0] for shard in range(SHARDS)}
+def test_ids_are_spread_over_all_shards() -> None:
+    calls = DedupCalls("n", None, "s", 3_600_000)
+    found = {calls.add(f"k{n}").keys[0] for n in range(1000)}
+    assert found == {keys.dedup_ids("n", "s", shard)[0] for shard in range(SHARDS)}

@@ -1,0 +1,126 @@
+"""The awaiting form of a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Unpack
+
+from idemgate.core.durations import Duration
+from idemgate.core.keys import Key
+from idemgate.dedup.dedup import AioDedup, Dedup
+from idemgate.guard.batch import AioClaimBatch, completing, ended, ended_by, releasing
+from idemgate.guard.calls import Record
+from idemgate.guard.claim import AioClaim, Claimed
+from idemgate.guard.decide import forget_async, inspect_call, resolve_async
+from idemgate.guard.mark import mark_call, mark_calls
+from idemgate.guard.options import ClaimOptions, attempt_of, attempts_of
+from idemgate.store.context import Context
+from idemgate.topics.policy import TopicOptions
+from idemgate.topics.registry import StoredTopic, stored_topics_async
+from idemgate.topics.topic import AioTopic, Topic
+
+if TYPE_CHECKING:
+    from idemgate.membership.member import Membership
+    from idemgate.subscribers import Subscriber, Subscribers
+    from idemgate.worker.worker import Worker
+
+__all__ = ["AioGate"]
+
+
+class AioGate:
+    """The awaiting form of a gate, `gate.aio`. Each method is documented at `Gate`."""
+
+    def __init__(
+        self,
+        context: Context,
+        topic: Callable[..., Topic],
+        topics: dict[str, Topic],
+        subscribers: list[Subscriber],
+    ) -> None:
+        self.context = context
+        self._topic = topic
+        self._topics = topics
+        self._subscribers = subscribers
+
+    def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> AioClaim:
+        """Claim a key; see `Gate.claim`. `await` it, or use it in `async with`."""
+        return AioClaim(self.context, attempt_of(self.context, key, fingerprint, options))
+
+    def claim_many(self, keys: Iterable[Key], **options: Unpack[ClaimOptions]) -> AioClaimBatch:
+        """Claim many keys; see `Gate.claim_many`. `await` it, or use it in `async with`."""
+        attempts = attempts_of(self.context, keys, options)
+        return AioClaimBatch(self.context, [AioClaim(self.context, one) for one in attempts])
+
+    async def complete_many(
+        self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
+    ) -> list[bool]:
+        """Complete many claims; see `Gate.complete_many`."""
+        claims, calls = completing(self.context, pairs, retention)
+        return ended(claims, await ended_by(self.context, claims, calls))
+
+    async def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
+        """Release many claims; see `Gate.release_many`."""
+        given, calls = releasing(self.context, claims)
+        return ended(given, await ended_by(self.context, given, calls))
+
+    async def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
+        """Mark a key; see `Gate.first`."""
+        return await self.context.aio_link.run(mark_call(self.context, key, retention, scope))
+
+    async def first_many(self, keys: Iterable[Key], retention: Duration, *, scope: str = "first") -> list[bool]:
+        """Mark many keys; see `Gate.first_many`."""
+        return await self.context.aio_link.run_all(mark_calls(self.context, keys, retention, scope))
+
+    def dedup(self, scope: str, retention: Duration) -> AioDedup:
+        """Return the compact set of ids of a scope; see `Gate.dedup`."""
+        return Dedup(self.context, scope, retention).aio
+
+    async def inspect(self, key: Key, *, scope: str = "claim") -> Record:
+        """Return what is stored for a key; see `Gate.inspect`."""
+        return await self.context.aio_link.run(inspect_call(self.context, key, scope))
+
+    async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
+        """Delete the record of a key; see `Gate.forget`."""
+        return await forget_async(self.context, key, scope, force)
+
+    async def resolve(
+        self, key: Key, *, done: bool, result: object = None, retention: Duration = "24h", scope: str = "claim"
+    ) -> bool:
+        """Decide what becomes of a key whose owner vanished; see `Gate.resolve`."""
+        return await resolve_async(self.context, key, scope, done, result, retention)
+
+    def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> AioTopic:
+        """Return the awaiting form of a topic; see `Gate.topic`."""
+        return self._topic(name, redefine=redefine, **options).aio
+
+    async def stored_topics(self) -> list[StoredTopic]:
+        """Return every topic that the store holds; see `Gate.stored_topics`."""
+        return await stored_topics_async(self.context)
+
+    def worker(
+        self,
+        *topics: str,
+        concurrency: int = 32,
+        prefetch: int | None = None,
+        grace: Duration = "30s",
+        members: bool | Membership = False,
+    ) -> Worker:
+        """Return a worker for use inside an application: `async with gate.aio.worker(): ...`; see `Worker`."""
+        from idemgate.worker.worker import Worker
+
+        return Worker(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """The topics of the gate, by name."""
+        return self._topics
+
+    def subscribers(self, *, grace: Duration = "30s") -> Subscribers:
+        """Return the gate's subscribers for use inside an application: `async with gate.aio.subscribers(): ...`."""
+        from idemgate.subscribers import Subscribers
+
+        return Subscribers(self._subscribers, grace)
+
+    async def close(self) -> None:
+        """Wait for the calls under way, then close the connections of this event loop."""
+        await self.context.close_aio()

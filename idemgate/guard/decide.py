@@ -1,0 +1,110 @@
+"""Look at a key, and decide about one whose owner vanished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from idemgate.core.calls import Call
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keys import Key, text_of
+from idemgate.core.tokens import token
+from idemgate.errors import AlreadyInProgress
+from idemgate.guard.calls import Claims, Record
+from idemgate.store.context import Context
+
+__all__ = ["forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
+
+Answer = tuple[str, int]
+"""A status word, and the milliseconds that are left of a live owner's lease."""
+
+
+class Decision:
+    """A decision about one key. `call` builds its request from the record that was just read.
+
+    Build one, send `inspect`, then `call` with its answer; do both again while the answer says "changed".
+    """
+
+    def __init__(self, context: Context, key: Key, scope: str, word: str) -> None:
+        self.claims = Claims(context.namespace, context.clock)
+        self.record = self.claims.key(scope, key)
+        self.key = key
+        self.word = word
+        self.request = token()
+        for cache in tuple(context.caches):
+            cache.drop(self.record[0])
+
+    def inspect(self) -> Call[Record]:
+        return self.claims.inspect(self.record)
+
+    def result(self, answer: Answer) -> bool:
+        """Return whether the record was changed. Raises AlreadyInProgress if a live owner holds the key."""
+        word, left_ms = answer
+        if word == "busy":
+            raise AlreadyInProgress(text_of(self.key), left_ms / 1000)
+        return word == self.word
+
+
+def inspect_call(context: Context, key: Key, scope: str) -> Call[Record]:
+    """Build the call that reads what is stored for a key."""
+    claims = Claims(context.namespace, context.clock)
+    return claims.inspect(claims.key(scope, key))
+
+
+def forget(context: Context, key: Key, scope: str, force: bool) -> bool:
+    """Delete the record of a key. False if there was none."""
+    decision, build = _forget(context, key, scope, force)
+    return _decide(context, decision, build)
+
+
+async def forget_async(context: Context, key: Key, scope: str, force: bool) -> bool:
+    """Delete the record of a key, awaiting."""
+    decision, build = _forget(context, key, scope, force)
+    return await _decide_async(context, decision, build)
+
+
+def resolve(context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration) -> bool:
+    """Decide what becomes of a key whose owner vanished. False if there is nothing to decide."""
+    decision, build = _resolve(context, key, scope, done, result, retention)
+    return _decide(context, decision, build)
+
+
+async def resolve_async(
+    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration
+) -> bool:
+    """Decide what becomes of a key whose owner vanished, awaiting."""
+    decision, build = _resolve(context, key, scope, done, result, retention)
+    return await _decide_async(context, decision, build)
+
+
+Build = Callable[[Record], Call[Answer]]
+
+
+def _forget(context: Context, key: Key, scope: str, force: bool) -> tuple[Decision, Build]:
+    decision = Decision(context, key, scope, "forgotten")
+    return decision, lambda found: decision.claims.forget(decision.record, decision.request, found, force)
+
+
+def _resolve(
+    context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration
+) -> tuple[Decision, Build]:
+    decision = Decision(context, key, scope, "ok")
+    data, span = context.codec.encode(result, "result"), milliseconds(retention, "retention")
+
+    def build(found: Record) -> Call[Answer]:
+        return decision.claims.resolve(decision.record, decision.request, found, done, span, b"v", data)
+
+    return decision, build
+
+
+def _decide(context: Context, decision: Decision, build: Build) -> bool:
+    while True:
+        answer = context.link.run(build(context.link.run(decision.inspect())))
+        if answer[0] != "changed":
+            return decision.result(answer)
+
+
+async def _decide_async(context: Context, decision: Decision, build: Build) -> bool:
+    while True:
+        answer = await context.aio_link.run(build(await context.aio_link.run(decision.inspect())))
+        if answer[0] != "changed":
+            return decision.result(answer)
