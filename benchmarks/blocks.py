@@ -12,7 +12,7 @@ from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Trigger
 from idemgate.lua import script
-from idemgate.topics.calls import Settlement, most_of
+from idemgate.topics.calls import Settlement, max_settlements
 from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]
@@ -104,7 +104,7 @@ def _large(gate: Gate, tag: str, plan: Plan) -> None:
         topic.flush()
     topic.dead.redrive()
     topic.forward("list", keep=10)
-    topic.forward_due(2 * n)
+    topic.forward_once(2 * n)
 
 
 def _met(gate: Gate, tag: str, plan: Plan) -> None:
@@ -152,10 +152,10 @@ def _through(topic: Any, end_them: Callable[[Any], object], n: int) -> None:
 
 def _turning(gate: Gate, calls: Any, verb: str, n: int) -> None:
     held = gate.context.link.run(calls.take(0, BATCH)).deliveries
-    many = min(BATCH, most_of([Settlement(verb, one) for one in held]))
+    many = min(BATCH, max_settlements([Settlement(verb, one) for one in held]))
     for _ in range(n // many):
         endings = [Settlement(verb, one) for one in held[:many]]
-        held = held[many:] + gate.context.link.run(calls.turn(0, endings, many)).taken.deliveries
+        held = held[many:] + gate.context.link.run(calls.settle_and_take(0, endings, many)).taken.deliveries
 
 
 def _note(server: Any, found: dict[str, Row], of: str) -> None:

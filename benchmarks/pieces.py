@@ -20,11 +20,11 @@ from idemgate.core import keys
 from idemgate.core.calls import Call
 from idemgate.core.tokens import token
 from idemgate.store.embedded.server import start
-from idemgate.store.resp import new_reader, request
-from idemgate.topics.calls import MANY, Settlement
-from idemgate.topics.messages import Turned, listed
-from idemgate.worker.consumer import BATCH, Held
-from idemgate.worker.handler import ran
+from idemgate.store.resp import encode_call, new_reader
+from idemgate.topics.calls import MAX_TRIGGERS, Settlement
+from idemgate.topics.messages import SettledAndTaken, to_triggers
+from idemgate.worker.consumer import BATCH, InFlight
+from idemgate.worker.handler import run_blocking_handler
 from tests.claims import claims_of
 
 __all__ = ["run"]
@@ -40,7 +40,7 @@ def run(plan: Plan) -> list[Row]:
     with start() as server, Gate(server.url, namespace="bench", timeout="60s") as gate, _asking(server.url) as ask:
         kinds = {
             "guard": (_guard(gate), 1),
-            "trigger_many": (_sent(gate, ask), MANY),
+            "trigger_many": (_sent(gate, ask), MAX_TRIGGERS),
             "worker": (_worked(gate, ask), BATCH),
         }
         return [
@@ -77,19 +77,19 @@ def _guard(gate: Gate) -> Pieces:
 
 
 def _sent(gate: Gate, ask: Ask) -> Pieces:
-    calls, pairs = gate.topic("sent").open(), [(f"key:{number}", payload(number)) for number in range(MANY)]
-    found = listed(pairs)
-    checked = [calls.checked(one) for one in found]
-    call = calls.put_many(checked).calls[0]
-    asked, heard = request(call), _heard(gate, ask, call)
+    calls, pairs = gate.topic("sent").open(), [(f"key:{number}", payload(number)) for number in range(MAX_TRIGGERS)]
+    found = to_triggers(pairs)
+    checked = [calls.pack_trigger(one) for one in found]
+    call = calls.trigger_packed(checked).calls[0]
+    asked, heard = encode_call(call), _heard(gate, ask, call)
     reply = _read(heard)
     return {
-        "a `Trigger` of each pair": lambda: listed(pairs),
-        "checking it: key, time, what else it asks for; its payload packed": lambda: [*map(calls.checked, found)],
+        "a `Trigger` of each pair": lambda: to_triggers(pairs),
+        "checking it: key, time, what else it asks for; its payload packed": lambda: [*map(calls.pack_trigger, found)],
         "of that: packing the payload": lambda: [gate.context.codec.encode(one.payload) for one in found],
         "the slot of its key, where a topic has several": lambda: [keys.slot_of(one[3], 8) for one in checked],
-        "building the call": lambda: calls.put_many(checked),
-        "packing the call's words (hiredis)": lambda: request(call),
+        "building the call": lambda: calls.trigger_packed(checked),
+        "packing the call's words (hiredis)": lambda: encode_call(call),
         "sending it, waking up, reading the reply": lambda: ask(asked),  # a copy, which the server knows
         "of that: unpacking the reply (hiredis)": lambda: _read(heard),
         "making the receipts": lambda: call.answer(reply),
@@ -100,38 +100,40 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
     topic = gate.topic("worked")
     topic.trigger_many([(f"key:{number}", payload(number)) for number in range(2 * BATCH)])
     calls, before = topic.open(), [Settlement("ack", one) for one in topic.take(BATCH)]
-    call = calls.turn(0, before, BATCH)
-    asked, heard = request(call), _heard(gate, ask, call)
+    call = calls.settle_and_take(0, before, BATCH)
+    asked, heard = encode_call(call), _heard(gate, ask, call)
     reply = _read(heard)
     found, context = call.answer(reply).taken.deliveries, copy_context()
     assert len(found) == BATCH
     line: Any = None  # its worker's, of which a place is kept only
-    held = [Held(line, one, 0.0, 0.0) for one in found]
+    held = [InFlight(line, one, 0.0, 0.0) for one in found]
 
     def handler(delivery: Delivery[Any]) -> None:
         pass
 
     return {
-        "building the call: what ends, and a take": lambda: calls.turn(0, before, BATCH),
-        "packing its words (hiredis)": lambda: request(call),
+        "building the call: what ends, and a take": lambda: calls.settle_and_take(0, before, BATCH),
+        "packing its words (hiredis)": lambda: encode_call(call),
         "sending it, waking up, reading the reply": lambda: ask(asked),
         "of that: unpacking the reply (hiredis)": lambda: _read(heard),
         "making the deliveries": lambda: call.answer(reply),
         "that, and unpacking payloads, if handlers ask for them": lambda: _payloads(call.answer(reply)),
-        "noting that they are held": lambda: {Held(line, one, 0.0, 0.0) for one in found},
-        "calling the handler, in its own context": lambda: [context.copy().run(ran, handler, one) for one in found],
+        "noting that they are held": lambda: {InFlight(line, one, 0.0, 0.0) for one in found},
+        "calling the handler, in its own context": lambda: [
+            context.copy().run(run_blocking_handler, handler, one) for one in found
+        ],
         "noting how each ended": lambda: [(one, Settlement("ack", one.delivery)) for one in held],
     }
 
 
-def _payloads(turned: Turned) -> list[Any]:
+def _payloads(turned: SettledAndTaken) -> list[Any]:
     return [one.payload for one in turned.taken.deliveries]
 
 
 def _heard(gate: Gate, ask: Ask, call: Call[Any]) -> bytes:
     """The reply to a call of a script that the server may not know yet."""
     gate.context.link.command("SCRIPT", "LOAD", call.script.text)
-    return ask(request(call))
+    return ask(encode_call(call))
 
 
 def _read(heard: bytes) -> Any:

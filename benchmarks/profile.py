@@ -20,7 +20,7 @@ from benchmarks.peers.speak import RESULT, payload
 from benchmarks.plan import Plan
 from benchmarks.server import port_of, started
 from idemgate import Gate, Topic
-from idemgate.topics.calls import MANY, Settlement
+from idemgate.topics.calls import MAX_TRIGGERS, Settlement
 from idemgate.worker.consumer import BATCH
 
 __all__ = ["run"]
@@ -130,12 +130,12 @@ def _sent(gate: Gate) -> Iterator[tuple[str, Work]]:
     number = count()
 
     def batches(topic: Topic, numbers: Callable[[], int]) -> None:
-        for _ in range(N // MANY):
-            topic.trigger_many([(f"key:{one}", payload(one)) for one in (numbers() for _ in range(MANY))])
+        for _ in range(N // MAX_TRIGGERS):
+            topic.trigger_many([(f"key:{one}", payload(one)) for one in (numbers() for _ in range(MAX_TRIGGERS))])
 
     yield "a trigger, alone", lambda: [plain.trigger(f"one:{next(number)}", payload(1)) for _ in range(N)]
-    yield f"a trigger of {MANY} that are new", lambda: batches(plain, lambda: next(number))
-    yield f"a trigger of {MANY} that merge", lambda: batches(merging, lambda: next(number) % KEYS)
+    yield f"a trigger of {MAX_TRIGGERS} that are new", lambda: batches(plain, lambda: next(number))
+    yield f"a trigger of {MAX_TRIGGERS} that merge", lambda: batches(merging, lambda: next(number) % KEYS)
 
 
 def _taken(gate: Gate) -> Iterator[tuple[str, Work]]:
@@ -146,7 +146,7 @@ def _taken(gate: Gate) -> Iterator[tuple[str, Work]]:
     def turns() -> None:
         for _ in range(N // BATCH):
             endings = [Settlement("ack", one) for one in held.pop(0)]
-            held.append(gate.context.link.run(calls.turn(0, endings, BATCH)).taken.deliveries)
+            held.append(gate.context.link.run(calls.settle_and_take(0, endings, BATCH)).taken.deliveries)
 
     def ended() -> None:
         for _ in range(N // 100):
@@ -163,8 +163,8 @@ def _bare(server: Any) -> Iterator[tuple[str, Work]]:
     number = count()
 
     def put() -> None:
-        for _ in range(N // MANY):
-            some = {f"key:{one}": "x" * 80 for one, _ in zip(number, range(MANY), strict=False)}
+        for _ in range(N // MAX_TRIGGERS):
+            some = {f"key:{one}": "x" * 80 for one, _ in zip(number, range(MAX_TRIGGERS), strict=False)}
             with server.pipeline(transaction=False) as pipeline:
                 pipeline.zadd("due", dict.fromkeys(some, 1), nx=True).hset("what", mapping=some).execute()
 
@@ -175,5 +175,5 @@ def _bare(server: Any) -> Iterator[tuple[str, Work]]:
             with server.pipeline(transaction=False) as pipeline:
                 pipeline.zrem("due", *keys).hdel("what", *keys).execute()
 
-    yield f"bare `ZADD NX`, `HSET` of {MANY}", put
+    yield f"bare `ZADD NX`, `HSET` of {MAX_TRIGGERS}", put
     yield "bare `ZRANGE`, `HMGET`, `ZREM`, `HDEL` of 100", take

@@ -1,9 +1,10 @@
-"""Every error idemgate raises. One root; arranged by who can act on it; facts are fields, the text is derived from
-them.
+"""All errors of the library.
 
-- `InvalidArgument`: the caller passed something that can never work. Raised before anything is written.
-- `ClaimRejected`: the store answered, and the answer is no, for a reason that is part of normal life.
-- `StoreError`: the store, or the way to it, is at fault.
+They share one root, `IdemgateError`. Details are attributes, and the text is derived from them.
+
+- `InvalidArgument`: an argument is invalid. Raised before anything is written.
+- `ClaimRejected`: the server refused a claim in normal operation.
+- `StoreError`: the server or the connection failed.
 """
 
 from __future__ import annotations
@@ -43,17 +44,24 @@ __all__ = [
 
 
 class IdemgateError(Exception):
-    """Root of every error of this library."""
+    """The base class of all errors of this library."""
 
 
-# -- the caller can mend it -------------------------------------------------------------------------------------------
+# -- errors of the caller ---------------------------------------------------------------------------------------------
 
 
 class InvalidArgument(IdemgateError, ValueError):
-    """A value that can never work; nothing was written. `name` is the parameter, `value` what was passed."""
+    """An argument is invalid; nothing was written.
+
+    Attributes:
+        name: the parameter.
+        value: the argument.
+        problem: what is wrong with it.
+        fix: how to correct the call.
+    """
 
     def __init__(self, name: str, value: object, problem: str, fix: str) -> None:
-        super().__init__(f"{name}={_shown(value)}: {problem}. {fix}")
+        super().__init__(f"{name}={_short_repr(value)}: {problem}. {fix}")
         self.name = name
         self.value = value
         self.problem = problem
@@ -64,33 +72,36 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 120
 
 
-def _shown(value: object) -> str:
-    """A short repr that cannot fail: values that are refused are the strange ones."""
+def _short_repr(value: object) -> str:
+    """Return a short repr. It never raises: an invalid value may have a broken `__repr__`."""
     try:
         return _REPR.repr(value)
-    except Exception:  # noqa: BLE001 - a repr of a user's class may fail in any way
+    except Exception:  # noqa: BLE001 - a `__repr__` of the user may raise anything
         return f"<{type(value).__name__}>"
 
 
 class NotConfigured(IdemgateError):
-    """No server was named, so there is nobody to coordinate with."""
+    """No server is configured."""
 
 
 class NoCurrentExecution(IdemgateError, RuntimeError):
-    """Something was asked that only a guarded function or a handler can be told."""
+    """A function that needs a running guarded function or handler was called outside of one."""
 
 
 class PolicyChanged(IdemgateError):
-    """A topic was opened with another policy than the one it was made with.
+    """A topic was opened with a policy that differs from the stored one.
 
-    `topic`, `stored` and `asked` (the differing values by name) say what differs.
+    Attributes:
+        topic: the topic's name.
+        stored: the stored values that differ, by option.
+        asked: the requested values that differ, by option.
     """
 
     def __init__(self, topic: str, stored: dict[str, object], asked: dict[str, object]) -> None:
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
         super().__init__(
             f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
-            f"or change it for everybody with redefine=True (slots and merge cannot be changed that way; "
+            f"or change it for all clients with redefine=True (slots and merge cannot be changed that way; "
             f"slots can with: idemgate slots {topic} N)."
         )
         self.topic = topic
@@ -99,18 +110,18 @@ class PolicyChanged(IdemgateError):
 
 
 class TopicInUse(IdemgateError):
-    """A topic cannot be changed now: it holds messages, or another change of it has not ended. `topic` names it."""
+    """A topic cannot be changed now: it holds messages, or another change is in progress. `topic` is its name."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"topic {topic!r}: {why}")
         self.topic = topic
 
 
-# -- the store said no ------------------------------------------------------------------------------------------------
+# -- rejected claims --------------------------------------------------------------------------------------------------
 
 
 class ClaimRejected(IdemgateError):
-    """The store answered no. `key` is the idempotency key as the caller gave it."""
+    """The server rejected a claim. `key` is the idempotency key as the caller passed it."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -118,7 +129,7 @@ class ClaimRejected(IdemgateError):
 
 
 class AlreadyInProgress(ClaimRejected):
-    """Another owner is running this key. `retry_after`: seconds until its lease ends unless it is renewed."""
+    """Another owner runs this key. `retry_after` is the time in seconds until its lease ends unless renewed."""
 
     def __init__(self, key: str, retry_after: float) -> None:
         super().__init__(key, f"{key!r} is in progress elsewhere; try again in {retry_after:.3f} s")
@@ -126,7 +137,7 @@ class AlreadyInProgress(ClaimRejected):
 
 
 class AlreadyDone(ClaimRejected):
-    """The key is done and the guard was told to raise on duplicates. `result` is the stored result, or None."""
+    """The key is done, and the options say to raise on duplicates. `result` is the stored result, or None."""
 
     def __init__(self, key: str, result: object = None) -> None:
         super().__init__(key, f"{key!r} is already done")
@@ -134,8 +145,10 @@ class AlreadyDone(ClaimRejected):
 
 
 class ResultUnavailable(ClaimRejected):
-    """The key is done, but its result could not be stored, so there is nothing to replay. The work must not run
-    again."""
+    """The key is done, but its result was not stored and cannot be returned. The function does not run again.
+
+    `why` is the reason.
+    """
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(key, f"{key!r} is done, but its result was not stored: {why}")
@@ -143,8 +156,12 @@ class ResultUnavailable(ClaimRejected):
 
 
 class ReplayedFailure(ClaimRejected):
-    """The first run failed and its failure was stored (`on_error="store"`). `kind` and `text` describe that
-    exception."""
+    """The first run failed, and its failure was stored (`on_error="store"`).
+
+    Attributes:
+        kind: the type of that exception.
+        text: its message.
+    """
 
     def __init__(self, key: str, kind: str, text: str) -> None:
         super().__init__(key, f"{key!r} failed before with {kind}: {text}")
@@ -153,14 +170,14 @@ class ReplayedFailure(ClaimRejected):
 
 
 class KeyReused(ClaimRejected):
-    """Same key, other payload: the fingerprints differ. Nothing ran, no result is disclosed."""
+    """The key was used with another payload: the fingerprints differ. Nothing ran; no result is disclosed."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key, f"{key!r} was used before with another payload; use a new key for a new intent")
 
 
 class LeaseLost(ClaimRejected):
-    """This owner's lease ended and its right is gone. `token` is the fencing token it held."""
+    """The lease of this owner expired. `token` is the fencing token it held."""
 
     def __init__(self, key: str, token: int) -> None:
         super().__init__(key, f"the lease of {key!r} (fencing token {token}) was lost")
@@ -168,7 +185,14 @@ class LeaseLost(ClaimRejected):
 
 
 class OutcomeUnknown(ClaimRejected):
-    """A former owner vanished and the guard holds (`on_lease_loss="hold"`): somebody must look, then `gate.resolve`."""
+    """A former owner lost its lease, and `on_lease_loss="hold"` blocks the key.
+
+    An operator has to find out whether the effect happened, and then call `gate.resolve`.
+
+    Attributes:
+        attempt: the number of the attempt that did not end.
+        scope: the scope of the key.
+    """
 
     def __init__(self, key: str, attempt: int, scope: str) -> None:
         super().__init__(
@@ -181,7 +205,7 @@ class OutcomeUnknown(ClaimRejected):
 
 
 class AttemptsExhausted(ClaimRejected):
-    """The key was started `attempts` times without success and may not be started again within its retention."""
+    """The key failed `attempts` times and does not run again within its retention. `scope` is its scope."""
 
     def __init__(self, key: str, attempts: int, scope: str) -> None:
         super().__init__(
@@ -193,16 +217,18 @@ class AttemptsExhausted(ClaimRejected):
         self.scope = scope
 
 
-# -- the store is at fault --------------------------------------------------------------------------------------------
+# -- server and connection --------------------------------------------------------------------------------------------
 
 
 class StoreError(IdemgateError):
-    """The store, or the way to it, is at fault."""
+    """The server or the connection failed."""
 
 
 class StoreUnavailable(StoreError):
-    """No answer within the deadline. `executed` is "no" when the request certainly did not run, else "unknown"
-    ("yes": see `NotDurable`)."""
+    """The server did not answer before the deadline.
+
+    `executed` is "no" if the request certainly did not run, else "unknown". `NotDurable` sets it to "yes".
+    """
 
     def __init__(self, text: str, executed: str) -> None:
         super().__init__(text)
@@ -210,10 +236,10 @@ class StoreUnavailable(StoreError):
 
 
 class NotDurable(StoreUnavailable):
-    """The call was executed, but its write is not as durable as `Gate(durability=...)` asks: it is in the primary's
-    memory, and a failover or a power loss may forget it. `executed` is "yes".
+    """The call ran, but its write is less durable than `Gate(durability=...)` requires. `executed` is "yes".
 
-    Sending the same again is safe where a call is: a trigger with its `event_id`, a settlement, a completion.
+    The write is in the primary's memory; a failover or a power loss may lose it. A retry is safe for a trigger with an
+    `event_id`, a settlement and a completion.
     """
 
     def __init__(self, text: str) -> None:
@@ -221,28 +247,31 @@ class NotDurable(StoreUnavailable):
 
 
 class ServerRejected(StoreError):
-    """The server answered with an error that repeating cannot mend (permission, configuration, script error)."""
+    """The server answered with a permanent error: a missing permission, its configuration or a script error."""
 
 
 class UnexpectedData(StoreError):
-    """A key of our namespace holds something we did not write: a wrong type or another version. Nothing was written.
+    """A key of the namespace holds data that idemgate did not write: a wrong type or version. Nothing was written.
 
-    `redis_key` is that key, `problem` what is wrong with it. Where it is but one field or member, the text has the
-    command that removes that alone.
+    If a single field or member is wrong, the text contains the command that removes it.
+
+    Attributes:
+        redis_key: the key.
+        problem: what is wrong with its data.
     """
 
     def __init__(self, redis_key: str, text: str) -> None:
-        remedy = _removing(redis_key, text) or "move or delete that key, or use another namespace"
+        remedy = _removal_command(redis_key, text) or "move or delete that key, or use another namespace"
         super().__init__(f"{redis_key}: {text}. Nothing was written; {remedy}")
         self.redis_key = redis_key
         self.problem = text
 
 
-def _removing(redis_key: str, text: str) -> str | None:
-    """The command that removes the one field of a hash, or member of a sorted set, that `text` names (lib/sound)."""
+def _removal_command(redis_key: str, text: str) -> str | None:
+    """Return the command that removes the hash field or sorted set member named in `text`; None if it names none."""
     for verb, pattern in (
-        ("HDEL", "holds under (.*) what idemgate has not written"),
-        ("ZREM", "names (.*) of which nothing is stored"),
+        ("HDEL", "holds corrupt data under (.*)"),
+        ("ZREM", "lists (.*), which has no stored data"),
     ):
         if found := re.fullmatch(pattern, text, re.DOTALL):
             return f"{verb} {shlex.quote(redis_key)} {shlex.quote(found[1])}"
@@ -250,10 +279,10 @@ def _removing(redis_key: str, text: str) -> str | None:
 
 
 class DecodeError(StoreError):
-    """Stored bytes cannot be turned back into a value; repeating cannot mend it. Nothing was written.
+    """Stored bytes cannot be decoded. The error is permanent. Nothing was written.
 
-    They are not ours, damaged, of another version, over a limit, or not what the handler's annotation asks for:
-    `why` says which.
+    The bytes are corrupt, were written by another program or version, exceed a limit, or do not fit the handler's
+    annotation. `why` is the reason.
     """
 
     def __init__(self, why: str) -> None:
@@ -261,15 +290,19 @@ class DecodeError(StoreError):
         self.why = why
 
 
-# -- what a handler may raise -----------------------------------------------------------------------------------------
+# -- outcomes raised by handlers --------------------------------------------------------------------------------------
 
 
 class Bury(Exception):
-    """Raised by a topic's handler: trying again cannot help, so the message goes to the dead letters now."""
+    """Raised by a handler to move the message to the dead letters without further attempts."""
 
 
 class Retry(Exception):
-    """Raised by a topic's handler: try again after `delay` (seconds, timedelta or "30s"; None: the topic's backoff)."""
+    """Raised by a handler to retry the message.
+
+    `delay` is the time until the next attempt: seconds, a timedelta or text such as "30s". None means the topic's
+    backoff.
+    """
 
     def __init__(self, text: str = "", *, delay: Any = None) -> None:
         super().__init__(text)
@@ -277,19 +310,27 @@ class Retry(Exception):
 
 
 class Overloaded(Retry):
-    """Raised by a topic's handler whose downstream said that it is too busy (HTTP 429, 503): as `Retry`, and a topic
-    with an `Adaptive` limit lowers it when there are many of them."""
+    """Raised by a handler to retry because a downstream service is overloaded (HTTP 429 or 503).
+
+    It retries like `Retry`. A topic with an `Adaptive` limit lowers the limit if many handlers raise it.
+    """
 
 
 class PartialFailure(Exception):
-    """Returned or raised by a topic's handler: of the merged payload only these items failed, the rest is done and not
-    delivered again (elsewhere called batch item failures, or partial batch response).
+    """Returned or raised by a handler if only some items of a merged payload failed.
 
-    - `items`: of an append or union, items of `delivery.payload`; of fields, their names, or a mapping of field -> its
-      failed items, or `...` for all of it. None at all: the whole delivery is done. What is not in the payload, or a
-      merge policy that keeps no items (last, first, count, sum, min, max): a failed attempt of the whole delivery.
-    - `reason` is kept as the failure, and shown by dead letters.
-    - `delay`: seconds, timedelta or "30s"; None: the topic's backoff.
+    The other items are done and are not delivered again. SQS and Lambda call this a partial batch response.
+
+    The whole delivery counts as a failed attempt if an item is not in the payload. The same holds for a merge policy
+    without items (last, first, count, sum, min, max).
+
+    Attributes:
+        items: the failed items. For append and union, items of `delivery.payload`. For fields, the names of fields, or
+            a mapping of field to its failed items, with `...` for the whole field. If empty, the delivery is done.
+        delay: the time until the next attempt: seconds, a timedelta or text such as "30s". None means the topic's
+            backoff.
+
+    `reason` is stored as the failure and shown by dead letters.
     """
 
     def __init__(self, items: Any, reason: str = "", *, delay: Any = None) -> None:

@@ -1,19 +1,19 @@
-"""The awaiting form of a gate."""
+"""The async form of a gate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.dedup.dedup import AioDedup, Dedup
-from idemgate.guard.batch import AioClaimBatch, completing, ended, ended_by, releasing
+from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
-from idemgate.guard.claim import AioClaim, Claimed
+from idemgate.guard.claim import AioClaim, BaseClaim
 from idemgate.guard.decide import forget_async, inspect_call, resolve_async
 from idemgate.guard.mark import mark_call, mark_calls
-from idemgate.guard.options import ClaimOptions, attempt_of, attempts_of
+from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions
 from idemgate.topics.registry import StoredTopic, stored_topics_async
@@ -28,7 +28,7 @@ __all__ = ["AioGate"]
 
 
 class AioGate:
-    """The awaiting form of a gate, `gate.aio`. Each method is documented at `Gate`."""
+    """The async form of a gate, `gate.aio`. Each method is documented at `Gate`."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class AioGate:
 
     def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> AioClaim:
         """Claim a key; see `Gate.claim`. `await` it, or use it in `async with`."""
-        return AioClaim(self.context, attempt_of(self.context, key, fingerprint, options))
+        return AioClaim(self.context, claim_attempt(self.context, key, fingerprint, options))
 
     def claim_many(self, keys: Iterable[Key], **options: Unpack[ClaimOptions]) -> AioClaimBatch:
         """Claim many keys; see `Gate.claim_many`. `await` it, or use it in `async with`."""
-        attempts = attempts_of(self.context, keys, options)
-        return AioClaimBatch(self.context, [AioClaim(self.context, one) for one in attempts])
+        attempts = claim_attempts(self.context, keys, options)
+        return AioClaimBatch(self.context, [AioClaim(self.context, attempt) for attempt in attempts])
 
     async def complete_many(
-        self, pairs: Iterable[tuple[Claimed, object]], *, retention: Duration | None = None
+        self, pairs: Iterable[tuple[BaseClaim, object]], *, retention: Duration | None = None
     ) -> list[bool]:
         """Complete many claims; see `Gate.complete_many`."""
-        claims, calls = completing(self.context, pairs, retention)
-        return ended(claims, await ended_by(self.context, claims, calls))
+        claims, calls = build_completions(self.context, pairs, retention)
+        return record_ends(claims, await run_ends(self.context, claims, calls))
 
-    async def release_many(self, claims: Iterable[Claimed]) -> list[bool]:
+    async def release_many(self, claims: Iterable[BaseClaim]) -> list[bool]:
         """Release many claims; see `Gate.release_many`."""
-        given, calls = releasing(self.context, claims)
-        return ended(given, await ended_by(self.context, given, calls))
+        held, calls = build_releases(self.context, claims)
+        return record_ends(held, await run_ends(self.context, held, calls))
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
         """Mark a key; see `Gate.first`."""
@@ -76,7 +76,7 @@ class AioGate:
         return Dedup(self.context, scope, retention).aio
 
     async def inspect(self, key: Key, *, scope: str = "claim") -> Record:
-        """Return what is stored for a key; see `Gate.inspect`."""
+        """Return the stored record of a key; see `Gate.inspect`."""
         return await self.context.aio_link.run(inspect_call(self.context, key, scope))
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
@@ -86,11 +86,11 @@ class AioGate:
     async def resolve(
         self, key: Key, *, done: bool, result: object = None, retention: Duration = "24h", scope: str = "claim"
     ) -> bool:
-        """Decide what becomes of a key whose owner vanished; see `Gate.resolve`."""
+        """Decide the state of a key whose owner lost its lease; see `Gate.resolve`."""
         return await resolve_async(self.context, key, scope, done, result, retention)
 
     def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> AioTopic:
-        """Return the awaiting form of a topic; see `Gate.topic`."""
+        """Return the async form of a topic; see `Gate.topic`."""
         return self._topic(name, redefine=redefine, **options).aio
 
     async def stored_topics(self) -> list[StoredTopic]:
@@ -103,12 +103,12 @@ class AioGate:
         concurrency: int = 32,
         prefetch: int | None = None,
         grace: Duration = "30s",
-        members: bool | Membership = False,
+        membership: Literal["redis"] | Membership | None = None,
     ) -> Worker:
         """Return a worker for use inside an application: `async with gate.aio.worker(): ...`; see `Worker`."""
         from idemgate.worker.worker import Worker
 
-        return Worker(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, members=members)
+        return Worker(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, membership=membership)
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -122,5 +122,5 @@ class AioGate:
         return Subscribers(self._subscribers, grace)
 
     async def close(self) -> None:
-        """Wait for the calls under way, then close the connections of this event loop."""
+        """Wait for the running calls, then close the connections of this event loop."""
         await self.context.close_aio()

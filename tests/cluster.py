@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from idemgate.store.embedded.server import find_server
-from idemgate.store.embedded.supervisor import _die_with
+from idemgate.store.embedded.supervisor import _die_with_parent
 
 __all__ = ["Operator", "agree", "cluster", "running", "sentinel", "unused_ports", "wait_for"]
 
@@ -63,7 +63,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=partial(_die_with, os.getpid()),  # noqa: PLW1509 - see there
+        preexec_fn=partial(_die_with_parent, os.getpid()),  # noqa: PLW1509 - see there
     )
     try:
         yield process

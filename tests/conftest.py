@@ -31,7 +31,7 @@ from idemgate.guard.claim import Claim
 from idemgate.store.embedded.server import start
 from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
-from idemgate.topics.dead import Dead
+from idemgate.topics.dead import DeadLetters
 from idemgate.topics.topic import Topic
 from tools import reliability
 
@@ -219,7 +219,7 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        if isinstance(found, Dead):
+        if isinstance(found, DeadLetters):
             return Awaited(found)
         if not callable(found):
             return found
@@ -239,14 +239,14 @@ def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait(self: Waiter, seconds: float) -> bool:
         return waiter_wait(self, 3600)
 
-    async def woken(wake: asyncio.Event, seconds: float) -> None:
+    async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:
         await wake.wait()
         wake.clear()
 
     waiter_wait = Waiter.wait
     monkeypatch.setattr(Waiter, "wait", wait)
     for module in ("idemgate.guard.claim", "idemgate.guard.decorator"):
-        monkeypatch.setattr(import_module(module), "woken", woken)
+        monkeypatch.setattr(import_module(module), "wait_for_wakeup", wait_for_wakeup)
     monkeypatch.setattr(import_module("idemgate.worker.poller"), "POLL", 3600.0)
 
 

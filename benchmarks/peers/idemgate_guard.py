@@ -19,7 +19,7 @@ async def aguarded(key: str) -> str:
     return RESULT
 
 
-@gate.once(key="{key}", scope="known", remember=100_000)
+@gate.once(key="{key}", scope="known", cache_size=100_000)
 def remembered(key: str) -> str:
     return RESULT
 

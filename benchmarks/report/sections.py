@@ -340,7 +340,7 @@ def pieces() -> str:
     """Beside those of a guarded call, from the guard's part: one that needs no server, decorator and key included."""
     rows = rows_of("pieces")
     known = rows_of("guard").get(("idemgate_guard", "known"), {}).get("client_us")
-    whole = ["a whole call of a key known to be done (`remember`)", ranged(known, 1)]
+    whole = ["a whole call of a key known to be done (`cache_size`)", ranged(known, 1)]
     heads = {
         "guard": "a guarded call", "trigger_many": "`trigger_many`, a trigger of 128",
         "worker": "a worker, a message of 80 that end as many begin",

@@ -122,7 +122,7 @@ def _guards(rows: Rows) -> Iterator[Target]:
     many = "`first_many` of 200 against a pipeline of 200 `SET NX`"
     yield _against(many, 1.5, rows, "first_many", GUARD, "by_hand", "first_many")
     known = middle(rows, GUARD, "known", "client_us")
-    yield Target("a key known to be done (`remember`), CPU", 3, known, " us", most=True, why="known")
+    yield Target("a key known to be done (`cache_size`), CPU", 3, known, " us", most=True, why="known")
 
 
 def _scheduling(rows: Rows) -> Iterator[Target]:

@@ -1,1 +1,1 @@
-"""Checks that what is stored is consistent."""
+"""Consistency checks of the stored data, the server and histories."""

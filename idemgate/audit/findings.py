@@ -1,5 +1,4 @@
-"""What an audit found: each fault by a stable name, with where it is, what is wrong, how it may have come and what
-mends it."""
+"""The findings of an audit: a stable name for each kind of fault, its likely cause and its repair."""
 
 from __future__ import annotations
 
@@ -8,103 +7,114 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["KINDS", "Finding", "Report", "Severity", "quoted"]
+__all__ = ["KINDS", "Finding", "Report", "Severity", "quote_argument"]
 
 Severity = Literal["error", "warning"]
 
 
 class Kind(NamedTuple):
-    """A sort of fault: what it costs (an error breaks a promise, a warning does not), how it may have come, and what
-    mends it where the finding has nothing closer to say."""
+    """A kind of fault.
+
+    Attributes:
+        severity: "error" if it breaks a promise, else "warning".
+        cause: the likely cause.
+        mend: the repair, unless the finding has a more specific one.
+    """
 
     severity: Severity
     cause: str
     mend: str
 
 
-_OTHERS = "another program, or a person, wrote to a key of ours"
-_PARTLY = "a write by other hands than our scripts, or a restart that kept only a part of the data"
-_BUG = "please report it with the finding: our scripts write these together"
+_OTHERS = "another program or a person wrote to a key of idemgate"
+_PARTLY = "a write that bypassed the scripts, or a restart that lost a part of the data"
+_BUG = "please report it with the finding: the scripts write both values together"
 KINDS: dict[str, Kind] = {
     "conservation": Kind(
         "error",
-        f"messages were added or removed past the scripts: {_PARTLY}",
-        "compare with what the sender sent; what is missing has to be triggered again",
+        f"messages were added or removed: {_PARTLY}",
+        "compare with the sender's data, and trigger the missing messages again",
     ),
-    "orphan": Kind("error", _PARTLY, "remove what points nowhere"),
+    "orphan": Kind("error", _PARTLY, "remove the orphaned entry"),
     "unplaced": Kind("error", _PARTLY, "schedule it"),
-    "misplaced": Kind("error", _PARTLY, "remove it from where it does not belong"),
+    "misplaced": Kind("error", _PARTLY, "remove the wrong entry"),
     "stuck": Kind(
         "error",
-        f"the end of a delivery did not schedule what waited: {_PARTLY}",
-        "schedule it, or end any delivery of the group",
+        f"the end of a delivery did not schedule the waiting message: {_PARTLY}",
+        "schedule it, or end a delivery of the group",
     ),
     "room": Kind(
         "warning",
         "group_concurrency was raised while messages waited",
-        "nothing: the next delivery of the group that ends lets them in",
+        "nothing: they are scheduled when the next delivery of the group ends",
     ),
-    "held": Kind("error", f"the group holds a key that will never leave it, or one twice: {_PARTLY}", "take it out"),
+    "held": Kind(
+        "error", f"the group holds a key that never leaves it, or a key twice: {_PARTLY}", "remove it from the group"
+    ),
     "overlap": Kind(
-        "error", f"group_concurrency was lowered while these ran; or {_PARTLY}", "let the deliveries end; look again"
+        "error",
+        f"group_concurrency was lowered while these ran; or {_PARTLY}",
+        "wait for the deliveries to end, and audit again",
     ),
     "lease": Kind(
         "error",
         _OTHERS,
-        "let it end now; of a delivery, if nobody handles it any more",
+        "end the lease now; for a delivery only if no worker handles it",
     ),
     "fence": Kind(
         "error",
-        f"{_PARTLY}; a lossy failover; of one far ahead: {_OTHERS}, or the clock was set back by days",
-        "raise the slot's fence above every token that was granted; of one far ahead: ask who wrote it",
+        f"{_PARTLY}; or a lossy failover. For a token far ahead: {_OTHERS}, or the clock was set back by days",
+        "raise the slot's fence above every granted token; for a token far ahead find out who wrote it",
     ),
     "undecodable": Kind(
-        "error", f"{_OTHERS}, or a version that packs differently", "look at it; delete it if nobody can read it"
+        "error", f"{_OTHERS}, or a version that packs differently", "inspect it; delete it if no program can read it"
     ),
     "disagrees": Kind("error", _PARTLY, _BUG),
     "wrong-slot": Kind(
         "error",
-        "the number of slots was changed past the library, or a key was renamed",
-        "trigger it again, and delete it here",
+        "the number of slots was changed without idemgate, or a key was renamed",
+        "trigger it again, and delete this entry",
     ),
     "changing": Kind(
         "warning",
-        "a command that gives the topic other slots, or forgets it, is at it, or was killed",
-        "unless one is at it now, begin it again: idemgate slots TOPIC N, or idemgate forget TOPIC",
+        "a command that reshards or deletes the topic is running, or was killed",
+        "if none is running, start it again: idemgate slots TOPIC N, or idemgate forget TOPIC",
     ),
     "closed": Kind(
         "error",
-        "a change of the number of slots was cut off, and its mark in the registry was lost",
-        "begin the change anew: idemgate slots TOPIC N",
+        "a change of the number of slots was interrupted, and its registry entry was lost",
+        "start the change again: idemgate slots TOPIC N",
     ),
     "unregistered": Kind(
         "error",
         "the registry was deleted, or lost an entry",
         "open the topic again with its policy, or delete the slot's keys",
     ),
-    "no-expiry": Kind("error", f"{_OTHERS} (PERSIST, SET)", "give it an expiry"),
-    "expires": Kind("error", f"{_OTHERS} (EXPIRE)", "take the expiry away"),
-    "forgotten-never": Kind("warning", _PARTLY, "remove what nobody will forget"),
-    "foreign": Kind("warning", _OTHERS, "give each program a namespace of its own; delete it if nobody needs it"),
-    "wrong-type": Kind("error", _OTHERS, "rename or delete that key; until then every call to it is refused"),
+    "no-expiry": Kind("error", f"{_OTHERS} (PERSIST, SET)", "set an expiry"),
+    "expires": Kind("error", f"{_OTHERS} (EXPIRE)", "remove the expiry"),
+    "forgotten-never": Kind("warning", _PARTLY, "remove the entry that never expires"),
+    "foreign": Kind(
+        "warning", _OTHERS, "use a separate namespace for each program; delete the key if it is not needed"
+    ),
+    "wrong-type": Kind("error", _OTHERS, "rename or delete that key; until then every call to it fails"),
     "layout": Kind(
         "warning",
-        f"a newer or older idemgate uses this namespace; of a slot that says none: {_OTHERS}",
-        "let one version at a time use it, or delete what was left behind",
+        f"a newer or older idemgate uses this namespace; for a slot without a layout: {_OTHERS}",
+        "run a single version, or delete the keys of the other",
     ),
     "unread": Kind(
         "warning",
-        "it is too large to be read in one step, or was moving to another node",
-        "audit with a higher limit, at a quiet time",
+        "it is too large to read in one step, or was migrating to another node",
+        "audit with a higher limit when the load is low",
     ),
     "fence-fell": Kind(
         "error",
-        "tokens were forgotten: a lossy failover, or a restart without an append-only file",
-        "check what the owner of the lower token wrote: a fence may have refused it",
+        "tokens were lost: a lossy failover, or a restart without an append-only file",
+        "check the writes of the owner with the lower token: a fence may have rejected them",
     ),
     "ran-again": Kind(
         "error",
-        "the record of the end was lost, or retention was shorter than the duplicates are late",
+        "the record of the completion was lost, or retention was shorter than the delay of the duplicate",
         "undo the second effect",
     ),
     "overlap-key": Kind(
@@ -118,16 +128,22 @@ KINDS: dict[str, Kind] = {
         "let your database refuse stale owners: a fence, or a key stored with the effect",
     ),
     "owner": Kind(
-        "warning", "a member vanished between two writes", "nothing: the next announcement of a member frees it"
+        "warning", "a member died between two writes", "nothing: the next heartbeat of a member releases the slot"
     ),
 }
-"""Every fault there is a check for."""
+"""All kinds of faults, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault. `kind` is one of `KINDS`, `key` the key in Redis (or the idempotency key, of a history), `mend` a
-    command of redis-cli where one can mend it."""
+    """One fault.
+
+    Attributes:
+        kind: a name in `KINDS`.
+        key: the key in Redis, or the idempotency key for a history.
+        what: what is wrong.
+        mend: a redis-cli command that repairs it, or "".
+    """
 
     kind: str
     key: str
@@ -136,17 +152,17 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """An "error" breaks a promise; a "warning" does not, or not yet."""
+        """The severity: an "error" breaks a promise, a "warning" does not yet."""
         return KINDS[self.kind].severity
 
     @property
     def cause(self) -> str:
-        """How it may have come."""
+        """The likely cause."""
         return KINDS[self.kind].cause
 
     @property
     def remedy(self) -> str:
-        """What mends it."""
+        """The repair: a command if there is one, else advice."""
         return self.mend or KINDS[self.kind].mend
 
     def __str__(self) -> str:
@@ -155,24 +171,29 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was looked at (`counted`, by name: "slots", "records", "pending", ...), and what is wrong with it. Sound
-    means that nothing was found."""
+    """The result of an audit.
+
+    Attributes:
+        findings: all faults found.
+        counted: the number of checked entries by name, such as "slots", "records" or "pending".
+    """
 
     findings: tuple[Finding, ...]
     counted: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def sound(self) -> bool:
+        """True if there are no findings."""
         return not self.findings
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """Those that break a promise."""
+        """The findings that break a promise."""
         return tuple(one for one in self.findings if one.severity == "error")
 
     @property
     def by_kind(self) -> Counter[str]:
-        """How many of each kind."""
+        """The number of findings by kind."""
         return Counter(one.kind for one in self.findings)
 
     def __str__(self) -> str:
@@ -180,8 +201,8 @@ class Report:
         return "\n".join([f"looked at {looked}: {'sound' if self.sound else 'NOT sound'}", *map(str, self.findings)])
 
 
-def quoted(value: bytes | str) -> str:
-    """A word as redis-cli reads it."""
+def quote_argument(value: bytes | str) -> str:
+    """Return a word quoted for redis-cli."""
     text = "".join(
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}"
         for byte in (value if isinstance(value, bytes) else value.encode())

@@ -1,4 +1,4 @@
-"""What was run when: events in the order in which they happened, and what they must never show."""
+"""Checks of a history: the events of attempts in the order in which they happened."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ What = Literal["start", "end", "done", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an attempt at a key, which `token`, its fencing token, names.
+    """An event of one attempt at a key.
 
-    "start" when its handler begins; "end" when it has left the handler, however; "done" when the store has said that
-    it is completed or acknowledged; "gone" when its owner died or lost its lease: of an `owner` and no key, all of
-    them. `work` is what must not run again once done: of a guarded function the key, of a topic `delivery.id`. `note`
-    is the test's own, of what JSON knows.
+    Attributes:
+        what: "start" when the handler begins, "end" when it returns or raises, "done" when the server has confirmed the
+            completion or acknowledgement, "gone" when the owner died or lost its lease.
+        key: the key. A "gone" with an `owner` and without a key ends all attempts of that owner.
+        token: the fencing token, which identifies the attempt.
+        attempt: the number of the attempt.
+        owner: the owner of the attempt.
+        work: the id that must not start again once done: the key of a guarded function, or `delivery.id`.
+        group: the group of a topic.
+        note: any JSON value of the test.
     """
 
     what: What
@@ -34,25 +40,28 @@ class Event:
     group: str = ""
     note: Any = None
 
-    def packed(self) -> str:
-        """As a line of JSON: to send it from one process to another."""
+    def to_json(self) -> str:
+        """Return the event as a line of JSON, to send it to another process."""
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of(line: str | bytes) -> Event:
-        """An event that was `packed`."""
+    def from_json(line: str | bytes) -> Event:
+        """Return the event in a line of JSON."""
         return Event(**json.loads(line))
 
 
 def check_history(events: Iterable[Event], group_concurrency: int = 1) -> Iterator[Finding]:
-    """Tokens of a key rise from start to start; nothing that is done starts again; of a key no two attempts are live
-    at a time, and of a group no more than `group_concurrency`. Live: started, and neither ended, done nor gone."""
+    """Check a history of events.
+
+    The tokens of a key must rise from start to start, and done work must not start again. A key has at most one live
+    attempt, and a group at most `group_concurrency` live keys. An attempt is live from "start" to any other event.
+    """
     last: dict[str, int] = {}
     done: dict[str, int] = {}
     live: dict[tuple[str, int], Event] = {}
     for event in events:
         if event.what == "start":
-            yield from _started(event, last, done, live, group_concurrency)
+            yield from _check_start(event, last, done, live, group_concurrency)
             last[event.key] = max(event.token, last.get(event.key, 0))
             live[event.key, event.token] = event
         elif event.what == "gone" and not event.key:
@@ -63,7 +72,7 @@ def check_history(events: Iterable[Event], group_concurrency: int = 1) -> Iterat
                 done[event.work] = event.token
 
 
-def _started(
+def _check_start(
     event: Event, last: dict[str, int], done: dict[str, int], live: dict[tuple[str, int], Event], limit: int
 ) -> Iterator[Finding]:
     before = last.get(event.key, 0)

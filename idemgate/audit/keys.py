@@ -1,4 +1,4 @@
-"""What there is in a namespace beside slots: records of guarded keys, members, the registry, and what is nobody's."""
+"""Checks of the keys of a namespace other than slots: records, dedup sets, members, the registry, unknown keys."""
 
 from __future__ import annotations
 
@@ -8,68 +8,81 @@ from typing import Any
 
 import msgpack
 
-from idemgate.audit.findings import Finding, quoted
-from idemgate.audit.slot import LEASE_MS, Declared, far_token, moment, shown
+from idemgate.audit.findings import Finding, quote_argument
+from idemgate.audit.slot import LEASE_MS, TopicEntry, format_time, quote_name, token_problem
 from idemgate.core import keys
 from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.errors import DecodeError
-from idemgate.guard.record import stored
+from idemgate.guard.record import decode_record
 
 __all__ = [
-    "MOST_SLOTS",
-    "check_brief",
-    "check_change",
-    "check_crew",
-    "check_lasting",
+    "MAX_SLOTS",
+    "check_expiring",
+    "check_members",
     "check_page",
+    "check_persistent",
     "check_record",
     "check_registered",
-    "check_sizes",
-    "check_stranger",
-    "sizes",
+    "check_reshard_mark",
+    "check_slot_counts",
+    "check_unknown_key",
+    "parse_slot_counts",
 ]
 
 
 _LEFT = b"9007199254740991 "
-"""What the facts say, for a minute, of a member that has left (`lua/members/leave.lua`)."""
-MOST_SLOTS = 16_384
-"""More no topic has."""
+"""The value that marks a member as left for one minute (`lua/members/leave.lua`)."""
+MAX_SLOTS = 16_384
+"""The maximum number of slots of a topic."""
 _SIZE = re.compile(rb"[1-9][0-9]{0,4}")
 
 
 def check_record(
     key: bytes, left_ms: int, packed: bytes, now_us: int, codec: Codec, timed: bool = True
 ) -> Iterator[Finding]:
-    """One guarded key: it can be read, with what it keeps, has a token that may have been granted by now, and goes by
-    itself, not before it says; that is not asked where it is not `timed` by the server's clock."""
+    """Check the record of one guarded key.
+
+    The record and its value can be decoded, the token is possible, and the key expires no earlier than the record says.
+
+    Args:
+        key: the key in Redis.
+        left_ms: its time to live; negative for none.
+        packed: its value.
+        now_us: the server's time.
+        codec: decodes the result.
+        timed: compare the expiry with the record. False if the server's clock did not set it.
+    """
     name = text(key)
     try:
-        state, kind, data, token, ends = stored(packed)
+        state, kind, data, token, ends = decode_record(packed)
     except ValueError as error:
-        mend = f"it may say that the work is done; to let it run again: DEL {quoted(key)}"
+        mend = f"it may say that the work is done; to let it run again: DEL {quote_argument(key)}"
         yield Finding("undecodable", name, f"it is no record: {error}", mend)
         return
-    yield from _check_kept(name, kind, data, codec)
-    if problem := far_token(token, now_us):
+    yield from _check_value(name, kind, data, codec)
+    if problem := token_problem(token, now_us):
         yield Finding("fence", name, f"its token {problem}")
     if left_ms < 0:
         lasting = "it has no expiry: its key is never free again" if state != "released" else "it has no expiry"
-        yield Finding("no-expiry", name, lasting, f"PEXPIRE {quoted(key)} 86400000")
+        yield Finding("no-expiry", name, lasting, f"PEXPIRE {quote_argument(key)} 86400000")
         return
     goes = now_us // 1000 + left_ms
     if timed and ends - goes > _APART_MS:
-        what = f"it says that it ends at {moment(ends)}, and its key goes at {moment(goes)}: it may run once more"
-        yield Finding("disagrees", name, what, "" if state == "in progress" else f"PEXPIREAT {quoted(key)} {ends}")
+        times = f"it says that it ends at {format_time(ends)}, and its key goes at {format_time(goes)}"
+        what = f"{times}: it may run once more"
+        yield Finding(
+            "disagrees", name, what, "" if state == "in progress" else f"PEXPIREAT {quote_argument(key)} {ends}"
+        )
 
 
 _APART_MS = 60_000
-"""What lies between asking for an expiry and for the time is less."""
-_KEPT = {b"v": "result", b"e": "failure", b"": "checkpoint", b"n": "reason for having no result"}
-"""What a record keeps, by its kind."""
+"""More than the time between reading the expiry and reading the clock, in ms."""
+_CONTENTS = {b"v": "result", b"e": "failure", b"": "checkpoint", b"n": "reason for having no result"}
+"""The content of a record, by the kind it stores."""
 
 
-def _check_kept(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[Finding]:
+def _check_value(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[Finding]:
     if not data and kind in (b"", b"n"):
         return
     try:
@@ -80,11 +93,11 @@ def _check_kept(name: str, kind: bytes, data: bytes, codec: Codec) -> Iterator[F
     except (DecodeError, UnicodeDecodeError) as error:
         why = error.why if isinstance(error, DecodeError) else "it is no text"
         mend = "leave it to its retention: who asks for it is told so; deleting the key lets the work run again"
-        yield Finding("undecodable", name, f"its {_KEPT[kind]} cannot be decoded: {why}", mend)
+        yield Finding("undecodable", name, f"its {_CONTENTS[kind]} cannot be decoded: {why}", mend)
 
 
 def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
-    """One page of a dedup set (`lua/lib/page.lua`): its head can be read, and it goes by itself."""
+    """Check one page of a dedup set (`lua/lib/dedup/pages.lua`): its head can be decoded, and it expires."""
     try:
         fields: Any = msgpack.unpackb(head or b"")
     except ValueError:
@@ -94,19 +107,19 @@ def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding
     if not whole:
         yield Finding("undecodable", text(key), "it is no page of a dedup set: its head cannot be read")
     if left_ms < 0:
-        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
+        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
 
 
-def check_stranger(owner: keys.Owner, key: bytes) -> Iterator[Finding]:
-    """A key that no function of ours makes."""
+def check_unknown_key(owner: keys.Owner, key: bytes) -> Iterator[Finding]:
+    """Report a key that `core.keys` cannot have built."""
     if owner.kind == "layout":
         yield Finding("layout", text(key), "it is of another layout than ours")
     elif owner.kind == "foreign":
         yield Finding("foreign", text(key), "nothing of idemgate is called that")
 
 
-def check_registered(owner: keys.Owner, key: bytes, topics: Mapping[str, Declared | None]) -> Iterator[Finding]:
-    """A key of a slot belongs to a topic that exists and has such a slot."""
+def check_registered(owner: keys.Owner, key: bytes, topics: Mapping[str, TopicEntry | None]) -> Iterator[Finding]:
+    """Check that the key of a slot belongs to a registered topic with such a slot."""
     if owner.name not in topics:
         yield Finding("unregistered", text(key), f"there is no topic {owner.name!r} in the registry")
         return
@@ -115,17 +128,23 @@ def check_registered(owner: keys.Owner, key: bytes, topics: Mapping[str, Declare
         yield Finding("unregistered", text(key), f"topic {owner.name!r} has {topic.slots} slots, counted from 0")
 
 
-def check_change(
-    registry: bytes, topic: str, change: bytes, topics: Mapping[str, Declared | None]
+def check_reshard_mark(
+    registry: bytes, topic: str, change: bytes, topics: Mapping[str, TopicEntry | None]
 ) -> Iterator[Finding]:
-    """A change of a topic's slots that has begun and not ended. `change`: as the registry has it, the number of slots
-    (0: it is being forgotten) and a name."""
+    """Report a change of a topic's slots that has not ended.
+
+    Args:
+        registry: the registry's key.
+        topic: the topic's name.
+        change: the registry's entry: the new number of slots (0 while the topic is deleted) and the change's name.
+        topics: all topics of the registry.
+    """
     key, (to, named, _) = text(registry), change.partition(b" ")
     if topic not in topics:
         what = f"a change of slots is noted of topic {topic!r}, which is not there"
-        yield Finding("orphan", key, what, f"HDEL {quoted(registry)} {quoted(topic + ' to')}")
-    elif not (named and (to == b"0" or sizes(to))):
-        what = f"what is noted of topic {topic!r} is no change of its slots: {shown(change)}"
+        yield Finding("orphan", key, what, f"HDEL {quote_argument(registry)} {quote_argument(topic + ' to')}")
+    elif not (named and (to == b"0" or parse_slot_counts(to))):
+        what = f"what is noted of topic {topic!r} is no change of its slots: {quote_name(change)}"
         yield Finding("undecodable", key, what)
     else:
         slots = int(to)
@@ -134,52 +153,67 @@ def check_change(
         yield Finding("changing", key, what, f"unless a command is at it now: idemgate {command}")
 
 
-def check_sizes(registry: bytes, name: bytes, noted: bytes) -> Iterator[Finding]:
-    """The numbers of slots that a topic had. `name`: of the field; one of another kind is looked at elsewhere."""
-    if name.endswith(b" was") and sizes(noted) is None:
-        what = f"what is noted as {shown(name)} is no numbers of slots: {shown(noted)}"
-        yield Finding("undecodable", text(registry), what, f"HDEL {quoted(registry)} {quoted(text(name))}")
+def check_slot_counts(registry: bytes, name: bytes, noted: bytes) -> Iterator[Finding]:
+    """Check the former slot counts of a topic. Does nothing for a field `name` of another kind."""
+    if name.endswith(b" was") and parse_slot_counts(noted) is None:
+        what = f"what is noted as {quote_name(name)} is no numbers of slots: {quote_name(noted)}"
+        yield Finding(
+            "undecodable", text(registry), what, f"HDEL {quote_argument(registry)} {quote_argument(text(name))}"
+        )
 
 
-def sizes(noted: bytes) -> list[int] | None:
-    """The numbers of slots that are noted by spaces; None for what is none (`lua/lib/noted.lua`)."""
+def parse_slot_counts(noted: bytes) -> list[int] | None:
+    """Return the slot counts in a text separated by spaces; None if it is invalid.
+
+    Same format as in `lua/lib/validate/parse_reshard_mark.lua`.
+    """
     words = noted.split()
-    good = all(_SIZE.fullmatch(word) and int(word) <= MOST_SLOTS for word in words)
+    good = all(_SIZE.fullmatch(word) and int(word) <= MAX_SLOTS for word in words)
     return [int(word) for word in words] if good else None
 
 
-def check_lasting(key: bytes, left_ms: int) -> Iterator[Finding]:
-    """A key that must stay."""
+def check_persistent(key: bytes, left_ms: int) -> Iterator[Finding]:
+    """Check that a key has no expiry."""
     if left_ms >= 0:
-        yield Finding("expires", text(key), f"it will be gone in {left_ms / 1000:.0f} s", f"PERSIST {quoted(key)}")
+        yield Finding(
+            "expires", text(key), f"it will be gone in {left_ms / 1000:.0f} s", f"PERSIST {quote_argument(key)}"
+        )
 
 
-def check_brief(key: bytes, left_ms: int) -> Iterator[Finding]:
-    """A key that must go by itself, within the hour."""
+def check_expiring(key: bytes, left_ms: int) -> Iterator[Finding]:
+    """Check that a key has an expiry."""
     if left_ms == -1:
-        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 3600000")
+        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 3600000")
 
 
-def check_crew(
+def check_members(
     lives: Mapping[bytes, int],
     held: Mapping[bytes, bytes],
     alive: Mapping[bytes, float],
     facts: Mapping[bytes, bytes],
     now_ms: int,
 ) -> Iterator[Finding]:
-    """The keys of a group of members go when nobody announces itself any more; what is `held`, somebody holds: one that
-    is `alive`, or lapsed and nobody has noticed yet, but none that has left. `lives`: ms, in the order of
-    `keys.members`; `alive`: until when, ms."""
+    """Check the keys of a group of members.
+
+    All keys expire, and each held slot has a holder that has not left. A lapsed member counts until it is removed.
+
+    Args:
+        lives: time to live in ms of each key, in the order of `keys.members`.
+        held: slot -> the member that holds it.
+        alive: member -> the end of its lease in ms.
+        facts: the metadata of the members.
+        now_ms: the server's time.
+    """
     for key, left_ms in lives.items():
         if left_ms == -1:
-            yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quoted(key)} 86400000")
+            yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
     for member, until in alive.items():
         if until > now_ms + LEASE_MS:
             key = next(iter(lives))
-            what = f"{shown(member)} is there for more than a week without a word"
-            yield Finding("lease", text(key), what, f"ZADD {quoted(key)} {now_ms} {quoted(member)}")
+            what = f"{quote_name(member)} is there for more than a week without a word"
+            yield Finding("lease", text(key), what, f"ZADD {quote_argument(key)} {now_ms} {quote_argument(member)}")
     key = list(lives)[-1]
     for slot, member in held.items():
         if member not in alive or facts.get(b"m:" + member, b"").startswith(_LEFT):
-            what = f"slot {shown(slot)} is held by {shown(member)}, which is not there"
-            yield Finding("owner", text(key), what, f"HDEL {quoted(key)} {quoted(slot)}")
+            what = f"slot {quote_name(slot)} is held by {quote_name(member)}, which is not there"
+            yield Finding("owner", text(key), what, f"HDEL {quote_argument(key)} {quote_argument(slot)}")

@@ -1,4 +1,4 @@
-"""What a server's own words mean for what idemgate promises: pure checks over INFO, CONFIG and two clocks."""
+"""Checks of a server's configuration and state: pure functions over INFO, CONFIG and the clocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["OLDEST", "Check", "Seen", "State", "diagnose", "durable", "notificat
 State = Literal["ok", "warning", "error", "skipped"]
 OLDEST = (6, 2)
 APART = 5.0
-"""Seconds that two clocks may differ before absolute times (`at=`) mean something else here and there."""
+"""The maximum difference of the client's and the server's clock in seconds. Beyond it, `at=` is ambiguous."""
 JUMP = 0.5
-"""Seconds by which a server's clock may disagree with the time that passed here while it was looked at."""
+"""The maximum jump of the server's clock during the checks, in seconds."""
 
 
 class Check(NamedTuple):
-    """One line of the diagnosis: `mend` is the command, or the setting, that makes it well."""
+    """One line of the diagnosis. `mend` is the command or setting that repairs the problem."""
 
     name: str
     state: State
@@ -28,9 +28,16 @@ class Check(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one server said. `config`: None where it may not be asked; `apart`: seconds its clock is ahead of ours,
-    None where it may not be asked; `jumped`: seconds it gained or lost while it was looked at; `in_cluster`: we came to
-    it as to a cluster."""
+    """The state of one server.
+
+    Attributes:
+        info: the reply to INFO; empty without permission.
+        config: the reply to CONFIG GET; None without permission.
+        apart: the seconds that its clock is ahead of the client's; None without permission for TIME.
+        jumped: the seconds that its clock gained or lost during the checks.
+        in_cluster: the client connected in cluster mode.
+        cluster: the reply to CLUSTER INFO; empty without permission.
+    """
 
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
@@ -47,15 +54,15 @@ class Seen(NamedTuple):
 
 
 def diagnose(seen: Seen) -> list[Check]:
-    """Every check, in the order in which people read them."""
+    """Run all checks, in the order of the report."""
     if not seen.info:
-        what = "it may not be asked (INFO): version, eviction, memory and persistence are not known"
+        what = "no permission for INFO: version, eviction, memory and persistence are unknown"
         return [Check("server", "skipped", what), *_clock(seen)]
-    checks = (_server, _role, _eviction, _memory, _persistence, _written, _replicas, _cluster, _clock, _clients)
+    checks = (_server, _role, _eviction, _memory, _persistence, _disk, _replicas, _cluster, _clock, _clients)
     return [found for check in checks for found in check(seen)]
 
 
-def _set(name: str, value: str) -> str:
+def _config_command(name: str, value: str) -> str:
     return f"CONFIG SET {name} {value}   (then CONFIG REWRITE)"
 
 
@@ -76,22 +83,24 @@ def _server(seen: Seen) -> Iterator[Check]:
 def _role(seen: Seen) -> Iterator[Check]:
     if seen.info.get("role", "master") != "master":
         where = f"{seen.info.get('master_host')}:{seen.info.get('master_port')}"
-        yield Check("role", "error", "a replica: it refuses every write", f"connect to its primary, {where}")
+        yield Check("role", "error", "a replica: it rejects every write", f"connect to its primary, {where}")
     if seen.number("loading"):
-        yield Check("role", "error", "it is still loading its data", "wait, and look again")
+        yield Check("role", "error", "it is still loading its data", "wait, and check again")
 
 
 def _eviction(seen: Seen) -> Iterator[Check]:
     policy, limit = str(seen.info.get("maxmemory_policy", "noeviction")), seen.number("maxmemory")
-    mend = _set("maxmemory-policy", "noeviction")
+    mend = _config_command("maxmemory-policy", "noeviction")
     if policy != "noeviction":
         when = "when memory is full" if limit else "as soon as maxmemory is set"
-        what = f"{policy}: {when}, records and messages are dropped without a word"
+        what = f"{policy}: {when}, records and messages are evicted silently"
         yield Check("eviction", "error" if limit else "warning", what, mend)
     else:
         yield Check("eviction", "ok", "noeviction")
     if seen.number("evicted_keys"):
-        what = f"{seen.number('evicted_keys'):,} keys were evicted since the server started: some may have been ours"
+        what = (
+            f"{seen.number('evicted_keys'):,} keys were evicted since the server started; some may belong to idemgate"
+        )
         yield Check("evicted", "error", what, f"{mend}; then idemgate doctor --audit")
 
 
@@ -99,20 +108,22 @@ def _memory(seen: Seen) -> Iterator[Check]:
     used, limit = seen.number("used_memory"), seen.number("maxmemory")
     room = limit or seen.number("total_system_memory")
     if not room:
-        yield Check("memory", "skipped", "the server does not say how much there is")
+        yield Check("memory", "skipped", "the server does not report the available memory")
         return
     share = used / room
-    what = f"{_size(used)} of {_size(room)}{'' if limit else ' (the machine; no maxmemory)'}, {share:.0%}"
+    what = (
+        f"{_format_bytes(used)} of {_format_bytes(room)}{'' if limit else ' (the machine; no maxmemory)'}, {share:.0%}"
+    )
     mend = "more memory, a shorter retention, or fewer dead letters"
     if share >= 0.95:
-        yield Check("memory", "error", f"{what}: new claims and triggers are refused, or soon will be", mend)
+        yield Check("memory", "error", f"{what}: new claims and triggers fail, or soon will", mend)
     elif share >= 0.8:
         yield Check("memory", "warning", what, mend)
     else:
         yield Check("memory", "ok", what)
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break
@@ -123,7 +134,7 @@ def _size(count: int) -> str:
 def _persistence(seen: Seen) -> Iterator[Check]:
     fsync, snapshots = seen.setting("appendfsync", "everysec"), seen.setting("save")
     if seen.number("aof_enabled") and seen.config is None:
-        yield Check("persistence", "ok", "append-only file; how often it is synced may not be asked (CONFIG)")
+        yield Check("persistence", "ok", "append-only file; no permission for CONFIG, so the fsync policy is unknown")
         return
     if seen.number("aof_enabled"):
         lost = {"always": "a crash loses nothing", "everysec": "a crash of the machine loses up to about 2 s"}
@@ -131,28 +142,28 @@ def _persistence(seen: Seen) -> Iterator[Check]:
             yield Check("persistence", "ok", f"append-only file, fsync {fsync}: {lost[fsync]}")
         else:
             what = f"append-only file, fsync {fsync}: a crash of the machine loses up to 30 s and more"
-            yield Check("persistence", "warning", what, _set("appendfsync", "everysec"))
+            yield Check("persistence", "warning", what, _config_command("appendfsync", "everysec"))
         return
-    mend = _set("appendonly", "yes")
+    mend = _config_command("appendonly", "yes")
     if seen.config is None:
-        what = "no append-only file, and the rest may not be asked: a crash forgets what no snapshot has"
+        what = "no append-only file, and no permission for CONFIG: a crash loses all writes since the last snapshot"
         yield Check("persistence", "warning", what, mend)
     elif not snapshots:
-        what = "none: a restart forgets what was done, which may run again, and every message"
+        what = "none: a restart loses all messages and records, so completed work may run again"
         yield Check("persistence", "error", what, mend)
     else:
         seconds = max(int(word) for word in snapshots.split()[::2])
-        what = f"snapshots only: a crash forgets up to {seconds:,} s of claims and messages that were accepted"
+        what = f"snapshots only: a crash loses up to {seconds:,} s of accepted claims and messages"
         yield Check("persistence", "warning", what, mend)
 
 
-def _written(seen: Seen) -> Iterator[Check]:
+def _disk(seen: Seen) -> Iterator[Check]:
     if seen.info.get("aof_last_write_status", "ok") != "ok":
-        yield Check("disk", "error", "the append-only file cannot be written", "look at the server's log and disk")
+        yield Check("disk", "error", "the append-only file cannot be written", "check the server's log and disk")
     elif seen.info.get("rdb_last_bgsave_status", "ok") != "ok":
         stops = seen.setting("stop-writes-on-bgsave-error", "yes") == "yes"
-        what = "the last snapshot failed" + (", so that every write is refused" if stops else "")
-        yield Check("disk", "error" if stops else "warning", what, "look at the server's log and disk")
+        what = "the last snapshot failed" + (", so every write fails" if stops else "")
+        yield Check("disk", "error" if stops else "warning", what, "check the server's log and disk")
 
 
 def _replicas(seen: Seen) -> Iterator[Check]:
@@ -161,10 +172,10 @@ def _replicas(seen: Seen) -> Iterator[Check]:
         return
     needed = seen.setting("min-replicas-to-write", "0")
     if needed == "0" and seen.config is not None:
-        what = f"{count}, none of which has to be there: a primary that is cut off accepts what a failover forgets"
-        yield Check("replicas", "warning", what, _set("min-replicas-to-write", "1"))
+        what = f"{count}, none required for a write: an isolated primary accepts writes that a failover loses"
+        yield Check("replicas", "warning", what, _config_command("min-replicas-to-write", "1"))
     else:
-        yield Check("replicas", "ok", f"{count}, {needed} of them must be there for a write")
+        yield Check("replicas", "ok", f"{count}, {needed} required for a write")
 
 
 def _cluster(seen: Seen) -> Iterator[Check]:
@@ -173,7 +184,7 @@ def _cluster(seen: Seen) -> Iterator[Check]:
         yield Check("cluster", "error", what, "redis+cluster://host:port instead of redis://host:port")
         return
     if seen.in_cluster and not seen.cluster:
-        yield Check("cluster", "skipped", "its state may not be asked (CLUSTER INFO)")
+        yield Check("cluster", "skipped", "no permission for CLUSTER INFO")
     if not seen.cluster:
         return
     state, assigned = seen.cluster.get("cluster_state", "?"), seen.cluster.get("cluster_slots_assigned", "?")
@@ -189,39 +200,47 @@ def _cluster(seen: Seen) -> Iterator[Check]:
 
 def _clock(seen: Seen) -> Iterator[Check]:
     if seen.apart is None:
-        yield Check("clock", "skipped", "it may not be asked (TIME)")
+        yield Check("clock", "skipped", "no permission for TIME")
         return
     mend = "run an NTP client on both machines, and let it slew instead of step"
     if abs(seen.jumped) > JUMP:
-        what = f"the server's clock jumped by {seen.jumped:+.1f} s while it was looked at: leases may lapse early"
+        what = f"the server's clock jumped by {seen.jumped:+.1f} s during the checks: leases may expire early"
         yield Check("clock", "error", what, mend)
     elif abs(seen.apart) > APART:
         what = f"the server is {abs(seen.apart):.1f} s {'ahead' if seen.apart > 0 else 'behind'}: at= means its time"
         yield Check("clock", "warning", what, mend)
     else:
-        yield Check("clock", "ok", f"{round(seen.apart * 1000):+d} ms from ours, steady")
+        yield Check("clock", "ok", f"{round(seen.apart * 1000):+d} ms from the client's, steady")
 
 
 def _clients(seen: Seen) -> Iterator[Check]:
     there, most = seen.number("connected_clients"), seen.number("maxclients")
     if most and there >= 0.9 * most:
         what = f"{there:,} of {most:,} connections are taken"
-        yield Check("connections", "warning", what, _set("maxclients", str(2 * most)))
+        yield Check("connections", "warning", what, _config_command("maxclients", str(2 * most)))
 
 
 def durable(policies: Collection[str]) -> Check:
-    """Of a write that got as durable as asked. `policies`: appendfsync of the servers, where a sync was asked for."""
+    """Check the durability of a successful write.
+
+    Args:
+        policies: the `appendfsync` settings of the servers if the gate requires a sync.
+    """
     if "everysec" not in policies:
-        return Check("durability", "ok", "a write gets as durable as asked")
-    what = "WAITAOF answered, but under `appendfsync everysec` that of some servers does so before the sync"
-    return Check("durability", "warning", what, _set("appendfsync", "always"))
+        return Check("durability", "ok", "a write reaches the required durability")
+    what = "WAITAOF succeeds, but some servers with `appendfsync everysec` answer before the sync"
+    return Check("durability", "warning", what, _config_command("appendfsync", "always"))
 
 
 def notifications(flags: str | None) -> Check:
-    """Of a namespace that listens to keys that expire. `flags`: notify-keyspace-events, None if it may not be asked."""
+    """Check the notifications for a gate that subscribes to expired keys.
+
+    Args:
+        flags: the server's `notify-keyspace-events`; None without permission to read it.
+    """
     if flags is None:
-        return Check("expiry", "skipped", "whether the server tells of keys that expire may not be asked")
+        return Check("expiry", "skipped", "no permission to read notify-keyspace-events")
     if missing(flags):
-        what = f"gate.expiry is used, and the server does not tell of keys that expire (flags {flags!r})"
-        return Check("expiry", "warning", what, _set("notify-keyspace-events", added(flags)))
-    return Check("expiry", "ok", "the server tells of keys that expire")
+        what = f"gate.on_expired is used, and the server does not publish expired keys (flags {flags!r})"
+        return Check("expiry", "warning", what, _config_command("notify-keyspace-events", added(flags)))
+    return Check("expiry", "ok", "the server publishes expired keys")

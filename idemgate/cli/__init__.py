@@ -1,8 +1,7 @@
 """The command `idemgate`: one module a command, argparse only, rich where it is installed.
 
-Exit codes: 0 it went well, 1 it did not (a promise was broken, the store is away), 2 the command line or the program it
-names is wrong; 130 interrupted by Ctrl-C, 143 ended by SIGTERM. A worker and a server are ended by a signal as a matter
-of course: that is 0.
+Exit codes: 0 success, 1 failure (a broken promise, an unavailable store), 2 invalid command line or program, 130
+interrupted by Ctrl-C, 143 ended by SIGTERM. For a worker and a server, the end by a signal is a success: 0.
 """
 
 from __future__ import annotations
@@ -27,7 +26,11 @@ EXIT_CODES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command (None: that of the command line); the exit code. argparse itself exits for --help, or with 2."""
+    """Run one command and return its exit code. argparse itself exits for --help, or with 2.
+
+    Args:
+        argv: The arguments; None means those of the process.
+    """
     options = command_line().parse_args(argv)
     try:
         return int(options.command(options))
@@ -37,20 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except BaseExceptionGroup as group:
-        return _complain(_first(group))
+        return _print_error(_first_error(group))
     except IdemgateError as error:
-        return _complain(error)
+        return _print_error(error)
 
 
 class _Parser(argparse.ArgumentParser):
-    """What argparse repeats of a command line that it refuses may be a URL."""
+    """A parser that hides passwords of URLs in its error messages."""
 
     def error(self, message: str) -> NoReturn:
         super().error(re.sub(r"://\S*@", "://***@", message))
 
 
 def command_line() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Build the parser of all commands."""
     parser = _Parser(
         prog="idemgate",
         description="Run the first of all duplicates, merge a burst of triggers into one delivery.",
@@ -63,15 +66,15 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def _first(error: BaseException) -> BaseException:
-    """Of the faults that ended a worker the first; the others fell with it."""
+def _first_error(error: BaseException) -> BaseException:
+    """Return the first error of a group; the others are its consequences."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    return _first(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
+    return _first_error(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
 
 
-def _complain(error: BaseException) -> int:
-    """One line for what the user can mend; a fault of the program keeps its traceback."""
+def _print_error(error: BaseException) -> int:
+    """Print one line for an error that the user can fix. Raise any other error, with its traceback."""
     if not isinstance(error, IdemgateError):
         raise error
     print(f"idemgate: {error}", file=sys.stderr)

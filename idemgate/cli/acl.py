@@ -25,7 +25,7 @@ roles:
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to argparse's."""
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "acl",
         help="print the access list of a role",
@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """0; raises InvalidArgument for names and patterns that no rule can hold."""
+    """Print the access list; raise InvalidArgument for names and patterns that no rule can contain."""
     user = options.user or user_name(options.roles, options.namespace)
     words = rule(
         options.roles, options.namespace, user, keys=options.keys, channels=options.channels,

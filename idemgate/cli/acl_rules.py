@@ -29,12 +29,12 @@ class Role(NamedTuple):
 
 
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
-_OPENS = ("topics/open", "topics/policy", "topics/reopen")
+_OPENS = ("topics/open", "topics/policy", "reshard/reopen")
 """What finds a topic: at first, and again once a slot has moved; one that was forgotten meanwhile is made anew."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats")
 _PUTS = (*_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/reschedule", "topics/trigger")
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
-_WORKS = ("topics/extend", "topics/forward", "topics/settle", "topics/take", "topics/turn")
+_WORKS = ("topics/extend", "topics/forward", "topics/settle", "topics/take", "topics/settle_and_take")
 
 ROLES = {
     "guard": Role(
@@ -46,13 +46,13 @@ ROLES = {
     "producer": Role("puts messages into topics: trigger, cancel, reschedule, flush", _PUTS, "", ["topics"]),
     "worker": Role(
         "takes from topics, handles, forwards; a member of a group of workers",
-        [*_PUTS, *_WORKS, "members/announce", "members/leave", "members/roll"],
+        [*_PUTS, *_WORKS, "members/heartbeat", "members/leave", "members/list"],
         "SUBSCRIBE",
         ["topics", "members"],
     ),
     "subscriber": Role(
         "hears Pub/Sub, streams and keys that expire; name their --keys and --channels",
-        ["expiry/look"],
+        ["expiry/ttl"],
         "SUBSCRIBE PSUBSCRIBE ROLE SCAN "
         "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XGROUP|DELCONSUMER XPENDING XREADGROUP XTRIM",
         [],
@@ -60,7 +60,7 @@ ROLES = {
     "viewer": Role(
         "looks, and writes nothing: inspect, peek, stats, dead letters, which topics there are",
         ["guard/inspect", *_LOOKS],
-        "HGETALL ZRANGEBYSCORE",  # of members/roll, whose library writes for others
+        "HGETALL ZRANGEBYSCORE",  # of members/list, whose library writes for others
         ["records", "topics", "members"],
         heard=False,
     ),
@@ -91,7 +91,7 @@ and do without: only the server's ACL LOG notes each refusal."""
 
 
 def user_name(roles: Iterable[str], namespace: str) -> str:
-    """What a user of these roles is called unless somebody says otherwise."""
+    """Return the default name of a user with these roles."""
     return "-".join([namespace, *roles])
 
 

@@ -1,4 +1,4 @@
-"""What arguments mean, checked by argparse: a wrong one is said with its name, and exit code 2."""
+"""Types of command-line arguments. argparse reports an invalid one by name, with exit code 2."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def duration(text: str) -> float:
 
 
 def span(text: str) -> float:
-    """As `duration`; may be "0"."""
+    """Parse a duration in seconds; "0" is allowed."""
     return _seconds(text, zero=True)
 
 

@@ -1,4 +1,4 @@
-"""Logging for programs that have none: the event's name, then its facts, on stderr."""
+"""Logging on stderr for programs that configure none: the event's name, then its facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class Facts(logging.Formatter):
-    """`worker.dead topic='images' attempt=17`: what was passed as `extra` is shown, not swallowed."""
+    """A formatter that appends the `extra` fields: `worker.dead topic='images' attempt=17`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         facts = [f"{name}={value!r}" for name, value in vars(record).items() if name not in _STANDARD]
@@ -20,11 +20,15 @@ class Facts(logging.Formatter):
 
 
 def configure(level: str = "INFO") -> None:
-    """Everything of idemgate from `level`, the rest from WARNING. Leaves alone what the program configured itself.
+    """Log events of idemgate from `level`, others from WARNING. If logging is configured already, do nothing.
 
-    `level`: a name of `logging`, in any case. Raises InvalidArgument for another one.
+    Args:
+        level: The name of a level of `logging`, in any case.
+
+    Raises:
+        InvalidArgument: There is no such level.
     """
-    level = _known(level)
+    level = _check_level(level)
     root = logging.getLogger()
     if root.handlers:
         return
@@ -36,7 +40,7 @@ def configure(level: str = "INFO") -> None:
         ours.setLevel(level)
 
 
-def _known(level: str) -> str:
+def _check_level(level: str) -> str:
     names = logging.getLevelNamesMapping()
     if not isinstance(level, str) or level.upper() not in names:
         raise InvalidArgument("level", level, "no such level", f"Use one of {', '.join(names)}")

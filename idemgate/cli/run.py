@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, cast
 
 from idemgate.cli import logs
 from idemgate.cli.arguments import count, span
@@ -21,13 +21,13 @@ from idemgate.membership.member import Membership
 __all__ = ["add_to", "gate_at"]
 
 DESCRIPTION = """\
-Runs the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
-The first signal lets running handlers finish, for --grace; a second one does not wait. What did not finish is
-delivered again, here or elsewhere. Modules are found in the current directory, and where Python finds them."""
+Run the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
+The first signal lets running handlers finish, for --grace; a second one does not wait. Unfinished messages are
+delivered again, by this or another worker. Modules are found in the current directory and on Python's path."""
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to argparse's."""
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "run",
         help="run the handlers and subscribers of a gate",
@@ -43,39 +43,59 @@ def add_to(commands: Any) -> None:
         "--grace", metavar="TIME", type=span, default=30.0, help="time to finish, when stopped (default: 30s)"
     )
     parser.add_argument(
-        "--members",
+        "--membership",
         metavar="WHERE",
-        help="divide the topics' slots with the other workers: redis, or MODULE:NAME of a Membership of your own",
+        help="divide the topics' slots with the other workers: redis, or MODULE:NAME of your own Membership",
     )
     parser.set_defaults(command=work)
 
 
 def work(options: argparse.Namespace) -> int:
-    """0 after a graceful stop, 1 when handlers had to be cut short."""
+    """Run a worker; return 0 after a graceful stop, 1 if handlers had to be cut short."""
     gate = gate_at(options.gate)
     logs.configure()
-    members = options.members == "redis" or membership_at(options.members)
-    gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, members=members)
+    membership = membership_at(options.membership)
+    gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0
     _leave_threads_behind(code)
     return code
 
 
 def gate_at(target: str) -> Gate:
-    """The gate that `package.module:name` (or `:name.of.it`) means; InvalidArgument says which part of it is wrong."""
-    found: Gate = found_at("MODULE:GATE", target, Gate, "Gate(...)")
-    return found
+    """Import the gate at `package.module:name` or `package.module:name.attribute`.
+
+    Raises:
+        InvalidArgument: Part of the target is wrong; the message says which.
+    """
+    gate: Gate = import_object("MODULE:GATE", target, Gate, "Gate(...)")
+    return gate
 
 
-def membership_at(target: str | None) -> bool | Membership:
-    """The membership that is meant, or False for none; InvalidArgument."""
-    return target is not None and found_at("--members", target, Membership, "RedisMembership(gate)")
+def membership_at(target: str | None) -> Literal["redis"] | Membership | None:
+    """Return the membership for the option's value; None means no membership.
+
+    Raises:
+        InvalidArgument: The value is neither "redis" nor the place of a membership.
+    """
+    if target is None or target == "redis":
+        return cast('Literal["redis"] | None', target)
+    membership: Membership = import_object("--membership", target, Membership, "RedisMembership(gate)")
+    return membership
 
 
-def found_at(argument: str, target: str, kind: type, made: str) -> Any:
-    """What `package.module:name` means, which has to be of a kind; InvalidArgument, which says how one is `made`.
+def import_object(argument: str, target: str, kind: type, example: str) -> Any:
+    """Import the object at `package.module:name`, with the current directory first in the search path.
 
-    The current directory comes first in the search path. What the module itself raises when imported is not hidden.
+    Errors that the module itself raises while it is imported pass through.
+
+    Args:
+        argument: Name of the command-line argument, for messages.
+        target: Place of the object.
+        kind: Required type of the object.
+        example: Expression that creates such an object, for messages.
+
+    Raises:
+        InvalidArgument: Part of the target is wrong, or the object has another type.
     """
     name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in [*name.split("."), *path.split(".")]):
@@ -83,21 +103,21 @@ def found_at(argument: str, target: str, kind: type, made: str) -> Any:
     if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     _check_module(argument, target, name)
-    found: object = importlib.import_module(name)
+    value: object = importlib.import_module(name)
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise InvalidArgument(
-                argument, target, f"module {name!r} has no {path!r}", _those_in(name, found, kind, made)
+                argument, target, f"module {name!r} has no {path!r}", _list_candidates(name, value, kind, example)
             )
-        found = getattr(found, part)
-    if not _is(found, kind):
-        problem = f"{path!r} is of type {type(found).__name__}, not {kind.__name__}"
-        raise InvalidArgument(argument, target, problem, _those_in(name, sys.modules[name], kind, made))
-    return found
+        value = getattr(value, part)
+    if not _is_instance(value, kind):
+        problem = f"{path!r} is of type {type(value).__name__}, not {kind.__name__}"
+        raise InvalidArgument(argument, target, problem, _list_candidates(name, sys.modules[name], kind, example))
+    return value
 
 
 def _check_module(argument: str, target: str, name: str) -> None:
-    """Apart from the import: that the module is missing is the caller's mistake, what it misses itself is not."""
+    """Raise InvalidArgument if the module is missing. An import missing inside the module is another error."""
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
         package = ".".join(parts[:length])
@@ -109,22 +129,24 @@ def _check_module(argument: str, target: str, name: str) -> None:
             raise InvalidArgument(argument, target, f"there is no module {package!r}", fix)
 
 
-def _those_in(name: str, module: object, kind: type, made: str) -> str:
-    found = sorted(key for key, value in vars(module).items() if _is(value, kind))
-    if not found:
-        return f"Module {name!r} has no {kind.__name__.lower()}: make one with {made}"
-    return f"{kind.__name__}s in it: {', '.join(f'{name}:{key}' for key in found)}"
+def _list_candidates(name: str, module: object, kind: type, example: str) -> str:
+    candidates = sorted(key for key, value in vars(module).items() if _is_instance(value, kind))
+    if not candidates:
+        return f"Module {name!r} has no {kind.__name__.lower()}: make one with {example}"
+    return f"{kind.__name__}s in it: {', '.join(f'{name}:{key}' for key in candidates)}"
 
 
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, type)  # a class has the attributes of its objects
+def _is_instance(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, type)  # a class satisfies a Protocol too
 
 
 def _leave_threads_behind(code: int) -> None:
-    """A handler's thread that outlived the grace time cannot be ended, and Python would wait for it for ever. Its
-    delivery is left to its lease; the process ends."""
-    left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
-    if left:
+    """Exit the process if threads of handlers outlived the grace time: Python would wait for them for ever.
+
+    Their deliveries are left to their leases.
+    """
+    main = threading.main_thread()
+    if any(thread is not main and not thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         os._exit(code)

@@ -19,14 +19,14 @@ server of a directory is shared with everybody who names the same one); without,
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to argparse's."""
+    """Add the command to a parser."""
     parser = commands.add_parser("server", help="run the embedded server", description=DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", nargs="?", help="where to keep the data (default: nowhere)")
     parser.set_defaults(command=serve)
 
 
 def serve(options: argparse.Namespace) -> int:
-    """0 when it was ended by a signal, 1 when the server ended by itself. Raises as `start` does."""
+    """Run a server; return 0 after a signal, 1 if the server ended unexpectedly. Errors of `start` pass through."""
     logs.configure()
     with watching() as signals, start(options.directory) as embedded:
         print(embedded.url, flush=True)

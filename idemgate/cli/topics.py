@@ -67,7 +67,7 @@ def listed(options: argparse.Namespace) -> int:
 def resized(options: argparse.Namespace) -> int:
     """0 when it has that many slots. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
-        done = _known(gate, options.topic).reslot(options.slots, _telling())
+        done = _known(gate, options.topic).reshard(options.slots, _progress_printer())
     if done.before == done.after:
         print(f"{options.topic} has {done.after} slots already")
     else:
@@ -78,7 +78,7 @@ def resized(options: argparse.Namespace) -> int:
 def forgotten(options: argparse.Namespace) -> int:
     """0 when it is gone. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
-        gone = _known(gate, options.topic).forget(discard=options.discard)
+        gone = _known(gate, options.topic).delete(discard=options.discard)
     print(f"{options.topic} is forgotten", end="")
     if any((gone.pending, gone.in_flight, gone.dead)):
         print(f"; discarded: {gone.pending} pending, {gone.in_flight} in flight, {gone.dead} dead letters", end="")
@@ -94,8 +94,8 @@ def _known(gate: Gate, name: str) -> Topic:
     return gate.topic(name)
 
 
-def _telling() -> Callable[[ReshardProgress], None]:
-    """Says how far it is, at most once a second."""
+def _progress_printer() -> Callable[[ReshardProgress], None]:
+    """Return a callback that prints the progress, at most once a second."""
     said = time.monotonic()
 
     def tell(progress: ReshardProgress) -> None:
@@ -110,7 +110,7 @@ def _telling() -> Callable[[ReshardProgress], None]:
 def _facts(topic: StoredTopic) -> dict[str, object]:
     stats = topic.stats
     return {
-        "name": topic.name, "slots": topic.slots, "changing_to": topic.changing_to, "policy": topic.policy.described(),
+        "name": topic.name, "slots": topic.slots, "changing_to": topic.changing_to, "policy": topic.policy.describe(),
         "scheduled": stats.scheduled, "ready": stats.ready, "waiting": stats.waiting, "blocked": stats.blocked,
         "in_flight": stats.in_flight, "dead": stats.dead, "paused": stats.paused,
         "next_due": stats.next_due.isoformat() if stats.next_due else None, "counters": dict(stats.counters),

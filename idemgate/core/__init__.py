@@ -1,1 +1,1 @@
-"""Pure: values in, values out. No I/O, no clock of its own, no client library."""
+"""Pure functions and values: no I/O, no clock, no client library."""

@@ -1,7 +1,7 @@
-"""Arguments of a function by name, found in `args` and `kwargs` without binding the signature at each call.
+"""Access to a call's arguments by name without binding the signature at each call.
 
-A call is (instance, args, kwargs), as wrapt gives it: with an instance, `args` lack the first parameter.
-Without one (plain functions, or a decorator that leaves `self` in `args`) they hold it. Both are found.
+A call is (instance, args, kwargs), as in wrapt. With an instance, `args` lack the first parameter. Without one, `args`
+contain it: for a plain function, or a decorator that leaves `self` in `args`. Both are supported.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _MISSING: Any = object()
 _NOWHERE = sys.maxsize
 
 
-def _unwrapped(func: Callable[..., object]) -> Callable[..., object]:
-    """The function in a bound method, classmethod or staticmethod: its signature has `self` or `cls`."""
+def _unwrap(func: Callable[..., object]) -> Callable[..., object]:
+    """Return the function of a bound method, classmethod or staticmethod. Its signature has `self` or `cls`."""
     if isinstance(func, (classmethod, staticmethod)) or ismethod(func):
         return cast(Callable[..., object], cast(Any, func).__func__)
     return func
 
 
 class Arguments:
-    """What `func` takes. Raises ValueError or TypeError, as `inspect.signature` does, for some builtins."""
+    """The parameters of `func`. Raises ValueError or TypeError for some builtins, as `inspect.signature` does."""
 
     __slots__ = ("_finds", "_of_method", "_rest", "names")
 
     def __init__(self, func: Callable[..., object]) -> None:
-        func = _unwrapped(func)
+        func = _unwrap(func)
         parameters = list(signature(func).parameters.values())
         named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         self.names = tuple(parameter.name for parameter in parameters)
@@ -43,12 +43,15 @@ class Arguments:
         self._of_method = _takes_self(func, self.names)
 
     def find(self, name: str) -> Find | None:
-        """How to find argument `name`; None: the function takes no such argument. Found late in **kwargs."""
+        """Return a function that finds the argument `name` of a call; None if there is no such parameter.
+
+        With `**kwargs` every name is accepted, and a missing argument raises TypeError at the call.
+        """
         found = self._finds.get(name)
         return _Extra(name) if found is None and self._rest else found
 
     def all(self, instance: object, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-        """Every argument by name, defaults filled in, without the instance or class a method is called on."""
+        """Return all arguments by name with their defaults, without the instance or class of a method."""
         skip = instance is not None or self._of_method
         return {name: self._finds[name](instance, args, kwargs) for name in self.names[skip:]}
 
@@ -62,7 +65,7 @@ def _find(at: int, parameter: Parameter, named: frozenset[str]) -> Find:
 
 
 def _takes_self(func: Callable[..., object], names: tuple[str, ...]) -> bool:
-    """Written in a class, as `Shop.pay` but not `make.<locals>.pay`, and its first parameter says so."""
+    """Return True for a function of a class body, such as `Shop.pay`, whose first parameter is `self` or `cls`."""
     around = getattr(func, "__qualname__", "").rpartition(".")[0]
     return bool(around) and not around.endswith("<locals>") and names[:1] in (("self",), ("cls",))
 
@@ -83,7 +86,7 @@ class _One:
             return args[at] if at >= 0 else instance
         value = kwargs.get(self._keyword, self._default)
         if value is _MISSING:
-            raise TypeError(f"missing a required argument: {self._name!r}")  # as calling the function would
+            raise TypeError(f"missing a required argument: {self._name!r}")  # the same error as the call itself
         return value
 
 

@@ -1,5 +1,7 @@
-"""A request to Redis as a value: built by pure functions, carried by a link, so that sync and async differ in one
-word."""
+"""Requests to Redis as values.
+
+Pure functions build a `Call`, and a link sends it. So the sync and the async code differ in one word.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +9,65 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
-from idemgate.core.codec.decoding import BROKEN, not_ours
+from idemgate.core.codec.decoding import DECODE_ERRORS, decode_error
 from idemgate.errors import DecodeError, StoreError, UnexpectedData
 from idemgate.lua import Script, script
 
-__all__ = ["OF_ONE_KEY", "Arg", "Batch", "Call", "Each", "Elsewhere", "Moved", "Unfinished", "call", "text"]
+__all__ = ["KEY_ERRORS", "Arg", "Batch", "Call", "Incomplete", "PerKeyCall", "Redirect", "SlotMoved", "call", "text"]
 
 T = TypeVar("T")
 Arg = bytes | str | int
-OF_ONE_KEY = (UnexpectedData, DecodeError)
-"""Errors about what is stored under one key. All others of the store concern every call."""
+KEY_ERRORS = (UnexpectedData, DecodeError)
+"""Errors about the data of one key. All other store errors affect every call."""
 Reply = list[Any]
-"""What a script answers: a status word, the server's time in ms, then what its header says; bytes and ints only."""
+"""A script's reply: a status word, the server's time in ms, then the fields its header lists. Bytes and ints only."""
 
 
-class Moved(Exception):
-    """The slot is closed, and nothing was done: a change of the topic, named by `by`, has taken it."""
+class SlotMoved(Exception):
+    """The slot is closed and the call did nothing. `by` names the change of the topic that closed it."""
 
     def __init__(self, by: bytes) -> None:
         super().__init__(by)
         self.by = by
 
 
-class Unfinished(Exception):
-    """A part was done, as much as one script call may. `rest` is to be asked, call by call in this order, and makes of
-    their answers that to the whole."""
+class Incomplete(Exception):
+    """A script call did only a part of its work because it reached its budget.
+
+    `rest` holds the remaining calls, to be sent one by one in this order. Its `join` turns their answers into the
+    answer to the whole.
+    """
 
     def __init__(self, rest: Batch[Any]) -> None:
         super().__init__(rest)
         self.rest = rest
 
 
-class Elsewhere(Protocol):
-    """Where to ask when a slot has moved: first `ask`, then, knowing its answer, the calls of `there` one by one."""
+class Redirect(Protocol):
+    """The way to the slots that now hold the data of a moved slot."""
 
-    def ask(self) -> Call[Any]: ...
-    def there(self, found: Any, by: bytes) -> Batch[Any]: ...
+    def lookup(self) -> Call[Any]:
+        """Return the call that reads the topic's current layout."""
+        ...
+
+    def resolve(self, found: Any, by: bytes) -> Batch[Any]:
+        """Return the calls to send one by one instead, given the answer to `lookup`."""
+        ...
 
 
 class Call(Generic[T]):
-    """One script call: atomic, one round trip, safe to send again. `read` turns the reply into what the caller gets;
-    `elsewhere` says what to do instead when the slot has moved; `framed` is the request in bytes, where who built it
-    has done that (`core.framing`), else nothing."""
+    """One script call: atomic, one round trip, safe to send again.
 
-    __slots__ = ("args", "elsewhere", "framed", "keys", "read", "script")
+    Attributes:
+        script: the script to run.
+        keys: its KEYS.
+        args: its ARGV.
+        read: turns the reply into the caller's answer.
+        redirect: used when the slot has moved; None for a script without slots.
+        framed: the whole request in RESP if the builder has packed it (`core.framing`), else empty.
+    """
+
+    __slots__ = ("args", "framed", "keys", "read", "redirect", "script")
 
     def __init__(
         self,
@@ -58,31 +75,37 @@ class Call(Generic[T]):
         keys: tuple[bytes, ...],
         args: Sequence[Arg],
         read: Callable[[Reply], T],
-        elsewhere: Elsewhere | None = None,
+        redirect: Redirect | None = None,
         framed: bytes = b"",
     ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
         self.read = read
-        self.elsewhere = elsewhere
+        self.redirect = redirect
         self.framed = framed
 
     def answer(self, reply: Reply) -> T:
-        """What the caller gets for this reply. Raises UnexpectedData, Moved, Unfinished, or DecodeError for what we never
-        wrote."""
+        """Return the caller's answer for a script reply.
+
+        Raises:
+            UnexpectedData: a key holds data that idemgate did not write.
+            SlotMoved: the slot is closed.
+            Incomplete: the script did only a part.
+            DecodeError: the reply has an unknown form.
+        """
         try:
             if reply[0] != b"foreign":
                 return self.read(reply)
             problem: bytes = reply[2]
-            if self.elsewhere is not None and problem.startswith(_CLOSED):
-                raise Moved(problem[len(_CLOSED) :])
-            raise self._foreign(problem)
-        except BROKEN as error:
-            raise not_ours(f"what {self.script.name} answers", error) from error
+            if self.redirect is not None and problem.startswith(_CLOSED):
+                raise SlotMoved(problem[len(_CLOSED) :])
+            raise self._unexpected_data(problem)
+        except DECODE_ERRORS as error:
+            raise decode_error(f"a reply of {self.script.name}", error) from error
 
-    def _foreign(self, problem: bytes) -> UnexpectedData:
-        # A script of many keys begins the text with the one at fault; a script of one key need not.
+    def _unexpected_data(self, problem: bytes) -> UnexpectedData:
+        # A script of many keys starts the text with the key at fault; a script of one key need not.
         for key in self.keys:
             if problem.startswith(key + b" "):
                 return UnexpectedData(text(key), text(problem[len(key) + 1 :]))
@@ -93,7 +116,10 @@ _CLOSED = b"closed "
 
 
 class Batch(Generic[T]):
-    """Calls that travel together (one script call each, not atomic as a whole), and how their answers become one."""
+    """Calls sent together, and `join`, which turns their answers into one.
+
+    Each call is atomic; the batch is not.
+    """
 
     __slots__ = ("calls", "join")
 
@@ -102,10 +128,13 @@ class Batch(Generic[T]):
         self.join = join
 
 
-class Each(Call[Any], Generic[T]):
-    """A call of a script that goes through many keys and answers each by itself: what `read` makes of a key's reply, or
-    the StoreError about what is stored under it. Of its arguments the first are `common`, the others belong to the
-    keys, as many to each. The script may leave the last keys to another call."""
+class PerKeyCall(Call[Any], Generic[T]):
+    """A call of a script that answers each of its keys separately.
+
+    The answer for a key is what `read` returns for its reply, or the StoreError about its data. The first `common`
+    arguments belong to all keys. The others belong to one key each, the same number for every key. A script may leave
+    the last keys to another call.
+    """
 
     __slots__ = ("common",)
 
@@ -116,41 +145,46 @@ class Each(Call[Any], Generic[T]):
         self.common = common
 
     def answer(self, reply: Any) -> list[T | StoreError]:
-        """The answers in the order of the keys. Raises Unfinished, or DecodeError for what we never wrote."""
+        """Return the answers in the order of the keys.
+
+        Raises:
+            Incomplete: the script left the last keys to another call.
+            DecodeError: the reply has an unknown form.
+        """
         try:
             replies = reply if len(self.keys) > 1 else [reply]
-            found = [self._outcome(key, one) for key, one in zip(self.keys, replies, strict=False)]
-            rest = self._rest(len(found))
-        except BROKEN as error:
-            raise not_ours(f"what {self.script.name} answers", error) from error
+            answers = [self._answer_of(key, entry) for key, entry in zip(self.keys, replies, strict=False)]
+            rest = self._remaining_calls(len(answers))
+        except DECODE_ERRORS as error:
+            raise decode_error(f"a reply of {self.script.name}", error) from error
         if not rest:
-            return found
-        raise Unfinished(Batch(rest, lambda parts: [*found, *chain.from_iterable(parts)]))
+            return answers
+        raise Incomplete(Batch(rest, lambda parts: [*answers, *chain.from_iterable(parts)]))
 
-    def _outcome(self, key: bytes, reply: Any) -> T | StoreError:
+    def _answer_of(self, key: bytes, reply: Any) -> T | StoreError:
         try:
             if reply[0] != b"foreign":
                 return self.read(reply)  # type: ignore[no-any-return]
             return UnexpectedData(text(key), text(reply[2]))
-        except BROKEN as error:
-            return not_ours(f"what {self.script.name} answers", error)
+        except DECODE_ERRORS as error:
+            return decode_error(f"a reply of {self.script.name}", error)
 
-    def _rest(self, done: int) -> list[Each[T]]:
-        """What is left behind so many keys: one call, which leaves as many as it has to."""
+    def _remaining_calls(self, done: int) -> list[PerKeyCall[T]]:
+        """Return one call for the keys after the first `done`, or no call if all are done."""
         if done == len(self.keys):
             return []
         if done == 0:
-            raise ValueError("it tells of no key")
-        each = (len(self.args) - self.common) // len(self.keys)
-        args = [*self.args[: self.common], *self.args[self.common + done * each :]]
-        return [Each(self.script, self.keys[done:], args, self.read, self.common)]
+            raise ValueError("the reply covers no key")
+        per_key = (len(self.args) - self.common) // len(self.keys)
+        args = [*self.args[: self.common], *self.args[self.common + done * per_key :]]
+        return [PerKeyCall(self.script, self.keys[done:], args, self.read, self.common)]
 
 
 def call(name: str, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable[[Reply], T]) -> Call[T]:
-    """A Call of the script of that name."""
+    """Return a call of the script with that name."""
     return Call(script(name), keys, args, read)
 
 
 def text(value: bytes) -> str:
-    """Bytes of ours as text."""
+    """Return stored bytes as text; invalid UTF-8 is shown as escapes."""
     return value.decode(errors="backslashreplace")

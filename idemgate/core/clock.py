@@ -1,4 +1,4 @@
-"""Where a script's time comes from: the server, unless a test says otherwise."""
+"""The time that scripts use: the server's clock, or a test clock."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["Clock", "stamp"]
 
 
 class Clock(Protocol):
-    """A clock that every script is told instead of asking the server (`idemgate.testing.Clock`)."""
+    """A clock that replaces the server's in every script (`idemgate.testing.Clock`)."""
 
     def microseconds(self) -> int:
-        """Now, in microseconds since the epoch."""
+        """Return the time in microseconds since the epoch."""
         ...
 
 
 def stamp(clock: Clock | None) -> bytes:
-    """ARGV[1] of every script: the test clock's time, or nothing, which means the server's."""
+    """Return ARGV[1] of every script: the test clock's time, or empty for the server's time."""
     return b"" if clock is None else b"%d" % clock.microseconds()

@@ -1,32 +1,36 @@
-"""What this process counted: nothing is dropped, lost or degraded without a number to see it by."""
+"""Counters of one process. Everything dropped, lost or degraded increases one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, KeysView
 
-from idemgate.core.forks import freed_at_fork
+from idemgate.core.forks import lock_reset_at_fork
 
 __all__ = ["Counters"]
 
 
 class Counters:
-    """Named counters of one gate in this process. Names are stable; a name that never happened counts 0."""
+    """The counters of one gate in this process.
+
+    Names are stable. A counter that was never increased reads 0.
+    """
 
     __slots__ = ("__weakref__", "_counts", "_lock")
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._lock = freed_at_fork(self, "_lock")
+        self._lock = lock_reset_at_fork(self, "_lock")
 
     def __repr__(self) -> str:
         return f"Counters({self.snapshot()})"
 
     def add(self, name: str, n: int = 1) -> None:
+        """Increase one counter by `n`."""
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + n
 
     def add_each(self, *names: str) -> None:
-        """One to each of them."""
+        """Increase each of the counters by 1."""
         counts = self._counts
         with self._lock:
             for name in names:
@@ -42,10 +46,10 @@ class Counters:
         return len(self._counts)
 
     def keys(self) -> KeysView[str]:
-        """The names of what happened until now; with it, `dict(counters)` works."""
+        """Return the names of all counters that are not 0. It makes `dict(counters)` work."""
         return self.snapshot().keys()
 
     def snapshot(self) -> dict[str, int]:
-        """All of them, as they are now."""
+        """Return a copy of all counters."""
         with self._lock:
             return dict(self._counts)

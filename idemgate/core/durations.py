@@ -1,4 +1,4 @@
-"""Spans and points of time, from what people write to the integer milliseconds Redis gets."""
+"""Conversion of durations and datetimes to the integer milliseconds that Redis gets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ Duration: TypeAlias = int | float | timedelta | str
 """Seconds as int or float, a timedelta, or text such as "500ms", "2s", "5m", "24h", "7d", "1h30m"."""
 
 LONGEST_MS = 100 * 36525 * 24 * 36000
-"""100 years: far below 2^53, so now + any duration stays exact in Lua, and a mistake in units is seen."""
+"""100 years, in ms.
+
+Now plus any duration stays below 2^53, so Lua computes it exactly. A wrong unit is noticed.
+"""
 LATEST_MS = 253_402_300_799_999
-"""The last moment that Python knows, ms."""
+"""The latest time that a Python datetime can represent, in ms since 1970."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -29,15 +32,21 @@ _TEXT = re.compile("".join(rf"(?:([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?){unit}(?![a-
 
 
 def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
-    """`value` in whole milliseconds, to the nearest; `name` is the parameter to blame in the error.
+    """Convert a duration to whole milliseconds, rounded to the nearest.
 
-    Raises InvalidArgument for anything that is not a duration, is negative, is zero (unless `zero`), lies
-    between 0 and 1 ms (never rounded down to "no time at all"), or is longer than 100 years.
+    Args:
+        value: the duration.
+        name: the parameter to name in the error.
+        zero: accept a duration of 0.
+
+    Raises:
+        InvalidArgument: `value` is not a duration, is negative, or is longer than 100 years. The same for 0 unless
+            `zero`, and for a positive duration below 1 ms, which would be rounded to 0.
     """
-    if type(value) is float and 0.002 < value < 1e6:  # most are, and the exact way takes twenty times as long
+    if type(value) is float and 0.002 < value < 1e6:  # the common case; the exact computation takes 20 times as long
         ms = value * 1000
         rest = ms % 1
-        if not 0.49999 < rest < 0.50001:  # where rounding errors could decide
+        if not 0.49999 < rest < 0.50001:  # outside the range where a rounding error could change the result
             return int(ms) + (rest > 0.5)
     exact = _exact(value, name)
     if exact < 0:
@@ -52,12 +61,18 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
 
 
 def instant(value: datetime, name: str) -> int:
-    """An aware datetime as whole milliseconds since 1970 UTC, rounded down; exact, no floats in between.
+    """Convert an aware datetime to whole milliseconds since 1970 UTC, rounded down.
 
-    Raises InvalidArgument for naive datetimes (whose midnight would they mean?), for numbers, and for times
-    before 1970 or, by UTC, after the year 9999, which could not be told again.
+    The result is exact: no floats are involved.
+
+    Args:
+        value: the datetime, with a time zone.
+        name: the parameter to name in the error.
+
+    Raises:
+        InvalidArgument: `value` is naive, is a number, or lies before 1970 or after the year 9999 in UTC.
     """
-    since = (_aware(value, name) - _EPOCH) // _MILLISECOND
+    since = (_check_aware(value, name) - _EPOCH) // _MILLISECOND
     if since < 0:
         raise InvalidArgument(name, value, "lies before 1970", "Pass a time on this side of 1970-01-01 UTC")
     if since > LATEST_MS:
@@ -65,7 +80,7 @@ def instant(value: datetime, name: str) -> int:
     return since
 
 
-def _aware(value: object, name: str) -> datetime:
+def _check_aware(value: object, name: str) -> datetime:
     if not isinstance(value, datetime):
         fix = "Pass an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)"
         raise InvalidArgument(name, value, "is not a datetime", fix)
@@ -76,9 +91,9 @@ def _aware(value: object, name: str) -> datetime:
 
 
 def _exact(value: object, name: str) -> Fraction | int:
-    """Milliseconds, not yet rounded: the checks need to see half a millisecond."""
+    """Return milliseconds before rounding: the checks must see fractions of a millisecond."""
     if isinstance(value, str):
-        return _parsed(value, name)
+        return _parse(value, name)
     if isinstance(value, timedelta):
         return Fraction(value // timedelta(microseconds=1), 1000)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -87,10 +102,10 @@ def _exact(value: object, name: str) -> Fraction | int:
         return int(value) * 1000
     if not isfinite(value):
         raise InvalidArgument(name, value, "is not a finite number", _FIX)
-    return Fraction(repr(float(value))) * 1000  # what was written: 0.001 is 1 ms, not a hair more
+    return Fraction(repr(float(value))) * 1000  # as written: 0.001 is exactly 1 ms
 
 
-def _parsed(text: str, name: str) -> Fraction:
+def _parse(text: str, name: str) -> Fraction:
     found = _TEXT.fullmatch(text)
     if found is None or found.lastindex is None:
         raise InvalidArgument(name, text, "is not a duration", _FIX)

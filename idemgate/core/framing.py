@@ -1,6 +1,6 @@
-"""Requests in the bytes of RESP, for calls that are made often: what never changes of them is framed once.
+"""Requests encoded in RESP, for frequent calls whose constant parts are encoded once.
 
-One `%` over bytes costs an eighth of packing word by word. Who carries a call packs those that have no frame.
+One `%` over bytes costs an eighth of encoding word by word. The link encodes calls that are not framed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ __all__ = ["bulk", "head"]
 
 
 def bulk(word: bytes) -> bytes:
-    """One word of a request."""
+    """Return one word of a request as a RESP bulk string."""
     return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
 @lru_cache(1024)
 def head(sha: bytes, args: int) -> bytes:
-    """A call of the script with that SHA-1, one key and so many arguments: what comes before its key."""
+    """Return the start of an EVALSHA request with one key and `args` arguments, up to the key."""
     return b"*%d\r\n$7\r\nEVALSHA\r\n%b$1\r\n1\r\n" % (4 + args, bulk(sha))

@@ -1,10 +1,10 @@
-"""`key=` and `fingerprint=` of the decorators, checked and compiled once, when the function is decorated.
+"""Compilation of the decorators' `key=` and `fingerprint=`, once, when the function is decorated.
 
-A template is text with fields: "{event[id]}", "{order.id}", "{a}:{b}". A field starts with a parameter of
-the function and goes on with members ([id], [0] for the first of a list) and attributes (.id, none with a
-leading underscore). With two fields or more, what separates them is percent-encoded inside the values
-(with "{a}:{b}": `:` and `%`), so that no two pairs of values meet in one key: ("x:y", "z") is `x%3Ay:z`.
-With one field the value stands as it is.
+A template is text with fields, such as "{event[id]}", "{order.id}" or "{a}:{b}". A field is a parameter of the
+function, followed by members ([id], or [0] for a list) and attributes (.id, without a leading underscore).
+
+With two or more fields, the separators are percent-encoded inside the values, so no two pairs of values share a key.
+For "{a}:{b}" these are `:` and `%`: ("x:y", "z") becomes `x%3Ay:z`. The value of a single field is not encoded.
 """
 
 from __future__ import annotations
@@ -35,25 +35,36 @@ class _Spec(Protocol[T_co]):
 
 
 class KeySpec(Protocol):
-    """The key of one call. `instance` is what a method is bound to, and `args` then lack it; else None."""
+    """A compiled `key=`. `instance` is the object of a bound method, which `args` then lack; else None."""
 
     def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> str | bytes | int:
-        """Never empty. Raises InvalidArgument naming the field, or TypeError where the function would too."""
+        """Return the key of a call, never empty.
+
+        Raises:
+            InvalidArgument: a field has no valid value. The error names the field.
+            TypeError: an argument is missing, as in the call itself.
+        """
         ...
 
 
 class FingerprintSpec(Protocol):
-    """The fingerprint of one call: 16 bytes."""
+    """A compiled `fingerprint=`."""
 
-    def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> bytes: ...
+    def of(self, instance: object, args: Args, kwargs: Kwargs, /) -> bytes:
+        """Return the fingerprint of a call, 16 bytes."""
+        ...
 
 
 def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., object]) -> KeySpec:
-    """The compiled `key=`. A callable is called as the function is, `self` first; None takes all arguments.
+    """Compile `key=`.
 
-    None means a hash of every argument, defaults filled in, without `self` or `cls`: arguments have to be
-    storable. Raises InvalidArgument, naming the field and the parameters, for a template that cannot work with
-    `func`.
+    Args:
+        spec: a template, a callable with the function's parameters (`self` first), or None. None uses a hash of all
+            arguments with defaults, without `self` or `cls`; they must be of types that the codec supports.
+        func: the decorated function.
+
+    Raises:
+        InvalidArgument: the template does not fit the parameters of `func`.
     """
     if callable(spec):
         return _bound(_Called(_sync(spec, "key")), func)
@@ -67,9 +78,15 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
 def compile_fingerprint(
     spec: Sequence[str] | Callable[..., object] | None, func: Callable[..., object]
 ) -> FingerprintSpec | None:
-    """The compiled `fingerprint=`: parameters ("amount", "event[total]") or a callable; None for none.
+    """Compile `fingerprint=`.
 
-    The arguments named, or what the callable returns, have to be storable. Raises InvalidArgument for unknown names.
+    Args:
+        spec: fields ("amount", "event[total]") or a callable; None for no fingerprint. The values must be of types
+            that the codec supports.
+        func: the decorated function.
+
+    Raises:
+        InvalidArgument: a field is not a parameter of `func`.
     """
     if spec is None:
         return None
@@ -83,7 +100,7 @@ def compile_fingerprint(
 
 
 class _Field:
-    """One value of a call: the argument, then what its path leads to."""
+    """A field of a template: an argument and the path inside it."""
 
     __slots__ = ("find", "name", "path", "written")
 
@@ -126,7 +143,7 @@ class _OneField:
 
 
 class _OneArgument:
-    """As `_OneField`, of an argument that is the value itself."""
+    """A template with a single field that has no path. It saves the path lookup of `_OneField`."""
 
     __slots__ = ("_after", "_before", "_find", "_name")
 
@@ -210,7 +227,7 @@ class _CalledFingerprint:
 
 
 class _OfBound(Generic[T_co]):
-    """The function was a bound method when it was decorated, so a plain call does not bring its instance."""
+    """The spec of a method that was bound when decorated. A plain call has no instance, so it is added here."""
 
     __slots__ = ("_instance", "_spec")
 
@@ -245,7 +262,7 @@ def _sync(spec: Callable[..., object], name: str) -> Callable[..., object]:
 def _template(template: str, arguments: Arguments) -> KeySpec:
     parts: list[tuple[str, _Field]] = []
     before = ""
-    for literal, written, options, conversion in _parsed(check_encodes(template, "key")):
+    for literal, written, options, conversion in _parse(check_encodes(template, "key")):
         before += literal
         if written is None:
             continue
@@ -262,7 +279,7 @@ def _template(template: str, arguments: Arguments) -> KeySpec:
     return _ManyFields(parts, before, {_separator(between, template) for between, _ in parts[1:]})
 
 
-def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
+def _parse(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
     try:
         return list(Formatter().parse(template))
     except ValueError as error:
@@ -270,7 +287,7 @@ def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None
 
 
 def _separator(between: str, template: str) -> str:
-    """The character that ends a value: it is escaped in values, and no escape (%3A) contains it."""
+    """Return the character that ends a value. It is escaped in values, and no escape such as %3A contains it."""
     for char in between:
         if not char.isalnum() and char != "%":
             return char
@@ -299,7 +316,7 @@ def _field(written: object, arguments: Arguments, name: str, spec: object) -> _F
 
 
 def _step(step: re.Match[str], name: str, spec: object) -> tuple[bool, str | int]:
-    """As str.format has it: a number in brackets is an index, anything else a key."""
+    """Return (is a member, key or attribute). As in str.format, digits in brackets are an index, other text a key."""
     attribute, member = step.groups()
     if attribute is None:
         return True, int(member) if member.isascii() and member.isdigit() else member

@@ -1,4 +1,4 @@
-"""A value as part of an idempotency key: what may be one, how it is written, and why the rest is refused."""
+"""Conversion of values to the text of an idempotency key."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ _KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
 
 
 def text_of(value: object, name: str) -> str:
-    """`value` as key text; equal values of one type give equal text, unequal ones unequal text.
+    """Return `value` as key text. Two values of one type have the same text only if they are equal.
 
-    Types are not told apart (7 and "7" are one key: JSON and form data spell the same number in two
-    ways). bytes are read as UTF-8, so a key from Redis is the same decoded or not. Enums count by value,
-    aware datetimes by moment. Raises InvalidArgument, blaming `name`, for None and "" (the empty key), bool,
-    float, containers and naive datetimes.
+    Types are ignored: 7 and "7" are one key, since JSON and form data write the same number in two ways. bytes are
+    decoded as UTF-8. An Enum counts by its value, an aware datetime by its time in UTC.
+
+    Args:
+        value: the value.
+        name: the parameter to name in the error.
+
+    Raises:
+        InvalidArgument: the value is None, empty, a bool, a float, a container or a naive datetime.
     """
     kind = type(value)
     if kind is str and value:
-        return value  # type: ignore[return-value] # `kind is str` says so, at half the price of isinstance
+        return value  # type: ignore[return-value] # `kind is str` implies it, at half the cost of isinstance
     if kind is int:
         return _int_text(value, name)
     return _other_text(value, name)
 
 
 def check_encodes(key: str, name: str) -> str:
+    """Return the key. Raises InvalidArgument if it cannot be encoded as UTF-8."""
     if not key.isascii():
         try:
             key.encode()
@@ -45,7 +51,7 @@ def check_encodes(key: str, name: str) -> str:
 def _int_text(value: Any, name: str) -> str:
     try:
         return int.__repr__(value)
-    except ValueError:  # Python refuses to write out thousands of digits
+    except ValueError:  # Python limits the conversion of an int to 4,300 digits
         raise InvalidArgument(
             name, f"int of {value.bit_length()} bits", "is too long for a key", "Use a hash of it"
         ) from None

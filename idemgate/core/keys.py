@@ -1,22 +1,21 @@
-"""Every key in Redis, one function each: pattern, type and meaning. Reading this module is reading the data model.
+"""All keys in Redis, one function each: name, type and content.
 
-| key | type | what |
+| key | type | content |
 |---|---|---|
-| `ig1:{<ns>:once:<scope>:<key>}` | string | the record of one idempotency key (`lua/lib/record.lua`); its name is
-also its wake-up channel |
-| `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of one shard of a seen-set (`lua/lib/page.lua`) |
-| `ig1:{<ns>:seen:<scope>:<shard>}:kept0`, `:kept1` | hash | the same of one that keeps values |
-| `ig1:{<ns>:topics}` | hash | topic name -> packed policy; with " to" or " was" behind the name, what changes its slots
-(`lua/topics/resize.lua`) |
-| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot.lua` | the fourteen parts of one slot; `:due` is
-also its wake-up channel |
-| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | what a slot sent on, unless a target is named |
+| `ig1:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/pack_record.lua`) |
+| `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
+| `ig1:{<ns>:seen:<scope>:<shard>}:kept0`, `:kept1` | hash | the same for a dedup set with values |
+| `ig1:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
+| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fourteen parts of a slot |
+| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
 | `ig1:{<ns>:touched}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
-| `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/crew.lua` | who is there, and which slots they hold; `:alive` is
-also their wake-up channel |
+| `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
 
-`ig1` is the layout. What stands in braces decides the Redis Cluster slot; it comes first and holds no other brace, so
-no user key can steer where it goes. Text of users is percent-encoded, and hashed where it is long.
+A record's name, a slot's `:due` and a group's `:alive` are also the names of their wake-up channels. In the registry,
+a field of a topic's name with " to" or " was" appended records a change of its slots (`lua/reshard/begin.lua`).
+
+`ig1` is the layout. The part in braces selects the Redis Cluster slot. It comes first and contains no other brace, so
+a user's key cannot change the cluster slot. User text is percent-encoded, and hashed if it is long.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ __all__ = [
     "dedup_ids",
     "dedup_values",
     "digest",
+    "durability_key",
     "event",
-    "heirs",
-    "is_ours",
+    "is_library_key",
     "members",
     "outbox",
     "owner_of",
@@ -51,9 +50,9 @@ __all__ = [
     "slot",
     "slot_of",
     "slot_of_event",
+    "successor_slots",
     "text_of",
     "topics",
-    "touched",
     "work",
 ]
 
@@ -76,7 +75,7 @@ PARTS = (
     "told1",
 )
 LONGEST = 128
-"""Longer escaped texts are replaced by a hash: a key is stored once a record, and memory is dear."""
+"""The maximum bytes of an escaped text. A longer one is replaced by a hash, since every record stores its key."""
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_.@:/+=,-]{1,128}")
 _PLAIN_TEXT = re.compile(_PLAIN.pattern.decode())
@@ -85,15 +84,14 @@ _SAFE = "_.@:/+=,-"
 
 
 def check_name(value: str, what: str) -> str:
-    """A namespace or topic name, or InvalidArgument. These are written by programmers, so they are refused rather than
-    escaped."""
+    """Return the name of a namespace or topic. Raises InvalidArgument for other characters, which are not escaped."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidArgument(what, value, "not a name", "Use 1 to 64 of A-Z a-z 0-9 _ . -")
     return value
 
 
 def check_scope(scope: str) -> str:
-    """A scope, or InvalidArgument."""
+    """Return the scope. Raises InvalidArgument for empty text, invalid Unicode and other types."""
     if isinstance(scope, str) and scope:
         try:
             scope.encode()
@@ -107,7 +105,11 @@ def check_scope(scope: str) -> str:
 
 
 def raw(key: Key) -> bytes:
-    """The key's own bytes: str as UTF-8, an int as its decimal digits, so `7` and `"7"` are the same key."""
+    """Return the bytes of a key: str as UTF-8, an int as decimal digits. So `7` and `"7"` are the same key.
+
+    Raises:
+        InvalidArgument: the key is empty, longer than 65,536 bytes, or of another type.
+    """
     if isinstance(key, str):
         try:
             encoded = key.encode()
@@ -122,7 +124,7 @@ def raw(key: Key) -> bytes:
     else:
         raise InvalidArgument("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
     if not encoded:
-        raise InvalidArgument("key", key, "empty", "A key names the work; an empty one would make all work one")
+        raise InvalidArgument("key", key, "empty", "An empty key would be shared by all work")
     if len(encoded) > 65_536:
         raise InvalidArgument(
             "key", key, f"{len(encoded)} bytes long", "Use at most 65,536 bytes, or a hash of what you have"
@@ -133,18 +135,18 @@ def raw(key: Key) -> bytes:
 def _digits(key: int) -> bytes:
     try:
         return b"%d" % key
-    except ValueError:  # Python refuses to write out thousands of digits
+    except ValueError:  # Python limits the conversion of an int to 4,300 digits
         bits = f"int of {key.bit_length()} bits"
         raise InvalidArgument("key", bits, "is too long for a key", "Use a hash of it") from None
 
 
 def text_of(key: Key) -> str:
-    """The key as people read it in errors and logs."""
+    """Return the key as text for errors and logs."""
     return raw(key).decode(errors="backslashreplace")
 
 
 def digest(key: Key, what: str) -> bytes:
-    """A text of users where only its identity matters, such as an event id: 16 bytes."""
+    """Return a digest of 16 bytes for a user's text, such as an event id. `what` is the parameter to name in errors."""
     try:
         return blake2b(raw(key), digest_size=16).digest()
     except InvalidArgument as error:
@@ -152,14 +154,16 @@ def digest(key: Key, what: str) -> bytes:
 
 
 def event(event_id: Key, key: bytes, route: bytes) -> bytes:
-    """18 bytes: what tells this event of this key from all others (a digest of 128 bits), and what decides its slot."""
+    """Return 18 bytes for an event of a key: a digest of 128 bits, then the hash that selects its slot."""
     name = digest(event_id, "event_id")
     return blake2b(name + key, digest_size=16).digest() + (crc32(route) & 0xFFFF).to_bytes(2)
 
 
 def _escape(text: bytes) -> bytes:
-    """Injective: plain text stays, other bytes become %XX, and what is long becomes `#` and a hash (no text escapes to
-    a `#`)."""
+    """Escape a text without collisions: plain text stays, and other bytes become %XX.
+
+    A long text becomes `#` and a hash; no escaped text starts with `#`.
+    """
     if _PLAIN.fullmatch(text):
         return text
     escaped = quote_from_bytes(text, safe=_SAFE).encode()
@@ -169,15 +173,17 @@ def _escape(text: bytes) -> bytes:
 
 
 def work(topic: str, group: bytes, key: bytes) -> str:
-    """What a delivery is about, as text: another for each topic, group (b"" for none) and key. (A topic's name has no
-    `/`, what is escaped no `|`.)"""
-    about = b"%s|%s" % (_escape(group), _escape(key)) if group else _escape(key)
-    return f"{topic}/{about.decode()}"
+    """Return a unique text for a topic, group (b"" for none) and key.
+
+    It is unique because a topic's name has no `/`, and escaped text has no `|`.
+    """
+    route = b"%s|%s" % (_escape(group), _escape(key)) if group else _escape(key)
+    return f"{topic}/{route.decode()}"
 
 
 def _escape_scope(scope: str) -> bytes:
     check_scope(scope)
-    # The scope may not hold the colon that ends it; the key, being last, may.
+    # A colon ends the scope, so it must not contain one. The key is last and may.
     return _escape(scope.encode()).replace(b":", b"%3A")
 
 
@@ -187,21 +193,21 @@ def _record_prefix(namespace: str, scope: str) -> bytes:
 
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
-    """The record of one idempotency key."""
+    """Return the key of the record of one idempotency key."""
     plain = type(key) is str and _PLAIN_TEXT.fullmatch(key)
     return _record_prefix(namespace, scope) + (key.encode() if plain else _escape(raw(key))) + b"}"  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @lru_cache(4096)
 def dedup_ids(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
-    """The two pages of one shard of a seen-set."""
+    """Return the keys of the two pages of one shard of a dedup set."""
     tag = _shard(namespace, scope, shard)
     return tag + b":0", tag + b":1"
 
 
 @lru_cache(4096)
 def dedup_values(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
-    """The two pages of one shard of a seen-set that keeps values."""
+    """Return the keys of the two pages of one shard of a dedup set with values."""
     tag = _shard(namespace, scope, shard)
     return tag + b":kept0", tag + b":kept1"
 
@@ -211,48 +217,53 @@ def _shard(namespace: str, scope: str, shard: int) -> bytes:
 
 
 def topics(namespace: str) -> bytes:
-    """The registry: which topics exist, and their policies."""
+    """Return the key of the registry: the topics and their policies."""
     return b"ig1:{%s:topics}" % namespace.encode()
 
 
-def touched(namespace: str) -> bytes:
-    """Written before each WAIT, so that the WAIT covers all that was written before; expires."""
+def durability_key(namespace: str) -> bytes:
+    """Return the key written before each WAIT, so that the WAIT covers all earlier writes. It expires."""
     return b"ig1:{%s:touched}" % namespace.encode()
 
 
 def members(namespace: str, group: str) -> tuple[bytes, ...]:
-    """One group of members, in the order in which scripts get its parts."""
+    """Return the keys of a group of members, in the order of the scripts' KEYS."""
     return tuple(f"ig1:{{{namespace}:members:{group}}}:{part}".encode() for part in ("alive", "facts", "held"))
 
 
 @lru_cache(65_536)
 def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ...]:
-    """The parts of one slot of a topic, in the order in which scripts get them.
+    """Return the keys of one slot of a topic, in the order of the scripts' KEYS.
 
-    The name says of how many slots it is one: whoever goes by another number looks elsewhere, and never into it.
+    The names contain the number of slots. A client with another number uses other keys and cannot touch these.
     """
     tag = f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
 
 
 def patterns(namespace: str) -> dict[str, str]:
-    """What an access list may let somebody see, by name: `records`, `seen` (the pages of seen-sets), `topics` (and
-    their slots and outboxes), `members`, `touched`, `all`. The same patterns are those of their channels."""
+    """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
+
+    The names are `records`, `seen` (dedup sets), `topics` (with slots and outboxes), `members`, `touched` and `all`.
+    """
     own = f"ig1:{{{check_name(namespace, 'namespace')}:"
     kinds = {"records": "once:*", "seen": "seen:*", "topics": "topic*", "members": "members:*"}
     kinds |= {"touched": "touched}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
 
-def is_ours(key: bytes) -> bool:
-    """Whether a key is one of these, of whichever namespace."""
+def is_library_key(key: bytes) -> bool:
+    """Return True for a key of this library in any namespace."""
     return key.startswith(b"ig1:{")
 
 
 class Owner(NamedTuple):
-    """What a key of a namespace belongs to: `kind` "once", "seen", "topics", "touched", "slot", "out" or "members";
-    "layout" is a key of another layout, "foreign" one that no function here makes. `name` is the scope as escaped, the
-    topic or the group of members."""
+    """The owner of a key in a namespace.
+
+    `kind` is "once", "seen", "topics", "touched", "slot", "out" or "members". It is "layout" for a key of another
+    layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the topic or the group
+    of members.
+    """
 
     kind: str
     name: str = ""
@@ -274,12 +285,12 @@ _OWNERS = re.compile(
 
 
 def pattern(namespace: str) -> bytes:
-    """For SCAN: every key of a namespace, of whichever layout."""
+    """Return the SCAN pattern for all keys of a namespace, in any layout."""
     return b"ig*:{%s:*" % namespace.encode()
 
 
 def owner_of(namespace: str, key: bytes) -> Owner:
-    """What a key that matches `pattern` belongs to: the functions of this module, read backwards."""
+    """Return the owner of a key that matches `pattern`. It is the inverse of this module's functions."""
     prefix = b"ig1:{%s:" % namespace.encode()
     if not key.startswith(prefix):
         return Owner("layout")
@@ -301,22 +312,26 @@ def owner_of(namespace: str, key: bytes) -> Owner:
 
 
 def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:
-    """Where a slot's forwarded messages go unless a target is named: beside the slot, so that a cluster moves them in
-    one step."""
+    """Return the key for a slot's forwarded messages if no target is named.
+
+    It shares the slot's hash tag, so that a script can move messages atomically.
+    """
     return f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}:out".encode()
 
 
 def slot_of(key: bytes, slots: int) -> int:
-    """Which slot a key belongs to: CRC32 of its bytes, modulo the number of slots (a power of two)."""
+    """Return the slot of a key: CRC32 of its bytes, modulo the number of slots (a power of two)."""
     return crc32(key) & (slots - 1)
 
 
 def slot_of_event(name: bytes, slots: int) -> int:
-    """Which slot an event belongs to, as `event` says it: that of its group or key."""
+    """Return the slot of an event, given the bytes from `event`: the slot of its group or key."""
     return int.from_bytes(name[16:18]) & (slots - 1)
 
 
-def heirs(number: int, before: int, after: int) -> range:
-    """The slots, of `after`, that a slot of `before` becomes: several where there come to be more, the first of those
-    that become one where there come to be less, and none for the others of them."""
+def successor_slots(number: int, before: int, after: int) -> range:
+    """Return the slots of a layout with `after` slots that succeed slot `number` of `before` slots.
+
+    With more slots, one slot has several successors. With fewer, only the first of the merged slots has one.
+    """
     return range(number, after, max(before, 1))

@@ -1,9 +1,11 @@
-"""Owner tokens and request ids: unique without asking anybody, cheap (0.4 us against 2 to 5 for a uuid4)."""
+"""Owner tokens and request ids, unique without a round trip (0.4 us each; a uuid4 takes 2 to 5 us)."""
 
 from __future__ import annotations
 
 import os
 from itertools import count
+
+from idemgate.core.forks import run_in_child
 
 __all__ = ["token"]
 
@@ -11,6 +13,8 @@ _counter = count()
 
 
 class _Prefix:
+    """The random part of this process's tokens."""
+
     __slots__ = ("text",)
 
     def __init__(self) -> None:
@@ -24,9 +28,11 @@ _prefix = _Prefix()
 
 
 def token() -> bytes:
-    """16 bytes: ten random ones of this process, then a counter. A forked child draws new random ones."""
+    """Return 16 new bytes: ten random ones of this process, then a counter.
+
+    A forked child draws a new random part.
+    """
     return _prefix.text + next(_counter).to_bytes(6, "big")
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_prefix.draw)
+run_in_child(_prefix.draw)

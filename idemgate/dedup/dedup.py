@@ -18,13 +18,14 @@ V = TypeVar("V", bound=Small)
 
 
 class Dedup:
-    """A set of the ids that came within `retention`; make it with `gate.dedup`. `dedup.aio` is the same set, awaiting.
+    """A set of the ids that arrived within `retention`. `gate.dedup` creates it; `dedup.aio` is its async form.
 
-    An id takes 20 to 25 bytes, and 40 to 48 with a value. A record of `once` or `first` takes some 180. The set shares
-    no keys with them: `claim`, `first`, `inspect` and `forget` neither read nor change it. The ids of `add` and those of
-    `get_or_set` are kept apart, too.
+    An id takes 20 to 25 bytes, and 40 to 48 with a value. A record of `once` or `first` takes about 180.
 
-    A new id is taken for a known one with a probability of n / 2^69, where n ids came within `retention`.
+    The set shares no keys with records: `claim`, `first`, `inspect` and `forget` do not read or change it. The ids of
+    `add` and those of `get_or_set` are separate, too.
+
+    A new id is mistaken for a known one with a probability of n / 2^69, where n is the number of ids in the set.
     """
 
     def __init__(self, context: Context, scope: str, retention: Duration) -> None:
@@ -38,7 +39,7 @@ class Dedup:
 
     @cached_property
     def aio(self) -> AioDedup:
-        """The awaiting form: `await dedup.aio.add(id)`."""
+        """The async form: `await dedup.aio.add(id)`."""
         return AioDedup(self._context, self._calls)
 
     def add(self, key: Key) -> bool:
@@ -48,16 +49,16 @@ class Dedup:
             True for the first caller within the retention, False for all others.
 
         Raises:
-            InvalidArgument: the id is no str, bytes or int.
-            StoreError: the store did not answer. Adding the id again may then return False.
+            InvalidArgument: the id is not a str, bytes or int.
+            StoreError: the server did not answer. A retry may then return False.
         """
         return self._context.link.run(self._calls.add(key))
 
     def add_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Add many ids, in one round trip; each is decided separately, and not all of them atomically.
+        """Add many ids in one round trip. Each id is added atomically, the batch is not.
 
         Returns:
-            For each id in order whether it is new. Of equal ids the first is.
+            True or False for each id, in order. Of equal ids only the first can be new.
         """
         return self._context.link.run_all(self._calls.add_many(keys))
 
@@ -73,7 +74,7 @@ class Dedup:
 
         Raises:
             InvalidArgument: the value has another type, or is longer.
-            StoreError: the store did not answer. Ask again: the answer is the same.
+            StoreError: the server did not answer. A retry returns the same value.
         """
         return self._context.link.run(self._calls.get_or_set(key, value))
 
@@ -87,7 +88,7 @@ class Dedup:
 
 
 class AioDedup:
-    """The awaiting form of a `Dedup`."""
+    """The async form of a `Dedup`."""
 
     def __init__(self, context: Context, calls: DedupCalls) -> None:
         self._context = context

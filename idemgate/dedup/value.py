@@ -1,4 +1,4 @@
-"""Values of 16 bytes and less, each in 17: what a seen-set can keep beside an id."""
+"""Encoding of the small values of a dedup set: up to 16 bytes each, stored in 17."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from uuid import UUID
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["Small", "packed", "unpacked"]
+__all__ = ["Small", "pack", "unpack"]
 
 Small = str | bytes | int | UUID
-MOST = 16
+MAX_BYTES = 16
 _KINDS = (bytes, str, int, UUID)
-"""By number, which is stored: the first byte is the number, times 32, and how many bytes the value has."""
+"""The types by their stored number. The first stored byte is the number times 32, plus the length of the value."""
 
 
-def packed(value: object) -> bytes:
-    """InvalidArgument for what is of another type, or longer."""
+def pack(value: object) -> bytes:
+    """Return the value in 17 bytes. Raises InvalidArgument for another type or a longer value."""
     if isinstance(value, bool) or not isinstance(value, _KINDS):
-        raise InvalidArgument("value", value, f"a {type(value).__name__} cannot be kept", f"Keep {_WHAT}")
+        raise InvalidArgument("value", value, f"a {type(value).__name__} cannot be stored", f"Store {_SUPPORTED}")
     raw = _bytes(value)
-    if len(raw) > MOST:
+    if len(raw) > MAX_BYTES:
         raise InvalidArgument(
-            "value", value, f"{len(raw)} bytes long", f"Keep {_WHAT}, or more in a record: `once`, `claim`"
+            "value", value, f"{len(raw)} bytes long", f"Store {_SUPPORTED}, or a larger value with `once` or `claim`"
         )
     kind = next(number for number, known in enumerate(_KINDS) if isinstance(value, known))
-    return bytes([kind * 32 + len(raw)]) + raw.ljust(MOST, b"\0")
+    return bytes([kind * 32 + len(raw)]) + raw.ljust(MAX_BYTES, b"\0")
 
 
-def unpacked(data: bytes) -> Small:
-    """What was packed. ValueError for anything else."""
-    if len(data) != MOST + 1 or data[0] // 32 >= len(_KINDS) or data[0] % 32 > MOST:
-        raise ValueError("it is no value that was kept")
+def unpack(data: bytes) -> Small:
+    """Return the packed value. Raises ValueError for anything else."""
+    if len(data) != MAX_BYTES + 1 or data[0] // 32 >= len(_KINDS) or data[0] % 32 > MAX_BYTES:
+        raise ValueError("it is not a value of a dedup set")
     kind, raw = _KINDS[data[0] // 32], data[1 : 1 + data[0] % 32]
     if kind is str:
         return raw.decode()
@@ -39,7 +39,7 @@ def unpacked(data: bytes) -> Small:
     return UUID(bytes=raw) if kind is UUID else raw
 
 
-_WHAT = f"text or bytes of at most {MOST} bytes, a whole number of 128 bits, or a UUID"
+_SUPPORTED = f"text or bytes of at most {MAX_BYTES} bytes, a whole number of 128 bits, or a UUID"
 
 
 def _bytes(value: Small) -> bytes:

@@ -1,1 +1,1 @@
-"""The guard: `@once` on any function, and the claim it is made of."""
+"""The guard: the decorator `once` and the claims it is built on."""

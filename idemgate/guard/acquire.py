@@ -1,4 +1,4 @@
-"""Asking for a claim so that being cancelled meanwhile leaves nothing held."""
+"""Acquire claims, and roll them back when the caller is cancelled."""
 
 from __future__ import annotations
 
@@ -8,128 +8,151 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from idemgate.core.calls import OF_ONE_KEY, Each
+from idemgate.core.calls import KEY_ERRORS, PerKeyCall
 from idemgate.core.keys import text_of
 from idemgate.errors import NotDurable, ServerRejected, StoreError
-from idemgate.guard.attempt import Passage, enter_each, release_each
+from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls
 from idemgate.guard.calls import Entry
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
-    from idemgate.store.aio import Asking
+    from idemgate.store.aio import PendingCall
 
-__all__ = ["asked", "asked_together", "claimed", "claimed_together", "left", "undone"]
+__all__ = ["acquire", "acquire_async", "acquire_many", "acquire_many_async", "rollback", "rollback_async"]
 
 log = logging.getLogger("idemgate.once")
 
 
-def asked(context: Context, passage: Passage) -> Entry:
-    """The claim's answer. What was granted, but not as durably as asked, is given back."""
+def acquire(context: Context, attempt: ClaimAttempt) -> Entry:
+    """Send a claim and return its reply.
+
+    If the claim was granted but not replicated as `durability` asks, release it and raise NotDurable.
+    """
     try:
-        return context.link.run(passage.enter())
+        return context.link.run(attempt.build_claim())
     except NotDurable:
-        undone(context, passage)
+        rollback(context, attempt)
         raise
 
 
-def undone(context: Context, passage: Passage) -> None:
-    """Gives back what was granted, if that can be done at once."""
-    if not passage.guard.at_most_once:
+def rollback(context: Context, attempt: ClaimAttempt) -> None:
+    """Release a claim that was granted, with one try and no retries."""
+    if not attempt.options.at_most_once:
         with suppress(StoreError):
-            context.link.run(passage.release(undo=True), within=0)
+            context.link.run(attempt.build_release(undo=True), within=0)
 
 
-async def claimed(context: Context, passage: Passage) -> Entry:
-    """The claim's answer. Cancelled meanwhile: the outcome is learnt and what was granted is given back, while the
-    cancellation goes on."""
-    asking = context.aio_link.start(passage.enter())
+async def acquire_async(context: Context, attempt: ClaimAttempt) -> Entry:
+    """Send a claim and return its reply.
+
+    If the caller is cancelled, a background task waits for the reply and releases a granted claim.
+    """
+    pending = context.aio_link.start(attempt.build_claim())
     try:
-        return await asking.answer
+        return await pending.answer
     except (NotDurable, asyncio.CancelledError) as error:
-        await left(context, passage, asking, error)
+        await rollback_async(context, attempt, pending, error)
         raise
 
 
-async def left(context: Context, passage: Passage, asking: Asking[Entry], error: BaseException) -> None:
-    """Gives back what was granted to who does not take it: not as durably as asked, or cancelled."""
+async def rollback_async(
+    context: Context, attempt: ClaimAttempt, pending: PendingCall[Entry], error: BaseException
+) -> None:
+    """Release a granted claim after a NotDurable error or a cancellation."""
     link = context.aio_link
     if not isinstance(error, NotDurable):
-        link.spawn(_give_back(context, passage, asking.outcome()))
-    elif not passage.guard.at_most_once:
+        link.spawn(_rollback_when_answered(context, attempt, pending.outcome()))
+    elif not attempt.options.at_most_once:
         with suppress(StoreError):
-            await link.run(passage.release(undo=True), within=0)
+            await link.run(attempt.build_release(undo=True), within=0)
 
 
-async def _give_back(context: Context, passage: Passage, asking: asyncio.Future[Entry]) -> None:
+async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pending: asyncio.Future[Entry]) -> None:
+    """Wait for the reply of a cancelled claim, and release the claim if it was granted."""
     try:
-        entry = await asking
-        if entry.state == "started" and not passage.guard.at_most_once:
-            await context.aio_link.run(passage.release(undo=True))
+        entry = await pending
+        if entry.state == "started" and not attempt.options.at_most_once:
+            await context.aio_link.run(attempt.build_release(undo=True))
     except StoreError as error:
-        log.warning("once.cancelled_claim_left", extra={"key": text_of(passage.key), "error": str(error)})
+        key = text_of(attempt.key)
+        log.warning("once.cancelled_claim_left key=%r: %s", key, error, extra={"key": key, "error": str(error)})
 
 
-# Many at once: all travel together, and either all are answered, or none is kept.
+# Claims of a batch travel together. Either all are answered, or the granted ones are released.
 
 Outcome = Entry | StoreError
-"""Of one claim of many: its answer, or what is wrong with what is stored under its key."""
+"""The reply to one claim of a batch, or the error about what is stored under its key."""
 
 
-def asked_together(context: Context, passages: Sequence[Passage]) -> list[Outcome]:
-    """The claims' answers. Where the store failed, what was granted is given back, if that can be done at once."""
-    outcomes = context.link.run_each(enter_each(passages, context.batch_size))
-    if (error := _failure(outcomes)) is not None:
-        for calls in _returns(context, passages, outcomes):
+def acquire_many(context: Context, attempts: Sequence[ClaimAttempt]) -> list[Outcome]:
+    """Send many claims together and return their replies in order.
+
+    If the store fails, release the granted claims with one try and raise the error.
+    """
+    outcomes = context.link.run_each(build_claim_calls(attempts, context.batch_size))
+    if (error := _first_failure(outcomes)) is not None:
+        for calls in _build_rollback(context, attempts, outcomes):
             context.link.run_each(calls, within=0)
         raise error
     return outcomes
 
 
-async def claimed_together(context: Context, passages: Sequence[Passage]) -> list[Outcome]:
-    """As `asked_together`. Cancelled meanwhile: the outcomes are learnt and what was granted is given back, while the
-    cancellation goes on."""
+async def acquire_many_async(context: Context, attempts: Sequence[ClaimAttempt]) -> list[Outcome]:
+    """Send many claims together and return their replies in order.
+
+    If the store fails, release the granted claims with one try and raise the error. If the caller is cancelled, a
+    background task waits for the replies and releases the granted claims.
+    """
     link = context.aio_link
-    asking = link.start_each(enter_each(passages, context.batch_size))
+    pending = link.start_each(build_claim_calls(attempts, context.batch_size))
     try:
-        outcomes = await asyncio.shield(asking)
+        outcomes = await asyncio.shield(pending)
     except asyncio.CancelledError:
-        link.spawn(_give_all_back(context, passages, asking))
+        link.spawn(_rollback_many(context, attempts, pending))
         raise
-    if (error := _failure(outcomes)) is not None:
-        await asyncio.shield(link.spawn(_give_all_back(context, passages, asking, within=0)))
+    if (error := _first_failure(outcomes)) is not None:
+        await asyncio.shield(link.spawn(_rollback_many(context, attempts, pending, within=0)))
         raise error
     return outcomes
 
 
-async def _give_all_back(
-    context: Context, passages: Sequence[Passage], asking: asyncio.Task[list[Outcome]], within: float | None = None
+async def _rollback_many(
+    context: Context,
+    attempts: Sequence[ClaimAttempt],
+    pending: asyncio.Task[list[Outcome]],
+    within: float | None = None,
 ) -> None:
-    for calls in _returns(context, passages, await asking):
+    """Wait for the replies of many claims, and release those that were granted."""
+    for calls in _build_rollback(context, attempts, await pending):
         for error in await context.aio_link.run_each(calls, within):
             if isinstance(error, StoreError) and within is None:
-                log.warning("once.cancelled_claim_left", extra={"error": str(error)})
+                log.warning("once.cancelled_claim_left: %s", error, extra={"error": str(error)})
 
 
-def _failure(outcomes: Sequence[Outcome]) -> StoreError | None:
-    """What went wrong for more than one key."""
-    for one in outcomes:
-        if isinstance(one, StoreError) and not isinstance(one, OF_ONE_KEY):
-            return one
+def _first_failure(outcomes: Sequence[Outcome]) -> StoreError | None:
+    """Return the first error that is not about a single key, or None."""
+    for outcome in outcomes:
+        if isinstance(outcome, StoreError) and not isinstance(outcome, KEY_ERRORS):
+            return outcome
     return None
 
 
-def _returns(
-    context: Context, passages: Sequence[Passage], outcomes: Sequence[Outcome]
-) -> tuple[list[Each[bool]], list[Each[bool]]]:
-    """Gives back what was granted, though perhaps not as durably as asked: one call, with which comes the script where
-    the server has it not, then all others."""
-    pairs = zip(passages, outcomes, strict=True)
-    calls = release_each([passage for passage, outcome in pairs if _is_granted(outcome)], context.batch_size, undo=True)
+def _build_rollback(
+    context: Context, attempts: Sequence[ClaimAttempt], outcomes: Sequence[Outcome]
+) -> tuple[list[PerKeyCall[bool]], list[PerKeyCall[bool]]]:
+    """Build the calls that release the claims that may be held.
+
+    Return one call first and the others second. The first call loads the script on a server that does not have it.
+    """
+    pairs = zip(attempts, outcomes, strict=True)
+    calls = build_release_calls(
+        [attempt for attempt, outcome in pairs if _may_hold(outcome)], context.batch_size, undo=True
+    )
     return calls[:1], calls[1:]
 
 
-def _is_granted(outcome: Outcome) -> bool:
-    """Or perhaps: of what a call was refused for, it may have done a part."""
+def _may_hold(outcome: Outcome) -> bool:
+    """Return True if the claim was granted, or if a failed call may have granted it."""
     return (
         outcome.state == "started" if isinstance(outcome, Entry) else isinstance(outcome, NotDurable | ServerRejected)
     )

@@ -1,5 +1,7 @@
-"""One guarded call as a pure state machine: it builds the calls and judges their answers; two short drivers in `once`
-perform."""
+"""One guarded call as a pure state machine: it builds requests and interprets replies.
+
+The drivers in `decorator` and `claim` send the requests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from idemgate.core.calls import Call, Each
+from idemgate.core.calls import Call, PerKeyCall
 from idemgate.core.codec import Codec
 from idemgate.core.codec.models import rebuild
 from idemgate.core.keys import Key, record, text_of
@@ -30,16 +32,16 @@ from idemgate.errors import (
 from idemgate.guard.calls import Claims, Entry
 
 __all__ = [
-    "Answer",
+    "ClaimAttempt",
+    "DoneCache",
+    "DuplicateResult",
     "ErrorPolicy",
-    "Guard",
-    "Passage",
-    "Seen",
-    "Wait",
-    "enter_each",
-    "failure_of",
-    "refusal",
-    "release_each",
+    "OnceOptions",
+    "WaitForOwner",
+    "build_claim_calls",
+    "build_release_calls",
+    "decode_failure",
+    "rejection_error",
 ]
 
 OnDone = Literal["replay", "skip", "raise"]
@@ -51,8 +53,8 @@ ErrorPolicy = OnError | Callable[[BaseException], OnError]
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
-    """The checked options of one decorator. Durations in ms."""
+class OnceOptions:
+    """The validated options of one decorator. Durations are in ms."""
 
     scope: str
     retention: int
@@ -70,8 +72,8 @@ class Guard:
     returns: object
 
 
-class Answer:
-    """What a duplicate gets instead of a run: a value, or an error to raise."""
+class DuplicateResult:
+    """The value or error that a duplicate call gets instead of a run."""
 
     __slots__ = ("error", "value")
 
@@ -79,69 +81,76 @@ class Answer:
         self.value = value
         self.error = error
 
-    def give(self) -> Any:
+    def unwrap(self) -> Any:
+        """Return the value, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.value
 
 
-class Wait(NamedTuple):
-    """Another owner runs: enter again when woken, or after so many seconds."""
+class WaitForOwner(NamedTuple):
+    """The decision to wait: another owner runs. Claim again on a wake-up, or after `seconds`."""
 
     seconds: float
 
 
-class Known:
-    """What is remembered of a key: `entry`, and the `answer` that duplicates get, where all may get the same."""
+class CacheEntry:
+    """The cached reply to a claim of a done key.
 
-    __slots__ = ("answer", "entry")
+    `shared_result` is the result that all duplicates share, or None until it can be shared.
+    """
+
+    __slots__ = ("entry", "shared_result")
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self.answer: Answer | None = None
+        self.shared_result: DuplicateResult | None = None
 
 
-_SHARED = frozenset({str, int, float, bool, bytes, type(None)})
-"""Types of results that nobody can change: they need not be made anew for each duplicate."""
-_UNASKED = Entry("unasked")
+_IMMUTABLE_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of results that all duplicates can share, because no caller can change them."""
+_NOT_SENT = Entry("unasked")
 
 
-class Seen:
-    """Keys that this process knows to be done, the `size` last learnt, each until its retention ends. Only done keys:
-    they cannot become anything else, unless somebody forgets them elsewhere, which this process then learns when the
-    entry fades. `now` gives seconds."""
+class DoneCache:
+    """An LRU cache of keys that this process knows to be done.
+
+    It holds the last `size` keys, each until its retention ends. Only done keys are cached, because a done key changes
+    only if another process forgets it. This process then notices when the entry expires. `now` returns seconds.
+    """
 
     __slots__ = ("__weakref__", "_entries", "_now", "_size")
 
     def __init__(self, size: int, now: Callable[[], float] = monotonic) -> None:
         self._size = size
         self._now = now
-        self._entries: OrderedDict[bytes, tuple[float, bytes, Known]] = OrderedDict()
+        self._entries: OrderedDict[bytes, tuple[float, bytes, CacheEntry]] = OrderedDict()
 
-    def recall(self, record: bytes, fingerprint: bytes) -> Known | None:
-        """What is known of the key; "reused" where the fingerprint differs, None where nothing is known."""
-        found = self._entries.get(record)
-        if found is None:
+    def lookup(self, record: bytes, fingerprint: bytes) -> CacheEntry | None:
+        """Return the entry of a record, "reused" if the fingerprint differs, or None if it is not cached."""
+        stored = self._entries.get(record)
+        if stored is None:
             return None
-        until, print_, known = found
-        if until <= self._now():
+        expiry, stored_fingerprint, cached = stored
+        if expiry <= self._now():
             self._entries.pop(record, None)
             return None
-        return known if print_ == fingerprint else Known(Entry("reused"))
+        return cached if stored_fingerprint == fingerprint else CacheEntry(Entry("reused"))
 
-    def keep(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
+    def store(self, record: bytes, fingerprint: bytes, entry: Entry, milliseconds: int) -> None:
+        """Cache a done record for this many milliseconds. Evict the oldest entries beyond the size."""
         self._entries.pop(record, None)
-        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, Known(entry))
+        self._entries[record] = (self._now() + milliseconds / 1000, fingerprint, CacheEntry(entry))
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
-    def drop(self, record: bytes) -> None:
-        """Somebody of this process forgot the key, or decided about it."""
+    def evict(self, record: bytes) -> None:
+        """Remove a record that this process forgot or resolved."""
         self._entries.pop(record, None)
 
 
-def refusal(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
-    """The error that an entry other than started, in progress or done stands for, else None."""
+def rejection_error(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
+    """Return the error of an entry that is not "started", "in_progress" or "done", else None."""
     if entry.state == "reused":
         return KeyReused(text_of(key))
     if entry.state == "held":
@@ -151,187 +160,217 @@ def refusal(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
     return LeaseLost(text_of(key), entry.token) if entry.state == "stale" else None
 
 
-class Passage:
-    """One call through a guard. `record` is its key in Redis, `owner` the token it acts under, `entry` what its claim
-    was answered, `result` kind and bytes of what it was completed with."""
+class ClaimAttempt:
+    """One guarded call.
 
-    __slots__ = ("_owner", "claims", "entry", "fingerprint", "guard", "key", "record", "result", "since")
+    `record` is its key in Redis. `owner` is the token of its claim. `entry` is the reply to the claim. `result` holds
+    the kind and the bytes of the stored result.
+    """
 
-    def __init__(self, guard: Guard, claims: Claims, key: Key, fingerprint: bytes) -> None:
-        self.guard = guard
+    __slots__ = ("_owner", "claims", "entry", "fingerprint", "key", "options", "record", "result", "waiting_since")
+
+    def __init__(self, options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes) -> None:
+        self.options = options
         self.claims = claims
         self.key = key
-        self.record = (record(claims.namespace, guard.scope, key),)
+        self.record = (record(claims.namespace, options.scope, key),)
         self.fingerprint = fingerprint
         self._owner = b""
-        self.entry = _UNASKED
+        self.entry = _NOT_SENT
         self.result = b"", b""
-        self.since = 0.0
+        self.waiting_since = 0.0
 
     @property
     def owner(self) -> bytes:
-        """Drawn when it is first needed: whoever knows that the key is done needs none."""
+        """The owner token. It is generated on first use, because a cache hit needs none."""
         if not self._owner:
             self._owner = token()
         return self._owner
 
-    def enter(self) -> Call[Entry]:
-        guard, owner = self.guard, self._owner
+    def build_claim(self) -> Call[Entry]:
+        """Build the call that claims the key, or marks it with `at_most_once`."""
+        options, owner = self.options, self._owner
         if not owner:
             owner = self._owner = token()
-        if guard.at_most_once:
-            return self.claims.mark(self.record, owner, guard.retention, self.fingerprint)
+        if options.at_most_once:
+            return self.claims.mark(self.record, owner, options.retention, self.fingerprint)
         return self.claims.claim(
             self.record,
             owner,
-            guard.lease,
-            guard.retention,
+            options.lease,
+            options.retention,
             self.fingerprint,
-            guard.max_attempts,
-            guard.on_lease_loss == "hold",
-            guard.on_in_progress == "wait",
+            options.max_attempts,
+            options.on_lease_loss == "hold",
+            options.on_in_progress == "wait",
         )
 
-    def judge(self, entry: Entry) -> Answer | Wait | None:
-        """What is to be done about the answer. None: run. Wait: until woken, and enter again. An Answer: give it."""
+    def interpret_reply(self, entry: Entry) -> DuplicateResult | WaitForOwner | None:
+        """Decide what follows from the reply to a claim.
+
+        Return None to run the work, WaitForOwner to wait and claim again, or the result of a duplicate.
+        """
         self.entry = entry
         if entry.state == "started":
             return None
         if entry.state == "done":
-            return self._done(entry)
+            return self._answer_done(entry)
         if entry.state == "in_progress":
-            return self._in_progress(entry)
-        return Answer(error=refusal(entry, self.key, self.guard.scope))
+            return self._answer_in_progress(entry)
+        return DuplicateResult(error=rejection_error(entry, self.key, self.options.scope))
 
-    def recognise(self, known: Known) -> Answer:
-        """As `judge`, of what is remembered."""
-        if known.answer is not None:
-            return known.answer
-        answer = cast(Answer, self.judge(known.entry))
-        if answer.error is None and type(answer.value) in _SHARED:
-            known.answer = answer
-        return answer
+    def answer_from_cache(self, cached: CacheEntry) -> DuplicateResult:
+        """Return the result of a duplicate from a cached entry."""
+        if cached.shared_result is not None:
+            return cached.shared_result
+        result = cast(DuplicateResult, self.interpret_reply(cached.entry))
+        if result.error is None and type(result.value) in _IMMUTABLE_TYPES:
+            cached.shared_result = result
+        return result
 
-    def _done(self, entry: Entry) -> Answer:
-        guard = self.guard
-        if guard.on_done == "skip":
-            return Answer()
+    def _answer_done(self, entry: Entry) -> DuplicateResult:
+        """Return the result of a duplicate of a done key."""
+        options = self.options
+        if options.on_done == "skip":
+            return DuplicateResult()
         if entry.kind != b"v":
-            return self._done_without_value(entry)
+            return self._answer_without_value(entry)
         try:
-            value = guard.codec.decode(entry.result)
-            if guard.returns is not None and guard.returns is not type(value):
-                value = rebuild(value, guard.returns)
+            value = options.codec.decode(entry.result)
+            if options.returns is not None and options.returns is not type(value):
+                value = rebuild(value, options.returns)
         except (DecodeError, InvalidArgument, TypeError, ValueError) as error:
-            return Answer(error=ResultUnavailable(text_of(self.key), f"it cannot be read back: {error}"))
-        return Answer(error=AlreadyDone(text_of(self.key), value)) if guard.on_done == "raise" else Answer(value)
+            return DuplicateResult(error=ResultUnavailable(text_of(self.key), f"it cannot be decoded: {error}"))
+        return (
+            DuplicateResult(error=AlreadyDone(text_of(self.key), value))
+            if options.on_done == "raise"
+            else DuplicateResult(value)
+        )
 
-    def _done_without_value(self, entry: Entry) -> Answer:
+    def _answer_without_value(self, entry: Entry) -> DuplicateResult:
+        """Return the result of a duplicate of a key that is done without a stored value."""
         name = text_of(self.key)
         if entry.kind == b"e":
             try:
-                return Answer(error=ReplayedFailure(name, *failure_of(entry)))
+                return DuplicateResult(error=ReplayedFailure(name, *decode_failure(entry)))
             except DecodeError as error:
-                return Answer(error=ResultUnavailable(name, f"it cannot be read back: {error}"))
-        why = _NOT_KEPT if self.guard.at_most_once else entry.result.decode(errors="replace")
-        return Answer(error=AlreadyDone(name) if self.guard.on_done == "raise" else ResultUnavailable(name, why))
+                return DuplicateResult(error=ResultUnavailable(name, f"it cannot be decoded: {error}"))
+        why = _NOT_STORED if self.options.at_most_once else entry.result.decode(errors="replace")
+        return DuplicateResult(
+            error=AlreadyDone(name) if self.options.on_done == "raise" else ResultUnavailable(name, why)
+        )
 
-    def _in_progress(self, entry: Entry) -> Answer | Wait:
-        guard = self.guard
-        if guard.on_in_progress == "skip" or guard.shadow:
-            return Answer()
+    def _answer_in_progress(self, entry: Entry) -> DuplicateResult | WaitForOwner:
+        """Apply `on_in_progress` while another owner runs."""
+        options = self.options
+        if options.on_in_progress == "skip" or options.shadow:
+            return DuplicateResult()
         error = AlreadyInProgress(text_of(self.key), entry.left_ms / 1000)
-        if guard.on_in_progress == "raise":
-            return Answer(error=error)
+        if options.on_in_progress == "raise":
+            return DuplicateResult(error=error)
         now = monotonic()
-        self.since = self.since or now
-        left = self.since + guard.wait / 1000 - now
+        self.waiting_since = self.waiting_since or now
+        left = self.waiting_since + options.wait / 1000 - now
         if left <= 0:
-            return Answer(error=error)
-        # A wake-up ends the wait; this is only its safety net, and never later than the lease could end.
-        return Wait(min(left, 1.0, max(entry.left_ms / 1000, 0.01)))
+            return DuplicateResult(error=error)
+        # A wake-up ends the wait. The poll covers a lost wake-up, at the latest when the lease may end.
+        return WaitForOwner(min(left, 1.0, max(entry.left_ms / 1000, 0.01)))
 
-    def complete(self, result: object) -> Call[bool]:
-        """Done, with its result; or without, when it cannot be stored: the effect happened, so it must not run
-        again."""
+    def build_completion(self, result: object) -> Call[bool]:
+        """Build the call that marks the key done with its result.
+
+        If the result cannot be stored, the key is done without one. The effect has happened and must not run again.
+        """
         try:
-            kind, data = b"v", self.guard.codec.encode(result, "result")
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the result, the effect has happened
-            kind, data = b"n", _why(error)[:500].encode(errors="replace")
+            kind, data = b"v", self.options.codec.encode(result, "result")
+        except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
+            kind, data = b"n", _describe_unstored(error)[:500].encode(errors="replace")
         self.result = kind, data
-        return self._completing(kind, data)
+        return self._build_completion(kind, data)
 
-    def _completing(self, kind: bytes, data: bytes) -> Call[bool]:
-        return self.claims.complete(self.record, self._owner, self.entry.token, self.guard.retention, kind, data)
+    def _build_completion(self, kind: bytes, data: bytes) -> Call[bool]:
+        return self.claims.complete(self.record, self._owner, self.entry.token, self.options.retention, kind, data)
 
-    def finished(self) -> Entry:
-        """What the next caller is answered, now that it is completed."""
-        entry = Entry("done", token=self.entry.token, left_ms=self.guard.retention)
+    def build_done_entry(self) -> Entry:
+        """Return the entry that the next caller would get, for the cache."""
+        entry = Entry("done", token=self.entry.token, left_ms=self.options.retention)
         entry.kind, entry.result = self.result
         return entry
 
-    def fail(self, error: BaseException) -> Call[bool] | None:
-        """What happens to the claim when the work raised; None: nothing, its lease runs out."""
-        policy = self.guard.on_error
+    def build_failure(self, error: BaseException) -> Call[bool] | None:
+        """Apply `on_error` to an exception of the work and build the call that follows.
+
+        Return None for "keep": the claim is left until its lease expires.
+        """
+        policy = self.options.on_error
         if not isinstance(error, Exception):
             policy = "release"
         elif callable(policy):
             policy = policy(error)
             if policy not in get_args(OnError):
                 raise InvalidArgument(
-                    "on_error", policy, "no such choice, as its callable answered", _ON_ERROR
+                    "on_error", policy, "the callable returned an unknown choice", _ON_ERROR
                 ) from error
         if policy == "keep":
             return None
         if policy == "store":
-            return self._completing(b"e", _failure(error))
-        return self.release()
+            return self._build_completion(b"e", _encode_failure(error))
+        return self.build_release()
 
-    def release(self, undo: bool = False) -> Call[bool]:
-        return self.claims.release(self.record, self.owner, self.guard.retention, undo)
+    def build_release(self, undo: bool = False) -> Call[bool]:
+        """Build the call that releases the claim. `undo` takes back a claim that never ran."""
+        return self.claims.release(self.record, self.owner, self.options.retention, undo)
 
-    def renew(self) -> Call[bool]:
-        return self.claims.renew(self.record, self.owner, self.guard.lease, self.guard.retention)
+    def build_renewal(self) -> Call[bool]:
+        """Build the call that renews the lease."""
+        return self.claims.renew(self.record, self.owner, self.options.lease, self.options.retention)
 
 
-def enter_each(passages: Sequence[Passage], most: int) -> list[Each[Entry]]:
-    """`enter` of many, of one guard and without fingerprints; at most so many in a call."""
-    if not passages:
+def build_claim_calls(attempts: Sequence[ClaimAttempt], most: int) -> list[PerKeyCall[Entry]]:
+    """Build the claims of many attempts, with at most `most` records in a script call.
+
+    The attempts share their options and have no fingerprints.
+    """
+    if not attempts:
         return []
-    guard, claims = passages[0].guard, passages[0].claims
-    hold, wait = guard.on_lease_loss == "hold", guard.on_in_progress == "wait"
-    asked = [(one.record[0], one.owner) for one in passages]
-    return claims.claim_each(asked, guard.lease, guard.retention, guard.max_attempts, hold, wait, most)
+    options, claims = attempts[0].options, attempts[0].claims
+    hold, wait = options.on_lease_loss == "hold", options.on_in_progress == "wait"
+    owned = [(attempt.record[0], attempt.owner) for attempt in attempts]
+    return claims.claim_each(owned, options.lease, options.retention, options.max_attempts, hold, wait, most)
 
 
-def release_each(passages: Sequence[Passage], most: int, undo: bool = False) -> list[Each[bool]]:
-    """`release` of many; at most so many in a call."""
-    if not passages:
+def build_release_calls(attempts: Sequence[ClaimAttempt], most: int, undo: bool = False) -> list[PerKeyCall[bool]]:
+    """Build the releases of many attempts, with at most `most` records in a script call."""
+    if not attempts:
         return []
-    given = [(one.record[0], one.owner, one.guard.retention) for one in passages]
-    return passages[0].claims.release_each(given, most, undo)
+    releases = [(attempt.record[0], attempt.owner, attempt.options.retention) for attempt in attempts]
+    return attempts[0].claims.release_each(releases, most, undo)
 
 
-def _why(error: Exception) -> str:
-    """Why a result was not stored, for every caller to come: where and of what type, never a value of it."""
+def _describe_unstored(error: Exception) -> str:
+    """Return why a result was not stored.
+
+    The text names the place and the type, never a value, because every later caller sees it.
+    """
     kind = type(error).__name__
     return f"{kind}: {error.name}: {error.problem}. {error.fix}" if isinstance(error, InvalidArgument) else kind
 
 
-def _failure(error: BaseException) -> bytes:
+def _encode_failure(error: BaseException) -> bytes:
+    """Return the stored form of an exception: its type and the first 1,000 characters of its text."""
     text = str(error).encode(errors="replace").decode()
     return _FAILURES.encode((f"{type(error).__module__}.{type(error).__qualname__}", text[:1000]))
 
 
-def failure_of(entry: Entry) -> tuple[str, str]:
-    """Type and text of a stored failure; DecodeError."""
-    found = _FAILURES.decode(entry.result)
-    if not (isinstance(found, tuple) and [*map(type, found)] == [str, str]):  # pyright: ignore[reportUnknownArgumentType]
-        raise DecodeError("it is not the type and the text of a failure")
-    return cast("tuple[str, str]", found)
+def decode_failure(entry: Entry) -> tuple[str, str]:
+    """Return the type and the text of a stored failure. Raise DecodeError if they are damaged."""
+    decoded = _FAILURES.decode(entry.result)
+    if not (isinstance(decoded, tuple) and [*map(type, decoded)] == [str, str]):  # pyright: ignore[reportUnknownArgumentType]
+        raise DecodeError("expected the type and the text of a failure")
+    return cast("tuple[str, str]", decoded)
 
 
 _FAILURES = Codec()
-"""Failures are short: no limit that is meant for results keeps them out."""
+"""A codec with the default limit. `max_result_bytes` is meant for results and does not apply to failures."""
 _ON_ERROR = f"Use one of {', '.join(map(repr, get_args(OnError)))}"
-_NOT_KEPT = "with at_most_once nothing is kept but the mark; use on_done='skip' or 'raise'"
+_NOT_STORED = "at_most_once stores no result; use on_done='skip' or 'raise'"

@@ -1,4 +1,4 @@
-"""Claims of a batch: asked together, kept alive together, ended together."""
+"""Claims of a batch: acquired, renewed and ended together."""
 
 from __future__ import annotations
 
@@ -7,65 +7,68 @@ from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from idemgate.core.calls import Each
+from idemgate.core.calls import PerKeyCall
 from idemgate.core.durations import Duration
-from idemgate.core.validation import each
+from idemgate.core.validation import check_iterable
 from idemgate.errors import InvalidArgument, StoreError
-from idemgate.guard.acquire import asked_together, claimed_together
-from idemgate.guard.attempt import Passage, release_each
+from idemgate.guard.acquire import acquire_many, acquire_many_async
+from idemgate.guard.attempt import ClaimAttempt, build_release_calls
 from idemgate.guard.calls import Claims, Ending
-from idemgate.guard.claim import AioClaim, Claim, Claimed, block_ended, outlast
+from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
 from idemgate.store.context import Context
 
-__all__ = ["AioClaimBatch", "ClaimBatch", "completing", "ended", "ended_by", "releasing"]
+__all__ = ["AioClaimBatch", "ClaimBatch", "build_completions", "build_releases", "record_ends", "run_ends"]
 
-C = TypeVar("C", bound=Claimed)
+C = TypeVar("C", bound=BaseClaim)
 
 
 class _Batch(list[C]):
-    """What both flavours have in common."""
+    """The common part of both batches."""
 
     def __init__(self, context: Context, claims: Iterable[C]) -> None:
         super().__init__(claims)
         self._context = context
-        self._asked = False
-        self._inside: list[C] = []
+        self._acquired = False
+        self._entered: list[C] = []
 
     @property
-    def _passages(self) -> list[Passage]:
-        return [claim._passage for claim in self]
+    def _attempts(self) -> list[ClaimAttempt]:
+        return [claim._attempt for claim in self]
 
-    def _hear(self, outcomes: Sequence[Any]) -> None:
+    def _apply_reply(self, outcomes: Sequence[Any]) -> None:
+        """Store the replies of the claims."""
         for claim, outcome in zip(self, outcomes, strict=True):
-            claim._hear(outcome)
-        self._asked = True
+            claim._apply_reply(outcome)
+        self._acquired = True
 
     def _enter_block(self) -> None:
-        self._inside = [claim for claim in self if claim.error is None]
-        for claim in self._inside:
-            claim._enter_block(inside=False)
+        """Start the heartbeats of the granted claims."""
+        self._entered = [claim for claim in self if claim.error is None]
+        for claim in self._entered:
+            claim._enter_block(with_current=False)
 
-    def _unended(self) -> list[C]:
-        """Those that the block gives back: its body has not ended them."""
-        return [claim for claim in self._inside if claim._held]
+    def _held_claims(self) -> list[C]:
+        """Return the claims that the block must release, because its body has not ended them."""
+        return [claim for claim in self._entered if claim._is_held]
 
     def _leave_block(self) -> None:
-        for claim in self._inside:
+        """Stop the heartbeats."""
+        for claim in self._entered:
             claim._leave_block()
 
 
 class ClaimBatch(_Batch[Claim]):
-    """The claims of `gate.claim_many`: a list, in the order of the keys.
+    """The claims of `gate.claim_many`: a list in the order of the keys.
 
-    In a `with` block heartbeats keep all that were granted, in one round trip; leaving the block releases those that
-    its body has not tried to complete, whether or not it raised. `current()` knows none of them, `claim.lease_lost`
-    says what it would say. A claim's own block may stand inside: `with claim:`.
+    In a `with` block a heartbeat renews all granted claims in one round trip. Leaving the block releases the claims
+    that the body has not tried to complete, also when it raised. `current()` does not know these claims; use
+    `claim.lease_lost`. A claim may have a block inside this one: `with claim:`.
     """
 
-    def ask(self) -> Self:
-        """Asks, if nobody did yet; `gate.claim_many` does."""
-        if not self._asked:
-            self._hear(asked_together(self._context, self._passages))
+    def acquire(self) -> Self:
+        """Send the claims unless they were sent; `gate.claim_many` does this."""
+        if not self._acquired:
+            self._apply_reply(acquire_many(self._context, self._attempts))
         return self
 
     def __enter__(self) -> Self:
@@ -76,31 +79,34 @@ class ClaimBatch(_Batch[Claim]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if held := self._unended():
-                _, calls = releasing(self._context, held)
-                block_ended(self._context, held, self._context.link.run_each(calls), error)
+            if held := self._held_claims():
+                _, calls = build_releases(self._context, held)
+                record_block_end(self._context, held, self._context.link.run_each(calls), error)
         finally:
             self._leave_block()
 
 
 class AioClaimBatch(_Batch[AioClaim]):
-    """As `ClaimBatch`, awaiting: `claims = await gate.aio.claim_many(...)`, or `async with gate.aio.claim_many(...) as
-    claims`."""
+    """The async form of `ClaimBatch`.
 
-    # `asyncio.gather` asks for the hash of what it awaits.
+    Use `claims = await gate.aio.claim_many(...)` or `async with gate.aio.claim_many(...) as claims`.
+    """
+
+    # `asyncio.gather` hashes its arguments.
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return id(self)
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self._ask().__await__()
+        return self._acquire().__await__()
 
-    async def _ask(self) -> Self:
-        if not self._asked:
-            self._hear(await claimed_together(self._context, self._passages))
+    async def _acquire(self) -> Self:
+        """Send the claims unless they were sent."""
+        if not self._acquired:
+            self._apply_reply(await acquire_many_async(self._context, self._attempts))
         return self
 
     async def __aenter__(self) -> Self:
-        await self._ask()
+        await self._acquire()
         self._enter_block()
         return self
 
@@ -108,83 +114,96 @@ class AioClaimBatch(_Batch[AioClaim]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if held := self._unended():
-                _, calls = releasing(self._context, held)
-                block_ended(self._context, held, await ended_by(self._context, held, calls), error)
+            if held := self._held_claims():
+                _, calls = build_releases(self._context, held)
+                record_block_end(self._context, held, await run_ends(self._context, held, calls), error)
         finally:
             self._leave_block()
 
 
-async def ended_by(context: Context, claims: Sequence[Claimed], calls: Sequence[Each[bool]]) -> list[bool | StoreError]:
-    """The answers to the endings of claims. Cancelled meanwhile: renewals go on until there are any."""
+async def run_ends(
+    context: Context, claims: Sequence[BaseClaim], calls: Sequence[PerKeyCall[bool]]
+) -> list[bool | StoreError]:
+    """Send the ends of claims and return the replies. If the caller is cancelled, renew the leases until then."""
     link = context.aio_link
-    ending = link.start_each(calls)
+    pending = link.start_each(calls)
     try:
-        return await asyncio.shield(ending)
+        return await asyncio.shield(pending)
     except asyncio.CancelledError:
-        link.spawn(outlast(context, [beats for claim in claims for beats in claim._hand_over()], claims, ending))
+        link.spawn(
+            renew_until_ended(
+                context, [heartbeat for claim in claims for heartbeat in claim._hand_over_heartbeats()], claims, pending
+            )
+        )
         raise
 
 
-def completing(
-    context: Context, pairs: Iterable[tuple[Claimed, object]], retention: Duration | None
-) -> tuple[list[Claimed], list[Each[bool]]]:
-    """The claims of `complete_many` and its calls, all of them built before any claim counts as ended."""
-    given = [_pair(pair) for pair in each(pairs, "pairs", _PAIRS)]
-    claims = _ours(context, "pairs", _PAIRS, [claim for claim, _ in given])
-    _once_each(claims)
+def build_completions(
+    context: Context, pairs: Iterable[tuple[BaseClaim, object]], retention: Duration | None
+) -> tuple[list[BaseClaim], list[PerKeyCall[bool]]]:
+    """Return the claims of `complete_many` and the calls that complete them.
+
+    All calls are built before any claim is marked as ended. Raise InvalidArgument, which names the position of the bad
+    pair.
+    """
+    checked = [_check_pair(pair) for pair in check_iterable(pairs, "pairs", _PAIRS)]
+    claims = _check_claims(context, "pairs", _PAIRS, [claim for claim, _ in checked])
+    _check_unique(claims)
     endings: list[Ending] = []
-    for claim, (_, result) in zip(claims, given, strict=True):
+    for claim, (_, result) in zip(claims, checked, strict=True):
         try:
             endings.append(claim._completion(result, retention))
         except InvalidArgument as error:
             name = error.name.replace("result", f"pairs[{len(endings)}]", 1)
             raise InvalidArgument(name, error.value, error.problem, error.fix) from None
     for claim in claims:
-        claim._end()
+        claim._mark_ended()
     return claims, Claims(context.namespace, context.clock).complete_each(endings, context.batch_size)
 
 
-def releasing(context: Context, claims: Iterable[Claimed]) -> tuple[list[Claimed], list[Each[bool]]]:
-    """As `completing`, of `release_many`."""
-    given = _ours(context, "claims", _CLAIMS, list(each(claims, "claims", _CLAIMS)))
-    for claim in given:
-        claim._answer  # noqa: B018 - raises what came instead of one, before anything is written
-    calls = release_each([claim._passage for claim in given], context.batch_size)
-    for claim in given:
-        claim._end()
-    return given, calls
+def build_releases(context: Context, claims: Iterable[BaseClaim]) -> tuple[list[BaseClaim], list[PerKeyCall[bool]]]:
+    """Return the claims of `release_many` and the calls that release them. Raise InvalidArgument."""
+    checked = _check_claims(context, "claims", _CLAIMS, list(check_iterable(claims, "claims", _CLAIMS)))
+    for claim in checked:
+        claim._reply  # noqa: B018 - raises the error of the claim before anything is written
+    calls = build_release_calls([claim._attempt for claim in checked], context.batch_size)
+    for claim in checked:
+        claim._mark_ended()
+    return checked, calls
 
 
-def ended(claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError]) -> list[bool]:
-    """Whether each was still held, and counts those that were not; raises the first error there is."""
-    for claim, one in zip(claims, outcomes, strict=True):
-        if not isinstance(one, StoreError):
-            claim._was_held(one)
-    for one in outcomes:
-        if isinstance(one, StoreError):
-            raise one
+def record_ends(claims: Sequence[BaseClaim], outcomes: Sequence[bool | StoreError]) -> list[bool]:
+    """Return whether each claim was still held, and count the lost ones. Raise the first StoreError."""
+    for claim, outcome in zip(claims, outcomes, strict=True):
+        if not isinstance(outcome, StoreError):
+            claim._record_end(outcome)
+    for outcome in outcomes:
+        if isinstance(outcome, StoreError):
+            raise outcome
     return cast("list[bool]", outcomes)
 
 
-def _pair(pair: Any) -> tuple[Any, object]:
+def _check_pair(pair: Any) -> tuple[Any, object]:
+    """Return the pair. Raise InvalidArgument if it is no tuple of two."""
     if pair.__class__ is not tuple or len(pair) != 2:
         raise InvalidArgument("pairs", type(pair).__name__, "not a claim and its result", _PAIRS)
     return pair
 
 
-def _ours(context: Context, name: str, fix: str, claims: list[Any]) -> list[Claimed]:
-    for place, claim in enumerate(claims):
-        if not isinstance(claim, Claimed) or claim._context is not context:
-            raise InvalidArgument(f"{name}[{place}]", type(claim).__name__, "not a claim of this gate", fix)
+def _check_claims(context: Context, name: str, fix: str, claims: list[Any]) -> list[BaseClaim]:
+    """Return the claims. Raise InvalidArgument if one is no claim of this gate."""
+    for index, claim in enumerate(claims):
+        if not isinstance(claim, BaseClaim) or claim._context is not context:
+            raise InvalidArgument(f"{name}[{index}]", type(claim).__name__, "not a claim of this gate", fix)
     return claims
 
 
-def _once_each(claims: list[Claimed]) -> None:
+def _check_unique(claims: list[BaseClaim]) -> None:
+    """Raise InvalidArgument if a claim occurs twice."""
     if len(set(map(id, claims))) < len(claims):
-        place = next(i for i, claim in enumerate(claims) if any(claim is other for other in claims[:i]))
-        name, fix = f"pairs[{place}]", "Pass each claim once, with the one result that is to be kept"
-        raise InvalidArgument(name, claims[place]._passage.key, "the claim of this key is there twice", fix)
+        index = next(i for i, claim in enumerate(claims) if any(claim is other for other in claims[:i]))
+        name, fix = f"pairs[{index}]", "Pass each claim once"
+        raise InvalidArgument(name, claims[index]._attempt.key, "the claim of this key occurs twice", fix)
 
 
 _PAIRS = "Pass (claim, result) tuples, of claims of this gate"

@@ -1,4 +1,4 @@
-"""The guard's calls: one function a script of `lua/guard`, and what their replies mean."""
+"""Build the script calls of `lua/guard` and decode their replies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from struct import Struct
 from typing import Any, Literal, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, Each, call, text
-from idemgate.core.chunks import portions
+from idemgate.core.calls import Arg, Batch, Call, PerKeyCall, call, text
+from idemgate.core.chunks import split_batches
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.framing import bulk, head
 from idemgate.core.tokens import token
@@ -21,23 +21,25 @@ __all__ = ["MANY", "Claims", "Ending", "Entry", "Record", "State"]
 
 T = TypeVar("T")
 MANY = 100
-"""Records of one script call: the server is blocked for the whole of it."""
+"""The maximum number of records in one script call. The server is blocked while it runs."""
 Ending = tuple[bytes, bytes, int, int, bytes]
-"""Of a claim: its record, owner, fencing token, for how long it is done, ms, and its result."""
+"""One completion: record, owner, fencing token, retention in ms, and encoded result."""
 TEN_YEARS = 315_360_000_000
-"""How long the record of a claim stays that is held, ms: until somebody decides (`lua/lib/outlives.lua`)."""
+"""The time to live (ms) of a held claim, which waits for a decision (`lua/guard/renew.lua`)."""
 _OWNER = 16
 _FENCES = 10**15
 """Microseconds since 1970 have 16 digits from 2001 to 2286."""
 _CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n%b$16\r\n%b\r\n"
 _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
-"""Both framed, by the server's time and with tokens as they are drawn."""
+"""The framed forms of a claim and a completion, for the server clock and 16-byte tokens."""
 State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
 
 
 class Entry:
-    """What a claim was answered; which fields have a meaning depends on `state`. Times in ms, `token` the fencing
-    token."""
+    """The reply to a claim.
+
+    Which fields have a meaning depends on `state`. Times are in ms. `token` is the fencing token.
+    """
 
     __slots__ = ("attempt", "checkpoint", "kind", "left_ms", "result", "state", "taken_over", "token")
 
@@ -64,11 +66,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is remembered of a key. Seconds; None where a field has no meaning in that state.
+    """The stored record of a key. Times are in seconds. A field that has no meaning in a state is None.
 
-    `state` is "absent", "in_progress", "lapsed" (its owner fell silent), "held" (lapsed, and waiting for `resolve`),
-    "done", "failed" (done with a stored failure) or "released". `token` is the last fencing token granted. `owner`: who
-    acts, marked or decided, as hex; "" of a key that was completed.
+    `state` is one of "absent", "in_progress", "lapsed", "held", "done", "failed" and "released". A "lapsed" owner
+    lost its lease. A "held" key also waits for `resolve`. A "failed" key is done with a stored failure. `token` is
+    the last fencing token. `owner` is the hex token of the last actor, or "" for a completed key.
     """
 
     state: str
@@ -89,13 +91,13 @@ _STARTED = Struct(">xQII")
 _DONE = Struct(">xcQIQ")
 _STARTED_ENDS, _DONE_ENDS = _STARTED.size, _DONE.size
 _S = b"s"[0]
-"""What begins the packed reply of a claim that started; that of one that is done begins with a "d"."""
+"""The first byte of the packed reply to a claim that started. A done key has "d"."""
 
 
-def _entry(reply: Any) -> Entry:
-    """Of a claim: what happens most is packed (`lua/guard/claim.lua`)."""
+def _decode_claim(reply: Any) -> Entry:
+    """Decode the reply to a claim. The frequent replies are packed (`lua/guard/claim.lua`)."""
     if type(reply) is not bytes:
-        return _told(reply)
+        return _decode_claim_list(reply)
     if reply[0] == _S:
         token, attempt, taken_over = _STARTED.unpack_from(reply)
         return Entry("started", token, attempt, 0, taken_over, reply[_STARTED_ENDS:])
@@ -103,7 +105,8 @@ def _entry(reply: Any) -> Entry:
     return Entry("done", token, attempt, left_ms, 0, b"", kind, reply[_DONE_ENDS:])
 
 
-def _told(reply: list[Any]) -> Entry:
+def _decode_claim_list(reply: list[Any]) -> Entry:
+    """Decode a reply that is a list."""
     word = reply[0]
     if word == b"started":
         return Entry("started", token=reply[2], attempt=reply[3])
@@ -121,64 +124,68 @@ def _told(reply: list[Any]) -> Entry:
     return Entry("reused" if word == b"reused" else "stale")
 
 
-def _started(reply: list[Any]) -> bool:
+def _is_started(reply: list[Any]) -> bool:
     return bool(reply[0] == b"started")
 
 
-def _firsts(reply: list[Any]) -> list[bool]:
+def _decode_marks(reply: list[Any]) -> list[bool]:
     return [word == b"first" for word in reply[2:]]
 
 
-def _held(reply: list[Any]) -> bool:
+def _is_ok(reply: list[Any]) -> bool:
     return bool(reply[0] == b"ok")
 
 
-def _kept(reply: Any) -> bool:
-    """Of a completion; one that is kept is told in one byte."""
+def _is_completed(reply: Any) -> bool:
+    """Return True if the completion was stored; the reply is then one byte."""
     return bool(reply == b"k")
 
 
 @lru_cache(1024)
-def _terms(lease: int, keep: int, max_attempts: int, hold: bool, wait: bool) -> tuple[bytes, bytes, bytes]:
-    """What a guard's claims have in common: how long their record stays, the rest of it, and both framed behind no
-    fingerprint."""
+def _pack_claim_options(lease: int, keep: int, max_attempts: int, hold: bool, wait: bool) -> tuple[bytes, bytes, bytes]:
+    """Return the arguments that all claims with the same options share.
+
+    They are the time to live of the record, the packed options, and both framed after an empty fingerprint.
+    """
     stays = b"%d" % (TEN_YEARS if hold else lease + keep)
     terms = lease.to_bytes(6) + min(max_attempts, 0xFFFF_FFFF).to_bytes(4) + bytes((hold, wait))
     return stays, terms, b"$0\r\n\r\n" + bulk(stays) + bulk(terms)
 
 
 @lru_cache(1024)
-def _stays(retention: int) -> bytes:
-    """What a guard's completions have in common, framed."""
+def _pack_retention(retention: int) -> bytes:
+    """Return the framed retention, which all completions with the same options share."""
     return bulk(b"%d" % retention)
 
 
-def _flag(on: bool) -> bytes:
+def _pack_flag(on: bool) -> bytes:
     return b"1" if on else b"0"
 
 
-def _word(reply: list[Any]) -> tuple[str, int]:
+def _decode_decision(reply: list[Any]) -> tuple[str, int]:
     return text(reply[0]), reply[2] if reply[0] == b"busy" else 0
 
 
-def _each(name: str, common: tuple[Arg, ...], part: Sequence[tuple[Any, ...]], one: Callable[[Any], T]) -> Each[T]:
-    """A call for many records: of each the key, then what is said of it."""
+def _build_each(
+    name: str, common: tuple[Arg, ...], part: Sequence[tuple[Any, ...]], one: Callable[[Any], T]
+) -> PerKeyCall[T]:
+    """Build one call for many records: their keys, the common arguments, then the arguments of each record."""
     args = [word for _, *own in part for word in own]
-    return Each(script(name), tuple([key for key, *_ in part]), [*common, *args], one, len(common))
+    return PerKeyCall(script(name), tuple([key for key, *_ in part]), [*common, *args], one, len(common))
 
 
-def _nothing(_: object) -> int:
+def _no_size(_: object) -> int:
     return 0
 
 
-def _size(ending: Ending) -> int:
+def _result_size(ending: Ending) -> int:
     return len(ending[4])
 
 
 _STATES = {b"p": "in_progress", b"d": "done", b"f": "failed", b"r": "released", b"absent": "absent"}
 
 
-def _record(reply: list[Any]) -> Record:
+def _decode_record(reply: list[Any]) -> Record:
     state = _STATES[reply[2]]
     if state == "in_progress" and reply[6] <= 0:
         state = "held" if reply[13] == b"1" else "lapsed"
@@ -200,7 +207,7 @@ def _record(reply: list[Any]) -> Record:
 
 
 class Claims:
-    """Builds the guard's calls for one namespace. Durations in ms; `owner` is the token of the one who acts."""
+    """Build the calls of the guard in one namespace. Durations are in ms. `owner` is the token of the actor."""
 
     __slots__ = ("clock", "namespace")
 
@@ -209,6 +216,7 @@ class Claims:
         self.clock = clock
 
     def key(self, scope: str, key: keys.Key) -> tuple[bytes, ...]:
+        """Return the record of a key."""
         return (keys.record(self.namespace, scope, key),)
 
     def claim(
@@ -222,52 +230,64 @@ class Claims:
         hold: bool = False,
         wait: bool = False,
     ) -> Call[Entry]:
+        """Build a claim."""
         claim = script("guard/claim")
-        stays, terms, common = _terms(lease, keep, max_attempts, hold, wait)
+        stays, terms, common = _pack_claim_options(lease, keep, max_attempts, hold, wait)
         if self.clock is not None:
-            return Call(claim, record, (stamp(self.clock), fingerprint, stays, terms, owner), _entry)
+            return Call(claim, record, (stamp(self.clock), fingerprint, stays, terms, owner), _decode_claim)
         [name], framed = record, b""
         if len(owner) == _OWNER and not fingerprint:
             framed = _CLAIM % (head(claim.sha, 5), len(name), name, common, owner)
-        return Call(claim, record, (b"", fingerprint, stays, terms, owner), _entry, None, framed)
+        return Call(claim, record, (b"", fingerprint, stays, terms, owner), _decode_claim, None, framed)
 
     def claim_each(
         self,
-        asked: list[tuple[bytes, bytes]],
+        owned: list[tuple[bytes, bytes]],
         lease: int,
         keep: int,
         max_attempts: int,
         hold: bool,
         wait: bool,
         most: int,
-    ) -> list[Each[Entry]]:
-        """`claim` of many records, each by its owner, without fingerprints; at most so many in a call."""
-        stays, terms, _ = _terms(lease, keep, max_attempts, hold, wait)
+    ) -> list[PerKeyCall[Entry]]:
+        """Build the claims of many records without fingerprints, with at most `most` records in a call."""
+        stays, terms, _ = _pack_claim_options(lease, keep, max_attempts, hold, wait)
         common = (stamp(self.clock), b"", stays, terms)
-        return [_each("guard/claim", common, part, _entry) for part in portions(asked, _nothing, most)]
+        return [
+            _build_each("guard/claim", common, part, _decode_claim) for part in split_batches(owned, _no_size, most)
+        ]
 
     def mark(self, record: tuple[bytes, ...], owner: bytes, retention: int, fingerprint: bytes = b"") -> Call[Entry]:
-        return call("guard/mark", record, (stamp(self.clock), owner, retention, fingerprint), _told)
+        """Build a mark."""
+        return call("guard/mark", record, (stamp(self.clock), owner, retention, fingerprint), _decode_claim_list)
 
     def first(self, record: tuple[bytes, ...], retention: int) -> Call[bool]:
-        """A mark of which only is asked whether it was the first."""
-        return call("guard/mark", record, (stamp(self.clock), token(), retention, b""), _started)
+        """Build a mark whose reply is only whether it was the first."""
+        return call("guard/mark", record, (stamp(self.clock), token(), retention, b""), _is_started)
 
     def mark_many(self, records: Sequence[tuple[bytes, ...]], retention: int) -> Batch[list[bool]]:
-        """`first` of many records, 100 a script call: not for a cluster. Of equal ones the first is first."""
-        places: dict[bytes, int] = {}
-        for place, (record,) in enumerate(records):
-            places.setdefault(record, place)
-        different = list(places)
+        """Build the marks of many records, 100 in a script call. Not for a cluster.
+
+        Of equal records only the first one can be first.
+        """
+        indexes: dict[bytes, int] = {}
+        for index, (record,) in enumerate(records):
+            indexes.setdefault(record, index)
+        different = list(indexes)
 
         def join(answers: list[list[bool]]) -> list[bool]:
-            found = [False] * len(records)
-            for place, first in zip(places.values(), chain.from_iterable(answers), strict=True):
-                found[place] = first
-            return found
+            firsts = [False] * len(records)
+            for index, first in zip(indexes.values(), chain.from_iterable(answers), strict=True):
+                firsts[index] = first
+            return firsts
 
         calls = [
-            call("guard/mark_many", tuple(different[i : i + MANY]), (stamp(self.clock), token(), retention), _firsts)
+            call(
+                "guard/mark_many",
+                tuple(different[i : i + MANY]),
+                (stamp(self.clock), token(), retention),
+                _decode_marks,
+            )
             for i in range(0, len(different), MANY)
         ]
         return Batch(calls, join)
@@ -275,44 +295,66 @@ class Claims:
     def complete(
         self, record: tuple[bytes, ...], owner: bytes, fence: int, retention: int, kind: bytes, result: bytes
     ) -> Call[bool]:
+        """Build a completion."""
         done = script("guard/complete")
         if self.clock is not None:
-            return Call(done, record, (stamp(self.clock), kind, owner, fence, retention, result), _kept)
+            return Call(done, record, (stamp(self.clock), kind, owner, fence, retention, result), _is_completed)
         [name], framed = record, b""
         if len(owner) == _OWNER and _FENCES <= fence < 10 * _FENCES:
-            kept = _stays(retention)
-            framed = _COMPLETE % (head(done.sha, 6), len(name), name, kind, owner, fence, kept, len(result), result)
-        return Call(done, record, (b"", kind, owner, fence, retention, result), _kept, None, framed)
+            framed_retention = _pack_retention(retention)
+            framed = _COMPLETE % (
+                head(done.sha, 6),
+                len(name),
+                name,
+                kind,
+                owner,
+                fence,
+                framed_retention,
+                len(result),
+                result,
+            )
+        return Call(done, record, (b"", kind, owner, fence, retention, result), _is_completed, None, framed)
 
-    def complete_each(self, endings: list[Ending], most: int) -> list[Each[bool]]:
-        """`complete` of many records, each with a value; at most so many in a call, and so many bytes."""
+    def complete_each(self, endings: list[Ending], most: int) -> list[PerKeyCall[bool]]:
+        """Build the completions of many records with a value, limited by count (`most`) and by bytes."""
         common = (stamp(self.clock), b"v")
-        return [_each("guard/complete", common, part, _kept) for part in portions(endings, _size, most)]
+        return [
+            _build_each("guard/complete", common, part, _is_completed)
+            for part in split_batches(endings, _result_size, most)
+        ]
 
     def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
-        return call("guard/renew", record, (stamp(self.clock), owner, lease, keep), _held)
+        """Build a renewal of a lease."""
+        return call("guard/renew", record, (stamp(self.clock), owner, lease, keep), _is_ok)
 
     def release(self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False) -> Call[bool]:
-        return call("guard/release", record, (stamp(self.clock), _flag(undo), owner, keep), _held)
+        """Build a release. `undo` takes back a claim whose work never ran."""
+        return call("guard/release", record, (stamp(self.clock), _pack_flag(undo), owner, keep), _is_ok)
 
-    def release_each(self, given: list[tuple[bytes, bytes, int]], most: int, undo: bool) -> list[Each[bool]]:
-        """`release` of many records, each with its owner and how long its tombstone stays; at most so many in a
-        call."""
-        common = (stamp(self.clock), _flag(undo))
-        return [_each("guard/release", common, part, _held) for part in portions(given, _nothing, most)]
+    def release_each(self, releases: list[tuple[bytes, bytes, int]], most: int, undo: bool) -> list[PerKeyCall[bool]]:
+        """Build the releases of many records, with at most `most` in a call.
+
+        Each has its record, its owner, and the retention of its tombstone.
+        """
+        common = (stamp(self.clock), _pack_flag(undo))
+        return [_build_each("guard/release", common, part, _is_ok) for part in split_batches(releases, _no_size, most)]
 
     def checkpoint(self, record: tuple[bytes, ...], owner: bytes, data: bytes) -> Call[bool]:
-        return call("guard/checkpoint", record, (stamp(self.clock), owner, data), _held)
+        """Build the call that stores a checkpoint."""
+        return call("guard/checkpoint", record, (stamp(self.clock), owner, data), _is_ok)
 
     def inspect(self, record: tuple[bytes, ...]) -> Call[Record]:
-        return call("guard/inspect", record, (stamp(self.clock),), _record)
+        """Build the call that reads a record."""
+        return call("guard/inspect", record, (stamp(self.clock),), _decode_record)
 
     def forget(self, record: tuple[bytes, ...], request: bytes, seen: Record, force: bool) -> Call[tuple[str, int]]:
-        """(word, ms left of the lease that stands in the way). `seen`: what is to be forgotten; "changed" if another
-        owner has it by now, or it has ended."""
+        """Build the call that deletes a record. The reply is a status word and the ms left of a live lease.
+
+        `seen` is the record to delete. The word is "changed" if another owner has it now, or if it has ended.
+        """
         running = seen.state in ("in_progress", "lapsed", "held")
-        args = (stamp(self.clock), request, seen.token, _flag(force), _flag(running))
-        return call("guard/forget", record, args, _word)
+        args = (stamp(self.clock), request, seen.token, _pack_flag(force), _pack_flag(running))
+        return call("guard/forget", record, args, _decode_decision)
 
     def resolve(
         self,
@@ -324,6 +366,6 @@ class Claims:
         kind: bytes,
         result: bytes,
     ) -> Call[tuple[str, int]]:
-        """As `forget`."""
-        args = (stamp(self.clock), request, seen.token, _flag(done), retention, kind, result)
-        return call("guard/resolve", record, args, _word)
+        """Build the call that decides about a held key. The reply is that of `forget`."""
+        args = (stamp(self.clock), request, seen.token, _pack_flag(done), retention, kind, result)
+        return call("guard/resolve", record, args, _decode_decision)

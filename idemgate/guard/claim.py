@@ -1,4 +1,4 @@
-"""A claim as an object: asked once, answered at once. The primitive that the decorator is made of."""
+"""A claim of a key as an object, blocking and async. The decorator uses the same calls."""
 
 from __future__ import annotations
 
@@ -14,269 +14,298 @@ from idemgate.core.calls import Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
 from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError
-from idemgate.guard.acquire import asked, claimed
-from idemgate.guard.attempt import Passage, failure_of, refusal
+from idemgate.guard.acquire import acquire, acquire_async
+from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
 from idemgate.guard.calls import Ending, Entry
 from idemgate.guard.current import Execution
-from idemgate.guard.heartbeat import attempt_seconds, beating, woken
+from idemgate.guard.heartbeat import Heartbeat, reply_timeout, wait_for_wakeup
 from idemgate.store.context import Context
 
-__all__ = ["AioClaim", "Claim", "Claimed", "block_ended", "outlast"]
+__all__ = ["AioClaim", "BaseClaim", "Claim", "record_block_end", "renew_until_ended"]
 
 log = logging.getLogger("idemgate.once")
 
 State = Literal["started", "in_progress", "done"]
 
 
-class Claimed:
-    """What both flavours know of a claim.
+class BaseClaim:
+    """The common part of `Claim` and `AioClaim`.
 
-    `state` is "started" (this owner may run), "in_progress" (another runs; `retry_after` seconds are left of its
-    lease) or "done".
-    `token` is the fencing token, `attempt` 1 for the first, `taken_over` how many former owners fell silent,
-    `recovered` what one of
-    them left with `checkpoint`.
-    `error`: why there is no state (KeyReused, OutcomeUnknown, AttemptsExhausted, UnexpectedData, or DecodeError for what
-    a former one left), of a claim of `claim_many`, which raises it when anything else of it is asked for; else None.
+    Attributes:
+        state: "started" (this owner may run), "in_progress" (another owner runs) or "done".
+        retry_after: seconds until the other owner's lease ends, unless it is renewed.
+        token: the fencing token.
+        attempt: the number of this attempt; 1 is the first.
+        taken_over: how many former owners lost their lease.
+        recovered: the checkpoint of a former attempt, or None.
+        error: a claim of `claim_many` that has no state has this error instead, and raises it on use. It is KeyReused,
+            OutcomeUnknown, AttemptsExhausted, UnexpectedData, or DecodeError for a corrupt checkpoint.
     """
 
-    __slots__ = ("_blocks", "_context", "_ended", "_entry", "_error", "_execution", "_over", "_passage")
+    __slots__ = ("_attempt", "_blocks", "_context", "_end_recorded", "_end_requested", "_entry", "_error", "_execution")
 
-    def __init__(self, context: Context, passage: Passage) -> None:
+    def __init__(self, context: Context, attempt: ClaimAttempt) -> None:
         self._context = context
-        self._passage = passage
+        self._attempt = attempt
         self._entry: Entry | None = None
         self._error: IdemgateError | None = None
-        self._ended = False  # an ending was asked for
-        self._over = False  # and answered
+        self._end_requested = False  # an end was requested
+        self._end_recorded = False  # and its reply was recorded
         self._execution: Execution | None = None
-        self._blocks: list[beating | None] = []  # which it is inside of, with what keeps it alive there
+        self._blocks: list[Heartbeat | None] = []  # the heartbeats of the blocks it is in
 
     def __repr__(self) -> str:
         entry = self._entry
-        answer = f"{entry.state} token={entry.token}" if entry else repr(self._error) if self._error else "not asked"
-        return f"<{type(self).__name__} {text_of(self._passage.key)!r} {answer}>"
+        answer = f"{entry.state} token={entry.token}" if entry else repr(self._error) if self._error else "not sent"
+        return f"<{type(self).__name__} {text_of(self._attempt.key)!r} {answer}>"
 
-    def _take(self, entry: Entry) -> None:
-        if (error := refusal(entry, self._passage.key, self._passage.guard.scope)) is not None:
+    def _set_reply(self, entry: Entry) -> None:
+        """Store the reply to the claim. Raise its error if the claim was rejected."""
+        if (error := rejection_error(entry, self._attempt.key, self._attempt.options.scope)) is not None:
             raise error
         self._entry = entry
-        self._passage.entry = entry
+        self._attempt.entry = entry
         if self._blocks and entry.state == "started":
-            # Granted inside of its block, by `wait`, which another task may have awaited: `current()` stays as it is.
-            self._blocks[-1] = self._kept_alive(inside=False)
+            # `wait` granted it inside its block. Another task may have awaited it, so `current()` stays as it is.
+            self._blocks[-1] = self._start_heartbeat(with_current=False)
 
-    def _hear(self, outcome: Entry | StoreError) -> None:
-        """As `_take`, of many: what is wrong with one is for who asks that one."""
+    def _apply_reply(self, outcome: Entry | StoreError) -> None:
+        """Store one reply of a batch. Keep its error for the caller that uses this claim."""
         try:
             if isinstance(outcome, StoreError):
                 raise outcome
-            self._take(outcome)
-            self.recovered  # noqa: B018 - what cannot be read back is found out now, and not inside of a block
+            self._set_reply(outcome)
+            self.recovered  # noqa: B018 - a corrupt checkpoint must be found now, not inside a block
         except (ClaimRejected, StoreError) as error:
             self._error = error
 
     @property
-    def _answer(self) -> Entry:
+    def _reply(self) -> Entry:
+        """The reply to the claim. Raise its error, or InvalidArgument if it was not awaited yet."""
         if self._error is not None:
             raise self._error
         if self._entry is None:
             raise InvalidArgument(
                 "claim",
-                self._passage.key,
-                "it was not asked yet",
+                self._attempt.key,
+                "the claim was not awaited",
                 "Write `claim = await gate.aio.claim(...)` or `async with`",
             )
         return self._entry
 
     @property
     def state(self) -> State:
-        return self._answer.state  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+        """The state of the claim: "started", "in_progress" or "done"."""
+        return self._reply.state  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
     @property
     def started(self) -> bool:
-        return self._answer.state == "started"
+        """True if this owner may run."""
+        return self._reply.state == "started"
 
     @property
     def error(self) -> IdemgateError | None:
+        """The error of a rejected claim of `claim_many`, else None."""
         return self._error
 
     @property
     def lease_lost(self) -> bool:
-        """True when its heartbeats, inside of a `with` block, were told that the right to run is gone: stop."""
+        """True if a heartbeat inside a `with` block found the lease lost: stop the work."""
         return self._execution is not None and self._execution.lease_lost
 
     @property
-    def _held(self) -> bool:
-        """This owner may run, and has not ended it."""
-        return self._error is None and self.started and not self._ended
+    def _is_held(self) -> bool:
+        """True if this owner may run and has not ended its claim."""
+        return self._error is None and self.started and not self._end_requested
 
     @property
     def token(self) -> int:
-        return self._answer.token
+        """The fencing token. A later owner of the key has a higher one."""
+        return self._reply.token
 
     @property
     def attempt(self) -> int:
-        return self._answer.attempt
+        """The number of this attempt; 1 is the first."""
+        return self._reply.attempt
 
     @property
     def taken_over(self) -> int:
-        return self._answer.taken_over
+        """The number of former owners that lost their lease."""
+        return self._reply.taken_over
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the other owner's lease ends unless it is renewed; None unless in progress."""
-        return self._answer.left_ms / 1000 if self._answer.state == "in_progress" else None
+        """The seconds until the other owner's lease ends unless renewed. None unless in progress."""
+        return self._reply.left_ms / 1000 if self._reply.state == "in_progress" else None
 
     @property
     def result(self) -> Any:
-        """The stored result of a done key; None while there is none. ResultUnavailable if it is done without a value.
+        """The stored result of a done key, or None while the key is not done.
 
-        A failure that was stored (`on_error="store"`) is a dict {"failed": kind, "text": text}.
+        A stored failure (`on_error="store"`) is a dict {"failed": type, "text": text}. Raise ResultUnavailable if the
+        key is done without a result.
         """
-        entry = self._answer
+        entry = self._reply
         if entry.state != "done":
             return None
         if entry.kind == b"n":
             raise ResultUnavailable(
-                text_of(self._passage.key), entry.result.decode(errors="replace") or "nothing was stored"
+                text_of(self._attempt.key), entry.result.decode(errors="replace") or "nothing was stored"
             )
         if entry.kind == b"e":
-            kind, text = failure_of(entry)
+            kind, text = decode_failure(entry)
             return {"failed": kind, "text": text}
-        return self._passage.guard.codec.decode(entry.result)
+        return self._attempt.options.codec.decode(entry.result)
 
     @property
     def recovered(self) -> Any:
-        """What a former attempt kept with `checkpoint`; None if nothing."""
-        note = self._answer.checkpoint
-        return self._passage.guard.codec.decode(note) if note else None
+        """The checkpoint of a former attempt, or None."""
+        packed = self._reply.checkpoint
+        return self._attempt.options.codec.decode(packed) if packed else None
 
-    def _end(self) -> None:
-        self._ended = True
+    def _mark_ended(self) -> None:
+        """Note that an end was requested: a renewal that fails from now on is no loss."""
+        self._end_requested = True
         if self._execution is not None:
             self._execution.end()
 
-    def _ending(self, call: Call[bool]) -> Call[bool]:
-        self._end()
+    def _end_with(self, call: Call[bool]) -> Call[bool]:
+        """Mark the claim as ended and return the call that ends it."""
+        self._mark_ended()
         return call
 
-    def _was_held(self, held: bool) -> bool:
-        """The answer to an ending. That a claim was lost is counted with the first."""
-        if not self._over and self._error is None and self.started:
-            self._over = True
+    def _record_end(self, held: bool) -> bool:
+        """Return the reply to an end. Count a lost claim once."""
+        if not self._end_recorded and self._error is None and self.started:
+            self._end_recorded = True
             if not held:
                 self._context.counters.add("once.lease_lost")
-                log.warning("once.lease_lost", extra={"key": text_of(self._passage.key)})
+                key = text_of(self._attempt.key)
+                log.warning("once.lease_lost key=%r", key, extra={"key": key})
         return held
 
     def _completion(self, result: object, retention: Duration | None) -> Ending:
-        passage = self._passage
-        kept = passage.guard.retention if retention is None else milliseconds(retention, "retention")
-        data = passage.guard.codec.encode(result, "result")
-        return passage.record[0], passage.owner, self.token, kept, data
+        """Return the record, owner, token, retention (ms) and encoded result of a completion."""
+        attempt = self._attempt
+        retention_ms = attempt.options.retention if retention is None else milliseconds(retention, "retention")
+        data = attempt.options.codec.encode(result, "result")
+        return attempt.record[0], attempt.owner, self.token, retention_ms, data
 
-    def _completing(self, result: object, retention: Duration | None) -> Call[bool]:
-        record, owner, fence, kept, data = self._completion(result, retention)
-        return self._passage.claims.complete((record,), owner, fence, kept, b"v", data)
+    def _build_completion(self, result: object, retention: Duration | None) -> Call[bool]:
+        """Build the call that completes the claim."""
+        record, owner, fence, retention_ms, data = self._completion(result, retention)
+        return self._attempt.claims.complete((record,), owner, fence, retention_ms, b"v", data)
 
-    def _extending(self, lease: Duration | None) -> Call[bool]:
-        passage = self._passage
-        length = passage.guard.lease if lease is None else milliseconds(lease, "lease")
-        return passage.claims.renew(passage.record, passage.owner, length, passage.guard.retention)
+    def _build_extension(self, lease: Duration | None) -> Call[bool]:
+        """Build the call that renews the lease."""
+        attempt = self._attempt
+        length = attempt.options.lease if lease is None else milliseconds(lease, "lease")
+        return attempt.claims.renew(attempt.record, attempt.owner, length, attempt.options.retention)
 
-    def _enter_block(self, inside: bool = True) -> None:
-        self._blocks.append(self._kept_alive(inside) if self.started else None)
+    def _enter_block(self, with_current: bool = True) -> None:
+        """Start a heartbeat if the claim is held."""
+        self._blocks.append(self._start_heartbeat(with_current) if self.started else None)
 
-    def _kept_alive(self, inside: bool) -> beating:
-        passage = self._passage
+    def _start_heartbeat(self, with_current: bool) -> Heartbeat:
+        """Start the renewals of this claim. With `with_current`, `current()` returns its execution."""
+        attempt = self._attempt
         if self._execution is None:
-            save = partial(
-                _noting, self._context, passage
-            )  # which does not know the claim: no cycle, which costs a batch
-            self._execution = Execution(passage.key, self.token, self.attempt, self.recovered, save)
-        beats = beating(self._context, passage.guard.lease, passage.renew, self._execution, inside)
-        beats.__enter__()
-        return beats
+            build_checkpoint = partial(
+                _checkpoint_call, self._context, attempt
+            )  # a partial, not a method: a reference cycle slows batches
+            self._execution = Execution(attempt.key, self.token, self.attempt, self.recovered, build_checkpoint)
+        heartbeat = Heartbeat(
+            self._context, attempt.options.lease, attempt.build_renewal, self._execution, with_current
+        )
+        heartbeat.__enter__()
+        return heartbeat
 
     def _leave_block(self) -> None:
-        if (beats := self._blocks.pop()) is not None:
-            beats.__exit__()
+        """Stop the heartbeat of the innermost block."""
+        if (heartbeat := self._blocks.pop()) is not None:
+            heartbeat.__exit__()
 
     @property
-    def _attempt(self) -> float | None:
-        """Seconds that one try of a completion may wait for its reply."""
-        return attempt_seconds(self._passage.guard.lease)
+    def _reply_timeout(self) -> float | None:
+        """The seconds that one try of an end may wait for its reply."""
+        return reply_timeout(self._attempt.options.lease)
 
-    def _hand_over(self) -> list[beating]:
-        """The renewals of its blocks, which go on when these are left, until each is stopped."""
-        running = [beats for beats in self._blocks if beats is not None]
-        for beats in running:
-            beats.hand_over()
+    def _hand_over_heartbeats(self) -> list[Heartbeat]:
+        """Let the heartbeats outlive their blocks, and return them. Each must be stopped."""
+        running = [heartbeat for heartbeat in self._blocks if heartbeat is not None]
+        for heartbeat in running:
+            heartbeat.hand_over()
         return running
 
-    def _exit_call(self, error: BaseException | None) -> Call[bool] | None:
-        """How a `with` block ends a claim that its body has not ended itself."""
-        if not self._held:
+    def _build_block_end(self, error: BaseException | None) -> Call[bool] | None:
+        """Build the call that ends the claim of a block, or None if its body has ended it."""
+        if not self._is_held:
             return None
-        return self._ending(self._completing(None, None) if error is None else self._passage.release())
+        return self._end_with(self._build_completion(None, None) if error is None else self._attempt.build_release())
 
 
-def _noting(context: Context, passage: Passage, data: object) -> tuple[Context, Call[bool]]:
-    note = passage.guard.codec.encode(data, "checkpoint")
-    return context, passage.claims.checkpoint(passage.record, passage.owner, note)
+def _checkpoint_call(context: Context, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
+    """Build the call that stores a checkpoint."""
+    packed = attempt.options.codec.encode(data, "checkpoint")
+    return context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
 
 
-def block_ended(
-    context: Context, claims: Sequence[Claimed], outcomes: Sequence[bool | StoreError], error: BaseException | None
+def record_block_end(
+    context: Context, claims: Sequence[BaseClaim], outcomes: Sequence[bool | StoreError], error: BaseException | None
 ) -> None:
-    """Counts what a block, which was left by `error` or None, no longer held of these claims when it ended them.
+    """Record the replies to the claims that a block ended, and count the lost ones.
 
-    A claim that the store could not be asked to end: its error is raised, unless the body raised or was cancelled,
-    which is what the caller has to get to know; then it is counted, and its lease runs out."""
-    failed = [(claim, one) for claim, one in zip(claims, outcomes, strict=True) if isinstance(one, StoreError)]
-    for claim, one in zip(claims, outcomes, strict=True):
-        if not isinstance(one, StoreError):
-            claim._was_held(one)
+    If the store failed, raise its error, unless the body raised or was cancelled. The caller needs that error instead.
+    The unreleased claims are then counted, and their leases expire.
+    """
+    failed = [
+        (claim, outcome) for claim, outcome in zip(claims, outcomes, strict=True) if isinstance(outcome, StoreError)
+    ]
+    for claim, outcome in zip(claims, outcomes, strict=True):
+        if not isinstance(outcome, StoreError):
+            claim._record_end(outcome)
     if failed and error is None:
         raise failed[0][1]
     if failed:
         context.counters.add("once.unreleased", len(failed))
-        keys = [text_of(claim._passage.key) for claim, _ in failed]
-        log.error("once.unreleased", extra={"keys": keys, "error": str(failed[0][1])})
+        keys = [text_of(claim._attempt.key) for claim, _ in failed]
+        log.error("once.unreleased keys=%r: %s", keys, failed[0][1], extra={"keys": keys, "error": str(failed[0][1])})
 
 
-async def outlast(
+async def renew_until_ended(
     context: Context,
-    running: Sequence[beating],
-    claims: Sequence[Claimed],
-    ending: Awaitable[bool | list[bool | StoreError]],
+    running: Sequence[Heartbeat],
+    claims: Sequence[BaseClaim],
+    pending: Awaitable[bool | list[bool | StoreError]],
 ) -> None:
-    """Renew the claims whose caller was cancelled until the store has answered their ending; then count the answer."""
+    """Renew the claims of a cancelled caller until the store answers their end.
+
+    Stop the heartbeats then, and record the replies.
+    """
     outcomes: list[bool | StoreError]
     try:
-        found = await ending
+        found = await pending
         outcomes = found if isinstance(found, list) else [found]
     except StoreError as error:
         outcomes = [error for _ in claims]
     finally:
-        for beats in running:
-            beats.stop()
-    block_ended(context, claims, outcomes, asyncio.CancelledError())
+        for heartbeat in running:
+            heartbeat.stop()
+    record_block_end(context, claims, outcomes, asyncio.CancelledError())
 
 
-class Claim(Claimed):
-    """One owner's claim of a key, blocking; make it with `gate.claim`.
+class Claim(BaseClaim):
+    """A claim of a key by one owner, blocking. Make it with `gate.claim`.
 
-    In a `with` block heartbeats keep it while the body runs; leaving the block completes it (result None) unless the
-    body did, or releases it if the body raised. Outside of one, nothing renews it but `extend`. The body also runs
-    when the claim is not `started`: ask.
+    In a `with` block a heartbeat renews the lease while the body runs. Leaving the block completes the claim with the
+    result None, or releases it if the body raised. A claim that the body has ended stays as it is. Outside a block only
+    `extend` renews the lease. The body also runs when the claim is not `started`: check it.
     """
 
-    def ask(self) -> Self:
-        """Asks, if nobody did yet; `gate.claim` does."""
+    def acquire(self) -> Self:
+        """Send the claim unless it was sent; `gate.claim` does this. One round trip."""
         if self._entry is None and self._error is None:
-            self._take(asked(self._context, self._passage))
+            self._set_reply(acquire(self._context, self._attempt))
         return self
 
     def __enter__(self) -> Self:
@@ -288,64 +317,116 @@ class Claim(Claimed):
     ) -> None:
         outcome: bool | StoreError
         try:
-            if (call := self._exit_call(error)) is None:
+            if (call := self._build_block_end(error)) is None:
                 return
-            outcome = self._context.link.run(call, attempt=self._attempt)
+            outcome = self._context.link.run(call, attempt=self._reply_timeout)
         except StoreError as failed:
             outcome = failed
         finally:
             self._leave_block()
-        block_ended(self._context, [self], [outcome], error)
+        record_block_end(self._context, [self], [outcome], error)
 
     def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
-        """Done, with this result, for `retention` (None: the claim's). False if the claim was lost: nothing was
-        written.
+        """Mark the key done with this result. Atomic, one round trip.
 
-        InvalidArgument if the result cannot be stored; the claim is then still held."""
-        call = self._ending(self._completing(result, retention))
-        return self._was_held(self._context.link.run(call, attempt=self._attempt))
+        Args:
+            result: what duplicates get.
+            retention: how long the key stays done. None: the retention of the claim.
+
+        Returns:
+            False if the claim was lost; nothing was written.
+
+        Raises:
+            InvalidArgument: the result cannot be stored. The claim is still held.
+            StoreError: the store did not answer.
+        """
+        call = self._end_with(self._build_completion(result, retention))
+        return self._record_end(self._context.link.run(call, attempt=self._reply_timeout))
 
     def release(self) -> bool:
-        """Gives the right back: the next caller may run. False if the claim was lost."""
-        return self._was_held(self._context.link.run(self._ending(self._passage.release()), attempt=self._attempt))
+        """Release the claim, so that the next caller may run. One round trip.
+
+        Returns:
+            False if the claim was lost.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        return self._record_end(
+            self._context.link.run(self._end_with(self._attempt.build_release()), attempt=self._reply_timeout)
+        )
 
     def extend(self, lease: Duration | None = None) -> bool:
-        """The lease runs anew from now, for `lease` (None: the claim's). False if the claim was lost."""
-        return self._context.link.run(self._extending(lease))
+        """Renew the lease from now on. One round trip.
+
+        Args:
+            lease: the new length. None: the lease of the claim.
+
+        Returns:
+            False if the claim was lost.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        return self._context.link.run(self._build_extension(lease))
 
     def checkpoint(self, data: object) -> bool:
-        """Keeps a note for the next attempt, should this one not finish. False if the claim was lost."""
-        return self._context.link.run(_noting(self._context, self._passage, data)[1])
+        """Store data for the next attempt, in case this one does not finish. One round trip.
+
+        Returns:
+            False if the claim was lost; nothing was written.
+
+        Raises:
+            InvalidArgument: the data cannot be stored.
+            StoreError: the store did not answer.
+        """
+        return self._context.link.run(_checkpoint_call(self._context, self._attempt, data)[1])
 
     def wait(self, timeout: Duration) -> State:
-        """Waits until another owner's claim ends, and asks again: "done" (see `result`), "started" (it failed or fell
-        silent, and this owner may run now), or "in_progress" after `timeout`. Inside of a `with` block, heartbeats
-        begin with "started"; `current()` knows only claims that were granted before their block."""
+        """Wait until the claim of another owner ends, then claim again.
+
+        In a `with` block the heartbeat starts with "started". `current()` knows only claims that were granted before
+        their block.
+
+        Args:
+            timeout: how long to wait.
+
+        Returns:
+            "done" (see `result`), "started" (the other owner failed or lost its lease, and this one may run), or
+            "in_progress" after `timeout`.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
-        with self._context.link.waiting(self._passage.record[0]) as waiter:
+        with self._context.link.waiting(self._attempt.record[0]) as waiter:
             while True:
-                self._take(asked(self._context, self._passage))
+                self._set_reply(acquire(self._context, self._attempt))
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state
-                waiter.wait(min(left, 1.0, max(self._answer.left_ms / 1000, 0.01)))
+                waiter.wait(min(left, 1.0, max(self._reply.left_ms / 1000, 0.01)))
 
 
-class AioClaim(Claimed):
-    """As `Claim`, awaiting: `claim = await gate.aio.claim(...)`, or `async with gate.aio.claim(...) as claim`."""
+class AioClaim(BaseClaim):
+    """The async form of `Claim`.
+
+    Use `claim = await gate.aio.claim(...)` or `async with gate.aio.claim(...) as claim`.
+    """
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self._ask().__await__()
+        return self._acquire().__await__()
 
-    async def _ask(self) -> Self:
+    async def _acquire(self) -> Self:
+        """Send the claim unless it was sent."""
         if self._entry is None and self._error is None:
-            self._take(await claimed(self._context, self._passage))
+            self._set_reply(await acquire_async(self._context, self._attempt))
         return self
 
     async def __aenter__(self) -> Self:
-        await self._ask()
+        await self._acquire()
         self._enter_block()
         return self
 
@@ -354,50 +435,50 @@ class AioClaim(Claimed):
     ) -> None:
         outcome: bool | StoreError
         try:
-            if (call := self._exit_call(error)) is None:
+            if (call := self._build_block_end(error)) is None:
                 return
-            outcome = await self._ended_by(call)
+            outcome = await self._run_end(call)
         except StoreError as failed:
             outcome = failed
         finally:
             self._leave_block()
-        block_ended(self._context, [self], [outcome], error)
+        record_block_end(self._context, [self], [outcome], error)
 
-    async def _ended_by(self, call: Call[bool]) -> bool:
-        """The answer to an ending. Cancelled meanwhile: renewals go on until there is one."""
+    async def _run_end(self, call: Call[bool]) -> bool:
+        """Send an end and return its reply. If the caller is cancelled, renew the lease until the reply."""
         link = self._context.aio_link
-        ending = link.start(call, attempt=self._attempt)
+        pending = link.start(call, attempt=self._reply_timeout)
         try:
-            return await ending.answer
+            return await pending.answer
         except asyncio.CancelledError:
-            link.spawn(outlast(self._context, self._hand_over(), [self], ending.outcome()))
+            link.spawn(renew_until_ended(self._context, self._hand_over_heartbeats(), [self], pending.outcome()))
             raise
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
-        """As `Claim.complete`."""
-        return self._was_held(await self._ended_by(self._ending(self._completing(result, retention))))
+        """Mark the key done with this result; see `Claim.complete`."""
+        return self._record_end(await self._run_end(self._end_with(self._build_completion(result, retention))))
 
     async def release(self) -> bool:
-        """As `Claim.release`."""
-        return self._was_held(await self._ended_by(self._ending(self._passage.release())))
+        """Release the claim; see `Claim.release`."""
+        return self._record_end(await self._run_end(self._end_with(self._attempt.build_release())))
 
     async def extend(self, lease: Duration | None = None) -> bool:
-        """As `Claim.extend`."""
-        return await self._context.aio_link.run(self._extending(lease))
+        """Renew the lease; see `Claim.extend`."""
+        return await self._context.aio_link.run(self._build_extension(lease))
 
     async def checkpoint(self, data: object) -> bool:
-        """As `Claim.checkpoint`."""
-        return await self._context.aio_link.run(_noting(self._context, self._passage, data)[1])
+        """Store data for the next attempt; see `Claim.checkpoint`."""
+        return await self._context.aio_link.run(_checkpoint_call(self._context, self._attempt, data)[1])
 
-    async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - it answers, it does not raise
-        """As `Claim.wait`."""
+    async def wait(self, timeout: Duration) -> State:  # noqa: ASYNC109 - a timeout returns a state and does not raise
+        """Wait until the claim of another owner ends, then claim again; see `Claim.wait`."""
         end = monotonic() + milliseconds(timeout, "timeout", zero=True) / 1000
         if self.state != "in_progress":
             return self.state
-        async with self._context.aio_link.waiting(self._passage.record[0]) as wake:
+        async with self._context.aio_link.waiting(self._attempt.record[0]) as wake:
             while True:
-                self._take(await claimed(self._context, self._passage))
+                self._set_reply(await acquire_async(self._context, self._attempt))
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state
-                await woken(wake, min(left, 1.0, max(self._answer.left_ms / 1000, 0.01)))
+                await wait_for_wakeup(wake, min(left, 1.0, max(self._reply.left_ms / 1000, 0.01)))

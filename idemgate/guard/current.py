@@ -1,4 +1,4 @@
-"""The facts of the guarded run or the delivery that code is part of."""
+"""The execution that the running code is part of: a guarded call or a delivery."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from idemgate.core.keys import Key, text_of
 from idemgate.errors import NoCurrentExecution
 from idemgate.store.context import Context
 
-__all__ = ["AioExecution", "Execution", "current", "enter", "executing", "leave"]
+__all__ = ["AioExecution", "Execution", "current", "reset_current", "set_current", "use_execution"]
 
 Save = Callable[[object], "tuple[Context, Call[bool]]"]
-"""Builds the call that keeps a checkpoint, and names the gate that carries it."""
+"""A function that builds the call that stores a checkpoint, and returns its context."""
 _current: ContextVar[Execution] = ContextVar("idemgate_current")
 
 
 class Execution:
-    """The guarded run or delivery that this code is part of; get it with `idemgate.current()`.
+    """The guarded call or delivery that the running code is part of. Get it with `idemgate.current()`.
 
-    `token` is the fencing token: a later owner of this key has a higher one. It is 0 where the call runs unguarded.
-    Tokens of different keys do not compare. A token does not prevent a second effect after a crash; an idempotency key
-    that is stored in the transaction of the effect does.
-
-    `attempt` is 1 for the first. `lease_lost` turns true when the lease is known to be lost: stop.
-    `recovered` is what an earlier attempt stored with `checkpoint`, None if nothing. `aio.checkpoint` is the awaiting
-    form.
+    Attributes:
+        token: the fencing token. A later owner of this key has a higher one. It is 0 where the call runs unguarded.
+            Tokens of different keys do not compare. A token does not prevent a second effect after a crash. An
+            idempotency key that is stored in the transaction of the effect does.
+        attempt: the number of this attempt; 1 is the first.
+        lease_lost: True once the lease is known to be lost: stop.
+        recovered: the checkpoint of an earlier attempt, or None.
+        aio: the async form, for `await current().aio.checkpoint(...)`.
     """
 
     __slots__ = ("_ended", "_key", "_lost", "_save", "attempt", "recovered", "token")
@@ -43,39 +44,48 @@ class Execution:
 
     @property
     def key(self) -> str:
-        """The idempotency key, or the key of the message, as text. Its scope is not part of it."""
+        """The idempotency key, or the key of the message, as text without its scope."""
         return text_of(self._key)
 
     @property
     def lease_lost(self) -> bool:
+        """True once the lease is known to be lost: stop."""
         return self._lost
 
     def end(self) -> None:
-        """Mark the work as ended: from now on a refused renewal is no loss, because the claim is being completed or
-        released."""
+        """Mark the work as ended. A renewal that is refused from now on is no loss, because the claim is ending."""
         self._ended = True
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
+        """True once the work has ended."""
         return self._ended
 
     def lose(self) -> bool:
-        """Note that the heartbeat found no lease. Return whether it is lost, rather than ended."""
+        """Record that a heartbeat found no lease. Return True if the lease is lost, and False if the work ended."""
         if not self._ended:
             self._lost = True
         return not self._ended
 
     def checkpoint(self, data: object) -> bool:
-        """Store a note for the next attempt, in case this one does not finish. One round trip.
+        """Store data for the next attempt, in case this one does not finish. One round trip.
 
-        It makes the window for a second effect smaller and does not close it. Return False if the lease is lost:
-        nothing was written. Raise InvalidArgument if the data cannot be stored.
+        It shortens the time in which a crash can cause a second effect. It does not prevent one.
+
+        Returns:
+            False if the lease is lost; nothing was written.
+
+        Raises:
+            InvalidArgument: the data cannot be stored.
+            NoCurrentExecution: the call is not guarded.
+            StoreError: the store did not answer.
         """
         context, call = self._checkpoint(data)
-        return self._noted(context.link.run(call))
+        return self._record_reply(context.link.run(call))
 
     @property
     def aio(self) -> AioExecution:
+        """The async form."""
         return AioExecution(self)
 
     def _checkpoint(self, data: object) -> tuple[Context, Call[bool]]:
@@ -85,7 +95,7 @@ class Execution:
             )
         return self._save(data)
 
-    def _noted(self, held: bool) -> bool:
+    def _record_reply(self, held: bool) -> bool:
         if not held:
             self.lose()
         return held
@@ -102,11 +112,15 @@ class AioExecution:
     async def checkpoint(self, data: object) -> bool:
         """Store a note for the next attempt; see `Execution.checkpoint`."""
         context, call = self._execution._checkpoint(data)
-        return self._execution._noted(await context.aio_link.run(call))
+        return self._execution._record_reply(await context.aio_link.run(call))
 
 
 def current() -> Execution:
-    """Return the guarded run or delivery that the caller is part of. Raise NoCurrentExecution if there is none."""
+    """Return the guarded call or delivery that the caller is part of.
+
+    Raises:
+        NoCurrentExecution: the caller is not part of one.
+    """
     try:
         return _current.get()
     except LookupError:
@@ -115,17 +129,17 @@ def current() -> Execution:
         ) from None
 
 
-enter: Callable[[Execution], Token[Execution]] = _current.set
-"""Make `current()` return this execution, until `leave` gets the token that this returned."""
-leave: Callable[[Token[Execution]], None] = _current.reset
-"""Make `current()` return the execution of before."""
+set_current: Callable[[Execution], Token[Execution]] = _current.set
+"""Make `current()` return this execution until `reset_current` gets the returned token."""
+reset_current: Callable[[Token[Execution]], None] = _current.reset
+"""Make `current()` return the previous execution."""
 
 
 @contextmanager
-def executing(execution: Execution) -> Generator[Execution]:
+def use_execution(execution: Execution) -> Generator[Execution]:
     """Make `current()` return this execution inside the block."""
-    reset = enter(execution)
+    token = set_current(execution)
     try:
         yield execution
     finally:
-        leave(reset)
+        reset_current(token)

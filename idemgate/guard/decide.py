@@ -1,4 +1,4 @@
-"""Look at a key, and decide about one whose owner vanished."""
+"""Inspect a key, forget it, or resolve one whose owner lost its lease."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from idemgate.store.context import Context
 
 __all__ = ["forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
 
-Answer = tuple[str, int]
-"""A status word, and the milliseconds that are left of a live owner's lease."""
+Reply = tuple[str, int]
+"""A status word, and the ms that are left of a live owner's lease."""
 
 
 class Decision:
-    """A decision about one key. `call` builds its request from the record that was just read.
+    """A decision about one key.
 
-    Build one, send `inspect`, then `call` with its answer; do both again while the answer says "changed".
+    Send `inspect`, then the call built from its reply. Repeat both while the answer is "changed".
     """
 
     def __init__(self, context: Context, key: Key, scope: str, word: str) -> None:
@@ -31,13 +31,14 @@ class Decision:
         self.word = word
         self.request = token()
         for cache in tuple(context.caches):
-            cache.drop(self.record[0])
+            cache.evict(self.record[0])
 
     def inspect(self) -> Call[Record]:
+        """Build the call that reads the record."""
         return self.claims.inspect(self.record)
 
-    def result(self, answer: Answer) -> bool:
-        """Return whether the record was changed. Raises AlreadyInProgress if a live owner holds the key."""
+    def result(self, answer: Reply) -> bool:
+        """Return True if the record was changed. Raise AlreadyInProgress if a live owner holds the key."""
         word, left_ms = answer
         if word == "busy":
             raise AlreadyInProgress(text_of(self.key), left_ms / 1000)
@@ -45,25 +46,25 @@ class Decision:
 
 
 def inspect_call(context: Context, key: Key, scope: str) -> Call[Record]:
-    """Build the call that reads what is stored for a key."""
+    """Build the call that reads the record of a key."""
     claims = Claims(context.namespace, context.clock)
     return claims.inspect(claims.key(scope, key))
 
 
 def forget(context: Context, key: Key, scope: str, force: bool) -> bool:
-    """Delete the record of a key. False if there was none."""
+    """Delete the record of a key. Return False if there was none."""
     decision, build = _forget(context, key, scope, force)
     return _decide(context, decision, build)
 
 
 async def forget_async(context: Context, key: Key, scope: str, force: bool) -> bool:
-    """Delete the record of a key, awaiting."""
+    """Delete the record of a key; see `forget`."""
     decision, build = _forget(context, key, scope, force)
     return await _decide_async(context, decision, build)
 
 
 def resolve(context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration) -> bool:
-    """Decide what becomes of a key whose owner vanished. False if there is nothing to decide."""
+    """Decide the state of a key whose owner lost its lease. Return False if there is nothing to decide."""
     decision, build = _resolve(context, key, scope, done, result, retention)
     return _decide(context, decision, build)
 
@@ -71,27 +72,27 @@ def resolve(context: Context, key: Key, scope: str, done: bool, result: object, 
 async def resolve_async(
     context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration
 ) -> bool:
-    """Decide what becomes of a key whose owner vanished, awaiting."""
+    """Decide the state of a key whose owner lost its lease; see `resolve`."""
     decision, build = _resolve(context, key, scope, done, result, retention)
     return await _decide_async(context, decision, build)
 
 
-Build = Callable[[Record], Call[Answer]]
+Build = Callable[[Record], Call[Reply]]
 
 
 def _forget(context: Context, key: Key, scope: str, force: bool) -> tuple[Decision, Build]:
     decision = Decision(context, key, scope, "forgotten")
-    return decision, lambda found: decision.claims.forget(decision.record, decision.request, found, force)
+    return decision, lambda record: decision.claims.forget(decision.record, decision.request, record, force)
 
 
 def _resolve(
     context: Context, key: Key, scope: str, done: bool, result: object, retention: Duration
 ) -> tuple[Decision, Build]:
     decision = Decision(context, key, scope, "ok")
-    data, span = context.codec.encode(result, "result"), milliseconds(retention, "retention")
+    data, retention_ms = context.codec.encode(result, "result"), milliseconds(retention, "retention")
 
-    def build(found: Record) -> Call[Answer]:
-        return decision.claims.resolve(decision.record, decision.request, found, done, span, b"v", data)
+    def build(record: Record) -> Call[Reply]:
+        return decision.claims.resolve(decision.record, decision.request, record, done, retention_ms, b"v", data)
 
     return decision, build
 

@@ -1,4 +1,7 @@
-"""The decorator's two drivers, one blocking and one awaiting. They perform; what to do is decided in `core.passage`."""
+"""The decorated function and its two drivers, one blocking and one async.
+
+The drivers send requests; `ClaimAttempt` decides what to send.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.calls import Call
-from idemgate.core.functions import awaited
 from idemgate.core.key_template import FingerprintSpec, KeySpec
 from idemgate.core.keys import Key, record, text_of
+from idemgate.core.validation import is_async
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -23,331 +26,374 @@ from idemgate.errors import (
     StoreError,
     UnexpectedData,
 )
-from idemgate.guard.acquire import asked, claimed, left, undone
-from idemgate.guard.attempt import Answer, Guard, Passage, Seen, Wait
+from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_async
+from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
 from idemgate.guard.calls import Claims, Entry, State
-from idemgate.guard.current import Execution, executing
-from idemgate.guard.heartbeat import attempt_seconds, beating, woken
-from idemgate.guard.local import Local
+from idemgate.guard.current import Execution, use_execution
+from idemgate.guard.heartbeat import Heartbeat, reply_timeout, wait_for_wakeup
+from idemgate.guard.local import LocalGuard
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
     import tenacity
 
 
-__all__ = ["Guarded"]
+__all__ = ["GuardedFunction"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
 
 
-class Guarded:
-    """One decorated function: which key and fingerprint its arguments have, and the drivers that run it through its
-    guard."""
+class GuardedFunction:
+    """One decorated function: its key, its fingerprint, and the drivers that guard its calls."""
 
     def __init__(
         self,
         context: Context,
-        guard: Guard,
+        options: OnceOptions,
         key: KeySpec,
         fingerprint: FingerprintSpec | None,
         retry: tenacity.BaseRetrying | None,
-        remember: int,
+        cache_size: int,
     ) -> None:
         self.context = context
         self.claims = Claims(context.namespace, context.clock)
-        self.guard = guard
+        self.options = options
         self.key = key
         self.fingerprint = fingerprint
         self.retry = retry
-        self.seen = Seen(remember, monotonic if context.clock is None else context.now) if remember else None
-        if self.seen is not None:
-            context.caches.add(self.seen)
-        self.local = Local()
-        self.patience = max(context.timeout, guard.lease / 1000)
-        self.attempt = attempt_seconds(guard.lease)
+        self.cache = DoneCache(cache_size, monotonic if context.clock is None else context.now) if cache_size else None
+        if self.cache is not None:
+            context.caches.add(self.cache)
+        self.local = LocalGuard()
+        self.end_timeout = max(context.timeout, options.lease / 1000)
+        self.reply_timeout = reply_timeout(options.lease)
 
     def wrap(self, func: Any) -> Any:
-        """The function behind its guard; signature, name and kind of the function stay as they are."""
-        import wrapt  # it looks for entry points, which takes longer than the rest of this package
+        """Return the guarded function. Its signature, name and kind stay as they are."""
+        import wrapt  # it scans entry points, which takes longer than importing this package
 
         inner = getattr(func, "__func__", func)
-        return wrapt.FunctionWrapper(func, self.await_call if awaited(inner) else self.call)
+        return wrapt.FunctionWrapper(func, self.call_async if is_async(inner) else self.call)
 
-    # The blocking driver.
+    # Blocking driver
 
     def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Guard one blocking call."""
         key = self.key.of(instance, args, kwargs)
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
-        if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
+        if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        passage = Passage(self.guard, self.claims, key, fingerprint)
+        attempt = ClaimAttempt(self.options, self.claims, key, fingerprint)
         work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
-        answer, guarded = self._enter(passage)
-        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
-            return answer.give()  # type: ignore[no-any-return]
-        if answer is not None or not guarded or self.guard.at_most_once:
-            with self._running_free(passage, guarded or answer is not None):
+        duplicate, guarded = self._acquire(attempt)
+        if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
+            return duplicate.unwrap()  # type: ignore[no-any-return]
+        if duplicate is not None or not guarded or self.options.at_most_once:
+            with self._run_without_lease(attempt, guarded or duplicate is not None):
                 return work(*args, **kwargs)
-        with self._running(passage) as beats:
+        with self._start_heartbeat(attempt) as heartbeat:
             try:
                 result = work(*args, **kwargs)
             except BaseException as error:
-                beats.end_work()
-                failed = passage.fail(error)
+                heartbeat.end_work()
+                failed = attempt.build_failure(error)
                 if failed is not None:
-                    self._settle_quietly(passage, failed)
+                    self._end_claim(attempt, failed)
                 raise
-            beats.end_work()
-            self._settle_quietly(passage, passage.complete(result), done=True)
+            heartbeat.end_work()
+            self._end_claim(attempt, attempt.build_completion(result), done=True)
         return result
 
-    def _enter(self, passage: Passage) -> tuple[Answer | None, bool]:
-        """(what the duplicate gets or None to run, whether the store guards the run)."""
-        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
-            return known, True
+    def _acquire(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
+        """Claim the key of one call.
+
+        Return the result of a duplicate, or None to run, and whether the store guards the run.
+        """
+        if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
+            return cached, True
         context = self.context
         try:
-            try:  # as `asked`, without calling it
-                entry = (context._link or context.link).run(passage.enter())
+            try:  # as `acquire`, inlined for speed
+                entry = (context._link or context.link).run(attempt.build_claim())
             except NotDurable:
-                undone(context, passage)
+                rollback(context, attempt)
                 raise
-            verdict = passage.judge(entry)
-            if isinstance(verdict, Wait):
-                verdict = self._wait(passage)
-            return self._noted(passage, verdict), True
+            outcome = attempt.interpret_reply(entry)
+            if isinstance(outcome, WaitForOwner):
+                outcome = self._wait(attempt)
+            return self._record_entry(attempt, outcome), True
         except StoreError as error:
-            return self._without_store(passage, error), False
+            return self._without_store(attempt, error), False
 
-    def _wait(self, passage: Passage) -> Answer | None:
-        with self.context.link.waiting(passage.record[0]) as waiter:
-            # Subscribed first, then asked once more: what ended in between is not missed.
-            while isinstance(verdict := passage.judge(asked(self.context, passage)), Wait):
-                waiter.wait(verdict.seconds)
-        return verdict
+    def _wait(self, attempt: ClaimAttempt) -> DuplicateResult | None:
+        """Wait until the other owner ends. Return the result of a duplicate, or None to run."""
+        with self.context.link.waiting(attempt.record[0]) as waiter:
+            # Claim again after subscribing, because the owner may have ended before the subscription.
+            while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
+                waiter.wait(outcome.seconds)
+        return outcome
 
-    def _settle_quietly(self, passage: Passage, call: Call[bool], done: bool = False) -> None:
-        """Ends a claim. The work has run: that the store is away must not make the caller run it again, so it is
-        counted, not raised."""
+    def _end_claim(self, attempt: ClaimAttempt, call: Call[bool], done: bool = False) -> None:
+        """Send the end of a claim. Count a store error instead of raising it.
+
+        The work has run, so an error must not make the caller run it again.
+        """
         context = self.context
         try:
-            held = (context._link or context.link).run(call, self.patience, self.attempt)
+            held = (context._link or context.link).run(call, self.end_timeout, self.reply_timeout)
         except StoreError as error:
-            self._unsaved(passage, error)
+            self._record_unended(attempt, error)
         else:
-            self._settled(passage, held, done)
+            self._record_end(attempt, held, done)
 
-    # The awaiting driver.
+    # Async driver
 
-    async def await_call(
+    async def call_async(
         self,
         wrapped: Callable[..., Awaitable[R]],
         instance: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> R:
+        """Guard one async call."""
         key = self.key.of(instance, args, kwargs)
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
-        if self.seen is not None and (shared := self._shared(self.seen, key, fingerprint)) is not None:
+        if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        passage = Passage(self.guard, self.claims, key, fingerprint)
+        attempt = ClaimAttempt(self.options, self.claims, key, fingerprint)
         work: Callable[..., Awaitable[R]] = wrapped
         if self.retry:
-            work = functools.partial(cast("Callable[..., Awaitable[R]]", _asynchronous(self.retry)), wrapped)
-        answer, guarded = await self._await_enter(passage)
-        if answer is not None and not (self.guard.shadow and self._shadowed(passage)):
-            return answer.give()  # type: ignore[no-any-return]
-        if answer is not None or not guarded or self.guard.at_most_once:
-            with self._running_free(passage, guarded or answer is not None):
+            work = functools.partial(cast("Callable[..., Awaitable[R]]", _to_async(self.retry)), wrapped)
+        duplicate, guarded = await self._acquire_async(attempt)
+        if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
+            return duplicate.unwrap()  # type: ignore[no-any-return]
+        if duplicate is not None or not guarded or self.options.at_most_once:
+            with self._run_without_lease(attempt, guarded or duplicate is not None):
                 return await work(*args, **kwargs)
-        with self._running(passage) as beats:
+        with self._start_heartbeat(attempt) as heartbeat:
             try:
                 result = await work(*args, **kwargs)
             except BaseException as error:
-                beats.end_work()
-                failed = passage.fail(error)
+                heartbeat.end_work()
+                failed = attempt.build_failure(error)
                 if failed is not None:
-                    await self._await_settle_quietly(passage, beats, failed)
+                    await self._end_claim_async(attempt, heartbeat, failed)
                 raise
-            beats.end_work()
-            await self._await_settle_quietly(passage, beats, passage.complete(result), done=True)
+            heartbeat.end_work()
+            await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
         return result
 
-    async def _await_enter(self, passage: Passage) -> tuple[Answer | None, bool]:
-        if self.seen is not None and (known := self._known(self.seen, passage)) is not None:
-            return known, True
+    async def _acquire_async(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
+        """Claim the key of one call; see `_acquire`."""
+        if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
+            return cached, True
         try:
-            asking = self.context.aio_link.start(passage.enter())
-            try:  # as `claimed`, without one more coroutine
-                entry = await asking.answer
+            pending = self.context.aio_link.start(attempt.build_claim())
+            try:  # as `acquire_async`, without another coroutine
+                entry = await pending.answer
             except (NotDurable, asyncio.CancelledError) as error:
-                await left(self.context, passage, asking, error)
+                await rollback_async(self.context, attempt, pending, error)
                 raise
-            verdict = passage.judge(entry)
-            if isinstance(verdict, Wait):
-                verdict = await self._await_wait(passage)
-            return self._noted(passage, verdict), True
+            outcome = attempt.interpret_reply(entry)
+            if isinstance(outcome, WaitForOwner):
+                outcome = await self._wait_async(attempt)
+            return self._record_entry(attempt, outcome), True
         except StoreError as error:
-            return self._without_store(passage, error), False
+            return self._without_store(attempt, error), False
 
-    async def _await_wait(self, passage: Passage) -> Answer | None:
-        async with self.context.aio_link.waiting(passage.record[0]) as wake:
-            while isinstance(verdict := passage.judge(await claimed(self.context, passage)), Wait):
-                await woken(wake, verdict.seconds)
-        return verdict
+    async def _wait_async(self, attempt: ClaimAttempt) -> DuplicateResult | None:
+        """Wait until the other owner ends; see `_wait`."""
+        async with self.context.aio_link.waiting(attempt.record[0]) as wake:
+            while isinstance(
+                outcome := attempt.interpret_reply(await acquire_async(self.context, attempt)), WaitForOwner
+            ):
+                await wait_for_wakeup(wake, outcome.seconds)
+        return outcome
 
-    async def _await_settle_quietly(
-        self, passage: Passage, beats: beating, call: Call[bool], done: bool = False
+    async def _end_claim_async(
+        self, attempt: ClaimAttempt, heartbeat: Heartbeat, call: Call[bool], done: bool = False
     ) -> None:
-        """Finishes, and renews the lease until it has, even when the caller is cancelled meanwhile."""
+        """Send the end of a claim; see `_end_claim`.
+
+        If the caller is cancelled, a background task renews the lease until the reply.
+        """
         link = self.context.aio_link
-        ending = link.start(call, self.patience, self.attempt)
+        pending = link.start(call, self.end_timeout, self.reply_timeout)
         try:
-            held = await ending.answer
+            held = await pending.answer
         except StoreError as error:
-            self._unsaved(passage, error)
+            self._record_unended(attempt, error)
         except asyncio.CancelledError:
-            beats.hand_over()
-            link.spawn(self._await_settled(passage, beats, ending.outcome(), done))
+            heartbeat.hand_over()
+            link.spawn(self._record_end_later(attempt, heartbeat, pending.outcome(), done))
             raise
         else:
-            self._settled(passage, held, done)
+            self._record_end(attempt, held, done)
 
-    async def _await_settled(self, passage: Passage, beats: beating, ending: asyncio.Future[bool], done: bool) -> None:
+    async def _record_end_later(
+        self, attempt: ClaimAttempt, heartbeat: Heartbeat, pending: asyncio.Future[bool], done: bool
+    ) -> None:
+        """Wait for the reply to the end of a cancelled call, then stop its heartbeat."""
         try:
-            self._settled(passage, await ending, done)
+            self._record_end(attempt, await pending, done)
         except StoreError as error:
-            self._unsaved(passage, error)
+            self._record_unended(attempt, error)
         finally:
-            beats.stop()
+            heartbeat.stop()
 
-    # What both share.
+    # Shared by both drivers
 
-    def _shared(self, seen: Seen, key: Key, fingerprint: bytes) -> Answer | None:
-        """What all duplicates get, where that is known, sooner than anything else is made for the call."""
-        known = seen.recall(record(self.context.namespace, self.guard.scope, key), fingerprint)
-        if known is None or known.answer is None or self.guard.shadow:
+    def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> DuplicateResult | None:
+        """Return the cached result that all duplicates share, or None.
+
+        This runs before the objects of the call are built, because it is the fastest path.
+        """
+        cached = cache.lookup(record(self.context.namespace, self.options.scope, key), fingerprint)
+        if cached is None or cached.shared_result is None or self.options.shadow:
             return None
-        self.context.counters.add_each("once.remembered", _COUNTED[known.entry.state])
-        return known.answer
+        self.context.counters.add_each("once.remembered", _COUNTER_NAMES[cached.entry.state])
+        return cached.shared_result
 
-    def _known(self, seen: Seen, passage: Passage) -> Answer | None:
-        known = seen.recall(passage.record[0], passage.fingerprint)
-        if known is None:
+    def _lookup(self, cache: DoneCache, attempt: ClaimAttempt) -> DuplicateResult | None:
+        """Return the result of a duplicate from the cache, or None."""
+        cached = cache.lookup(attempt.record[0], attempt.fingerprint)
+        if cached is None:
             return None
-        self.context.counters.add_each("once.remembered", _COUNTED[known.entry.state])
-        return passage.recognise(known)
+        self.context.counters.add_each("once.remembered", _COUNTER_NAMES[cached.entry.state])
+        return attempt.answer_from_cache(cached)
 
-    def _noted(self, passage: Passage, verdict: Answer | None) -> Answer | None:
-        entry = passage.entry
+    def _record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
+        """Count the reply to a claim, and cache a done key."""
+        entry = attempt.entry
         if entry.state == "started":
             self.context.counters.add("once.started")
             if entry.taken_over:
                 self.context.counters.add("once.taken_over")
+                key = text_of(attempt.key)
                 log.warning(
-                    "once.taken_over",
-                    extra={"key": text_of(passage.key), "token": entry.token, "attempt": entry.attempt},
-                )
+                    "once.taken_over key=%r token=%d attempt=%d", key, entry.token, entry.attempt,
+                    extra={"key": key, "token": entry.token, "attempt": entry.attempt},
+                )  # fmt: skip
         else:
-            self.context.counters.add(_COUNTED[entry.state])
-            if entry.state == "done" and self.seen is not None and entry.left_ms > 0:
-                self.seen.keep(passage.record[0], passage.fingerprint, entry, entry.left_ms)
-        return verdict
+            self.context.counters.add(_COUNTER_NAMES[entry.state])
+            if entry.state == "done" and self.cache is not None and entry.left_ms > 0:
+                self.cache.store(attempt.record[0], attempt.fingerprint, entry, entry.left_ms)
+        return outcome
 
-    def _shadowed(self, passage: Passage) -> bool:
-        """What would be dropped runs all the same; it is counted."""
+    def _record_shadowed(self, attempt: ClaimAttempt) -> bool:
+        """Count and log a duplicate that runs because of `shadow`."""
         self.context.counters.add("once.shadowed")
-        log.info("once.would_drop", extra={"key": text_of(passage.key), "state": passage.entry.state})
+        key, state = text_of(attempt.key), attempt.entry.state
+        log.info("once.would_drop key=%r state=%s", key, state, extra={"key": key, "state": state})
         return True
 
-    def _running(self, passage: Passage) -> beating:
-        """Renewals until the block is left; `current()` answers while the work runs."""
-        entry = passage.entry
+    def _start_heartbeat(self, attempt: ClaimAttempt) -> Heartbeat:
+        """Renew the lease until the block is left. `current()` works while the work runs."""
+        entry = attempt.entry
         recovered = self.context.codec.decode(entry.checkpoint) if entry.checkpoint else None
-        save = functools.partial(self._note, passage)
-        execution = Execution(passage.key, entry.token, entry.attempt, recovered, save)
-        return beating(self.context, self.guard.lease, passage.renew, execution)
+        build_checkpoint = functools.partial(self._checkpoint_call, attempt)
+        execution = Execution(attempt.key, entry.token, entry.attempt, recovered, build_checkpoint)
+        return Heartbeat(self.context, self.options.lease, attempt.build_renewal, execution)
 
-    def _note(self, passage: Passage, data: object) -> tuple[Context, Call[bool]]:
-        note = self.context.codec.encode(data, "checkpoint")  # the guard's codec has a limit that is meant for results
-        return self.context, passage.claims.checkpoint(passage.record, passage.owner, note)
+    def _checkpoint_call(self, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
+        """Build the call that stores a checkpoint."""
+        packed = self.context.codec.encode(data, "checkpoint")  # not the codec of the options: its limit is for results
+        return self.context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
 
     @contextmanager
-    def _running_free(self, passage: Passage, guarded: bool) -> Generator[None]:
-        """Without a lease: marked before it runs, in shadow, or not guarded by the store at all."""
-        with executing(self._free(passage)), self._locally(passage, guarded):
+    def _run_without_lease(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
+        """Run with `at_most_once`, in shadow mode, or without the store."""
+        with use_execution(self._execution_without_lease(attempt)), self._run_locally(attempt, guarded):
             yield
 
-    def _free(self, passage: Passage) -> Execution:
-        entry = passage.entry
-        save = functools.partial(self._note, passage) if self.guard.shadow else None
+    def _execution_without_lease(self, attempt: ClaimAttempt) -> Execution:
+        """Return the execution for `current()` of a run without a lease."""
+        entry = attempt.entry
+        build_checkpoint = functools.partial(self._checkpoint_call, attempt) if self.options.shadow else None
         if entry.state == "started":
-            return Execution(passage.key, entry.token, entry.attempt, None, save)
-        return Execution(passage.key, 0, 1, None, save)
+            return Execution(attempt.key, entry.token, entry.attempt, None, build_checkpoint)
+        return Execution(attempt.key, 0, 1, None, build_checkpoint)
 
     @contextmanager
-    def _locally(self, passage: Passage, guarded: bool) -> Generator[None]:
-        if guarded or self.guard.on_store_error != "local":
+    def _run_locally(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
+        """Mark the key in this process's guard while the block runs, if `on_store_error` is "local"."""
+        if guarded or self.options.on_store_error != "local":
             yield
         else:
-            with self.local.running(passage.record[0], self.guard.retention, self.guard.at_most_once):
+            with self.local.hold(attempt.record[0], self.options.retention, self.options.at_most_once):
                 yield
 
-    def _without_store(self, passage: Passage, error: StoreError) -> Answer | None:
-        """What `on_store_error` says: raise, run unguarded, or run guarded by this process alone."""
-        policy = self.guard.on_store_error
+    def _without_store(self, attempt: ClaimAttempt, error: StoreError) -> DuplicateResult | None:
+        """Apply `on_store_error`: raise, run unguarded, or guard the run within this process."""
+        policy = self.options.on_store_error
         if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
             raise error
         self.context.counters.add(f"once.store_error.{policy}")
-        log.error("once.store_error", extra={"key": text_of(passage.key), "policy": policy, "error": str(error)})
+        key = text_of(attempt.key)
+        log.error(
+            "once.store_error key=%r policy=%s: %s", key, policy, error,
+            extra={"key": key, "policy": policy, "error": str(error)},
+        )  # fmt: skip
         if policy == "run":
             return None
-        state = self.local.enter(passage.record[0])
+        state = self.local.claim(attempt.record[0])
         if state == "started":
             return None
-        passage.entry = Entry("done" if state == "done" else "in_progress")
-        return self._local_answer(text_of(passage.key), state)
+        attempt.entry = Entry("done" if state == "done" else "in_progress")
+        return self._local_answer(key, state)
 
-    def _local_answer(self, key: str, state: str) -> Answer:
+    def _local_answer(self, key: str, state: str) -> DuplicateResult:
+        """Return the result of a duplicate that this process's guard found."""
         if state == "in_progress":
-            skip = self.guard.on_in_progress == "skip"
-            return Answer() if skip else Answer(error=AlreadyInProgress(key, self.guard.lease / 1000))
-        if self.guard.on_done == "skip":
-            return Answer()
-        why = "it ran here while the store was away"
-        return Answer(error=AlreadyDone(key) if self.guard.on_done == "raise" else ResultUnavailable(key, why))
+            skip = self.options.on_in_progress == "skip"
+            return (
+                DuplicateResult() if skip else DuplicateResult(error=AlreadyInProgress(key, self.options.lease / 1000))
+            )
+        if self.options.on_done == "skip":
+            return DuplicateResult()
+        reason = "it ran in this process while the store was unavailable"
+        return DuplicateResult(
+            error=AlreadyDone(key) if self.options.on_done == "raise" else ResultUnavailable(key, reason)
+        )
 
-    def _settled(self, passage: Passage, held: bool, done: bool) -> None:
+    def _record_end(self, attempt: ClaimAttempt, held: bool, done: bool) -> None:
+        """Count the reply to the end of a claim, and cache a completed key."""
         if not held:
             self.context.counters.add("once.lease_lost")
-            log.warning("once.lease_lost", extra={"key": text_of(passage.key)})
+            key = text_of(attempt.key)
+            log.warning("once.lease_lost key=%r", key, extra={"key": key})
         elif done:
             self.context.counters.add("once.completed")
-            if passage.result[0] == b"n":
-                self.context.counters.add("once.unstored")
-                log.warning("once.unstored", extra={"key": text_of(passage.key)})
-            if self.seen is not None:
-                self.seen.keep(passage.record[0], passage.fingerprint, passage.finished(), self.guard.retention)
+            if attempt.result[0] == b"n":
+                self.context.counters.add("once.result_not_stored")
+                key = text_of(attempt.key)
+                log.warning("once.result_not_stored key=%r", key, extra={"key": key})
+            if self.cache is not None:
+                self.cache.store(
+                    attempt.record[0], attempt.fingerprint, attempt.build_done_entry(), self.options.retention
+                )
 
-    def _unsaved(self, passage: Passage, error: StoreError) -> None:
-        name = "once.not_durable" if isinstance(error, NotDurable) else "once.unsaved"
+    def _record_unended(self, attempt: ClaimAttempt, error: StoreError) -> None:
+        """Count and log a store error at the end of a claim."""
+        name = "once.not_durable" if isinstance(error, NotDurable) else "once.completion_lost"
         self.context.counters.add(name)
-        log.error(name, extra={"key": text_of(passage.key), "error": str(error)})
+        key = text_of(attempt.key)
+        log.error("%s key=%r: %s", name, key, error, extra={"key": key, "error": str(error)})
 
 
-_COUNTED = {state: f"once.{state}" for state in get_args(State)}
-"""Under which name each answer of a claim is counted."""
+_COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}
+"""The counter of each reply to a claim."""
 
 
-def _asynchronous(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
-    """The same policy for a coroutine function; strategies are shared, the loop is tenacity's own."""
+def _to_async(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
+    """Return the same retry policy for a coroutine function. Strategies are shared; tenacity makes the loop."""
     import tenacity
 
     if isinstance(retry, tenacity.AsyncRetrying):
         return retry.copy()
-    facts = {name: getattr(retry, name) for name in _STRATEGIES}
-    return tenacity.AsyncRetrying(**facts)
+    strategies = {name: getattr(retry, name) for name in _STRATEGIES}
+    return tenacity.AsyncRetrying(**strategies)
 
 
 _STRATEGIES = (

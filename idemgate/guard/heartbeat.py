@@ -10,56 +10,62 @@ from typing import Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
-from idemgate.guard.current import Execution, enter, leave
+from idemgate.guard.current import Execution, reset_current, set_current
 from idemgate.store.context import Context
-from idemgate.store.heartbeat import Kept
+from idemgate.store.heartbeat import LeaseRenewal
 
-__all__ = ["attempt_seconds", "beating", "woken"]
+__all__ = ["Heartbeat", "reply_timeout", "wait_for_wakeup"]
 
 
-def attempt_seconds(lease: int) -> float | None:
-    """Return how long one try of a completion may wait for its reply: a third of the lease (ms), in seconds.
+def reply_timeout(lease: int) -> float | None:
+    """Return how long one try of a completion may wait for its reply, in seconds: a third of the lease (ms).
 
-    None where a connection that does not answer is given up sooner anyway."""
+    Return None if the socket timeout of a connection is shorter.
+    """
     third = lease / 3000
     return third if third < SOCKET_TIMEOUT else None
 
 
-class beating(Kept):  # noqa: N801 - used as a function, like the context managers of contextlib
-    """Renew a lease from the gate's heartbeat thread, every sixth of it, until the block is left.
+class Heartbeat(LeaseRenewal):
+    """A context manager that renews a lease every sixth of it, from the gate's heartbeat thread.
 
-    The block holds the completion, too: call `end_work` when the work has returned, and leave the block when the store
-    has answered. If the renewals ended with the work, a completion on a connection that does not answer could outlast
-    the lease, and another caller would run the work again.
+    The block includes the completion. Call `end_work` when the work has returned, and leave the block when the store
+    has answered. Otherwise a completion on a slow connection could outlast the lease, and another caller would run the
+    work again.
 
-    `lease` is in ms. `execution` is marked when the lease is lost while the work runs. With `inside`, `current()`
+    `lease` is in ms. `execution` is marked when the lease is lost while the work runs. With `with_current`, `current()`
     returns `execution` until `end_work`.
     """
 
-    __slots__ = ("_context", "_execution", "_handed_over", "_inside", "_renew", "_reset")
+    __slots__ = ("_context", "_execution", "_handed_over", "_renew", "_reset", "_with_current")
 
     def __init__(
-        self, context: Context, lease: int, renew: Callable[[], Call[bool]], execution: Execution, inside: bool = True
+        self,
+        context: Context,
+        lease: int,
+        renew: Callable[[], Call[bool]],
+        execution: Execution,
+        with_current: bool = True,
     ) -> None:
-        # As `Kept.__init__`, without calling it: each guarded call makes one of these.
+        # As `LeaseRenewal.__init__`, inlined for speed: each guarded call makes one heartbeat.
         self.lease = lease / 1000
         self.interval = lease / 6000
         self.last = monotonic()
         self.due = self.last + self.interval
         self._context = context
-        self._inside = inside
+        self._with_current = with_current
         self._renew = renew
         self._execution = execution
         self._handed_over = False
 
     def __enter__(self) -> Self:
-        if self._inside:
-            self._reset = enter(self._execution)
+        if self._with_current:
+            self._reset = set_current(self._execution)
         self._context.heartbeat.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._inside:
+        if self._with_current:
             self._leave()
         if not self._handed_over:
             self._context.heartbeat.remove(self)
@@ -67,7 +73,7 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
     def end_work(self) -> None:
         """Call this when the work has returned or raised. Renewals go on."""
         self._execution.end()
-        if self._inside:
+        if self._with_current:
             self._leave()
 
     def hand_over(self) -> None:
@@ -79,19 +85,22 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
         self._context.heartbeat.remove(self)
 
     def _leave(self) -> None:
-        self._inside = False
-        leave(self._reset)
+        self._with_current = False
+        reset_current(self._reset)
 
     def renew(self) -> Batch[None]:
-        return Batch([self._renew()], self._heard)
+        """Build the renewal; called by the heartbeat thread."""
+        return Batch([self._renew()], self._record_renewal)
 
-    def _heard(self, answers: list[bool]) -> None:
+    def _record_renewal(self, answers: list[bool]) -> None:
+        """Mark the lease as lost if the server refused the renewal."""
         if not answers[0]:
-            # Refused after the work has ended: the completion arrived first, or its own answer will report the loss.
+            # After the work has ended the completion reports a loss.
             self._lose()
 
     def overdue(self) -> None:
-        if not self._execution.ended:
+        """Mark the lease as lost because no renewal succeeded in time."""
+        if not self._execution.has_ended:
             self._lose()
 
     def _lose(self) -> None:
@@ -100,9 +109,11 @@ class beating(Kept):  # noqa: N801 - used as a function, like the context manage
             self._context.counters.add("once.lease_lost_while_running")
 
 
-async def woken(wake: asyncio.Event, seconds: float) -> None:
-    """Returns when woken, or after that many seconds. (`wait_for` of Python 3.11 loses a cancellation that comes with
-    the wake-up.)"""
+async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or for this many seconds.
+
+    `wait_for` of Python 3.11 loses a cancellation that arrives together with the event.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wake.wait()

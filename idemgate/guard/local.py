@@ -1,4 +1,4 @@
-"""A guard of this process alone, for when the store is away and the caller chose `on_store_error="local"`."""
+"""The guard within one process for `on_store_error="local"`, used while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from threading import Lock
 from time import monotonic
 
-__all__ = ["Local"]
+__all__ = ["LocalGuard"]
 
 LIMIT = 100_000
-"""Most keys remembered as done; the oldest are forgotten first."""
+"""The maximum number of done keys in memory. The oldest are evicted first."""
 
 
-class Local:
-    """Which keys this process is running, or ran while the store was away. Results are not kept."""
+class LocalGuard:
+    """The keys that this process runs, or ran while the store was unavailable. Results are not kept."""
 
     __slots__ = ("_done", "_lock", "_running")
 
@@ -24,8 +24,8 @@ class Local:
         self._done: OrderedDict[bytes, float] = OrderedDict()
         self._lock = Lock()
 
-    def enter(self, record: bytes) -> str:
-        """ "started" (now running here), "in_progress" or "done"."""
+    def claim(self, record: bytes) -> str:
+        """Claim a record in this process. Return "started", "in_progress" or "done"."""
         with self._lock:
             if record in self._running:
                 return "in_progress"
@@ -35,17 +35,19 @@ class Local:
             return "started"
 
     @contextmanager
-    def running(self, record: bytes, retention: int, even_failed: bool) -> Generator[None]:
-        """From `enter` to the end of the work: done if it returned, forgotten if it raised, unless `even_failed`.
-        `retention` in ms."""
+    def hold(self, record: bytes, retention: int, even_failed: bool) -> Generator[None]:
+        """Mark the record as done when the block ends.
+
+        A record whose block raised is forgotten, unless `even_failed`. `retention` is in ms.
+        """
         try:
             yield
         except BaseException:
-            self._end(record, retention if even_failed else None)
+            self._release(record, retention if even_failed else None)
             raise
-        self._end(record, retention)
+        self._release(record, retention)
 
-    def _end(self, record: bytes, retention: int | None) -> None:
+    def _release(self, record: bytes, retention: int | None) -> None:
         with self._lock:
             self._running.discard(record)
             if retention is None:

@@ -1,21 +1,27 @@
-"""The record of a guarded key as it is stored (`lua/lib/record.lua`), for those who look from outside."""
+"""Decode the stored record of a guarded key (`lua/lib/record.lua`).
+
+The tools that read the store directly use it.
+"""
 
 from __future__ import annotations
 
 import struct
 from typing import NamedTuple
 
-__all__ = ["Stored", "stored"]
+__all__ = ["StoredRecord", "decode_record"]
 
 _LONG = struct.Struct(">xc 7s6s6s I I 6s B")
 _SHORT = 12
-"""Bytes of the short form before a token, a fingerprint and the result."""
+"""The size in bytes of the short form before a token, a fingerprint and the result."""
 _NAMES = {b"p": "in progress", b"r": "released", b"v": "done", b"n": "done", b"e": "failed"}
 
 
-class Stored(NamedTuple):
-    """`state` as people say it, `kind` of the result, `data` the result or checkpoint, `fence` its last token; `ends`,
-    ms: of the lease in progress, else of the retention, 0 of what was forgotten."""
+class StoredRecord(NamedTuple):
+    """A decoded record.
+
+    `state` is text for display. `kind` is the kind of the result. `data` is the result or the checkpoint. `fence` is
+    the last fencing token. `ends` is in ms: the end of the lease in progress, else of the retention, or 0 if forgotten.
+    """
 
     state: str
     kind: bytes
@@ -24,30 +30,32 @@ class Stored(NamedTuple):
     ends: int
 
 
-def stored(packed: bytes) -> Stored:
-    """What a record says. ValueError where it is none."""
+def decode_record(packed: bytes) -> StoredRecord:
+    """Decode a record. Raise ValueError if the bytes are not a valid record."""
     code = packed[0] if packed else 0
     letter, at = _long(packed) if code == 193 else _short(code)
     if letter not in _NAMES or at > len(packed):
-        raise ValueError("no state of ours, or not its fields")
+        raise ValueError("unknown state or truncated fields")
     first = 2 if code == 193 else 1
     fence, rest = int.from_bytes(packed[first : first + 7]), packed[first + 7 :]
     ends = int.from_bytes(rest[:6]) if code == 193 else fence // 1000 + sum(_after(rest))
-    return Stored(_NAMES[letter], b"" if letter in b"pr" else letter, packed[at:], fence, ends)
+    return StoredRecord(_NAMES[letter], b"" if letter in b"pr" else letter, packed[at:], fence, ends)
 
 
 def _after(rest: bytes) -> tuple[int, int]:
-    """Of the short form: ms from the token's time until it was done, and of its retention."""
+    """Return two spans of the short form in ms: from the token to the completion, and the retention."""
     return int.from_bytes(rest[:2]), 60_000 * int.from_bytes(rest[2:4])
 
 
 def _short(code: int) -> tuple[bytes, int]:
+    """Return the state letter of the short form, and the offset of its data."""
     if code < 248:
-        raise ValueError(f"it begins with {code:#x}, as no record of this program does")
+        raise ValueError(f"unknown first byte {code:#x}")
     return b"vvnneenn"[code - 248 : code - 247], _SHORT + 16 * (code >= 254) + 16 * (code % 2)
 
 
 def _long(packed: bytes) -> tuple[bytes, int]:
+    """Return the state letter of the long form, and the offset of its data."""
     at = _LONG.size
     for _ in ("owner", "fingerprint"):
         at += 1 + (packed[at] if at < len(packed) else 0)

@@ -1,7 +1,7 @@
-"""The scripts: data in files, one verb each, and the reader that expands their includes.
+"""The Lua scripts, one file each, and the loader that expands their includes.
 
-A line `--- @include "lib/x"` is replaced by that file, each file once a script (the idea is BullMQ's). Names of places
-in a packed array, such as `message.due`, are replaced by their numbers: looking them up took a tenth of a trigger.
+A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). Names of array
+fields, such as `message.due`, are replaced by their indexes: looking them up cost a tenth of a trigger's time.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from pathlib import Path
 
 __all__ = ["Script", "commands", "names", "script", "source"]
 
-_HERE = Path(__file__).parent  # importlib.resources would cost more than the rest of this package
+_DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
 _INCLUDE = re.compile(r'^--- @include "([a-z_/]+)"$', re.MULTILINE)
-_ARRAYS = {"lib/message": re.compile(r"\bmessage\.([a-z]+)\b"), "lib/delivery": re.compile(r"\bdelivery\.([a-z]+)\b")}
-_PLACE = re.compile(r"(\w+) = (\d+)")
+_ARRAYS = {
+    "lib/slot/message": re.compile(r"\bmessage\.([a-z]+)\b"),
+    "lib/slot/delivery": re.compile(r"\bdelivery\.([a-z]+)\b"),
+}
+_FIELD = re.compile(r"(\w+) = (\d+)")
 
 
 class Script:
-    """One expanded script: `name` as in its path, `text`, and the SHA-1 by which servers know it."""
+    """An expanded script: its name (the path), its text, and the SHA-1 for EVALSHA."""
 
     __slots__ = ("name", "sha", "text")
 
@@ -32,45 +35,49 @@ class Script:
 
 
 def source(name: str) -> str:
-    """The file as it is written, for example `source("guard/claim")`."""
-    return (_HERE / f"{name}.lua").read_text(encoding="utf-8")
+    """Return the file as written, for example `source("guard/claim")`."""
+    return (_DIRECTORY / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def names() -> list[str]:
-    """Every script (not the library files), sorted."""
-    rooms = (room for room in _HERE.iterdir() if room.name in ("dedup", "expiry", "guard", "members", "topics"))
-    return sorted(f"{room.name}/{file.name[:-4]}" for room in rooms for file in room.iterdir())
+    """Return the names of all scripts, sorted, without the library files."""
+    folders = (
+        folder
+        for folder in _DIRECTORY.iterdir()
+        if folder.name in ("dedup", "expiry", "guard", "members", "reshard", "topics")
+    )
+    return sorted(f"{folder.name}/{file.name[:-4]}" for folder in folders for file in folder.iterdir())
 
 
 def _expand(name: str, seen: set[str]) -> str:
     def include(match: re.Match[str]) -> str:
-        wanted = match[1]
-        if wanted in seen:
+        include_name = match[1]
+        if include_name in seen:
             return ""
-        seen.add(wanted)
-        return "" if wanted in _ARRAYS else _expand(wanted, seen)
+        seen.add(include_name)
+        return "" if include_name in _ARRAYS else _expand(include_name, seen)
 
-    return _INCLUDE.sub(include, _numbered(source(name)))
+    return _INCLUDE.sub(include, _replace_fields(source(name)))
 
 
-def _numbered(text: str) -> str:
+def _replace_fields(text: str) -> str:
     for name, named in _ARRAYS.items():
         if named.search(text):
-            numbers = dict(_PLACE.findall(source(name)))
-            text = named.sub(partial(_number, numbers), text)
+            numbers = dict(_FIELD.findall(source(name)))
+            text = named.sub(partial(_index_of, numbers), text)
     return text
 
 
-def _number(numbers: dict[str, str], named: re.Match[str]) -> str:
+def _index_of(numbers: dict[str, str], named: re.Match[str]) -> str:
     return numbers[named[1]]
 
 
 @cache
 def script(name: str) -> Script:
-    """The script of that name, expanded and hashed once a process."""
+    """Return the script with that name. It is expanded and hashed once per process."""
     return Script(name, _expand(name, {name}))
 
 
 def commands(name: str) -> frozenset[str]:
-    """What the script of that name asks of the server, in capitals: whoever runs it must be allowed all of it."""
+    """Return the Redis commands of a script, in capitals. Its user needs permission for all of them."""
     return frozenset(found.decode() for found in _CALL.findall(script(name).text))

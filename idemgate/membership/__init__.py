@@ -1,1 +1,1 @@
-"""Which worker serves which slot."""
+"""Membership of workers: the assignment of slots to workers."""

@@ -1,7 +1,8 @@
-"""Who serves which slot: workers announce themselves, divide the slots, and hand them over drained.
+"""Membership of workers: workers announce themselves, divide the slots, and hand them over drained.
 
-Safety never depends on it: two workers that take from one slot still get different messages, and leases and fences hold
-as ever. It spares work: each slot is asked about by one worker, and prefetched messages do not change hands.
+Safety does not depend on it. Two workers that take from one slot still get different messages, and leases and fences
+protect each delivery. Membership saves work: only one worker polls each slot, and prefetched messages stay where they
+are.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from idemgate.core.clock import Clock
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument, StoreError
-from idemgate.membership import calls as members
-from idemgate.membership.ownership import Announcement, Holdings, Roll, Slot
+from idemgate.membership import calls
+from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest, Slot, SlotOwnership
 from idemgate.store.context import HasContext
 
 __all__ = ["Member", "Membership", "RedisMembership"]
@@ -33,91 +34,102 @@ NONE: frozenset[int] = frozenset()
 
 @runtime_checkable
 class Membership(Protocol):
-    """A worker's place among the workers: which slots it may take from, and which it has to give up.
+    """One worker's membership: which slots it may take from, and which it has to release.
 
-    How a worker uses it:
+    A worker uses it as follows:
 
-    1. `on_change(wake)` for each of its topics, then `run(stop, {topic: slots, ...})` in a task of its own.
-    2. Before each take: from the slots in `assigned(topic)` and no others, and without an `await` between asking and
-       sending. At first there are none.
-    3. Whenever woken, and after each settlement: deliveries of slots that are not in `assigned(topic)` and were not
-       started go back ("return"). Each slot in `draining(topic)` of which nothing is left, neither running nor
-       unsettled nor in a take under way, is let go: `release(topic, [slot])`. No running handler is interrupted.
-    4. When a topic was given another number of slots, `resize`; the members learn of it one after the other.
-    5. To stop: set `stop`, go on as in 3 until nothing is left, then await the task of `run`, which ends when all is
-       released (or the grace time is over). Others begin to take over as soon as `stop` is set.
+    1. It calls `on_change(wake)`, then runs `run(stop, {topic: slots, ...})` in a separate task.
+    2. It takes from the slots in `assigned(topic)` only. There must be no `await` between that check and sending the
+       request. At first no slot is assigned.
+    3. Whenever woken, and after each settlement, it returns unstarted deliveries of slots that are not in
+       `assigned(topic)`. It calls `release(topic, [slot])` for each slot in `draining(topic)` without deliveries: none
+       runs, is unsettled, or may come from a take under way. It never interrupts a running handler.
+    4. If the number of a topic's slots changes, it calls `resize`. Members notice such a change one after the other.
+    5. To stop, it sets `stop` and continues with step 3 until nothing is left. Then it awaits the task of `run`, which
+       ends once all slots are released or the grace time is over. Other members begin to take over when `stop` is set.
     """
 
     @property
     def member(self) -> str:
-        """Its name, new with each run; "" before the first."""
+        """The member's name, new for each run; "" before the first."""
         ...
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of those that serve something, itself among them, sorted; as of `generation`."""
+        """The sorted names of the members that serve a topic, including this one, as of `generation`."""
         ...
 
     @property
     def generation(self) -> int:
-        """A number that rises with every change of the members and of the topics they serve; 0 before the first."""
+        """A number that rises with every change of the members or of their topics; 0 before the first run."""
         ...
 
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
-        """Is a member until `stop` is set and everything is released. `topics`: number of slots by topic.
+        """Be a member until `stop` is set and all slots are released.
 
-        InvalidArgument if it runs already. StoreError if it cannot announce itself at the start; later it tries for as long
-        as it takes. Cancelled, it says nothing, as a killed process would, and the others wait until its time has
-        passed.
+        If cancelled, it ends without leaving, as a killed process would. Other members then wait for its ttl.
+
+        Args:
+            stop: Event that makes the member leave.
+            topics: Number of slots of each topic.
+
+        Raises:
+            InvalidArgument: It is running already.
+            StoreError: The first announcement failed. Later failures are retried without limit.
         """
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener`, in the event loop of `run`, whenever `assigned` or `draining` changed, and once in any
-        case: when the first announcement was heard."""
+        """Call `listener` whenever `assigned` or `draining` changes, in the event loop of `run`.
+
+        It is also called once after the first announcement, even without a change.
+        """
         ...
 
     def assigned(self, topic: str) -> frozenset[int]:
-        """The slots to take from now. None at all once it could not announce itself for its whole `ttl`."""
+        """Return the slots to take from now. None is assigned after a whole `ttl` without a successful heartbeat."""
         ...
 
     def draining(self, topic: str) -> frozenset[int]:
-        """The slots that are kept from others until they are released."""
+        """Return the slots that other members cannot get before they are released."""
         ...
 
     def resize(self, topic: str, slots: int) -> None:
-        """The topic has another number of slots from now on. Those it shares with the others are of the new number; a
-        slot that there is no more is drained."""
+        """Set the number of slots of a topic. Slots that no longer exist are drained."""
         ...
 
     def release(self, topic: str, slots: Iterable[int]) -> None:
-        """Lets go what is drained. Slots that are assigned (again) are kept, those it does not hold passed over."""
+        """Release drained slots. Assigned slots are kept, and slots that are not held are ignored."""
         ...
 
 
 class Member(ABC):
-    """A Membership that keeps its side of the agreement: what it holds, what it waits for, when it stops.
+    """A base class for memberships. It tracks which slots are held and requested, and when the member may leave.
 
-    Where the list of members is kept is its subclass's business: `listening`, `announce`, `leave`.
+    Subclasses store the list of members: they implement `listening`, `heartbeat` and `leave`.
 
-    Every slot of a topic has a taker at most ttl + ttl/3 + grace after the last change of the members, while one lives:
+    While at least one member lives, every slot gets an owner at most ttl + ttl/3 + grace after the last change of the
+    members:
 
-    - left: as soon as it is drained, or `grace` after;
-    - killed: its announcement lapses after `ttl`, and the others notice within ttl/3;
-    - partitioned: the same, and by then it has stopped taking, for its own time since it was last heard is over, too;
-    - alive, but not draining (a handler in a thread that does not end): the new owner waits for `grace`, counted from
-      the last change of the members, and seizes it.
+    - A member that leaves releases a slot once it is drained. After `grace` it stops waiting.
+    - A killed member expires after `ttl`. The others notice within ttl/3.
+    - A partitioned member expires likewise. It has stopped taking by then, since it counts the same ttl.
+    - A member that does not drain, because a thread does not end, keeps a slot for `grace` after the last change of the
+      members. Then the new owner takes it over.
 
-    Between seizing and the end of the old owner's drain, and nowhere else, a slot is in two hands, and the old one
-    takes nothing from it (unless `grace` is shorter than `ttl` and it is cut off: then for the difference at most).
-    Hints shorten all of it to a round trip; none of them is needed.
+    Two members hold a slot only between such a takeover and the end of the old owner's drain. The old owner takes
+    nothing from it. Exception: if `grace` is shorter than `ttl`, a partitioned owner may take for the difference at
+    most. Hints shorten all of these times to a round trip, but correctness does not depend on them.
 
-    - `ttl`: how long an announcement holds; repeated every third of it.
-    - `grace`: how long a new owner waits for a slot to be drained, and how long a leaving member may drain. As long as
-      the worker's.
+    Counters: `members.store_unavailable`, `members.lapsed` (no successful heartbeat within the ttl),
+    `members.taken_over` (slots taken without a hand-over), `members.undrained` (slots still held when it left).
 
-    Counted in `gate.counters`: `members.store_away`, `members.lapsed` (could not announce itself in time),
-    `members.seized` (slots taken without a hand-over), `members.undrained` (slots still held when it left).
+    Args:
+        gate: The gate, for its counters and timeout.
+        ttl: How long a heartbeat is valid. It is repeated every third of this time.
+        grace: How long a new owner waits for a slot to be drained, and how long a leaving member may drain. Use the
+            worker's grace time.
+        clock: The clock to use instead of a monotonic one, for tests.
     """
 
     def __init__(self, gate: HasContext, *, ttl: Duration, grace: Duration, clock: Clock | None) -> None:
@@ -126,219 +138,228 @@ class Member(ABC):
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
         self.interval = self.ttl / 3
         self._clock = clock
-        self._passed = self._read = 0.0
+        self._elapsed = self._last_read = 0.0
         self._listeners: list[Callable[[], None]] = []
         self._running = False
-        self._begin({})
+        self._reset({})
 
-    def _begin(self, topics: Mapping[str, int]) -> None:
-        # A name of its own for each run: announcements are numbered, and a forked child is somebody else.
+    def _reset(self, topics: Mapping[str, int]) -> None:
+        # A new name for each run: heartbeats are numbered per name, and a forked child is another member.
         name = f"{socket.gethostname()}-{os.getpid()}-{token().hex()}" if topics else ""
-        self._holdings = Holdings(name, topics, self.grace * 1000)
+        self._ownership = SlotOwnership(name, topics, self.grace * 1000)
         self._wake = asyncio.Event()
-        self._due = self._until = self._leaves_at = 0.0
+        self._due = self._valid_until = self._leaves_at = 0.0
         self._failures = 0
         self._lapsed = False
-        self._mine: dict[str, frozenset[int]] = {}
-        self._drained: dict[str, frozenset[int]] = {}
+        self._assigned: dict[str, frozenset[int]] = {}
+        self._draining: dict[str, frozenset[int]] = {}
 
-    # -- what the store does ------------------------------------------------------------------------------------------
+    # -- to be implemented by subclasses ------------------------------------------------------------------------------
 
     @abstractmethod
     def listening(self) -> AbstractAsyncContextManager[None]:
-        """While inside, `poke` is called, in the event loop, when the members or their slots may have changed."""
+        """Return a context manager that calls `poke`, in the event loop, when members or slots may have changed."""
 
     @abstractmethod
-    async def announce(self, said: Announcement) -> Roll:
-        """Carries one announcement out, and answers; StoreError if that is not certain."""
+    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """Execute one heartbeat.
+
+        Raises:
+            StoreError: It is not certain that the heartbeat was executed.
+        """
 
     @abstractmethod
     async def leave(self) -> None:
-        """Takes this member away with everything it holds; StoreError."""
+        """Remove this member with all its slots.
+
+        Raises:
+            StoreError: The store failed.
+        """
 
     @property
-    def patience(self) -> float:
-        """Seconds that an announcement may take: until the next is due; the first, after which none is, may take all of
-        the gate's `timeout`."""
+    def heartbeat_timeout(self) -> float:
+        """The seconds that a heartbeat may take: until the next one is due. The first may take the gate's timeout."""
         return self.interval if self.generation else max(self.context.timeout, self.interval)
 
-    # -- what a worker asks -------------------------------------------------------------------------------------------
+    # -- for the worker -----------------------------------------------------------------------------------------------
 
     @property
     def member(self) -> str:
-        return self._holdings.me
+        return self._ownership.me
 
     @property
     def members(self) -> tuple[str, ...]:
-        return tuple(sorted(self._holdings.members))
+        return tuple(sorted(self._ownership.members))
 
     @property
     def generation(self) -> int:
-        return self._holdings.generation
+        return self._ownership.generation
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
     def assigned(self, topic: str) -> frozenset[int]:
-        return self._mine.get(topic, NONE) if self._now() < self._until else NONE
+        return self._assigned.get(topic, NONE) if self._now() < self._valid_until else NONE
 
     def draining(self, topic: str) -> frozenset[int]:
-        drained = self._drained.get(topic, NONE)
-        return drained if self._now() < self._until else drained | self._mine.get(topic, NONE)
+        draining = self._draining.get(topic, NONE)
+        return draining if self._now() < self._valid_until else draining | self._assigned.get(topic, NONE)
 
     def resize(self, topic: str, slots: int) -> None:
-        self._holdings.resize(topic, slots)
-        self._published()
+        self._ownership.resize(topic, slots)
+        self._publish()
         self.poke()
 
     def release(self, topic: str, slots: Iterable[int]) -> None:
         kept = self.assigned(topic)
-        if self._holdings.release((topic, slot) for slot in slots if slot not in kept):
-            self._published()
+        if self._ownership.release((topic, slot) for slot in slots if slot not in kept):
+            self._publish()
             self.poke()
 
-    # -- being a member -----------------------------------------------------------------------------------------------
+    # -- the member's loop --------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, topics: Mapping[str, int]) -> None:
         if self._running:
-            raise InvalidArgument("members", self, "serves another worker already", "Make one for each worker")
+            raise InvalidArgument("membership", self, "serves another worker already", "Make one for each worker")
         self._running = True
-        self._begin(topics)
+        self._reset(topics)
         self._watch_clock()
-        stopping = asyncio.create_task(self._stopped(stop))
+        stopping = asyncio.create_task(self._begin_to_leave(stop))
         try:
             async with self.listening():
-                if await self._turn():  # announced it is; what it asks for next may take as long as it takes
-                    await self._try_round()
+                if await self._send_heartbeat():  # joined; the requests that follow are retried without limit
+                    await self._try_heartbeats()
                 log.info("members.joined", extra={"member": self.member, "members": len(self.members)})
-                self._tell()
-                while not self._over():
-                    await self._rest()
-                    await self._try_round()
-                await self._go()
+                self._notify()
+                while not self._may_leave():
+                    await self._sleep()
+                    await self._try_heartbeats()
+                await self._leave_members()
         finally:
             stopping.cancel()
             self._running = False
 
     def poke(self) -> None:
-        """Something may have changed: announces and looks now rather than when it is due. Event loop only."""
+        """Send a heartbeat now, since the members or slots may have changed. Event loop only."""
         self._due = 0.0
         self._wake.set()
 
-    async def _stopped(self, stop: asyncio.Event) -> None:
+    async def _begin_to_leave(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._leaves_at = self._now() + self.grace * 1000
-        self._holdings.leave()
-        self._published()
+        self._ownership.leave()
+        self._publish()
         self.poke()
 
-    def _over(self) -> bool:
-        """Whether there is nothing left to wait for."""
-        holdings = self._holdings
-        return holdings.leaving and (not holdings.held or self._lapsed or self._now() >= self._leaves_at)
+    def _may_leave(self) -> bool:
+        """Return True once the member leaves and has nothing left to wait for."""
+        ownership = self._ownership
+        return ownership.leaving and (not ownership.held or self._lapsed or self._now() >= self._leaves_at)
 
-    async def _go(self) -> None:
-        if undrained := len(self._holdings.held):
+    async def _leave_members(self) -> None:
+        if undrained := len(self._ownership.held):
             self.context.counters.add("members.undrained", undrained)
         log.info("members.left", extra={"member": self.member, "undrained": undrained})
         try:
             await self.leave()
         except StoreError as error:
-            log.warning("members.store_away", extra={"member": self.member, "error": str(error)})
+            log.warning("members.store_unavailable", extra={"member": self.member, "error": str(error)})
 
-    async def _try_round(self) -> None:
+    async def _try_heartbeats(self) -> None:
+        """Send heartbeats until the store needs no more, for instance after a change of the members."""
         try:
-            await self._round()
+            while await self._send_heartbeat():
+                pass
             self._failures = 0
             if self._lapsed:
                 self._lapsed = False
-                self._tell()
+                self._notify()
         except StoreError as error:
             if self._failures == 0:
-                log.warning("members.store_away", extra={"member": self.member, "error": str(error)})
+                log.warning("members.store_unavailable", extra={"member": self.member, "error": str(error)})
             self._failures += 1
-            self.context.counters.add("members.store_away")
-        if self._now() >= self._until and not self._lapsed:
+            self.context.counters.add("members.store_unavailable")
+        if self._now() >= self._valid_until and not self._lapsed:
             self._lapsed = True
             self.context.counters.add("members.lapsed")
             log.warning("members.lapsed", extra={"member": self.member})
-            self._tell()
+            self._notify()
 
-    async def _round(self) -> None:
-        """Announces until there is nothing more to say: when the members changed, it asks for other slots."""
-        while await self._turn():
-            pass
-
-    async def _turn(self) -> bool:
-        asked = self._now()
-        if asked >= self._until:
-            self._holdings.doubt()
-        said = self._holdings.announcement(asked)
-        self._due = asked + self.interval * 1000  # before the call: a hint during it counts
+    async def _send_heartbeat(self) -> bool:
+        """Send one heartbeat; return True if another should follow at once."""
+        sent = self._now()
+        if sent >= self._valid_until:
+            self._ownership.doubt()
+        request = self._ownership.next_request(sent)
+        self._due = sent + self.interval * 1000  # before the call, so that a hint during it counts
         try:
-            roll = await self.announce(said)
+            reply = await self.heartbeat(request)
         except BaseException:
-            self._holdings.unheard(said)
+            self._ownership.mark_unanswered(request)
             raise
-        self._until = asked + self.ttl * 1000  # the store counts from when it heard, which was later
-        again = self._holdings.heard(said, roll, self._now())
-        if seized := sum(roll.holders[slot] == self.member for slot in said.seized):
-            self.context.counters.add("members.seized", seized)
-            log.warning("members.seized", extra={"member": self.member, "slots": seized})
-        self._published()
-        return again
+        self._valid_until = sent + self.ttl * 1000  # the store counts from a later moment
+        more = self._ownership.apply_reply(request, reply, self._now())
+        if taken_over := sum(reply.holders[slot] == self.member for slot in request.taken_over):
+            self.context.counters.add("members.taken_over", taken_over)
+            log.warning("members.taken_over", extra={"member": self.member, "slots": taken_over})
+        self._publish()
+        return more
 
-    async def _rest(self) -> None:
-        """Until something is due; after a failure, until it is time to try again."""
+    async def _sleep(self) -> None:
+        """Sleep until the next heartbeat, takeover or the end of the grace time; after a failure, until the retry."""
         if self._failures:
             await asyncio.sleep(min(1.0, self.interval, 0.02 * 2 ** min(self._failures, 6)))
             return
-        while (left := min(self._due, self._holdings.seizes_at, self._leaves_at or self._due) - self._now()) > 0:
+        while (left := min(self._due, self._ownership.takes_over_at, self._leaves_at or self._due) - self._now()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left / 1000):  # wait_for of Python 3.11 may swallow a cancellation
                     await self._wake.wait()
             self._wake.clear()
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- listeners ----------------------------------------------------------------------------------------------------
 
-    def _published(self) -> None:
-        mine, drained = _by_topic(self._holdings.assigned), _by_topic(self._holdings.draining)
-        if (mine, drained) != (self._mine, self._drained):
-            self._mine, self._drained = mine, drained
-            self._tell()
+    def _publish(self) -> None:
+        assigned, draining = _by_topic(self._ownership.assigned), _by_topic(self._ownership.draining)
+        if (assigned, draining) != (self._assigned, self._draining):
+            self._assigned, self._draining = assigned, draining
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener()
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
-        """ms of a time of its own, which a clock that is set back only holds up for that moment."""
+        """Return a time in ms that never goes back. If the clock is set back, it stands still for that one step."""
         read = monotonic() * 1000 if self._clock is None else self._clock.microseconds() / 1000
-        self._passed += max(0.0, read - self._read)
-        self._read = read
-        return self._passed
+        self._elapsed += max(0.0, read - self._last_read)
+        self._last_read = read
+        return self._elapsed
 
     def _watch_clock(self) -> None:
         watch = getattr(self._clock, "on_move", None)
         if watch is not None:
             loop, wake = asyncio.get_running_loop(), self._wake
 
-            def moved() -> None:
+            def on_move() -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(wake.set)
 
-            watch(moved)
+            watch(on_move)
 
 
 class RedisMembership(Member):
-    """A Membership kept in the gate's own store, on the server's clock (or the gate's test clock).
+    """A membership kept in the gate's own store, on the server's clock (or the gate's test clock).
 
-    - `group`: those of one group divide the slots of the topics they have in common.
-    - `ttl`, `grace`: see `Member`. A process whose event loop stands still for `ttl` has left.
+    It costs one script call every third of `ttl`, and one more for each change of the members. A process whose event
+    loop is blocked for `ttl` has left.
 
-    One script call every third of `ttl`, and one more for each change of the members.
+    Args:
+        gate: The gate whose store keeps the members.
+        group: Name of the group. The members of one group divide the slots of the topics they have in common.
+        ttl: See `Member`.
+        grace: See `Member`.
     """
 
     def __init__(
@@ -349,30 +370,35 @@ class RedisMembership(Member):
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        ear = self.context.aio_link.ear()
+        subscription = self.context.aio_link.subscription()
         try:
-            await ear.add(keys.members(self.context.namespace, self.group)[0], lambda _channel, _data: self.poke())
+            channel = keys.members(self.context.namespace, self.group)[0]
+            await subscription.add(channel, lambda _channel, _data: self.poke())
             yield
         finally:
-            await ear.close()
+            await subscription.close()
 
-    async def announce(self, said: Announcement) -> Roll:
+    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         context = self.context
-        call = members.announce(context.namespace, self.group, context.clock, said, round(self.ttl * 1000))
-        return await context.aio_link.run(call, within=min(context.timeout, self.patience))
+        call = calls.heartbeat(context.namespace, self.group, context.clock, request, round(self.ttl * 1000))
+        return await context.aio_link.run(call, within=min(context.timeout, self.heartbeat_timeout))
 
     async def leave(self) -> None:
         context = self.context
-        await context.aio_link.run(members.leave(context.namespace, self.group, context.clock, self.member))
+        await context.aio_link.run(calls.leave(context.namespace, self.group, context.clock, self.member))
 
-    async def attendance(self) -> members.Attendance:
-        """Who is there and who holds what, as the store sees it. Raises StoreError."""
+    async def list_members(self) -> calls.MemberList:
+        """Return the members and the holders of slots, as the store knows them.
+
+        Raises:
+            StoreError: The store failed.
+        """
         context = self.context
-        return await context.aio_link.run(members.attendance(context.namespace, self.group, context.clock))
+        return await context.aio_link.run(calls.list_members(context.namespace, self.group, context.clock))
 
 
 def _by_topic(slots: Iterable[Slot]) -> dict[str, frozenset[int]]:
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for topic, number in slots:
-        found.setdefault(topic, set()).add(number)
-    return {topic: frozenset(numbers) for topic, numbers in found.items()}
+        numbers.setdefault(topic, set()).add(number)
+    return {topic: frozenset(slots) for topic, slots in numbers.items()}

@@ -1,9 +1,9 @@
-"""What one member holds of the slots, and what it asks for next. Pure: whoever keeps the list of members performs it.
+"""Slot ownership of one member: the slots it holds, and those its next heartbeat requests. Pure logic.
 
-A slot that this member should serve (`share`) and may take from is in `held` too. What is held and no longer in the
-share is drained by the worker, then let go. What is in the share and in other hands is waited for, `grace` long, then
-seized: its holder had that time to drain it, and leases and fences stand behind. The wait begins anew when the members
-change, for the holder may have been right to take it meanwhile.
+A slot that this member should serve (`share`) and may take from is also in `held`. A held slot outside the share is
+drained by the worker, then released. A slot of the share that another member holds is waited for, up to `grace`, then
+taken over: its holder had that time to drain it, and leases and fences still protect its messages. A change of the
+members restarts the wait, since the holder may have taken the slot legitimately meanwhile.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from idemgate.membership.rendezvous import mine
+from idemgate.membership.rendezvous import owned_slots
 
-__all__ = ["LIMIT", "Announcement", "Holdings", "Roll", "Slot"]
+__all__ = ["LIMIT", "HeartbeatReply", "HeartbeatRequest", "Slot", "SlotOwnership"]
 
 LIMIT = 500
-"""Most slots that one announcement asks for, and lets go: the server is blocked for the whole of it."""
+"""Most slots that one heartbeat requests, and most that it releases. It blocks the server for all of them."""
 Slot = tuple[str, int]
 """Topic and number."""
 
 
-class Announcement(NamedTuple):
-    """What a member says: that it is there and `topics` are served ((): none, it is leaving), and about slots.
+class HeartbeatRequest(NamedTuple):
+    """One heartbeat of a member: it is alive, serves `topics` (none: it is leaving), and requests slots.
 
-    `number` rises with each announcement of a member; `generation` is the one whose members it knows. The slots let go
-    are free if it held them. If that generation is still the present one, those seized are its own, whoever held them,
-    and so are those wanted that nobody holds: under another, they may be somebody else's by right.
+    - `number` rises with each heartbeat of a member.
+    - `generation` is that of the members it knows.
+    - `released` slots become free if it held them.
+    - `taken_over` slots become its own, whoever held them, if the generation is still current.
+    - `wanted` slots become its own if the generation is still current and they have no holder. Under another
+      generation they may belong to another member.
     """
 
     member: str
@@ -35,16 +38,16 @@ class Announcement(NamedTuple):
     topics: tuple[str, ...]
     generation: int
     released: tuple[Slot, ...]
-    seized: tuple[Slot, ...]
+    taken_over: tuple[Slot, ...]
     wanted: tuple[Slot, ...]
 
 
-class Roll(NamedTuple):
-    """The answer to an announcement.
+class HeartbeatReply(NamedTuple):
+    """The reply to a heartbeat.
 
-    `generation` rises with every change of the members and of what they serve; `members` (topics by member, of those
-    that serve any) is None if the generation is the one that was known. `holders`: who holds each slot that was seized
-    or wanted, "" if nobody does.
+    - `generation` rises with every change of the members or of their topics.
+    - `members` maps each serving member to its topics. It is None if the generation was known.
+    - `holders` maps each taken over or wanted slot to its holder, "" if it has none.
     """
 
     generation: int
@@ -52,12 +55,12 @@ class Roll(NamedTuple):
     holders: Mapping[Slot, str]
 
 
-class Holdings:
-    """The slots of one member of a group. Times are ms, of whatever clock the caller keeps to."""
+class SlotOwnership:
+    """The slots of one member of a group. Times are ms of any clock that the caller chooses."""
 
     __slots__ = (
-        "_asking", "_doubted", "_number", "_released", "_unsure", "_waiting", "generation", "grace", "held", "leaving",
-        "me", "members", "share", "slots",
+        "_doubted", "_number", "_released", "_to_request", "_unconfirmed", "_waiting", "generation", "grace", "held",
+        "leaving", "me", "members", "share", "slots",
     )  # fmt: skip
 
     def __init__(self, me: str, slots: Mapping[str, int], grace: float) -> None:
@@ -70,118 +73,127 @@ class Holdings:
         self.held: set[Slot] = set()
         self.leaving = False
         self._number = 0
-        self._asking: dict[Slot, None] = {}  # of the share: not known to be ours in this generation, next one first
-        self._waiting: dict[Slot, float] = {}  # of those: in other hands, since when
+        self._to_request: dict[Slot, None] = {}  # of the share: not known to be owned in this generation, in order
+        self._waiting: dict[Slot, float] = {}  # of those: held by another member, since when
         self._doubted: set[Slot] = set()  # of those: held, but perhaps no longer
         self._released: set[Slot] = set()
-        self._unsure: set[Slot] = set()
+        self._unconfirmed: set[Slot] = set()
 
     @property
     def assigned(self) -> frozenset[Slot]:
-        """What it may take from."""
+        """The slots that the member may take from."""
         return self.share & self.held - self._doubted
 
     @property
     def draining(self) -> frozenset[Slot]:
-        """What it holds and is to give up."""
+        """The slots that the member holds and has to release."""
         return frozenset(self.held - self.share)
 
     @property
-    def seizes_at(self) -> float:
-        """When the wait for a hand-over ends, ms; infinity if none is waited for."""
+    def takes_over_at(self) -> float:
+        """The time when the first wait for another holder ends, ms; infinity without such a wait."""
         return min(self._waiting.values(), default=float("inf")) + self.grace
 
     def resize(self, topic: str, slots: int) -> None:
-        """The topic has that many slots by now: those that it has not any more are to be drained, new ones asked for.
-        What stays keeps its owner, which is decided by the number of a slot alone."""
+        """Set the number of slots of a topic: removed slots are drained, new ones requested.
+
+        The other slots keep their owners, since the hash uses the slot's number only.
+        """
         if self.slots.get(topic, slots) != slots:
             self.slots[topic] = slots
-            self._shared()
+            self._update_share()
 
     def leave(self) -> None:
-        """From here on it serves nothing; what it holds is to be drained."""
+        """Serve nothing from now on; all held slots are drained."""
         self.leaving = True
-        self._shared()
+        self._update_share()
 
     def doubt(self) -> None:
-        """Its time has passed: others may have taken everything. Nothing is assigned before the next answers."""
-        self._ask(self.share)
+        """Doubt all held slots, after the ttl has passed without a heartbeat.
+
+        Other members may have taken them over. Nothing is assigned before the next reply.
+        """
+        self._request(self.share)
         self._doubted = self.held & self.share
 
     def release(self, slots: Iterable[Slot]) -> bool:
-        """Lets go what is held, with the next announcement. Whether there was any."""
-        gone = self.held.intersection(slots)
-        self.held -= gone
-        self._released |= gone
-        self._ask(gone & self.share)
-        return bool(gone)
+        """Release held slots with the next heartbeat; return False if none of `slots` was held."""
+        released = self.held.intersection(slots)
+        self.held -= released
+        self._released |= released
+        self._request(released & self.share)
+        return bool(released)
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- heartbeats -----------------------------------------------------------------------------------------------
 
-    def announcement(self, now: float) -> Announcement:
-        """The next one. Then `heard` its answer, or say that it was `unheard`."""
+    def next_request(self, now: float) -> HeartbeatRequest:
+        """Build the next heartbeat. Follow it with `apply_reply` or `mark_unanswered`."""
         self._number += 1
-        # What an unheard announcement wanted may be in our hands without our knowing.
-        released = self._released | (self._unsure - self.share - self.held)
+        # An unanswered heartbeat may have acquired slots without this member knowing.
+        released = self._released | (self._unconfirmed - self.share - self.held)
         overdue = (slot for slot, since in self._waiting.items() if now >= since + self.grace)
-        seized = dict.fromkeys(islice(overdue, LIMIT))
-        wanted = (slot for slot in self._asking if slot not in seized)
-        return Announcement(
+        taken_over = dict.fromkeys(islice(overdue, LIMIT))
+        wanted = (slot for slot in self._to_request if slot not in taken_over)
+        return HeartbeatRequest(
             self.me, self._number, () if self.leaving else tuple(sorted(self.slots)), self.generation,
-            tuple(islice(released, LIMIT)), tuple(seized), tuple(islice(wanted, LIMIT - len(seized))),
+            tuple(islice(released, LIMIT)), tuple(taken_over), tuple(islice(wanted, LIMIT - len(taken_over))),
         )  # fmt: skip
 
-    def unheard(self, said: Announcement) -> None:
-        """No answer came: it may have been carried out or not."""
-        self._unsure.update(said.seized, said.wanted)
+    def mark_unanswered(self, request: HeartbeatRequest) -> None:
+        """Record that a heartbeat got no reply: the store may have executed it or not."""
+        self._unconfirmed.update(request.taken_over, request.wanted)
 
-    def heard(self, said: Announcement, roll: Roll, now: float) -> bool:
-        """Learns; True if there is more to say at once: to other members, or about more slots."""
-        self._released.difference_update(said.released)
-        self._unsure.difference_update(said.released, said.seized, said.wanted)
+    def apply_reply(self, request: HeartbeatRequest, reply: HeartbeatReply, now: float) -> bool:
+        """Apply the reply to a heartbeat.
+
+        Returns:
+            True if another heartbeat should follow at once, for changed members or for more slots.
+        """
+        self._released.difference_update(request.released)
+        self._unconfirmed.difference_update(request.released, request.taken_over, request.wanted)
         waited = len(self._waiting)
-        for slot, holder in roll.holders.items():
-            self._learn(slot, holder, now)
-        # Some of what was waited for is free now; so may be what there was no room to ask for.
-        more = len(self._waiting) < waited and len(roll.holders) == LIMIT
-        if roll.members is not None:
-            self.members = roll.members
-            self.generation = roll.generation
-            self._shared()
-        return more or len(self._asking) > len(self._waiting) or bool(self._released)
+        for slot, holder in reply.holders.items():
+            self._record_holder(slot, holder, now)
+        # Some slots became free. Others, for which the request had no room, may be free too.
+        more = len(self._waiting) < waited and len(reply.holders) == LIMIT
+        if reply.members is not None:
+            self.members = reply.members
+            self.generation = reply.generation
+            self._update_share()
+        return more or len(self._to_request) > len(self._waiting) or bool(self._released)
 
-    def _learn(self, slot: Slot, holder: str, now: float) -> None:
-        self._asking.pop(slot, None)
+    def _record_holder(self, slot: Slot, holder: str, now: float) -> None:
+        self._to_request.pop(slot, None)
         self._doubted.discard(slot)
         if holder == self.me:
             self.held.add(slot)
             self._waiting.pop(slot, None)
             return
         self.held.discard(slot)
-        if slot in self.share:  # it may have begun to leave since it asked
-            self._asking[slot] = None  # again, after all the others
+        if slot in self.share:  # the member may have begun to leave since its request
+            self._to_request[slot] = None  # again, behind all others
             self._waiting.setdefault(slot, now)
 
-    def _ask(self, slots: Iterable[Slot]) -> None:
-        self._asking |= dict.fromkeys(slots)
+    def _request(self, slots: Iterable[Slot]) -> None:
+        self._to_request |= dict.fromkeys(slots)
 
-    def _shared(self) -> None:
-        before, self.share = self.share, self._fair_share()
-        # What comes back while it is drained may have been seized meanwhile: the next answer tells.
+    def _update_share(self) -> None:
+        before, self.share = self.share, self._compute_share()
+        # A slot that returns to the share while draining may have been taken over: wait for the next reply.
         self._doubted = self.held & ((self.share - before) | (self.share & self._doubted))
         self._waiting.clear()
-        self._asking.clear()
-        self._ask(self.share - self.held)
-        self._ask(self._doubted)
-        self._ask(self.share)
+        self._to_request.clear()
+        self._request(self.share - self.held)
+        self._request(self._doubted)
+        self._request(self.share)
 
-    def _fair_share(self) -> frozenset[Slot]:
+    def _compute_share(self) -> frozenset[Slot]:
         return frozenset(
             (topic, number)
             for topic, slots in self.slots.items()
-            for number in mine(self.me, self._serving(topic), topic, slots)
+            for number in owned_slots(self.me, self._members_serving(topic), topic, slots)
             if not self.leaving
         )
 
-    def _serving(self, topic: str) -> list[str]:
+    def _members_serving(self, topic: str) -> list[str]:
         return [member for member, topics in self.members.items() if topic in topics]

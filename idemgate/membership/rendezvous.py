@@ -1,9 +1,9 @@
-"""Which member serves which slot: rendezvous hashing (highest random weight; Thaler and Ravishankar, 1998).
+"""Assignment of slots to members by rendezvous hashing (highest random weight; Thaler and Ravishankar, 1998).
 
-Every member computes it for itself, from the list of members alone. When one comes, slots move to it and nowhere else;
-when one goes, its slots move and no others. Each member's share is as random as a throw of dice: of s slots and n
-members, s/n give or take a few times sqrt(s/n). So a topic wants many more slots than it has members (8 times is a good
-rule), and one with fewer slots than members leaves some without work.
+Every member computes the assignment locally, from the list of members alone. A new member only gains slots, and those
+of a leaving member are the only ones that move. Shares are random: with s slots and n members each gets s/n, give or
+take a few times sqrt(s/n). So a topic needs many more slots than members; 8 times as many is a good rule. With fewer
+slots than members some members get no work.
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ from hashlib import blake2b
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["mine", "owner", "slot_id"]
+__all__ = ["owned_slots", "owner", "slot_id"]
 
 
 def slot_id(topic: str, number: int) -> str:
-    """How a slot of a topic is called among members: "images:7"."""
+    """Return the identifier of a topic's slot among members, such as "images:7"."""
     return f"{topic}:{number}"
 
 
 def owner(slot: str, members: Sequence[str]) -> str:
-    """The member that serves this slot: the same for every order of `members`. InvalidArgument if there are none."""
+    """Return the member that owns a slot. The order of `members` does not matter.
+
+    Raises:
+        InvalidArgument: There are no members.
+    """
     if not members:
         raise InvalidArgument(
-            "members", members, "nobody is there", "Ask when at least one member has announced itself"
+            "members", members, "there are no members", "Ask when at least one member has announced itself"
         )
     return max(members, key=lambda member: _weight(slot, member))
 
 
-def mine(me: str, members: Collection[str], topic: str, slots: int) -> frozenset[int]:
-    """The slots of a topic that `me` serves; none if it is not among the members.
+def owned_slots(me: str, members: Collection[str], topic: str, slots: int) -> frozenset[int]:
+    """Return the slots of a topic that `me` owns; none if `me` is not a member.
 
-    A slot is dropped at the first member that outweighs `me`, so this takes about 1 + ln(members) microseconds a slot.
+    The comparison of a slot stops at the first member that outweighs `me`. So a call takes about 1 + ln(members)
+    microseconds for each slot.
     """
     if me not in members:
         return frozenset()
@@ -47,5 +52,5 @@ def _outweighs(me: str, others: list[str], slot: str) -> bool:
 
 
 def _weight(slot: str, member: str) -> tuple[bytes, str]:
-    # The member's name settles a tie: one in 2^64, but then everybody must settle it alike.
+    # The member's name breaks a tie. Ties occur once in 2^64, but all members must break them alike.
     return blake2b(f"{slot}\n{member}".encode(), digest_size=8).digest(), member

@@ -1,1 +1,4 @@
-"""The only I/O, and the only import of redis: a blocking link and an awaiting one that carry the same calls."""
+"""Access to Redis or Valkey. The only package with I/O, and the only import of redis.
+
+A blocking and an asynchronous link send the same calls.
+"""

@@ -1,4 +1,4 @@
-"""The awaiting link."""
+"""The asynchronous link: sends calls to the server and retries them."""
 
 from __future__ import annotations
 
@@ -11,104 +11,107 @@ from weakref import WeakKeyDictionary
 
 import redis.exceptions as rx
 
-from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Each, Moved, Unfinished
+from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
 from idemgate.errors import StoreError, StoreUnavailable
-from idemgate.store.cluster.aio import ClusterLines
+from idemgate.store.cluster.aio import AsyncCluster
 from idemgate.store.cluster.topology import key_of
-from idemgate.store.connection_aio import Wire
+from idemgate.store.connection_aio import AsyncConnection
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.pubsub import Ear
-from idemgate.store.reconnecting import OneLine, raised
-from idemgate.store.replication import Copies, copies_of
-from idemgate.store.resp import pack, request
-from idemgate.store.retry import FAILURES, Patience, unheard
-from idemgate.store.shielded import to_the_end
+from idemgate.store.pubsub import Subscription
+from idemgate.store.reconnecting import SingleServer, raise_if_error
+from idemgate.store.replication import DurabilityCheck, make_durability_check
+from idemgate.store.resp import encode_call, pack
+from idemgate.store.retry import FAILURES, RetryBudget, needs_retry
+from idemgate.store.shielded import finish_despite_cancel
 
-__all__ = ["Asking", "AsyncLink"]
+__all__ = ["AsyncLink", "PendingCall"]
 
 T = TypeVar("T")
 
 
-class _Loop:
-    """What belongs to one event loop: its way to the store, its ear, and the calls under way."""
+class _LoopState:
+    """The state of one event loop: its access to the store, its subscription, and its pending calls."""
 
-    __slots__ = ("ear", "lines", "loading", "loop", "tasks")
+    __slots__ = ("loading", "loop", "store", "subscription", "tasks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self.loop = loop
-        self.lines = (ClusterLines if endpoint.kind == "cluster" else OneLine)(endpoint, seconds, connections)
-        self.ear = Ear(endpoint)
+        self.store = (AsyncCluster if endpoint.kind == "cluster" else SingleServer)(endpoint, seconds, connections)
+        self.subscription = Subscription(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loading: dict[bytes, asyncio.Event] = {}
 
 
-class Asking(Generic[T]):
-    """A call under way. Who awaits its `answer` may be cancelled: the call goes on, and `outcome` is what comes of it.
+class PendingCall(Generic[T]):
+    """A call in flight. Cancelling a task that awaits its `answer` does not stop the call.
 
-    A future of its own would be shielded for the same, at the price of two more turns of the event loop.
+    `outcome` then gives the result. A separate future behind a shield would do the same, at two more turns of the event
+    loop.
     """
 
-    __slots__ = ("_call", "_here", "_late", "_link", "_started", "_wire", "answer", "within")
+    __slots__ = ("_call", "_connection", "_late_outcome", "_link", "_started", "_state", "answer", "within")
 
-    def __init__(self, link: AsyncLink, here: _Loop, call: Call[T], within: float, wire: Wire | None) -> None:
-        self.answer: asyncio.Future[T] = here.loop.create_future()
+    def __init__(
+        self, link: AsyncLink, state: _LoopState, call: Call[T], within: float, connection: AsyncConnection | None
+    ) -> None:
+        self.answer: asyncio.Future[T] = state.loop.create_future()
         self.within = within
         self._link = link
-        self._here = here
+        self._state = state
         self._call = call
-        self._wire = wire
+        self._connection = connection
         self._started = monotonic()
-        self._late: tuple[T | None, BaseException | None] | None = None
+        self._late_outcome: tuple[T | None, BaseException | None] | None = None
 
     def outcome(self) -> asyncio.Future[T]:
-        """What comes of the call, for who goes on after the `answer` was cancelled."""
+        """Return a future of the result, for cleanup after `answer` was cancelled."""
         if self.answer.cancelled():
-            self.answer = self._here.loop.create_future()
-            if self._late is not None:
-                self._tell(*self._late)
+            self.answer = self._state.loop.create_future()
+            if self._late_outcome is not None:
+                self._set_outcome(*self._late_outcome)
         return self.answer
 
-    def heard(self, reply: Any) -> None:
-        """The common case costs no task; whatever is out of the ordinary goes on in one."""
+    def on_reply(self, reply: Any) -> None:
+        """Handle the reply. The common case costs no task; redirects, retries and partial replies run in one."""
         if isinstance(reply, Exception):
-            assert self._wire is not None, "or nothing was asked on it"
-            self._here.lines.suspect(self._wire, reply)
-            self.go_on(self._link._again(self._call, self._patience(), reply))
+            assert self._connection is not None, "an error comes from a connection"
+            self._state.store.report_error(self._connection, reply)
+            self.continue_with(self._link._retry_after(self._call, self._budget(), reply))
             return
         try:
             result = self._call.answer(reply)
-        except (Moved, Unfinished):
-            self.go_on(self._link._answered(self._call, reply, self._patience()))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the reply is for who asked
-            self._tell(None, error)
+        except (SlotMoved, Incomplete):
+            self.continue_with(self._link._resolve_reply(self._call, reply, self._budget()))
+        except Exception as error:  # noqa: BLE001 - each error about the reply belongs to the caller
+            self._set_outcome(None, error)
         else:
             if self.answer.cancelled():
-                self._late = result, None
+                self._late_outcome = result, None
             else:
                 self.answer.set_result(result)
 
-    def _patience(self) -> Patience:
-        return Patience(self.within, self._started)
+    def _budget(self) -> RetryBudget:
+        return RetryBudget(self.within, self._started)
 
-    def go_on(self, work: Coroutine[Any, Any, T]) -> None:
-        """The answer is what comes of this."""
-        self._link.spawn(self._worked(work))
+    def continue_with(self, work: Coroutine[Any, Any, T]) -> None:
+        """Run a coroutine in a task and take its result as the answer."""
+        self._link.spawn(self._complete_with(work))
 
-    async def _worked(self, work: Coroutine[Any, Any, T]) -> None:
+    async def _complete_with(self, work: Coroutine[Any, Any, T]) -> None:
         try:
             result = await work
         except asyncio.CancelledError:
             self.answer.cancel()
             raise
-        except BaseException as error:  # noqa: BLE001 - it is for who asked
-            self._tell(None, error)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            self._set_outcome(None, error)
         else:
-            self._tell(result, None)
+            self._set_outcome(result, None)
 
-    def _tell(self, result: T | None, error: BaseException | None) -> None:
+    def _set_outcome(self, result: T | None, error: BaseException | None) -> None:
         if self.answer.cancelled():
-            self._late = result, error
+            self._late_outcome = result, error
         elif error is not None:
             self.answer.set_exception(error)
         else:
@@ -116,10 +119,11 @@ class Asking(Generic[T]):
 
 
 class AsyncLink:
-    """Carries calls and awaits. No call is ever cancelled half-way.
+    """The asynchronous way to the store. Cancelling a caller never interrupts a call.
 
-    The calls of one tick of an event loop travel together, over one connection (`link.wire`); to a cluster over one to
-    each node (`link.cluster_aio`). With more `connections` they are spread over so many (`link.line`).
+    The calls of one tick of an event loop travel together, over one connection (`store.connection_aio`). On a cluster
+    they use one connection for each node (`store.cluster.aio`). More `connections` share the load
+    (`store.reconnecting`).
     """
 
     def __init__(
@@ -128,257 +132,278 @@ class AsyncLink:
         self.endpoint = endpoint
         self.seconds = seconds
         self._connections = connections
-        self._copies = copies_of(durability, endpoint, seconds)
-        self._last: _Loop | None = None
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
+        self._durability_check = make_durability_check(durability, endpoint, seconds)
+        self._last: _LoopState | None = None
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     @property
-    def _here(self) -> _Loop:
-        loop, here = asyncio.get_running_loop(), self._last
-        if here is None or here.loop is not loop:
-            here = self._loops.get(loop)
-            if here is None:
-                self._leave_ended()
-                here = self._loops[loop] = _Loop(loop, self.endpoint, self.seconds, self._connections)
-            self._last = here
-        return here
+    def _state(self) -> _LoopState:
+        loop, state = asyncio.get_running_loop(), self._last
+        if state is None or state.loop is not loop:
+            state = self._loops.get(loop)
+            if state is None:
+                self._drop_closed_loops()
+                state = self._loops[loop] = _LoopState(loop, self.endpoint, self.seconds, self._connections)
+            self._last = state
+        return state
 
-    def start(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> Asking[T]:
-        """Sends a call, which goes on whatever becomes of who asked: `await link.start(call).answer`. `within` and
-        `attempt` are as in `SyncLink.run`."""
-        here = self._here
-        wire = here.lines.at_hand(call.keys[0])
-        asking = Asking(self, here, call, self.seconds if within is None else within, wire)
-        if wire is None or attempt is not None or (self._copies is not None and self._copies.concern(call)):
-            asking.go_on(self._insist(call, Patience(asking.within, attempt=attempt)))
+    def start(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> PendingCall[T]:
+        """Send a call and return it as a `PendingCall`: `await link.start(call).answer`.
+
+        The call goes on when the caller is cancelled. `within` and `attempt` are as in `SyncLink.run`.
+        """
+        state = self._state
+        connection = state.store.ready_connection(call.keys[0])
+        pending = PendingCall(self, state, call, self.seconds if within is None else within, connection)
+        if (
+            connection is None
+            or attempt is not None
+            or (self._durability_check is not None and self._durability_check.applies_to(call))
+        ):
+            pending.continue_with(self._retry(call, RetryBudget(pending.within, attempt=attempt)))
         else:
-            wire.ask(call.framed or request(call), asking.heard)
-        return asking
+            connection.submit(call.framed or encode_call(call), pending.on_reply)
+        return pending
 
-    async def _again(self, call: Call[T], patience: Patience, error: Exception) -> T:
+    async def _retry_after(self, call: Call[T], budget: RetryBudget, error: Exception) -> T:
         if isinstance(error, rx.NoScriptError):
             try:
-                return await self._answered(call, await self._load(call, patience), patience)
+                return await self._resolve_reply(call, await self._load(call, budget), budget)
             except FAILURES as failure:
                 error = failure
-        await asyncio.sleep(patience.pause(error))
-        return await self._insist(call, patience)
+        await asyncio.sleep(budget.next_delay(error))
+        return await self._retry(call, budget)
 
     async def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
-        """As `SyncLink.run`. Cancelling the caller leaves the call to finish by itself."""
+        """Send one call and return its answer, as `SyncLink.run` does. Cancelling the caller does not stop the call."""
         return await self.start(call, within, attempt).answer
 
     async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
-        """As `SyncLink.run_all`."""
-        return batch.join(await asyncio.shield(self.spawn(self._run_together(batch.calls, self._patience(within)))))
+        """Send the calls of a batch together and return its joined answer, as `SyncLink.run_all` does."""
+        return batch.join(await asyncio.shield(self.spawn(self._run_batch(batch.calls, self._budget(within)))))
 
-    async def run_each(self, calls: Sequence[Each[Any]], within: float | None = None) -> list[Any]:
-        """As `SyncLink.run_each`."""
+    async def run_each(self, calls: Sequence[PerKeyCall[Any]], within: float | None = None) -> list[Any]:
+        """Send calls together and return one outcome for each of their keys, as `SyncLink.run_each` does."""
         return await asyncio.shield(self.start_each(calls, within))
 
-    def start_each(self, calls: Sequence[Each[Any]], within: float | None = None) -> asyncio.Task[list[Any]]:
-        """Sends calls, which go on whatever becomes of who asked; its result is that of `run_each`."""
-        return self.spawn(self._run_each(calls, self._patience(within)))
+    def start_each(self, calls: Sequence[PerKeyCall[Any]], within: float | None = None) -> asyncio.Task[list[Any]]:
+        """Start `run_each` in a task. It goes on when the caller is cancelled."""
+        return self.spawn(self._run_each(calls, self._budget(within)))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine in a task that `close` waits for."""
         try:
-            tasks = self._here.tasks
+            tasks = self._state.tasks
         except BaseException:
-            work.close()  # or Python complains that nobody awaited it
+            work.close()  # Python warns of a coroutine that is never awaited
             raise
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task
 
-    def _patience(self, within: float | None) -> Patience:
-        return Patience(self.seconds if within is None else within)
+    def _budget(self, within: float | None) -> RetryBudget:
+        return RetryBudget(self.seconds if within is None else within)
 
-    async def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
+    async def _retry(self, call: Call[T], budget: RetryBudget, redirects: int = 0) -> T:
         while True:
             try:
-                reply = await self._send(call, patience)
+                reply = await self._send(call, budget)
             except FAILURES as error:
-                pause = patience.pause(error)
+                pause = budget.next_delay(error)
             else:
-                return await self._answered(call, reply, patience, hops)
+                return await self._resolve_reply(call, reply, budget, redirects)
             await asyncio.sleep(pause)
 
-    async def _answered(self, call: Call[T], reply: list[Any], patience: Patience, hops: int = 0) -> T:
-        """As that of `SyncLink`."""
+    async def _resolve_reply(self, call: Call[T], reply: list[Any], budget: RetryBudget, redirects: int = 0) -> T:
+        """Return the answer in a reply. Follow a moved slot, and continue an incomplete call."""
         try:
             return call.answer(reply)
-        except Unfinished as found:
-            rest = found.rest
-            return rest.join([await self._insist(one, patience.anew()) for one in rest.calls])  # type: ignore[no-any-return]
-        except Moved as moved:
-            elsewhere, by = call.elsewhere, moved.by
-        assert elsewhere is not None, "or it is not moved"
-        await asyncio.sleep(patience.hop(hops))
-        there = elsewhere.there(await self._insist(elsewhere.ask(), patience), by)
-        return there.join([await self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
+        except Incomplete as incomplete:
+            rest = incomplete.rest
+            return rest.join([await self._retry(one, budget.renewed()) for one in rest.calls])  # type: ignore[no-any-return]
+        except SlotMoved as moved:
+            redirect, by = call.redirect, moved.by
+        assert redirect is not None, "SlotMoved needs a redirect"
+        await asyncio.sleep(budget.redirect_delay(redirects))
+        destination = redirect.resolve(await self._retry(redirect.lookup(), budget), by)
+        return destination.join([await self._retry(one, budget, redirects + 1) for one in destination.calls])  # type: ignore[no-any-return]
 
-    async def _run_each(self, calls: Sequence[Each[Any]], patience: Patience) -> list[Any]:
-        down, outcomes = None, list[Any]()
+    async def _run_each(self, calls: Sequence[PerKeyCall[Any]], budget: RetryBudget) -> list[Any]:
+        outage, outcomes = None, list[Any]()
         try:
-            replies = await self._sent_together(calls, patience)
+            replies = await self._try_pipeline(calls, budget)
         except StoreError as error:
             return [error for call in calls for _ in call.keys]
         for call, reply in zip(calls, replies, strict=True):
-            if down is not None and unheard(reply):
-                outcomes += [down] * len(call.keys)
+            if outage is not None and needs_retry(reply):
+                outcomes += [outage] * len(call.keys)
                 continue
             try:
-                answers: list[Any] = await self._told(call, reply, patience)
+                answers: list[Any] = await self._retry_or_resolve(call, reply, budget)
                 outcomes += answers
             except StoreError as error:
                 outcomes += [error] * len(call.keys)
-                down = down if isinstance(error, OF_ONE_KEY) else error
+                outage = outage if isinstance(error, KEY_ERRORS) else error
         return outcomes
 
-    async def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        replies, answers = await self._sent_together(calls, patience), list[Any]()
+    async def _run_batch(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> list[Any]:
+        replies, answers = await self._try_pipeline(calls, budget), list[Any]()
         for call, reply in zip(calls, replies, strict=True):
-            answers.append(await self._told(call, reply, patience))
-            patience.partly()
+            answers.append(await self._retry_or_resolve(call, reply, budget))
+            budget.mark_partial()
         return answers
 
-    async def _sent_together(self, calls: Sequence[Call[Any]], patience: Patience) -> Sequence[Any]:
+    async def _try_pipeline(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> Sequence[Any]:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
-                replies = await self._send_together(calls)
-                if not all(map(unheard, replies)):
-                    patience.partly()
-                patience.mind(replies)
+                replies = await self._pipeline(calls)
+                if not all(map(needs_retry, replies)):
+                    budget.mark_partial()
+                budget.raise_lost(replies)
             except FAILURES as error:
-                await asyncio.sleep(patience.pause(error))
+                await asyncio.sleep(budget.next_delay(error))
         return replies
 
-    async def _told(self, call: Call[T], reply: Any, patience: Patience) -> T:
-        """What has no reply, or an error for one, goes again by itself, with the same tokens."""
-        return await (self._insist(call, patience) if unheard(reply) else self._answered(call, reply, patience))
+    async def _retry_or_resolve(self, call: Call[T], reply: Any, budget: RetryBudget) -> T:
+        """Resolve a reply of a batch. Without a reply, send the call again with the same tokens."""
+        return await (self._retry(call, budget) if needs_retry(reply) else self._resolve_reply(call, reply, budget))
 
-    async def _send(self, call: Call[Any], patience: Patience) -> list[Any]:
-        script, copies, words = call.script, self._copies, (len(call.keys), *call.keys, *call.args)
-        if copies is not None and copies.concern(call):
-            return await self._send_durably(copies, call)
+    async def _send(self, call: Call[Any], budget: RetryBudget) -> list[Any]:
+        script, check, arguments = call.script, self._durability_check, (len(call.keys), *call.keys, *call.args)
+        if check is not None and check.applies_to(call):
+            return await self._send_durably(check, call)
         try:
-            return await self._ask("EVALSHA", script.sha, *words, seconds=patience.attempt)  # type: ignore[no-any-return]
+            return await self._execute("EVALSHA", script.sha, *arguments, seconds=budget.attempt)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return await self._load(call, patience)
+            return await self._load(call, budget)
 
-    async def _load(self, call: Call[Any], patience: Patience) -> list[Any]:
-        """Brings the script along; who needs the same one meanwhile waits for that and names it again: a server that
-        was restarted is not sent it by all who call. One that did not get there, or to this node, is sent once more."""
-        script, loading, words = call.script, self._here.loading, (len(call.keys), *call.keys, *call.args)
-        while (brought := loading.get(script.sha)) is not None:
+    async def _load(self, call: Call[Any], budget: RetryBudget) -> list[Any]:
+        """Send a missing script with its text and return the reply.
+
+        Concurrent callers of the same script wait, then send its SHA-1 again. So a restarted server gets the text once,
+        not once per caller. If the load failed, or went to another node, a caller sends the text again.
+        """
+        script, loading, arguments = call.script, self._state.loading, (len(call.keys), *call.keys, *call.args)
+        while (loaded := loading.get(script.sha)) is not None:
             try:
-                await asyncio.wait_for(brought.wait(), patience.left)
+                await asyncio.wait_for(loaded.wait(), budget.remaining)
             except TimeoutError as error:
-                raise rx.TimeoutError("the script is on its way since long") from error
+                raise rx.TimeoutError("the script was not loaded in time") from error
             with suppress(rx.NoScriptError):
-                return await self._ask("EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
-        brought = loading[script.sha] = asyncio.Event()
+                return await self._execute("EVALSHA", script.sha, *arguments)  # type: ignore[no-any-return]
+        loaded = loading[script.sha] = asyncio.Event()
         try:
-            return await self._ask("EVAL", script.text, *words)  # type: ignore[no-any-return]
+            return await self._execute("EVAL", script.text, *arguments)  # type: ignore[no-any-return]
         finally:
             del loading[script.sha]
-            brought.set()
+            loaded.set()
 
-    async def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
-        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+    async def _send_durably(self, check: DurabilityCheck, call: Call[Any]) -> list[Any]:
+        script, arguments = call.script, (len(call.keys), *call.keys, *call.args)
         try:
-            return await self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+            return await self._execute_durably(check, "EVALSHA", script.sha, *arguments)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return await self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
+            return await self._execute_durably(check, "EVAL", script.text, *arguments)  # type: ignore[no-any-return]
 
-    async def _ask(self, *words: Any, seconds: float | None = None) -> Any:
-        return await self._here.lines.ask(key_of(words), pack(words), seconds)
+    async def _execute(self, *arguments: Any, seconds: float | None = None) -> Any:
+        return await self._state.store.execute(key_of(arguments), pack(arguments), seconds)
 
-    async def _ask_durably(self, copies: Copies, *words: Any) -> Any:
-        """As `_ask`; Short when the write is on fewer copies than asked for. The calls of a tick wait for them
-        together."""
-        [reply] = await self._line.ask_durably(copies, [pack(words)])
-        return raised(reply)
+    async def _execute_durably(self, check: DurabilityCheck, *arguments: Any) -> Any:
+        """Execute a command and wait for its durability. The calls of one tick share the wait.
+
+        Raises:
+            NotReplicated: the write is not as durable as required.
+        """
+        [reply] = await self._server.execute_durably(check, [pack(arguments)])
+        return raise_if_error(reply)
 
     @property
-    def _line(self) -> OneLine:
-        lines = self._here.lines
-        assert isinstance(lines, OneLine), "a cluster has no copies to wait for"
-        return lines
+    def _server(self) -> SingleServer:
+        store = self._state.store
+        assert isinstance(store, SingleServer), "durability= is not available on a cluster"
+        return store
 
-    async def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        copies = self._copies
-        requests = [call.framed or request(call) for call in calls]
-        if copies is not None and any(map(copies.concern, calls)):
-            return await self._line.ask_durably(copies, requests)
-        return await self._here.lines.ask_all([call.keys[0] for call in calls], requests)
+    async def _pipeline(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        check = self._durability_check
+        requests = [call.framed or encode_call(call) for call in calls]
+        if check is not None and any(map(check.applies_to, calls)):
+            return await self._server.execute_durably(check, requests)
+        return await self._state.store.execute_all([call.keys[0] for call in calls], requests)
 
-    def _leave_ended(self) -> None:
-        """Lets go of what belongs to loops that ended without `close`: it holds its loop, so that neither would ever go
-        by itself, nor the connections of either."""
-        for known in self._loops.keyrefs():
-            loop = known()
+    def _drop_closed_loops(self) -> None:
+        """Drop the state of event loops that ended without `close`.
+
+        The state refers to its loop, so neither it nor its connections would ever be garbage-collected.
+        """
+        for reference in self._loops.keyrefs():
+            loop = reference()
             if loop is not None and loop.is_closed():
                 self._loops.pop(loop, None)
 
     async def command(self, *args: Any) -> Any:
-        """As `SyncLink.command`."""
-        return await asyncio.shield(self.spawn(_translated(self._ask(*args))))
+        """Execute one plain command without retries, as `SyncLink.command` does."""
+        return await asyncio.shield(self.spawn(_translate_errors(self._execute(*args))))
 
     async def blocking(self, *args: Any, within: float) -> Any:
-        """A command that blocks on the server (XREADGROUP ... BLOCK), on a connection of its own.
+        """Execute a command that blocks on the server (XREADGROUP ... BLOCK), on a dedicated connection.
 
-        Sent once. Cancelling it drops its connection, and so does `within`, in seconds, which should be more than the
-        time it blocks: StoreUnavailable then, as when the connection is lost; else ServerRejected.
+        The command is sent once. Cancelling the caller drops the connection.
+
+        Args:
+            args: the words of the command.
+            within: seconds after which the connection is dropped. Choose more than the command blocks.
+
+        Raises:
+            StoreUnavailable: the connection was lost, or `within` has passed.
+            ServerRejected: the server refused the command.
         """
         try:
             async with asyncio.timeout(within):
-                return await _translated(self._here.lines.ask_apart(key_of(args), pack(args)))
+                return await _translate_errors(self._state.store.execute_dedicated(key_of(args), pack(args)))
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {within:g} s", "unknown") from None
 
     @asynccontextmanager
     async def waiting(self, channel: bytes) -> AsyncGenerator[asyncio.Event]:
-        """An event that is set when something is published on the channel, or when the subscription had to be made
-        anew."""
+        """Yield an event that is set when a message arrives on the channel, or after the subscription was restored."""
         event = asyncio.Event()
-        ear = self._here.ear
+        subscription = self._state.subscription
 
-        def heard(_channel: bytes, _data: bytes | None) -> None:
+        def on_message(_channel: bytes, _data: bytes | None) -> None:
             event.set()
 
         try:
-            await ear.add(channel, heard)
+            await subscription.add(channel, on_message)
             yield event
         finally:
-            ear.remove(channel, heard)
+            subscription.remove(channel, on_message)
 
-    def ear(self) -> Ear:
-        """A Pub/Sub connection of its own, for a subscriber; the caller closes it."""
-        return Ear(self.endpoint)
+    def subscription(self) -> Subscription:
+        """Return a new Pub/Sub connection. The caller closes it."""
+        return Subscription(self.endpoint)
 
     async def close(self) -> None:
-        """Waits for the calls under way, then closes this event loop's connections."""
+        """Wait for the pending calls, then close the connections of this event loop."""
         loop = asyncio.get_running_loop()
-        here = self._loops.get(loop)
-        if here is not None:
-            await to_the_end(self._leave(here))
+        state = self._loops.get(loop)
+        if state is not None:
+            await finish_despite_cancel(self._close_loop(state))
 
-    async def _leave(self, here: _Loop) -> None:
-        await here.lines.drain()
-        if here.tasks:
-            await asyncio.wait(here.tasks, timeout=self.seconds)
-        self._loops.pop(here.loop, None)
+    async def _close_loop(self, state: _LoopState) -> None:
+        await state.store.drain()
+        if state.tasks:
+            await asyncio.wait(state.tasks, timeout=self.seconds)
+        self._loops.pop(state.loop, None)
         self._last = None
-        await here.ear.close()
-        await here.lines.close()
+        await state.subscription.close()
+        await state.store.close()
 
 
-async def _translated(work: Coroutine[Any, Any, T]) -> T:
+async def _translate_errors(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except FAILURES as error:
-        Patience(0).pause(error)
+        RetryBudget(0).next_delay(error)
         raise

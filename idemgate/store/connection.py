@@ -1,7 +1,8 @@
-"""The blocking wire: a connection a thread at a time, without redis-py's command layer.
+"""Blocking connections to one server, without the command layer of redis-py.
 
-redis-py connects (addresses, TLS, credentials, its handshake); from then on the socket is ours: one `send`, one
-`recv`, one reply parsed by hiredis where it is installed. That is a quarter of the cost of `execute_command`.
+redis-py opens the connection: addresses, TLS, credentials, handshake. After that this module owns the socket. A request
+is one `send`, one `recv`, and one reply parsed by hiredis where it is installed. That costs a quarter of
+`execute_command`.
 """
 
 from __future__ import annotations
@@ -19,273 +20,290 @@ from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.store.forks import forks
+from idemgate.core.forks import fork_counter
 from idemgate.store.resp import new_reader
 
-__all__ = ["BlockingWire", "Wires"]
+__all__ = ["Connection", "ConnectionPool"]
 
-REST = 1.0
-"""Seconds after which a resting connection is looked at before it is used: the server may have closed it."""
-MOST_REPLIES = 4096
-"""Bytes of most replies; making room for more than there is costs time."""
+IDLE_CHECK_AFTER = 1.0
+"""Seconds of idle time after which a connection is checked before use. The server may have closed it."""
+RECEIVE_SIZE = 4096
+"""Buffer size in bytes for one `recv`. It holds most replies; a larger buffer takes longer to allocate."""
 
 
-class BlockingWire:
-    """One connection. Whatever else than a reply comes of asking, it must not be used again."""
+class Connection:
+    """One blocking connection. Close it after any outcome other than a reply."""
 
-    __slots__ = ("_by_kernel", "_reader", "_seconds", "_socket", "rested")
+    __slots__ = ("_kernel_timeout", "_reader", "_seconds", "_socket", "idle_since")
 
-    def __init__(self, connected: socket.socket, seconds: float) -> None:
-        self._socket = connected
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._socket = sock
         self._seconds = seconds
         self._reader = new_reader()
-        self.rested = monotonic()
-        # TLS is left to Python: it would go on for ever after a time-out of the kernel's.
-        self._by_kernel = type(connected) is socket.socket and sys.platform != "win32"
-        if self._by_kernel:
-            connected.settimeout(None)
+        self.idle_since = monotonic()
+        # TLS uses Python's timeouts: after a kernel timeout its reads would retry for ever.
+        self._kernel_timeout = type(sock) is socket.socket and sys.platform != "win32"
+        if self._kernel_timeout:
+            sock.settimeout(None)
         self._set_timeout(seconds)
 
     def _set_timeout(self, seconds: float) -> None:
-        if self._by_kernel:
-            # Python's own time-out costs a poll before each send and each recv.
+        if self._kernel_timeout:
+            # Python's own timeout costs a poll before each send and each recv.
             span = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
         else:
             self._socket.settimeout(seconds)
 
-    def ask(self, request: bytes) -> Any:
-        """The reply; an error of the server is raised. Raises ConnectionError and TimeoutError of redis-py."""
+    def execute(self, request: bytes) -> Any:
+        """Send a request and return its reply.
+
+        Raises:
+            ResponseError: the server returned an error (redis-py's class, as below).
+            ConnectionError: the connection was lost.
+            TimeoutError: the timeout of the connection passed.
+        """
         reader = self._reader
-        try:  # as `_send` and `_hear`, without calling them: this is what a call waits for
+        try:  # inlined `_send` and `_receive`: every blocking call waits for this
             self._socket.sendall(request)
-            data = self._socket.recv(MOST_REPLIES)
+            data = self._socket.recv(RECEIVE_SIZE)
         except OSError as error:
-            raise _failed(error) from error
+            raise _socket_error(error) from error
         if not data:
-            raise _closed()
+            raise _closed_error()
         try:
             reader.feed(data)
             while (reply := reader.gets()) is False:
-                self._hear()
+                self._receive()
         except rx.InvalidResponse as error:
-            raise _nonsense(error) from error
+            raise _protocol_error(error) from error
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def ask_within(self, request: bytes, seconds: float) -> Any:
-        """Return the reply as `ask` does, but wait for it no longer than `seconds`."""
+    def execute_within(self, request: bytes, seconds: float) -> Any:
+        """Execute a request, but wait for its reply no longer than `seconds`."""
         self._set_timeout(min(seconds, self._seconds))
         try:
-            return self.ask(request)
+            return self.execute(request)
         finally:
             self._set_timeout(self._seconds)
 
     def send_all(self, requests: Sequence[bytes]) -> None:
-        """Requests that travel together; `hear_all` their replies before anything else is asked."""
+        """Send requests together. Call `read_replies` for all of them before the next request."""
         self._send(b"".join(requests))
 
-    def hear_all(self, number: int) -> list[Any]:
-        """That many replies, the errors of the server among them."""
+    def read_replies(self, number: int) -> list[Any]:
+        """Return `number` replies. Errors of the server are values among them."""
         replies: list[Any] = []
         try:
             while len(replies) < number:
                 while (reply := self._reader.gets()) is not False:
                     replies.append(reply)
                 if len(replies) < number:
-                    self._hear()
+                    self._receive()
         except rx.InvalidResponse as error:
-            raise _nonsense(error) from error
+            raise _protocol_error(error) from error
         return replies
 
     def _send(self, request: bytes) -> None:
         try:
             self._socket.sendall(request)
         except OSError as error:
-            raise _failed(error) from error
+            raise _socket_error(error) from error
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._socket.recv(65_536)
         except OSError as error:
-            raise _failed(error) from error
+            raise _socket_error(error) from error
         if not data:
-            raise _closed()
+            raise _closed_error()
         self._reader.feed(data)
 
-    def stale(self) -> bool:
-        """Whether something came while it rested, which can only be its end."""
-        return bool(_readable(self._socket))
+    def is_stale(self) -> bool:
+        """Return whether input arrived while the connection was idle. That can only be its end."""
+        return bool(_has_input(self._socket))
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _failed(error: OSError) -> rx.RedisError:
+def _socket_error(error: OSError) -> rx.RedisError:
     if isinstance(error, BlockingIOError | TimeoutError):
         return rx.TimeoutError("Timeout writing to the server, or reading from it")
     return rx.ConnectionError(f"the connection was lost: {error}")
 
 
-def _closed() -> rx.ConnectionError:
+def _closed_error() -> rx.ConnectionError:
     return rx.ConnectionError("the connection was lost: closed by the server")
 
 
-def _nonsense(error: rx.InvalidResponse) -> rx.ConnectionError:
-    return rx.ConnectionError(f"the server's replies make no sense: {error}")
+def _protocol_error(error: rx.InvalidResponse) -> rx.ConnectionError:
+    return rx.ConnectionError(f"invalid reply from the server: {error}")
 
 
-def _readable(one: socket.socket) -> object:
+def _has_input(sock: socket.socket) -> object:
     poll = getattr(select, "poll", None)
     if poll is None:  # Windows
-        return select.select([one], [], [], 0)[0]
-    watch = poll()
-    watch.register(one, select.POLLIN)
-    return watch.poll(0)
+        return select.select([sock], [], [], 0)[0]
+    poller = poll()
+    poller.register(sock, select.POLLIN)
+    return poller.poll(0)
 
 
-class Wires:
-    """The blocking wires to one server, at most `most`; who finds all of them taken waits for one.
+class ConnectionPool:
+    """A pool of at most `max_connections` blocking connections to one server. Callers wait while all are in use.
 
-    Safe to share between threads. A forked child forgets its parent's.
+    Safe to share between threads. A forked child drops its parent's connections.
     """
 
-    def __init__(self, pool: Any, seconds: float, most: int) -> None:
+    def __init__(self, pool: Any, seconds: float, max_connections: int) -> None:
         self._pool = pool
         self._seconds = seconds
-        self._most = most
+        self._max_connections = max_connections
         self._reset()
 
     def _reset(self) -> None:
-        self._forks = forks.count
-        self._resting: deque[BlockingWire] = deque()
-        self._made = 0
-        self._waiting = 0
+        self._forks = fork_counter.count
+        self._idle: deque[Connection] = deque()
+        self._opened = 0
+        self._waiters = 0
         self._closed = False
-        self._freed = threading.Condition()
+        self._available = threading.Condition()
 
-    def ask(self, request: bytes, now: float = 0.0, seconds: float | None = None) -> Any:
-        """As `BlockingWire.ask`; `now` is what `monotonic` says, if that is known. The reply is waited for no longer
-        than `seconds`; None: as long as this pool allows."""
+    def execute(self, request: bytes, now: float = 0.0, seconds: float | None = None) -> Any:
+        """Send a request over a pooled connection and return its reply.
+
+        Args:
+            request: the packed request.
+            now: the value of `monotonic()`, if the caller has just read it.
+            seconds: the longest wait for the reply; None: the timeout of the pool.
+
+        Raises:
+            ResponseError: the server returned an error.
+            ConnectionError: the connection was lost, or no connection became free.
+            TimeoutError: the reply did not arrive in time.
+        """
         now = now or monotonic()
-        try:  # as `_taken`, without calling it
-            wire = self._resting.pop() if self._forks == forks.count else self._taken()
+        try:  # inlined `_acquire`
+            connection = self._idle.pop() if self._forks == fork_counter.count else self._acquire()
         except IndexError:
-            wire = self._taken()
-        if now - wire.rested > REST and wire.stale():
-            self.drop(wire)
-            wire = self._taken()
+            connection = self._acquire()
+        if now - connection.idle_since > IDLE_CHECK_AFTER and connection.is_stale():
+            self.discard(connection)
+            connection = self._acquire()
         try:
-            reply = wire.ask(request) if seconds is None else wire.ask_within(request, seconds)
+            reply = connection.execute(request) if seconds is None else connection.execute_within(request, seconds)
         except rx.ResponseError:
-            self._give_back(wire)
+            self._release(connection)
             raise
         except BaseException:
-            self.drop(wire)
+            self.discard(connection)
             raise
-        wire.rested = now  # it has rested less: it is looked at a little too often, after a reply that took long
-        self._resting.append(wire)
-        if self._closed or self._waiting:
-            self._given_back()
+        connection.idle_since = now  # too early by the duration of the call, so a slow reply only causes one check more
+        self._idle.append(connection)
+        if self._closed or self._waiters:
+            self._notify_release()
         return reply
 
-    def ask_all(self, requests: Sequence[bytes]) -> list[Any]:
-        """The replies of requests that travel together, the errors of the server among them."""
+    def execute_all(self, requests: Sequence[bytes]) -> list[Any]:
+        """Send requests together and return their replies. Errors of the server are values among them."""
         return self.collect(self.send(requests), len(requests))
 
-    def send(self, requests: Sequence[bytes]) -> BlockingWire:
-        """The wire on which they are under way: `collect` their replies, or `drop` it."""
-        wire = self._taken()
+    def send(self, requests: Sequence[bytes]) -> Connection:
+        """Send requests and return their connection. Pass it to `collect` or to `discard`."""
+        connection = self._acquire()
         try:
-            wire.send_all(requests)
+            connection.send_all(requests)
         except BaseException:
-            self.drop(wire)
+            self.discard(connection)
             raise
-        return wire
+        return connection
 
-    def collect(self, wire: BlockingWire, number: int) -> list[Any]:
-        """The replies to what was sent on it, errors among them."""
+    def collect(self, connection: Connection, number: int) -> list[Any]:
+        """Return the replies to the requests sent on a connection, then release it. Errors of the server are values."""
         try:
-            replies = wire.hear_all(number)
+            replies = connection.read_replies(number)
         except BaseException:
-            self.drop(wire)
+            self.discard(connection)
             raise
-        self._give_back(wire)
+        self._release(connection)
         return replies
 
-    def _taken(self) -> BlockingWire:
-        if self._forks != forks.count:
+    def _acquire(self) -> Connection:
+        if self._forks != fork_counter.count:
             self._reset()
         while True:
             try:
-                wire = self._resting.pop()  # the one used last: its caches are warm, and the others may fade
+                connection = self._idle.pop()  # the most recently used: its caches are warm
             except IndexError:
-                if self._may_make():
-                    return self._new()
+                if self._reserve():
+                    return self._open()
                 continue
-            if monotonic() - wire.rested <= REST or not wire.stale():
-                return wire
-            self.drop(wire)
+            if monotonic() - connection.idle_since <= IDLE_CHECK_AFTER or not connection.is_stale():
+                return connection
+            self.discard(connection)
 
-    def _may_make(self) -> bool:
-        """Whether there is room for a new one; else waits until one is given back, or as long as a reply may take."""
-        with self._freed:
-            if self._made < self._most:
-                self._made += 1
+    def _reserve(self) -> bool:
+        """Return True when a new connection may be opened. Otherwise wait for a release, up to the reply timeout."""
+        with self._available:
+            if self._opened < self._max_connections:
+                self._opened += 1
                 return True
-            self._waiting += 1
+            self._waiters += 1
             try:
-                # `_give_back` looks at `_waiting` after it appended, we look at `_resting` after we counted ourselves.
-                if not self._resting and not self._freed.wait(self._seconds):
+                # `_release` reads `_waiters` after it appended. This reads `_idle` after it incremented, so no release
+                # is missed.
+                if not self._idle and not self._available.wait(self._seconds):
                     raise rx.ConnectionError("No connection available.")
             finally:
-                self._waiting -= 1
+                self._waiters -= 1
         return False
 
-    def _new(self) -> BlockingWire:
+    def _open(self) -> Connection:
         try:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
             connection.connect()
-            # The connection object has done its work: it must not close a socket that is not its own now.
-            connected, connection._sock = connection._sock, None
-            return BlockingWire(connected, self._seconds)
+            # redis-py's object must not close the socket, which belongs to this module from here on.
+            sock, connection._sock = connection._sock, None
+            return Connection(sock, self._seconds)
         except BaseException:
-            self._lost()
+            self._free_slot()
             raise
 
-    def _give_back(self, wire: BlockingWire) -> None:
-        wire.rested = monotonic()
-        self._resting.append(wire)
-        if self._closed or self._waiting:
-            self._given_back()
+    def _release(self, connection: Connection) -> None:
+        connection.idle_since = monotonic()
+        self._idle.append(connection)
+        if self._closed or self._waiters:
+            self._notify_release()
 
-    def _given_back(self) -> None:
-        """`_waiting` is looked at after the wire was put there: whoever waits counted itself before it looked."""
+    def _notify_release(self) -> None:
+        """Wake a waiter. Each waiter increments `_waiters` before it reads `_idle`, so this never misses one."""
         if self._closed:
-            self.abandon()
+            self.discard_idle()
         else:
-            with self._freed:
-                self._freed.notify()
+            with self._available:
+                self._available.notify()
 
-    def drop(self, wire: BlockingWire) -> None:
-        """It is not to be used any more."""
-        wire.close()
-        self._lost()
+    def discard(self, connection: Connection) -> None:
+        """Close a connection and free its place in the pool."""
+        connection.close()
+        self._free_slot()
 
-    def _lost(self) -> None:
-        with self._freed:
-            self._made -= 1
-            self._freed.notify()
+    def _free_slot(self) -> None:
+        with self._available:
+            self._opened -= 1
+            self._available.notify()
 
-    def abandon(self) -> None:
-        """Those that rest are not to be used any more: they lead to the wrong server."""
-        with suppress(IndexError):  # another thread may take the last one
+    def discard_idle(self) -> None:
+        """Close the idle connections, for example because they lead to a former master."""
+        with suppress(IndexError):  # another thread may take the last connection
             while True:
-                self.drop(self._resting.pop())
+                self.discard(self._idle.pop())
 
     def close(self) -> None:
-        """Closes what rests, and what is in use as soon as it is given back."""
+        """Close the idle connections now, and those in use when they are released."""
         self._closed = True
-        self.abandon()
+        self.discard_idle()

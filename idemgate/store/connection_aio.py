@@ -1,8 +1,9 @@
-"""The awaiting wire: one connection, on which the calls of one tick, from all tasks, travel together.
+"""One asynchronous connection that pipelines the calls of all tasks.
 
-redis-py connects (addresses, TLS, credentials, its handshake); from then on the transport is ours. A call is a place in
-a queue: requests gathered in a tick of the event loop are written at once, replies are matched in order. A caller that
-is cancelled leaves its place in the queue behind, so that no reply is ever given to another.
+redis-py opens the connection: addresses, TLS, credentials, handshake. After that this module owns the transport.
+Requests of one tick of the event loop are written at once. Replies are matched to requests in order.
+
+A cancelled caller leaves its callback in the queue, so no reply goes to another caller.
 """
 
 from __future__ import annotations
@@ -19,201 +20,210 @@ import redis.exceptions as rx
 
 from idemgate.store.resp import new_reader
 
-__all__ = ["Wire", "connected"]
+__all__ = ["AsyncConnection", "open_connection"]
 
 
-GOODBYE = 1.0
-"""Seconds that the other side has for its part of closing."""
-Heard = Callable[[Any], None]
-"""Gets a reply, or the exception that came of asking. Must not raise."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds to wait for the server's side of closing."""
+ReplyCallback = Callable[[Any], None]
+"""A callback for a reply, or for the exception that replaces it. It must not raise."""
 
 
-class Wire(asyncio.Protocol):
-    """One connection. `send` gives a future, `ask` calls back; `closed` says that it cannot be used any more, `ready`
-    that it can be written to at once."""
+class AsyncConnection(asyncio.Protocol):
+    """One connection. `send` returns a future, `submit` calls back.
 
-    def __init__(self, writer: asyncio.StreamWriter, patience: float) -> None:
+    `closed` is True once the connection is unusable. `ready` is True while it accepts writes at once.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, reply_timeout: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._writer = writer  # kept, because a writer that is collected closes its transport
+        self._writer = writer  # a writer closes its transport when it is garbage-collected
         self._transport = writer.transport
-        self._patience = patience
+        self._reply_timeout = reply_timeout
         self._reader = new_reader()
-        self._waiting: deque[Heard] = deque()
+        self._callbacks: deque[ReplyCallback] = deque()
         self._drained: asyncio.Future[None] | None = None
-        self._out: list[bytes] = []
-        self._behind: tuple[Sequence[bytes], asyncio.Future[list[Any]]] | None = None
-        self._progress = monotonic()
-        self._watch: asyncio.TimerHandle | None = None
-        self._room = asyncio.Event()
-        self._room.set()
-        self._gone = asyncio.Event()
+        self._outgoing: list[bytes] = []
+        self._trailer: tuple[Sequence[bytes], asyncio.Future[list[Any]]] | None = None
+        self._last_progress = monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._closed_event = asyncio.Event()
         self.closed = False
         self.ready = True
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, request: bytes) -> asyncio.Future[Any]:
-        """The reply's future. Errors of the server are raised by awaiting it."""
+        """Send a request and return the future of its reply. Errors of the server are raised by awaiting it."""
         future = self._loop.create_future()
-        self.ask(request, partial(_resolve, future))
+        self.submit(request, partial(_resolve_future, future))
         return future
 
     async def send_within(self, request: bytes, seconds: float) -> Any:
-        """Return the reply, or raise TimeoutError of redis-py after `seconds`.
+        """Return the reply, or raise redis-py's TimeoutError after `seconds`.
 
-        A connection on which nothing at all came for so long is given up: the next try takes another one."""
+        If nothing at all arrived for that time, the connection is aborted, and the next try opens another one.
+        """
         try:
             async with asyncio.timeout(seconds):
                 return await self.send(request)
         except TimeoutError as error:
-            if not self.closed and self._waiting and monotonic() - self._progress > seconds * 0.9:
-                self.abandon()
+            if not self.closed and self._callbacks and monotonic() - self._last_progress > seconds * 0.9:
+                self.abort()
             raise rx.TimeoutError("Timeout reading from the server") from error
 
-    def ask(self, request: bytes, heard: Heard) -> None:
-        """Written at the end of this tick; `heard` gets what comes of it."""
+    def submit(self, request: bytes, on_reply: ReplyCallback) -> None:
+        """Queue a request. It is written at the end of this tick. `on_reply` receives its reply or the error."""
         if self.closed:
-            heard(rx.ConnectionError("the connection was lost before the request was sent"))
+            on_reply(rx.ConnectionError("the connection was lost before the request was sent"))
             return
-        if not self._waiting:
-            self._progress = monotonic()
-            if self._watch is None:
-                self._watch = self._loop.call_later(self._patience, self._check)
-        self._waiting.append(heard)
-        if not self._out:
+        if not self._callbacks:
+            self._last_progress = monotonic()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._reply_timeout, self._check_timeout)
+        self._callbacks.append(on_reply)
+        if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._out.append(request)
+        self._outgoing.append(request)
 
-    def behind(self, requests: Sequence[bytes]) -> asyncio.Future[list[Any]]:
-        """The replies, errors among them, to requests that are written once behind all of this tick's, for all who ask
-        for them in it. Call it right after `send`; nobody may cancel it."""
-        if self._behind is None:
-            self._behind = requests, self._loop.create_future()
-            if not self._out:
+    def send_after_tick(self, requests: Sequence[bytes]) -> asyncio.Future[list[Any]]:
+        """Send requests once, behind all requests of this tick, and return the future of their replies.
+
+        All callers of one tick share the future and must not cancel it. Call this right after `send`. Errors of the
+        server are values among the replies.
+        """
+        if self._trailer is None:
+            self._trailer = requests, self._loop.create_future()
+            if not self._outgoing:
                 self._loop.call_soon(self._flush)
-        return self._behind[1]
+        return self._trailer[1]
 
-    def _send_behind(self) -> None:
-        if self._behind is None:
+    def _send_trailer(self) -> None:
+        if self._trailer is None:
             return
-        (requests, whole), self._behind = self._behind, None
+        (requests, result), self._trailer = self._trailer, None
         replies = asyncio.gather(*map(self.send, requests), return_exceptions=True)
-        replies.add_done_callback(lambda done: whole.cancel() if done.cancelled() else whole.set_result(done.result()))
+        replies.add_done_callback(
+            lambda done: result.cancel() if done.cancelled() else result.set_result(done.result())
+        )
 
     @property
     def load(self) -> int:
-        """How many replies are due."""
-        return len(self._waiting)
+        """The number of outstanding replies."""
+        return len(self._callbacks)
 
     @property
-    def crowded(self) -> bool:
-        """The other side reads more slowly than we write; `await room()` before sending more."""
-        return not self._room.is_set()
+    def is_congested(self) -> bool:
+        """Return whether the write buffer is full. Await `wait_writable` before sending more."""
+        return not self._writable.is_set()
 
-    async def room(self) -> None:
-        await self._room.wait()
+    async def wait_writable(self) -> None:
+        await self._writable.wait()
 
     def _flush(self) -> None:
-        self._send_behind()
-        if self._out and not self.closed:
-            self._transport.write(b"".join(self._out))
-        self._out.clear()
+        self._send_trailer()
+        if self._outgoing and not self.closed:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
 
-    # -- what the transport tells -------------------------------------------------------------------------------------
+    # -- callbacks of the transport ---------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        self._progress = monotonic()
+        self._last_progress = monotonic()
         reader = self._reader
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not False:
-                self._waiting.popleft()(reply)
+                self._callbacks.popleft()(reply)
         except (rx.InvalidResponse, IndexError) as error:
-            self._end(rx.ConnectionError(f"the server's replies make no sense: {error}"))
+            self._fail_all(rx.ConnectionError(f"invalid reply from the server: {error}"))
             self._transport.abort()
-        if self._drained is not None and not self._waiting and not self._drained.done():
+        if self._drained is not None and not self._callbacks and not self._drained.done():
             self._drained.set_result(None)
 
     def pause_writing(self) -> None:
-        self._room.clear()
+        self._writable.clear()
         self.ready = False
 
     def resume_writing(self) -> None:
-        self._room.set()
+        self._writable.set()
         self.ready = not self.closed
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(rx.ConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
-        self._gone.set()
+        self._fail_all(rx.ConnectionError(f"the connection was lost: {exc or 'closed by the server'}"))
+        self._closed_event.set()
 
-    # -- ending -------------------------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Nothing came for too long while something was asked: the connection counts as dead."""
-        self._watch = None
-        if self.closed or not self._waiting:
+    def _check_timeout(self) -> None:
+        """Fail the connection when nothing arrived for the timeout while replies were outstanding."""
+        self._timer = None
+        if self.closed or not self._callbacks:
             return
-        left = self._progress + self._patience - monotonic()
-        if left > 0:
-            self._watch = self._loop.call_later(left, self._check)
+        remaining = self._last_progress + self._reply_timeout - monotonic()
+        if remaining > 0:
+            self._timer = self._loop.call_later(remaining, self._check_timeout)
             return
-        self._end(rx.TimeoutError("Timeout reading from the server"))
+        self._fail_all(rx.TimeoutError("Timeout reading from the server"))
         self._transport.abort()
 
-    def _end(self, error: rx.RedisError) -> None:
+    def _fail_all(self, error: rx.RedisError) -> None:
         self.closed = True
         self.ready = False
-        self._room.set()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        while self._waiting:
-            self._waiting.popleft()(error)
+        self._writable.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._callbacks:
+            self._callbacks.popleft()(error)
 
-    def abandon(self) -> None:
-        """Not to be used any more; what was asked on it is lost."""
-        self._end(rx.ConnectionError("the connection was given up"))
+    def abort(self) -> None:
+        """Close the connection at once. Outstanding requests fail with ConnectionError."""
+        self._fail_all(rx.ConnectionError("the connection was aborted"))
         self._transport.abort()
 
     async def drain(self) -> None:
-        """Waits for the replies that are due, as long as one may take."""
-        if self._waiting:
+        """Wait for the outstanding replies, at most the reply timeout."""
+        if self._callbacks:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
-            await asyncio.wait({self._drained}, timeout=self._patience)
+            await asyncio.wait({self._drained}, timeout=self._reply_timeout)
 
     async def close(self) -> None:
-        """Waits for the replies that are due, then closes, and until it is closed: an event loop that ends sooner warns
-        of an open transport."""
+        """Wait for the outstanding replies, then close, and wait for the end of the transport.
+
+        An event loop that ends before that warns of an open transport.
+        """
         await self.drain()
-        self._end(rx.ConnectionError("the connection was closed"))
+        self._fail_all(rx.ConnectionError("the connection was closed"))
         self._transport.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._gone.wait(), GOODBYE)
+            await asyncio.wait_for(self._closed_event.wait(), CLOSE_TIMEOUT)
         self._transport.abort()
 
 
-def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
+def _resolve_future(future: asyncio.Future[Any], reply: Any) -> None:
     if future.done():
-        return  # cancelled: its place was kept
+        return  # cancelled: the callback stayed in the queue
     if isinstance(reply, Exception):
         future.set_exception(reply)
     else:
         future.set_result(reply)
 
 
-async def connected(pool: Any, patience: float) -> Wire:
-    """A wire on a new connection of this redis-py pool."""
+async def open_connection(pool: Any, reply_timeout: float) -> AsyncConnection:
+    """Open a connection with the settings of a redis-py pool. `reply_timeout` is in seconds."""
     connection = pool.make_connection()
     try:
         await connection.connect()
     except BaseException:
-        await connection.disconnect(nowait=True)  # cancelled in the middle of its handshake it would stay open
+        await connection.disconnect(nowait=True)  # a connection cancelled during its handshake would stay open
         raise
     writer = connection._writer
-    wire = Wire(writer, patience)
-    writer.transport.set_protocol(wire)
-    # The connection object has done its work; it must not close, or complain about, a transport that is not its own
-    # now.
+    opened = AsyncConnection(writer, reply_timeout)
+    writer.transport.set_protocol(opened)
+    # redis-py's object must not close, or warn about, a transport that belongs to this module from here on.
     connection._reader = connection._writer = None
-    return wire
+    return opened

@@ -1,4 +1,4 @@
-"""What every part of one gate shares: its namespace, its limits, and its ways to the store."""
+"""The context that all parts of one gate share: its namespace, its limits, and its links to the store."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from weakref import WeakSet
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
-from idemgate.core.forks import freed_at_fork
+from idemgate.core.forks import lock_reset_at_fork
 from idemgate.errors import NotConfigured
 from idemgate.store.durability import Durability
-from idemgate.store.heartbeat import Pulse
+from idemgate.store.heartbeat import HeartbeatThread
 
 if TYPE_CHECKING:
     from idemgate.store.aio import AsyncLink
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 __all__ = ["Cache", "Context", "HasContext"]
 
 MAX_BATCH = 100
-"""Records of one script call. It blocks the server until it has gone through all of them."""
+"""The most records of one script call. The call blocks the server for all of them."""
 
 
 class Cache(Protocol):
-    """A cache of what is known about records."""
+    """A cache of decoded records."""
 
-    def drop(self, record: bytes) -> None:
+    def evict(self, record: bytes) -> None:
         """Remove the record from the cache."""
         ...
 
 
 class Context:
-    """The shared state of one gate. Making one connects to nothing; the first use of a link does.
+    """The shared state of one gate. Creating it opens no connection; the first use of a link does.
 
-    `timeout` is in seconds. `counters` count in this process. `heartbeat` renews leases. `caches` are told about every
-    key that is forgotten or resolved through this gate.
+    `timeout` is in seconds. `counters` count in this process. `heartbeat` renews leases. A key that is forgotten or
+    resolved through this gate is dropped from all `caches`.
     """
 
     def __init__(
@@ -61,33 +61,37 @@ class Context:
         self.codec = Codec(max_bytes)
         self.counters = Counters()
         self.caches: WeakSet[Cache] = WeakSet()
-        self.heartbeat = Pulse(self._heartbeat_link)
-        self._lock = freed_at_fork(self, "_lock")
+        self.heartbeat = HeartbeatThread(self._heartbeat_link)
+        self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
 
     @cached_property
     def endpoint(self) -> Endpoint:
-        """Where the store is. Starts the embedded server if the URL asks for one. Raises NotConfigured."""
+        """The endpoint of the store. The first access starts the embedded server if the URL asks for one.
+
+        Raises:
+            NotConfigured: no store is configured.
+        """
         source = self.source if self.source is not None else os.environ.get("IDEMGATE_URL")
         if source is None or source == "":
             raise NotConfigured(
-                "no store was named. Pass a URL, Gate('redis://localhost:6379/0'); or set IDEMGATE_URL; "
+                "no store is configured. Pass a URL, Gate('redis://localhost:6379/0'); or set IDEMGATE_URL; "
                 "or pass client=; or Gate('embedded://') for a server of this process"
             )
         if not isinstance(source, str):
             return source
         if source.startswith("embedded:"):
-            from idemgate.store.embedded.server import shared
+            from idemgate.store.embedded.server import shared_server
 
-            source = shared(source).url
-        from idemgate.store.url import of_url
+            source = shared_server(source).url
+        from idemgate.store.url import endpoint_from_url
 
-        return of_url(source)
+        return endpoint_from_url(source)
 
     @property
     def batch_size(self) -> int:
-        """How many records one script call may have: 1 on a cluster, where each record has a hash slot of its own."""
+        """The most records of one script call: 1 on a cluster, where each record has its own hash slot."""
         return 1 if self.endpoint.kind == "cluster" else MAX_BATCH
 
     @property
@@ -102,7 +106,7 @@ class Context:
 
     @property
     def aio_link(self) -> AsyncLink:
-        """The awaiting link: `await context.aio_link.run(call)`."""
+        """The asynchronous link: `await context.aio_link.run(call)`."""
         if self._aio_link is None:
             from idemgate.store.aio import AsyncLink
 
@@ -115,24 +119,24 @@ class Context:
         return SyncLink(self.endpoint, seconds=1.0)
 
     def now(self) -> float:
-        """Return the seconds of the test clock, or of a monotonic one."""
+        """Return the seconds of the test clock, or of a monotonic clock."""
         return monotonic() if self.clock is None else self.clock.microseconds() / 1_000_000
 
     def close(self) -> None:
-        """End the heartbeat thread and the blocking connections."""
+        """Stop the heartbeat thread and close the blocking connections."""
         self.heartbeat.close()
         if self._link is not None:
             self._link.close()
             self._link = None
 
     async def close_aio(self) -> None:
-        """Wait for the calls under way, then close the connections of this event loop."""
+        """Wait for the pending calls, then close the connections of this event loop."""
         if self._aio_link is not None:
             await self._aio_link.close()
 
 
 class HasContext(Protocol):
-    """A gate, as far as the packages below it know one."""
+    """The part of a gate that the lower packages use."""
 
     @property
     def context(self) -> Context: ...

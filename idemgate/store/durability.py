@@ -1,8 +1,8 @@
-"""How durable a write has to be before it counts: what is sent behind it, and what the replies mean.
+"""The required durability of a write: the commands sent behind it, and the meaning of their replies.
 
-WAIT and WAITAOF speak of the writes of their own connection, and since Redis 7.2 of nothing else. A script that
-answered a copy of a request, or what somebody else wrote, wrote nothing; so a touch goes before them, and what they
-then say covers all that was written before the touch.
+WAIT and WAITAOF cover the writes of their own connection; since Redis 7.2 they cover nothing else. A script that
+answers a copy of a request writes nothing. The same holds for one that returns another client's write. So a small write
+precedes them, and their reply covers all earlier writes as well.
 """
 
 from __future__ import annotations
@@ -10,58 +10,63 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from idemgate.core.calls import Arg, Call
-from idemgate.core.keys import touched
+from idemgate.core.keys import durability_key
 from idemgate.errors import InvalidArgument
 from idemgate.lua import script
 
-__all__ = ["Asked", "Durability", "durability_of"]
+__all__ = ["Durability", "DurabilityOption", "parse_durability"]
 
-Asked = Literal["fsync", "replicas"] | int | None
+DurabilityOption = Literal["fsync", "replicas"] | int | None
 
 _EXEMPT = frozenset(
     f"{folder}/{name}"
     for folder, names in {
         "guard": ("inspect", "renew"),
         "dedup": ("get",),
-        "topics": ("take", "extend", "peek", "stats", "dead", "registry", "policy", "retell", "audit"),
-        "members": ("announce", "leave", "roll"),
-        "expiry": ("look",),
+        "topics": ("take", "extend", "peek", "stats", "dead", "registry", "policy", "audit"),
+        "reshard": ("replies",),
+        "members": ("heartbeat", "leave", "list"),
+        "expiry": ("ttl",),
     }.items()
     for name in names
 )
-"""What only reads, and leases: nobody relies on a lease that is lost, what was taken is delivered again. A take that
-was refused after it had been executed would cost an attempt each time."""
+"""Scripts that only read or only lease. A lost lease does no harm: its message is delivered again. A take that fails
+after it was executed would cost an attempt each time.
+"""
 
 
 class Durability:
-    """What is asked for: `replicas` that acknowledged a write, or, where that is 0, the primary's own fsync."""
+    """The number of `replicas` that must acknowledge a write. 0 requires an fsync of the primary instead."""
 
     __slots__ = ("key", "replicas")
 
     def __init__(self, replicas: int, namespace: str) -> None:
         self.replicas = replicas
-        self.key = touched(namespace)
+        self.key = durability_key(namespace)
 
-    def concerns(self, call: Call[Any]) -> bool:
-        """Whether somebody relies on what this call writes."""
+    def applies_to(self, call: Call[Any]) -> bool:
+        """Return whether the write of this call must be durable."""
         return call.script.name not in _EXEMPT
 
     def commands(self, milliseconds: int) -> list[tuple[Arg, ...]]:
-        """What to send behind a write, on its connection; its replies are for `shortfall`."""
+        """Return the commands to send behind a write, on its connection. The last reply is for `shortfall`.
+
+        `milliseconds` bounds the wait on the server.
+        """
         touch = ("EVAL", script("store/touch").text, 1, self.key)
         if self.replicas:
             return [touch, ("WAIT", self.replicas, milliseconds)]
         return [touch, ("WAITAOF", 1, 0, milliseconds)]
 
     def shortfall(self, reply: Any) -> str | None:
-        """What is missing by the reply to WAIT or WAITAOF; None when nothing is."""
+        """Return what is missing by the reply to WAIT or WAITAOF, or None when nothing is."""
         if self.replicas:
             return None if reply >= self.replicas else f"{reply} of {self.replicas} replicas acknowledged it"
         return None if reply[0] >= 1 else "it is not in the append-only file on disk yet"
 
     @property
-    def needs(self) -> str:
-        """What the server must have, for those whose server refuses."""
+    def requirements(self) -> str:
+        """The server's side of this setting, for the text of an error."""
         if self.replicas:
             return "It needs a primary that lets this user call EVAL and WAIT (idemgate acl ROLE --durable)"
         return (
@@ -70,15 +75,23 @@ class Durability:
         )
 
 
-def durability_of(asked: Asked, namespace: str) -> Durability | None:
-    """What `durability=` of a gate means, or InvalidArgument."""
-    if asked is None:
+def parse_durability(option: DurabilityOption, namespace: str) -> Durability | None:
+    """Return the meaning of `durability=`, or None for the server's own durability.
+
+    Args:
+        option: None, "fsync", "replicas" (one replica), or a number of replicas from 1 to 100.
+        namespace: the namespace whose touch key is written.
+
+    Raises:
+        InvalidArgument: `option` is something else.
+    """
+    if option is None:
         return None
-    if asked == "fsync":
+    if option == "fsync":
         return Durability(0, namespace)
-    replicas = 1 if asked == "replicas" else asked
+    replicas = 1 if option == "replicas" else option
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= 100:
         raise InvalidArgument(
-            "durability", asked, "not a durability", 'Use None, "fsync", "replicas", or how many replicas (1 to 100)'
+            "durability", option, "not a durability", 'Use None, "fsync", "replicas", or how many replicas (1 to 100)'
         )
     return Durability(replicas, namespace)

@@ -1,9 +1,13 @@
-"""Where the store is: what is needed to make clients of our own, from a URL (`url.py`) or a client of the user's.
+"""The endpoint of the store: the settings of a connection, from a URL (`url.py`) or from a client of the caller.
 
-A client handed in by the user is never used itself: ours never decode replies, never retry by themselves and have
-time-outs, since each of those breaks the guard (a reply that fails to decode after its script ran, a script run
-eleven times, a call that never ends). Where its settings cannot be carried over, it is refused with the reason before
-anything runs.
+The caller's client is only read, never used. Clients of idemgate never decode replies, never retry inside redis-py, and
+always have timeouts. Without that a guard fails:
+
+- a reply that cannot be decoded raises after its script ran;
+- redis-py runs one script eleven times;
+- a call without a timeout never ends.
+
+A client with a setting that cannot be copied is rejected with the reason, before any command runs.
 """
 
 from __future__ import annotations
@@ -20,15 +24,22 @@ from redis import connection, sentinel
 
 from idemgate.errors import NotConfigured
 
-__all__ = ["Endpoint", "kept", "of_client", "one_node", "verified"]
+__all__ = ["Endpoint", "connection_settings", "endpoint_from_client", "pick_node", "verifies_certificate"]
 
 log = logging.getLogger("idemgate.store")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`kind` says how to reach it, `nodes` are host and port of cluster nodes or sentinels, `settings` those of a
-    connection."""
+    """The address and settings of the store.
+
+    Attributes:
+        kind: the topology.
+        settings: the keyword arguments of a redis-py connection.
+        nodes: host and port of each cluster node or sentinel.
+        service: the name of the master that Sentinel knows.
+        sentinel_settings: the keyword arguments of a connection to a sentinel.
+    """
 
     kind: Literal["single", "cluster", "sentinel"]
     settings: dict[str, Any] = field(repr=False)
@@ -43,27 +54,27 @@ class Endpoint:
         return str(path) if path else f"{self.settings.get('host', 'localhost')}:{self.settings.get('port', 6379)}"
 
 
-def verified(endpoint: Endpoint) -> bool:
-    """Whether the server's certificate is checked, where it has one."""
-    asked = endpoint.settings.get("ssl_cert_reqs", "required")
-    return str(getattr(asked, "name", asked)).lower().removeprefix("cert_") not in ("none", "0")
+def verifies_certificate(endpoint: Endpoint) -> bool:
+    """Return whether the server's certificate is checked when TLS is in use."""
+    requirement = endpoint.settings.get("ssl_cert_reqs", "required")
+    return str(getattr(requirement, "name", requirement)).lower().removeprefix("cert_") not in ("none", "0")
 
 
-def one_node(endpoint: Endpoint, number: int) -> Endpoint:
-    """A cluster's node as an endpoint of its own: plain Pub/Sub reaches every node, so any of them will do."""
+def pick_node(endpoint: Endpoint, number: int) -> Endpoint:
+    """Return one node of a cluster as a separate endpoint. Any node will do for Pub/Sub, which reaches all nodes."""
     if endpoint.kind != "cluster":
         return endpoint
     host, port = endpoint.nodes[number % len(endpoint.nodes)]
     return Endpoint("single", endpoint.settings | {"host": host, "port": port})
 
 
-_KEPT = frozenset(
+_COPIED = frozenset(
     {
         "host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
         "socket_keepalive", "socket_keepalive_options", "connection_class",
     }
 )  # fmt: skip
-# Ours, whatever the user's client does: no decoding, no retries of redis-py, our time-outs and protocol.
+# Set by idemgate for its own clients: decoding, retries, timeouts, protocol.
 _IGNORED = frozenset(
     [
         "decode_responses",
@@ -118,13 +129,18 @@ _CLASSES = {
 }
 
 
-def of_client(client: object) -> Endpoint:
-    """The endpoint of a redis-py client, sync or async; NotConfigured with the reason if its settings cannot be
-    carried over."""
+def endpoint_from_client(client: object) -> Endpoint:
+    """Return the endpoint of a redis-py client, sync or async.
+
+    Raises:
+        NotConfigured: a setting of the client cannot be copied. The text names it.
+    """
     if isinstance(client, redis.RedisCluster | aredis.RedisCluster):
-        return _of_cluster(client)
+        return _endpoint_from_cluster(client)
     if not isinstance(client, redis.Redis | aredis.Redis):
-        raise _refused(client, "is not a client of redis-py (redis.Redis, redis.RedisCluster or their asyncio twins)")
+        raise _unsupported_client(
+            client, "is not a client of redis-py (redis.Redis, redis.RedisCluster or their asyncio twins)"
+        )
     pool = cast(Any, client).connection_pool
     kwargs = cast("dict[str, Any]", dict(pool.connection_kwargs))
     kwargs["connection_class"] = pool.connection_class
@@ -135,57 +151,68 @@ def of_client(client: object) -> Endpoint:
         kwargs.pop("connection_pool", None)
         return Endpoint(
             "sentinel",
-            kept(kwargs, client),
+            connection_settings(kwargs, client),
             nodes,
             str(cast(Any, pool).service_name),
-            kept(addresses[0], client, nodes=True),
+            connection_settings(addresses[0], client, nodes=True),
         )
-    return Endpoint("single", kept(kwargs, client))
+    return Endpoint("single", connection_settings(kwargs, client))
 
 
-def _of_cluster(client: object) -> Endpoint:
+def _endpoint_from_cluster(client: object) -> Endpoint:
     manager = cast(Any, client).nodes_manager
     kwargs = cast("dict[str, Any]", dict(manager.connection_kwargs))
     if getattr(client, "user_on_connect_func", None) is None:
-        kwargs.pop("redis_connect_func", None)  # the cluster client's own hook, not the user's
+        kwargs.pop("redis_connect_func", None)  # a hook of the cluster client, not of the caller
     nodes = tuple((node.host, int(node.port)) for node in manager.startup_nodes.values())
-    return Endpoint("cluster", kept(kwargs, client, nodes=True), nodes)
+    return Endpoint("cluster", connection_settings(kwargs, client, nodes=True), nodes)
 
 
-def kept(kwargs: dict[str, Any], client: object, nodes: bool = False) -> dict[str, Any]:
-    """Those of a client's settings that ours need; NotConfigured for one that can be neither kept nor ignored."""
-    found: dict[str, Any] = {}
+def connection_settings(kwargs: dict[str, Any], client: object, nodes: bool = False) -> dict[str, Any]:
+    """Return the settings of a client that idemgate needs for its own clients.
+
+    Args:
+        kwargs: the client's settings.
+        client: the client for the text of an error, or "url".
+        nodes: True for the settings shared by many nodes, without host, port and database.
+
+    Raises:
+        NotConfigured: a setting can be neither copied nor ignored.
+    """
+    settings: dict[str, Any] = {}
     for name, value in kwargs.items():
         if value is None or name in _IGNORED or (nodes and name in ("host", "port", "db")):
             continue
         if value is False and name.startswith("ssl_validate_ocsp"):
-            continue  # what blocking clients begin with, and awaiting ones do not know
-        if name not in _KEPT and not name.startswith("ssl"):
-            raise _refused(
+            continue  # a default of blocking clients that async clients do not know
+        if name not in _COPIED and not name.startswith("ssl"):
+            raise _unsupported_client(
                 client,
                 f"has the setting {name}, which cannot be carried over to a client that is safe for idemgate",
             )
-        found[name] = value
-    used = found.pop("connection_class", None)
-    if used is not None:
-        used = _CLASSES.get(used, used)
-        if used not in (
+        settings[name] = value
+    connection_class = settings.pop("connection_class", None)
+    if connection_class is not None:
+        connection_class = _CLASSES.get(connection_class, connection_class)
+        if connection_class not in (
             connection.Connection,
             connection.SSLConnection,
             connection.UnixDomainSocketConnection,
         ):
-            raise _refused(
+            raise _unsupported_client(
                 client,
-                f"connects through {used!r}, which is not one of redis-py's own connections",
+                f"connects through {connection_class!r}, which is not a connection class of redis-py",
             )
-        found["connection_class"] = used
-    if found.pop("ssl", False):
-        found["connection_class"] = connection.SSLConnection
-    if not verified(Endpoint("single", found)):
-        log.warning("link.unverified", extra={"fix": "anybody may be that server: leave out ssl_cert_reqs=none"})
-    return found
+        settings["connection_class"] = connection_class
+    if settings.pop("ssl", False):
+        settings["connection_class"] = connection.SSLConnection
+    if not verifies_certificate(Endpoint("single", settings)):
+        log.warning(
+            "link.unverified", extra={"fix": "the server's certificate is not checked: leave out ssl_cert_reqs=none"}
+        )
+    return settings
 
 
-def _refused(client: object, why: str) -> NotConfigured:
-    shown = "the URL" if client == "url" else f"the client {type(client).__module__}.{type(client).__qualname__}"
-    return NotConfigured(f"{shown} {why}. Pass a URL instead, or a plain redis.Redis / redis.RedisCluster")
+def _unsupported_client(client: object, reason: str) -> NotConfigured:
+    source = "the URL" if client == "url" else f"the client {type(client).__module__}.{type(client).__qualname__}"
+    return NotConfigured(f"{source} {reason}. Pass a URL instead, or a plain redis.Redis / redis.RedisCluster")

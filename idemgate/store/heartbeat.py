@@ -1,7 +1,7 @@
-"""Heartbeats: one thread with a connection of its own renews every lease of the process.
+"""Heartbeats: one thread with its own connection renews every lease of the process.
 
-A thread, because a coroutine of a blocked event loop cannot; a connection of its own, because a pool that the handlers
-have emptied cannot. It cannot beat while C code holds the GIL: a lease should be three times the longest such hold.
+A thread still runs when the event loop is blocked. A separate connection is still free when the handlers use the whole
+pool. The thread cannot run while C code holds the GIL: choose a lease three times the longest such hold.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import Batch
+from idemgate.core.forks import fork_counter
 from idemgate.errors import StoreUnavailable
-from idemgate.store.forks import forks
 
 if TYPE_CHECKING:
     from idemgate.store.sync import SyncLink
 
-__all__ = ["Beat", "Kept", "Pulse"]
+__all__ = ["FunctionRenewal", "HeartbeatThread", "LeaseRenewal"]
 
 log = logging.getLogger("idemgate.lease")
 NEVER = float("inf")
 
 
-class Kept(ABC):
-    """Something to keep alive; `lease` is in seconds. Its methods, and the `join` of what `renew` builds, are called
-    from the heartbeat's thread."""
+class LeaseRenewal(ABC):
+    """A lease to renew. `lease` is in seconds.
+
+    The heartbeat thread calls its methods, and the `join` of the batch that `renew` returns.
+    """
 
     __slots__ = ("due", "interval", "last", "lease")
 
@@ -40,16 +42,18 @@ class Kept(ABC):
 
     @abstractmethod
     def renew(self) -> Batch[None]:
-        """The calls that renew it, whose `join` is told the answers."""
+        """Return the calls that renew the lease. Their `join` receives the answers."""
 
     @abstractmethod
     def overdue(self) -> None:
-        """Called when no renewal succeeded for so long that the lease may end before the next one, and again with every
-        further failure until this is removed."""
+        """Handle a lease that may end before the next renewal, because renewals failed for too long.
+
+        It is called again after every further failure until the renewal is removed.
+        """
 
 
-class Beat(Kept):
-    """One that is made of functions."""
+class FunctionRenewal(LeaseRenewal):
+    """A lease renewal made of functions."""
 
     __slots__ = ("_overdue", "_renew")
 
@@ -65,95 +69,98 @@ class Beat(Kept):
         self._overdue()
 
 
-class Pulse:
-    """The heartbeat thread of one gate, started with the first beat."""
+class HeartbeatThread:
+    """The heartbeat thread of one gate. The first lease starts it."""
 
     def __init__(self, link: Callable[[], SyncLink]) -> None:
-        self._make = link
+        self._open_link = link
         self._reset()
 
     def _reset(self) -> None:
-        # A forked child keeps nothing alive for its parent, and must not wait for a lock that was held at the fork.
-        self._forks = forks.count
-        self._beats: set[Kept] = set()
+        # A forked child renews no leases of its parent, and must not wait for a lock held at the fork.
+        self._forks = fork_counter.count
+        self._renewals: set[LeaseRenewal] = set()
         self._wake = threading.Condition()
         self._sleeps_until = NEVER
-        self._shortest = 60.0
+        self._shortest_interval = 60.0
         self._thread: threading.Thread | None = None
 
-    def add(self, beat: Kept) -> None:
-        if self._forks != forks.count:
+    def add(self, renewal: LeaseRenewal) -> None:
+        """Start renewing a lease. Safe to call from any thread."""
+        if self._forks != fork_counter.count:
             self._reset()
-        self._beats.add(beat)
-        # Without the lock, which costs more than the rest: while the thread looks at the beats, it sleeps until never.
-        if beat.due < self._sleeps_until:
+        self._renewals.add(renewal)
+        # The lock costs more than the rest, so take it only to wake the thread. While the thread reads the renewals,
+        # `_sleeps_until` is NEVER, and `add` always takes the lock.
+        if renewal.due < self._sleeps_until:
             with self._wake:
-                self._shortest = min(self._shortest, beat.interval)
+                self._shortest_interval = min(self._shortest_interval, renewal.interval)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="idemgate-heartbeat", daemon=True)
                     self._thread.start()
                 self._wake.notify()
 
-    def remove(self, beat: Kept) -> None:
-        if self._forks != forks.count:
+    def remove(self, renewal: LeaseRenewal) -> None:
+        """Stop renewing a lease. An unknown one is ignored."""
+        if self._forks != fork_counter.count:
             self._reset()
-        self._beats.discard(beat)
+        self._renewals.discard(renewal)
 
     def close(self) -> None:
-        """Ends the thread; one that waits for the store ends when it has its answer."""
-        if self._forks != forks.count:
+        """Stop the thread. A renewal in flight ends with its reply."""
+        if self._forks != fork_counter.count:
             self._reset()
         with self._wake:
             thread, self._thread = self._thread, None
             self._sleeps_until = NEVER
-            self._beats.clear()
+            self._renewals.clear()
             self._wake.notify()
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
 
     def _run(self) -> None:
-        link = self._make()
+        link = self._open_link()
         try:
-            while due := self._next():
-                self._beat(link, due)
+            while due := self._wait_due():
+                self._renew_all(link, due)
         finally:
             link.close()
 
-    def _next(self) -> list[Kept]:
-        """The beats that are due, after having slept until one is; none when closed."""
+    def _wait_due(self) -> list[LeaseRenewal]:
+        """Sleep until a renewal is due and return those that are due. Return none after `close`."""
         with self._wake:
             while self._thread is threading.current_thread():
                 self._sleeps_until = NEVER
-                beats, now = tuple(self._beats), monotonic()
-                due = [beat for beat in beats if beat.due <= now]
+                renewals, now = tuple(self._renewals), monotonic()
+                due = [renewal for renewal in renewals if renewal.due <= now]
                 if due:
                     return due
-                # With nothing to keep alive it wakes as if there were: what is added next then need not wake it.
-                soonest = min((beat.due for beat in beats), default=now + self._shortest)
+                # Without renewals it wakes after the shortest interval, so that `add` need not wake it.
+                soonest = min((renewal.due for renewal in renewals), default=now + self._shortest_interval)
                 self._sleeps_until = soonest
                 self._wake.wait(soonest - now)
         return []
 
-    def _beat(self, link: SyncLink, beats: Sequence[Kept]) -> None:
-        """Renews all that are due in one round trip: while the store is away, the last to fail must not fail late."""
+    def _renew_all(self, link: SyncLink, renewals: Sequence[LeaseRenewal]) -> None:
+        """Renew all leases in one round trip. During an outage no lease has to wait for the others to fail."""
         started = monotonic()
-        for beat in beats:
-            beat.due = started + beat.interval
+        for renewal in renewals:
+            renewal.due = started + renewal.interval
         try:
-            batches = [beat.renew() for beat in beats]
+            batches = [renewal.renew() for renewal in renewals]
             answers = iter(link.run_all(Batch([call for batch in batches for call in batch.calls], list)))
-            for beat, batch in zip(beats, batches, strict=True):
+            for renewal, batch in zip(renewals, batches, strict=True):
                 batch.join([next(answers) for _ in batch.calls])
-                beat.last = started
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one lease, the others need their heartbeat
-            if len(beats) == 1 or isinstance(error, StoreUnavailable):
-                self._failed(beats, error)
+                renewal.last = started
+        except Exception as error:  # noqa: BLE001 - an error about one lease must not stop the others
+            if len(renewals) == 1 or isinstance(error, StoreUnavailable):
+                self._report_failure(renewals, error)
             else:
-                for beat in beats:
-                    self._beat(link, [beat])
+                for renewal in renewals:
+                    self._renew_all(link, [renewal])
 
-    def _failed(self, beats: Sequence[Kept], error: Exception) -> None:
-        log.warning("lease.renewal_failed", extra={"leases": len(beats), "error": str(error)})
-        for beat in beats:
-            if monotonic() - beat.last > beat.lease - beat.interval:
-                beat.overdue()
+    def _report_failure(self, renewals: Sequence[LeaseRenewal], error: Exception) -> None:
+        log.warning("lease.renewal_failed", extra={"leases": len(renewals), "error": str(error)})
+        for renewal in renewals:
+            if monotonic() - renewal.last > renewal.lease - renewal.interval:
+                renewal.overdue()

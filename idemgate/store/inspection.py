@@ -1,4 +1,4 @@
-"""The servers that hold keys themselves, each by itself, blocking: for who looks at all of a store."""
+"""Blocking access to each server that holds keys, for tools that inspect a whole store."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Self
 
 from idemgate.errors import StoreUnavailable
 from idemgate.store.clients import sync_client
-from idemgate.store.cluster.nodes import owners
-from idemgate.store.endpoint import Endpoint, one_node
-from idemgate.store.retry import FAILURES, Patience
+from idemgate.store.cluster.nodes import primaries_from_slots
+from idemgate.store.endpoint import Endpoint, pick_node
+from idemgate.store.retry import FAILURES, RetryBudget
 
 __all__ = ["Server", "servers"]
 
 
 class Server:
-    """One primary. Replies are as redis-py reads them: INFO and CONFIG GET are mappings."""
+    """One primary. Replies have the types of redis-py: INFO and CONFIG GET return mappings."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -30,53 +30,64 @@ class Server:
         self._client.close()
 
     def command(self, *words: Any) -> Any:
-        """One command, sent once; StoreUnavailable, ServerRejected."""
+        """Execute one command, without retries.
+
+        Raises:
+            StoreUnavailable: the connection failed.
+            ServerRejected: the server refused the command.
+        """
         try:
             return self._client.execute_command(*words)
         except FAILURES as error:
-            Patience(0).pause(error)
+            RetryBudget(0).next_delay(error)
             raise
 
     def microseconds(self) -> int:
-        """What the server's clock says, since 1970."""
+        """Return the server's clock in microseconds since 1970."""
         seconds, rest = self.command("TIME")
         return int(seconds) * 1_000_000 + int(rest)
 
-    def together(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies of commands that travel together; an error of the server is a value among them."""
-        return self._piped(commands, transaction=False)
+    def pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send commands together and return their replies. Errors of the server are values among them."""
+        return self._run_pipeline(commands, transaction=False)
 
-    def at_once(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As `together`, and nothing else runs between them; in a cluster their keys share a hash tag."""
-        return self._piped(commands, transaction=True)
+    def transaction(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Execute commands atomically and return their replies, as `pipeline` does. On a cluster their keys share a
+        hash tag.
+        """
+        return self._run_pipeline(commands, transaction=True)
 
-    def _piped(self, commands: Sequence[tuple[Any, ...]], transaction: bool) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=transaction)
+    def _run_pipeline(self, commands: Sequence[tuple[Any, ...]], transaction: bool) -> list[Any]:
+        batch = self._client.pipeline(transaction=transaction)
         for words in commands:
-            pipeline.execute_command(*words)
+            batch.execute_command(*words)
         try:
-            return list(pipeline.execute(raise_on_error=False))
+            return list(batch.execute(raise_on_error=False))
         except FAILURES as error:
-            Patience(0).pause(error)
+            RetryBudget(0).next_delay(error)
             raise
 
     def scan(self, pattern: bytes, count: int = 500) -> Iterator[list[bytes]]:
-        """Its keys that match, in batches; one that is there all the time comes at least once."""
+        """Yield batches of the keys that match. A key that exists throughout the scan is yielded at least once."""
         cursor = None
         while cursor != 0:
-            found, batch = self.command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", count)
-            cursor = int(found)
+            position, batch = self.command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", count)
+            cursor = int(position)
             yield batch
 
 
 @contextmanager
 def servers(endpoint: Endpoint) -> Generator[list[Server]]:
-    """Every primary of a cluster, or the one server there is. StoreUnavailable."""
-    made = [Server(one) for one in _endpoints(endpoint)]
+    """Yield every primary of a cluster, or the one server.
+
+    Raises:
+        StoreUnavailable: no node of the cluster answered.
+    """
+    connected = [Server(one) for one in _endpoints(endpoint)]
     try:
-        yield made
+        yield connected
     finally:
-        for server in made:
+        for server in connected:
             server.__exit__()
 
 
@@ -85,10 +96,10 @@ def _endpoints(endpoint: Endpoint) -> list[Endpoint]:
         return [endpoint]
     error: Exception | None = None
     for number in range(len(endpoint.nodes)):
-        one = one_node(endpoint, number)
+        one = pick_node(endpoint, number)
         try:
             with Server(one) as server:
-                return owners(one, server.command("CLUSTER", "SLOTS"))
+                return primaries_from_slots(one, server.command("CLUSTER", "SLOTS"))
         except StoreUnavailable as failure:
             error = failure
     raise StoreUnavailable(f"no node of {endpoint} answers", "no") from error

@@ -1,4 +1,4 @@
-"""The awaiting wire to one server for as long as it is needed: connections come and go."""
+"""Asynchronous connections to one server that reconnect when they are lost."""
 
 from __future__ import annotations
 
@@ -12,251 +12,264 @@ import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.store.clients import async_client, close_client
-from idemgate.store.connection_aio import Wire, connected
+from idemgate.store.connection_aio import AsyncConnection, open_connection
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.replication import Copies
+from idemgate.store.replication import DurabilityCheck
 
-__all__ = ["Line", "Lines", "OneLine", "line_of", "raised"]
+__all__ = ["MultiplexedConnection", "ReconnectingConnection", "SingleServer", "make_connection", "raise_if_error"]
 
-A_MOMENT = 1.0
-"""In seconds: after one of several connections could not be made, until it is tried again."""
-A_DAY = 86_400.0
-"""In seconds: longer than anybody lets a command block."""
+RECONNECT_INTERVAL = 1.0
+"""Seconds between attempts to restore the lost ones of several connections."""
+NO_TIMEOUT = 86_400.0
+"""Reply timeout in seconds (a day) for commands that block on the server."""
 
 
-class Line:
-    """The wire to one server, made anew when the one before was lost."""
+class ReconnectingConnection:
+    """The connection to one server. A lost connection is opened again at the next use."""
 
-    __slots__ = ("_closed", "_connecting", "_patience", "_pool", "_resting", "_wire")
+    __slots__ = ("_closed", "_connecting", "_connection", "_idle", "_pool", "_timeout")
 
-    def __init__(self, pool: Any, patience: float) -> None:
+    def __init__(self, pool: Any, timeout: float) -> None:
         self._pool = pool
-        self._patience = patience
-        self._wire: Wire | None = None
-        self._connecting: asyncio.Task[Wire] | None = None
-        self._resting: list[Wire] = []
+        self._timeout = timeout
+        self._connection: AsyncConnection | None = None
+        self._connecting: asyncio.Task[AsyncConnection] | None = None
+        self._idle: list[AsyncConnection] = []
         self._closed = False
 
-    def at_hand(self) -> Wire | None:
-        """The wire, if it can be written to at once."""
-        wire = self._wire
-        return wire if wire is not None and wire.ready else None
+    def ready_connection(self) -> AsyncConnection | None:
+        """Return the connection if it accepts writes at once, else None."""
+        connection = self._connection
+        return connection if connection is not None and connection.ready else None
 
     @property
-    def lost(self) -> bool:
-        """There is no wire: it was never made, or it cannot be used any more."""
-        return self._wire is None or self._wire.closed
+    def is_lost(self) -> bool:
+        """Return whether there is no usable connection: it was never opened, or it is closed."""
+        return self._connection is None or self._connection.closed
 
-    def made(self, wire: Wire) -> bool:
-        """Whether this is the present wire, or the last one."""
-        return self._wire is wire
+    def owns(self, connection: AsyncConnection) -> bool:
+        """Return whether this is the present connection, or the last one."""
+        return self._connection is connection
 
-    def begin(self) -> asyncio.Task[Wire]:
-        """Connects, unless that is under way."""
+    def start_connecting(self) -> asyncio.Task[AsyncConnection]:
+        """Return the task that connects. Start it unless it runs already."""
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            self._connecting.add_done_callback(self._connected)
+            self._connecting.add_done_callback(self._finish_connecting)
         return self._connecting
 
-    async def wire(self) -> Wire:
-        """The wire; waits while it is being made, and while the server reads too slowly. Raises what connecting
-        raises, to all who wait for the same connection."""
-        wire = self._wire
-        if wire is None or wire.closed:
-            wire = await asyncio.shield(self.begin())
-        if wire.crowded:
-            await wire.room()
-        return wire
+    async def acquire(self) -> AsyncConnection:
+        """Return the connection once it is open and accepts writes.
 
-    async def _connect(self) -> Wire:
+        Raises:
+            ConnectionError: connecting failed. All callers that wait for the same connection get the same error.
+        """
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = await asyncio.shield(self.start_connecting())
+        if connection.is_congested:
+            await connection.wait_writable()
+        return connection
+
+    async def _connect(self) -> AsyncConnection:
         if self._closed:
-            raise rx.ConnectionError("Error connecting to a server that was given up")
-        self._wire = wire = await connected(self._pool, self._patience)
-        return wire
+            raise rx.ConnectionError("Error connecting to a server: its connection was closed")
+        self._connection = connection = await open_connection(self._pool, self._timeout)
+        return connection
 
-    def _connected(self, connecting: asyncio.Task[Wire]) -> None:
+    def _finish_connecting(self, connecting: asyncio.Task[AsyncConnection]) -> None:
         self._connecting = None
         if not connecting.cancelled():
-            connecting.exception()  # whoever waits for it hears of it, if anybody still does
+            connecting.exception()  # mark the exception as retrieved: perhaps no caller waits any more
 
     @asynccontextmanager
-    async def apart(self) -> AsyncGenerator[Wire]:
-        """A wire for one caller at a time, whose replies may take any time. Left by an exception, as by cancelling, it
-        is dropped."""
-        resting = self._resting
-        while resting and resting[-1].closed:
-            resting.pop()
-        wire = resting.pop() if resting else await connected(self._pool, A_DAY)
+    async def dedicated_connection(self) -> AsyncGenerator[AsyncConnection]:
+        """Yield a connection for one caller, whose replies may take any time.
+
+        An exception inside the block, also a cancellation, drops the connection.
+        """
+        idle = self._idle
+        while idle and idle[-1].closed:
+            idle.pop()
+        connection = idle.pop() if idle else await open_connection(self._pool, NO_TIMEOUT)
         try:
-            yield wire
+            yield connection
         except BaseException:
-            wire.abandon()
+            connection.abort()
             raise
-        resting.append(wire)
+        idle.append(connection)
         if self._closed:
-            self._close_resting()
+            self._close_idle()
 
     async def drain(self) -> None:
-        """Waits for the replies that are due, as long as one may take."""
-        if self._wire is not None:
-            await self._wire.drain()
+        """Wait for the outstanding replies, at most the reply timeout."""
+        if self._connection is not None:
+            await self._connection.drain()
 
-    def _close_resting(self) -> None:
-        while self._resting:
-            self._resting.pop().abandon()
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
 
     async def close(self) -> None:
-        """Waits for the replies that are due, then closes."""
+        """Wait for the outstanding replies, then close."""
         self._closed = True
-        self._close_resting()
+        self._close_idle()
         if self._connecting is not None:
             await asyncio.wait([self._connecting])
-        if self._wire is not None:
-            await self._wire.close()
+        if self._connection is not None:
+            await self._connection.close()
 
 
-class Lines:
-    """Several lines to one server, as one `Line`: each call goes over the one on which the fewest wait for a reply.
+class MultiplexedConnection:
+    """Several connections to one server. Each call takes the one with the fewest outstanding replies.
 
-    A caller that awaits each answer has its calls done in turn; nothing else keeps its order. Those of one `ask_all`
-    go over one line, and so does what waits for copies of a write.
+    A caller that awaits each reply keeps the order of its calls. Other calls have no order. The calls of one
+    `execute_all` share one connection, as do writes and the WAIT or WAITAOF behind them.
     """
 
-    __slots__ = ("_lines", "_tried")
+    __slots__ = ("_connections", "_last_attempt")
 
-    def __init__(self, pool: Any, patience: float, number: int) -> None:
-        self._lines = [Line(pool, patience) for _ in range(number)]
-        self._tried = -A_MOMENT
+    def __init__(self, pool: Any, timeout: float, number: int) -> None:
+        self._connections = [ReconnectingConnection(pool, timeout) for _ in range(number)]
+        self._last_attempt = -RECONNECT_INTERVAL
 
     @property
-    def _wire(self) -> Wire | None:
-        """As `at_hand`: of those that can be written to at once, the one that has least to do."""
-        best, lost = None, False
-        for line in self._lines:
-            wire = line._wire
-            if wire is None or wire.closed:
-                lost = True
-            elif wire.ready and (best is None or wire.load < best.load):
-                best = wire
-        if lost:
-            self._restore()
+    def _connection(self) -> AsyncConnection | None:
+        """The least loaded connection that accepts writes at once, or None."""
+        best, any_lost = None, False
+        for one in self._connections:
+            connection = one._connection
+            if connection is None or connection.closed:
+                any_lost = True
+            elif connection.ready and (best is None or connection.load < best.load):
+                best = connection
+        if any_lost:
+            self._reconnect_lost()
         return best
 
-    def _restore(self) -> None:
-        """Connects those that are not, beside what goes on: nobody waits for them while there is another."""
+    def _reconnect_lost(self) -> None:
+        """Reconnect the lost connections in the background. Callers use the others meanwhile."""
         now = monotonic()
-        if now - self._tried >= A_MOMENT:
-            self._tried = now
-            for line in self._lines:
-                if line.lost:
-                    line.begin()
+        if now - self._last_attempt >= RECONNECT_INTERVAL:
+            self._last_attempt = now
+            for one in self._connections:
+                if one.is_lost:
+                    one.start_connecting()
 
-    def at_hand(self) -> Wire | None:
-        return self._wire
+    def ready_connection(self) -> AsyncConnection | None:
+        return self._connection
 
-    def made(self, wire: Wire) -> bool:
-        return any(line.made(wire) for line in self._lines)
+    def owns(self, connection: AsyncConnection) -> bool:
+        return any(one.owns(connection) for one in self._connections)
 
-    async def wire(self) -> Wire:
-        """As that of `Line`, of the line that has least to do; of one that has to be made only where all have."""
-        self._restore()
-        there = [line for line in self._lines if not line.lost]
-        return await min(there or self._lines[:1], key=_load).wire()
+    async def acquire(self) -> AsyncConnection:
+        """Return the least loaded connection. Wait for a new one only when all are lost."""
+        self._reconnect_lost()
+        connected = [one for one in self._connections if not one.is_lost]
+        return await min(connected or self._connections[:1], key=_load).acquire()
 
-    def apart(self) -> AbstractAsyncContextManager[Wire]:
-        return self._lines[0].apart()
+    def dedicated_connection(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return self._connections[0].dedicated_connection()
 
     async def drain(self) -> None:
-        await asyncio.gather(*(line.drain() for line in self._lines))
+        await asyncio.gather(*(one.drain() for one in self._connections))
 
     async def close(self) -> None:
-        await asyncio.gather(*(line.close() for line in self._lines))
+        await asyncio.gather(*(one.close() for one in self._connections))
 
 
-def _load(line: Line) -> tuple[bool, int]:
-    wire = line._wire
-    return (wire.crowded, wire.load) if wire is not None else (True, 0)
+def _load(one: ReconnectingConnection) -> tuple[bool, int]:
+    connection = one._connection
+    return (connection.is_congested, connection.load) if connection is not None else (True, 0)
 
 
-def line_of(pool: Any, patience: float, number: int) -> Line | Lines:
-    """The way to one server over so many connections."""
-    return Line(pool, patience) if number == 1 else Lines(pool, patience, number)
+def make_connection(pool: Any, timeout: float, number: int) -> ReconnectingConnection | MultiplexedConnection:
+    """Return the connection to one server, or `number` of them as one object."""
+    return ReconnectingConnection(pool, timeout) if number == 1 else MultiplexedConnection(pool, timeout, number)
 
 
-class OneLine:
-    """The way to a single server, or to the master that sentinels name, for the running event loop only. As
-    `cluster_aio.ClusterLines`, with keys that do not matter."""
+class SingleServer:
+    """The access of one event loop to a single server, or to the master that Sentinel names.
 
-    __slots__ = ("_client", "_line", "_sentinel")
+    It has the interface of `AsyncCluster` and ignores the keys.
+    """
+
+    __slots__ = ("_client", "_connection", "_sentinel")
 
     def __init__(self, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self._client = async_client(endpoint, seconds)
-        self._line = line_of(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT), connections)
+        self._connection = make_connection(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT), connections)
         self._sentinel = endpoint.kind == "sentinel"
 
-    def at_hand(self, _key: bytes) -> Wire | None:
-        wire = self._line._wire  # as `Line.at_hand`, for every call
-        return wire if wire is not None and wire.ready else None
+    def ready_connection(self, _key: bytes) -> AsyncConnection | None:
+        connection = self._connection._connection  # inlined `ready_connection`: every call comes here
+        return connection if connection is not None and connection.ready else None
 
-    def suspect(self, wire: Wire, error: Exception) -> None:
-        """Makes of an error heard on a wire what it says of the way: it was the master; the next connection asks the
-        sentinels who is now."""
+    def report_error(self, connection: AsyncConnection, error: Exception) -> None:
+        """Drop the connection after READONLY: the next connection asks Sentinel for the new master."""
         if self._sentinel and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
-            wire.abandon()
+            connection.abort()
 
-    async def ask(self, _key: bytes, request: bytes, seconds: float | None = None) -> Any:
-        """The reply, awaited for at most `seconds` (None: as long as a connection allows)."""
-        wire = await self._line.wire()
+    async def execute(self, _key: bytes, request: bytes, seconds: float | None = None) -> Any:
+        """Send a request and return its reply.
+
+        `seconds` bounds the wait for the reply; None: the timeout of the connection.
+        """
+        connection = await self._connection.acquire()
         try:
-            return await (wire.send(request) if seconds is None else wire.send_within(request, seconds))
+            return await (connection.send(request) if seconds is None else connection.send_within(request, seconds))
         except rx.ResponseError as error:
-            self.suspect(wire, error)
+            self.report_error(connection, error)
             raise
 
-    async def ask_all(self, _keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
-        wire = await self._line.wire()
-        return await asyncio.gather(*map(wire.send, requests), return_exceptions=True)
+    async def execute_all(self, _keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+        connection = await self._connection.acquire()
+        return await asyncio.gather(*map(connection.send, requests), return_exceptions=True)
 
-    async def ask_durably(self, copies: Copies, requests: Sequence[bytes]) -> list[Any]:
-        """As `ask_all`; Short when the writes are on fewer copies than asked for. What is refused has none."""
-        wire = await self._line.wire()
-        await self._try(wire, copies)
-        asked = [wire.send(request) for request in requests]
-        behind = asyncio.shield(wire.behind(copies.requests))
-        replies: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+    async def execute_durably(self, check: DurabilityCheck, requests: Sequence[bytes]) -> list[Any]:
+        """Send writes, wait for their durability, and return their replies. Errors of the server are values.
+
+        Raises:
+            NotReplicated: the writes are less durable than required. Not raised when all requests failed.
+        """
+        connection = await self._connection.acquire()
+        await self._probe(connection, check)
+        futures = [connection.send(request) for request in requests]
+        durability = asyncio.shield(connection.send_after_tick(check.requests))
+        replies: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
         for error in replies:
             if isinstance(error, Exception):
-                self.suspect(wire, error)
-        told = await behind
+                self.report_error(connection, error)
+        durability_replies = await durability
         if not all(isinstance(reply, Exception) for reply in replies):
-            copies.check(told)
+            check.check_replies(durability_replies)
         return replies
 
-    async def _try(self, wire: Wire, copies: Copies) -> None:
-        """As that of `SyncLink`."""
-        for request in copies.trial:
-            replies = await asyncio.gather(wire.send(request), return_exceptions=True)
+    async def _probe(self, connection: AsyncConnection, check: DurabilityCheck) -> None:
+        """Check once that the server supports the required durability."""
+        for request in check.probe:
+            replies = await asyncio.gather(connection.send(request), return_exceptions=True)
             try:
-                copies.tried(request, replies[0])
+                check.check_probe(request, replies[0])
             except rx.ResponseError as error:
-                self.suspect(wire, error)
+                self.report_error(connection, error)
                 raise
 
-    async def ask_apart(self, _key: bytes, request: bytes) -> Any:
-        async with self._line.apart() as wire:
-            replies = await asyncio.gather(wire.send(request), return_exceptions=True)
-        return raised(replies[0])
+    async def execute_dedicated(self, _key: bytes, request: bytes) -> Any:
+        async with self._connection.dedicated_connection() as connection:
+            replies = await asyncio.gather(connection.send(request), return_exceptions=True)
+        return raise_if_error(replies[0])
 
     async def drain(self) -> None:
-        await self._line.drain()
+        await self._connection.drain()
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._connection.close()
         await close_client(self._client)
 
 
-def raised(reply: Any) -> Any:
-    """The reply, if it is no error."""
+def raise_if_error(reply: Any) -> Any:
+    """Return the reply, or raise it when it is an exception."""
     if isinstance(reply, Exception):
         raise reply
     return reply

@@ -1,4 +1,4 @@
-"""Waiting for copies of a write: what a link sends behind a script, and what it makes of the replies."""
+"""Wait for the durability of a write: the requests behind a script, and the meaning of their replies."""
 
 from __future__ import annotations
 
@@ -13,61 +13,80 @@ from idemgate.errors import NotConfigured, ServerRejected
 from idemgate.store.durability import Durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.resp import pack
-from idemgate.store.retry import Short, is_passing
+from idemgate.store.retry import NotReplicated, is_transient
 
-__all__ = ["Copies", "copies_of"]
+__all__ = ["DurabilityCheck", "make_durability_check"]
 
 
-class Copies:
-    """`requests` travel behind a script, on its connection; `check` is told their replies.
+class DurabilityCheck:
+    """The durability that a link requires of its writes.
 
-    Before the first script go those of `trial`, one after the other, and `tried` is told the reply to each.
+    Send `requests` behind a script, on the same connection, and pass their replies to `check_replies`. Before the first
+    script send each request of `probe`, one after the other, and pass its reply to `check_probe`.
     """
 
-    __slots__ = ("_durability", "_trial", "requests", "trial")
+    __slots__ = ("_durability", "_whole_probe", "probe", "requests")
 
     def __init__(self, durability: Durability, seconds: float) -> None:
         self._durability = durability
-        # The touch last: where the server cannot wait, not even that is written.
-        self._trial = self.trial = tuple(map(pack, reversed(durability.commands(1))))
-        # Half the time that a reply may take: what is short is asked again until the call's deadline. For a sync
-        # longer, if there is time: with `everysec` one comes every 1 to 1.1 s, and each try, which writes, needs one
-        # that begins after it; to wait for a second would miss one after the other.
-        least = seconds * 500
-        wait = least if durability.replicas else max(least, seconds * 1000 - 500)
+        # The touch comes last: a server that cannot wait rejects the first request, and nothing is written.
+        self._whole_probe = self.probe = tuple(map(pack, reversed(durability.commands(1))))
+        # Wait for half the reply timeout; a write that is not durable by then is retried until the deadline. For fsync
+        # wait longer if time allows. With `everysec` a sync comes every 1 to 1.1 s. Each try writes, and so needs a
+        # sync that begins after it. A wait of one second would miss each sync.
+        half = seconds * 500
+        wait = half if durability.replicas else max(half, seconds * 1000 - 500)
         self.requests = [pack(words) for words in durability.commands(max(1, int(wait)))]
 
-    def concern(self, call: Call[Any]) -> bool:
-        return self._durability.concerns(call)
+    def applies_to(self, call: Call[Any]) -> bool:
+        """Return whether this call must be durable."""
+        return self._durability.applies_to(call)
 
-    def tried(self, request: bytes, reply: Any) -> None:
-        """ServerRejected where the server can never do it; what may pass is raised as it is."""
+    def check_probe(self, request: bytes, reply: Any) -> None:
+        """Check the reply to a request of the probe. The last successful reply ends the probe.
+
+        Raises:
+            ServerRejected: the server does not support the required durability.
+            RedisError: a transient error, unchanged.
+        """
         if isinstance(reply, rx.ResponseError):
-            if "replica instances" in str(reply):  # what WAIT and WAITAOF are told where the script is told READONLY
+            if "replica instances" in str(reply):  # a replica answers this to WAIT and WAITAOF, and READONLY to scripts
                 raise rx.ReadOnlyError(f"READONLY {reply}")
-            if not is_passing(reply):
+            if not is_transient(reply):
                 raise ServerRejected(
-                    f"durability= is refused by the server: {reply}. {self._durability.needs}. Nothing was written"
+                    f"the server does not support durability=: {reply}. {self._durability.requirements}. "
+                    "Nothing was written"
                 )
         if isinstance(reply, Exception):
             raise reply
-        if request is self._trial[-1]:
-            self.trial = ()
+        if request is self._whole_probe[-1]:
+            self.probe = ()
 
-    def check(self, replies: Sequence[Any]) -> None:
-        """Raises Short; errors of the connection are raised as they are."""
+    def check_replies(self, replies: Sequence[Any]) -> None:
+        """Check the replies to `requests`.
+
+        Raises:
+            NotReplicated: the write is not as durable as required.
+            RedisError: an error of the connection, unchanged.
+        """
         for reply in replies:
             if isinstance(reply, rx.ResponseError):
-                self.trial = self._trial  # the next write is not to find out again by having been written
-                raise Short(f"the server refused: {reply}. {self._durability.needs}", passing=False)
+                self.probe = self._whole_probe  # probe again, so that the next write fails before it writes
+                raise NotReplicated(
+                    f"the server rejected the wait: {reply}. {self._durability.requirements}", transient=False
+                )
             if isinstance(reply, Exception):
                 raise reply
         if (missing := self._durability.shortfall(replies[-1])) is not None:
-            raise Short(missing, passing=True)
+            raise NotReplicated(missing, transient=True)
 
 
-def copies_of(durability: Durability | None, endpoint: Endpoint, seconds: float) -> Copies | None:
-    """None where writes need not be more durable than the server makes them; NotConfigured on a cluster."""
+def make_durability_check(durability: Durability | None, endpoint: Endpoint, seconds: float) -> DurabilityCheck | None:
+    """Return the check for the durability of a gate, or None when the server's own durability is enough.
+
+    Raises:
+        NotConfigured: the endpoint is a cluster.
+    """
     if durability is None:
         return None
     if endpoint.kind == "cluster":
@@ -75,4 +94,4 @@ def copies_of(durability: Durability | None, endpoint: Endpoint, seconds: float)
             "durability= is not available on a cluster, where WAIT would have to follow each script to its node. "
             "Leave it out, and use min-replicas-to-write or appendfsync of the servers"
         )
-    return Copies(durability, min(seconds, SOCKET_TIMEOUT))
+    return DurabilityCheck(durability, min(seconds, SOCKET_TIMEOUT))

@@ -1,4 +1,4 @@
-"""Packing requests, and reading replies where redis-py's own reader is not in use. hiredis where it is installed."""
+"""Encode requests, and parse replies. hiredis does both where it is installed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import redis.exceptions as rx
 
 from idemgate.core.calls import Call
 
-__all__ = ["Reader", "answers", "new_reader", "pack", "request"]
+__all__ = ["Reader", "encode_call", "new_reader", "pack"]
 
 Word = bytes | str | int
 
 
 class Reader(Protocol):
-    """What hiredis' reader offers: bytes in, whole replies out; `False` when none is whole yet."""
+    """The interface of hiredis.Reader: feed bytes, get whole replies. `gets` returns False while none is complete."""
 
     def feed(self, data: bytes, /) -> None: ...
     def gets(self) -> Any: ...
 
 
 def server_error(text: str) -> rx.ResponseError:
-    """A server's error as redis-py would raise it, its first word kept."""
+    """Return a server's error as redis-py would raise it, with its first word."""
     if text.startswith("NOSCRIPT"):
         return rx.NoScriptError(text)
     if text.startswith("OOM"):
@@ -41,12 +41,12 @@ def _pack(words: tuple[Word, ...]) -> bytes:
     return b"".join(parts)
 
 
-_DEEPEST = 9
-"""As many as hiredis reads."""
+MAX_DEPTH = 9
+"""The deepest nesting of arrays, the same as in hiredis."""
 
 
 class PlainReader:
-    """RESP2 in Python: strings as bytes, integers, arrays, nulls as None, errors as exceptions."""
+    """RESP2 reader in Python: strings as bytes, integers, arrays, nulls as None, errors as exceptions."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -56,18 +56,20 @@ class PlainReader:
 
     def gets(self) -> Any:
         try:
-            found = self._value(0, _DEEPEST)
+            parsed = self._value(0, MAX_DEPTH)
         except ValueError as error:
-            raise rx.InvalidResponse(f"a reply with a length that is none: {error}") from None
-        if found is None:
+            raise rx.InvalidResponse(f"invalid reply: a length is not a number: {error}") from None
+        if parsed is None:
             return False
-        value, end = found
+        value, end = parsed
         del self._data[:end]
         return value
 
     def _value(self, start: int, levels: int) -> tuple[Any, int] | None:
-        """The value that begins there and where it ends, or None when it is not whole yet. `levels` are how many arrays
-        it may be within each other: our scripts answer one."""
+        """Return the value at `start` and its end, or None when it is incomplete.
+
+        `levels` is the number of nested arrays still allowed. Scripts of idemgate return one.
+        """
         stop = self._data.find(b"\r\n", start)
         if stop < 0:
             return None
@@ -82,11 +84,11 @@ class PlainReader:
             return self._bulk(int(text), after)
         if kind == b"*":
             return self._array(int(text), after, levels)
-        raise rx.InvalidResponse(f"a reply that begins with {bytes(kind)!r}")
+        raise rx.InvalidResponse(f"invalid reply: it begins with {bytes(kind)!r}")
 
     def _bulk(self, length: int, start: int) -> tuple[Any, int] | None:
         if length < 0:
-            return None_, start
+            return NULL, start
         end = start + length
         if len(self._data) < end + 2:
             return None
@@ -94,20 +96,20 @@ class PlainReader:
 
     def _array(self, length: int, start: int, levels: int) -> tuple[Any, int] | None:
         if length < 0:
-            return None_, start
+            return NULL, start
         if not levels:
-            raise rx.InvalidResponse(f"a reply of more than {_DEEPEST} arrays within each other")
+            raise rx.InvalidResponse(f"invalid reply: more than {MAX_DEPTH} nested arrays")
         items: list[Any] = []
         for _ in range(length):
-            found = self._value(start, levels - 1)
-            if found is None:
+            parsed = self._value(start, levels - 1)
+            if parsed is None:
                 return None
-            items.append(found[0])
-            start = found[1]
+            items.append(parsed[0])
+            start = parsed[1]
         return items, start
 
 
-None_ = cast(Any, None)
+NULL = cast(Any, None)
 
 try:
     import hiredis
@@ -115,21 +117,16 @@ except ImportError:
     pack: Callable[[tuple[Word, ...]], bytes] = _pack
 
     def new_reader() -> Reader:
-        """A reader of one connection."""
+        """Return a reader for one connection."""
         return PlainReader()
 else:
     pack = cast("Callable[[tuple[Word, ...]], bytes]", cast(Any, hiredis).pack_command)
 
     def new_reader() -> Reader:
-        """A reader of one connection."""
+        """Return a reader for one connection."""
         return hiredis.Reader(protocolError=rx.InvalidResponse, replyError=cast(Any, server_error))
 
 
-def request(call: Call[Any]) -> bytes:
-    """A call of a script that the server may know, for calls that are not framed already."""
+def encode_call(call: Call[Any]) -> bytes:
+    """Encode a call as EVALSHA, for calls that are not framed already."""
     return pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))
-
-
-def answers(reply: Any) -> bool:
-    """Whether it is what a script answered: neither an error nor missing."""
-    return reply is not None and not isinstance(reply, Exception)

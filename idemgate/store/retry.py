@@ -1,7 +1,7 @@
-"""What an error of redis-py means: may the request be sent again, and may it have been executed?
+"""Decide from an error of redis-py whether to retry, and whether the request may have been executed.
 
-Every script answers a copy of its request with the same reply and no second effect, so everything that may pass is
-sent again, until the deadline. redis-py's own retries stay off: nested under ours they ran one script eleven times.
+Each script answers a copy of its request with the same reply and without a second effect. So every transient error is
+retried until the deadline. The retries of redis-py stay off: nested under these they ran one script eleven times.
 """
 
 from __future__ import annotations
@@ -17,61 +17,64 @@ from idemgate.core.backoff import retry_pause
 from idemgate.errors import NotDurable, ServerRejected, StoreUnavailable
 from idemgate.lua import names, script
 
-__all__ = ["FAILURES", "Patience", "Short", "is_passing", "unheard"]
+__all__ = ["FAILURES", "NotReplicated", "RetryBudget", "is_transient", "needs_retry"]
 
 FAILURES = (rx.RedisError,)
-"""Everything redis-py raises for what went wrong on the way or at the server."""
+"""The base class of all errors of redis-py: of the connection and of the server."""
 
-_PASSING = (
+_TRANSIENT = (
     "BUSY ", "LOADING", "NOREPLICAS", "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "MISCONF",
     "max number of clients",
 )  # fmt: skip
-"""The server refused before executing anything, for a reason that tends to pass."""
-_IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
-"""As Redis 6.2 words it when the first write of a script is refused; later ones begin with the word."""
+"""Errors for a temporary state. The server refused the request before it executed anything."""
+_TRANSIENT_IN_SCRIPT = re.compile(r": -(READONLY|MISCONF|NOREPLICAS|CLUSTERDOWN|MASTERDOWN) ")
+"""The wording of Redis 6.2 when the first write of a script is refused. Later versions begin with the word."""
 _NEVER_SENT = ("connecting to", "No connection available", "No master found", "max number of clients")
-"""In errors of redis-py that were raised before there was a connection to send the request on."""
+"""Texts of redis-py's errors that were raised before there was a connection."""
 
 
-class Short(rx.RedisError):
-    """A script was executed, but its write is on fewer copies than asked for. `passing`: more may get it by and by."""
+class NotReplicated(rx.RedisError):
+    """A script was executed, but its write is less durable than required.
 
-    def __init__(self, text: str, passing: bool) -> None:
+    `transient` is True when a retry may find the write durable.
+    """
+
+    def __init__(self, text: str, transient: bool) -> None:
         Exception.__init__(self, text)
-        self.passing = passing
+        self.transient = transient
 
 
-def unheard(reply: Any) -> bool:
-    """Whether a call of many has no reply, or an error for one."""
+def needs_retry(reply: Any) -> bool:
+    """Return whether a call of a batch has no reply, or an error instead of one."""
     return reply is None or isinstance(reply, Exception)
 
 
-def is_passing(error: Exception) -> bool:
-    """Whether the same request may succeed a little later."""
-    error = _refusal_within(error)
+def is_transient(error: Exception) -> bool:
+    """Return whether the same request may succeed later."""
+    error = _unwrap(error)
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
         return False
     if isinstance(error, rx.ConnectionError | rx.TimeoutError):
         return True
     return isinstance(error, rx.ResponseError) and (
-        isinstance(error, _PASSING_TYPES)
-        or str(error).startswith(_PASSING)
-        or _IN_SCRIPT.search(str(error)) is not None
+        isinstance(error, _TRANSIENT_TYPES)
+        or str(error).startswith(_TRANSIENT)
+        or _TRANSIENT_IN_SCRIPT.search(str(error)) is not None
     )
 
 
-# redis-py strips the word from the text of the errors that have a class of their own.
-_PASSING_TYPES = (rx.ReadOnlyError, rx.AskError, rx.TryAgainError, rx.ClusterDownError, rx.MasterDownError)
+# redis-py strips the first word from errors that have a class.
+_TRANSIENT_TYPES = (rx.ReadOnlyError, rx.AskError, rx.TryAgainError, rx.ClusterDownError, rx.MasterDownError)
 
 
-def _refusal_within(error: Exception) -> Exception:
-    # While connecting, redis-py's asyncio wraps whatever was wrong, a wrong password too.
-    within = error.__cause__ or next(iter(error.args), None)
-    return within if type(error) is rx.ConnectionError and isinstance(within, rx.RedisError) else error
+def _unwrap(error: Exception) -> Exception:
+    # redis-py's asyncio client wraps every error raised while connecting, also a wrong password.
+    cause = error.__cause__ or next(iter(error.args), None)
+    return cause if type(error) is rx.ConnectionError and isinstance(cause, rx.RedisError) else error
 
 
-def _executed(error: Exception) -> str:
-    error = _refusal_within(error)
+def _execution_state(error: Exception) -> str:
+    error = _unwrap(error)
     if isinstance(error, rx.ResponseError | rx.BusyLoadingError | rx.AuthenticationError | rx.AuthorizationError):
         return "no"
     return "no" if any(text in str(error) for text in _NEVER_SENT) else "unknown"
@@ -81,20 +84,24 @@ _DENIED = re.compile(r"NOPERM|no permissions|can't run this command|can't access
 _SHA = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
 
 
-def _refusal(error: Exception) -> str:
-    """What the server said, with the names of our scripts; where an access list is the reason, says so, and the fix."""
+def _describe_rejection(error: Exception) -> str:
+    """Return the server's text with script names instead of SHA-1 digests. For an ACL denial, name the fix."""
     text = str(error)
     if not _DENIED.search(text):
         return f"the server refused: {text}"
-    known = {script(name).sha.decode(): name for name in names()}
-    text = _SHA.sub(lambda found: known.get(found[0], found[0]), text)
-    return f"this user's access list does not allow it: {text}. What each role needs, `idemgate acl` prints"
+    script_names = {script(name).sha.decode(): name for name in names()}
+    text = _SHA.sub(lambda match: script_names.get(match[0], match[0]), text)
+    return f"this user's access list does not allow it: {text}. Run `idemgate acl` to print what each role needs"
 
 
-class Patience:
-    """How long one call, or a batch of them, is tried: until a deadline, with full-jitter pauses up to 0.5 s.
+class RetryBudget:
+    """The time in which one call, or a batch of calls, is retried. Pauses have full jitter and last at most 0.5 s.
 
-    `attempt`: the seconds that one try may wait for its reply; None: as long as the connection allows."""
+    Args:
+        seconds: the time until the deadline.
+        started: the value of `monotonic()` from which `seconds` count; None: now.
+        attempt: the seconds one try may wait for its reply; None: the timeout of the connection.
+    """
 
     __slots__ = ("_deadline", "_executed", "_seconds", "_tries", "attempt")
 
@@ -105,28 +112,37 @@ class Patience:
         self._tries = 0
         self._executed = "no"
 
-    def anew(self) -> Patience:
-        """For the next of calls that go one after the other: the store has answered just now, and done a part."""
-        patience = Patience(self._seconds)
-        patience.partly()
-        return patience
+    def renewed(self) -> RetryBudget:
+        """Return a fresh budget for the next of several sequential calls.
 
-    def partly(self) -> None:
-        """Some of what was asked is done: nobody is told any more that nothing was."""
+        The server has just answered, and a part of the work is done.
+        """
+        budget = RetryBudget(self._seconds)
+        budget.mark_partial()
+        return budget
+
+    def mark_partial(self) -> None:
+        """Mark the request as partly executed, so that a later failure reports executed="unknown"."""
         self._executed = "unknown"
 
     @property
-    def left(self) -> float:
-        """Seconds until the deadline, 0 when it is over."""
+    def remaining(self) -> float:
+        """Seconds until the deadline, 0 when it has passed."""
         return max(0.0, self._deadline - monotonic())
 
-    def pause(self, error: Exception) -> float:
-        """Seconds to wait before the next try, or the error for the caller: ServerRejected, StoreUnavailable."""
-        if isinstance(error, Short):
-            return self._short(error)
-        if not is_passing(error):
-            raise ServerRejected(_refusal(error)) from error
-        if _executed(error) == "unknown":
+    def next_delay(self, error: Exception) -> float:
+        """Return the seconds to wait before the next try, or raise the final error.
+
+        Raises:
+            ServerRejected: the error is permanent.
+            StoreUnavailable: the next try would begin after the deadline. `executed` is "no" or "unknown".
+            NotDurable: the call was executed, but its write is not durable in time.
+        """
+        if isinstance(error, NotReplicated):
+            return self._replication_delay(error)
+        if not is_transient(error):
+            raise ServerRejected(_describe_rejection(error)) from error
+        if _execution_state(error) == "unknown":
             self._executed = "unknown"
         self._tries += 1
         seconds = retry_pause(self._tries)
@@ -135,30 +151,38 @@ class Patience:
             raise StoreUnavailable(text, self._executed) from error
         return seconds
 
-    def mind(self, replies: Iterable[Any]) -> None:
-        """Raises the first of these that says that a connection was lost, for `pause`: on the other connections of a
-        cluster all may be well."""
+    def raise_lost(self, replies: Iterable[Any]) -> None:
+        """Raise the first lost connection among the replies, for `next_delay`.
+
+        The other nodes of a cluster may have answered well.
+        """
         for reply in replies:
             if isinstance(reply, rx.ConnectionError | rx.TimeoutError):
                 raise reply
 
-    def _short(self, error: Short) -> float:
-        # A copy of the request answers from what is there, and asks for the copies of that.
+    def _replication_delay(self, error: NotReplicated) -> float:
+        # A retry returns the stored reply and waits for the durability of the first write.
         self._tries += 1
         self._executed = "unknown"
         seconds = retry_pause(self._tries)
-        if not error.passing or monotonic() + seconds >= self._deadline:
+        if not error.transient or monotonic() + seconds >= self._deadline:
             raise NotDurable(f"written to the primary's memory, but not as durable as asked: {error}") from error
         return seconds
 
-    def hop(self, hops: int) -> float:
-        """Seconds to wait before asking elsewhere, for a call whose slot has moved that many times: none the first
-        time, then it is being moved just now. Raises StoreUnavailable."""
-        seconds = retry_pause(hops) if hops else 0.0
-        if hops == MOST_HOPS or monotonic() + seconds >= self._deadline:
+    def redirect_delay(self, redirects: int) -> float:
+        """Return the seconds to wait before a call follows a moved slot.
+
+        Args:
+            redirects: how often this call was redirected before. The first redirect does not wait.
+
+        Raises:
+            StoreUnavailable: too many redirects, or the deadline is near.
+        """
+        seconds = retry_pause(redirects) if redirects else 0.0
+        if redirects == MAX_REDIRECTS or monotonic() + seconds >= self._deadline:
             raise StoreUnavailable("the slots of the topic are being moved", self._executed)
         return seconds
 
 
-MOST_HOPS = 150
-"""Of one call: each is a call within a call, and Python has an end to that. More than half a minute."""
+MAX_REDIRECTS = 150
+"""The most redirects of one call. Each is a nested call, and Python bounds the depth. They take over half a minute."""

@@ -1,4 +1,4 @@
-"""Cleaning up that is not left half-way, however often who waits for it is cancelled."""
+"""Cleanup that finishes although its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["to_the_end"]
+__all__ = ["finish_despite_cancel"]
 
 
-async def to_the_end(
+async def finish_despite_cancel(
     work: Coroutine[Any, Any, object] | asyncio.Task[Any], hurry: Callable[[], object] = lambda: None
 ) -> None:
-    """Waits until the work has ended, and raises what it raises. Being cancelled meanwhile only makes it `hurry`, each
-    time, and is passed on when it has ended: so it has to be bounded."""
+    """Wait until `work` has ended, and raise its error. `work` must be bounded in time.
+
+    A cancellation does not stop the work. Each one calls `hurry`, and is raised again when the work has ended.
+    """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,4 +1,4 @@
-"""The blocking link."""
+"""The blocking link: sends calls to the server and retries them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 import redis.exceptions as rx
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.core.calls import OF_ONE_KEY, Batch, Call, Each, Moved, Unfinished
-from idemgate.core.forks import freed_at_fork
+from idemgate.core.calls import KEY_ERRORS, Batch, Call, Incomplete, PerKeyCall, SlotMoved
+from idemgate.core.forks import lock_reset_at_fork
 from idemgate.errors import StoreError
 from idemgate.store.clients import CONNECTIONS, sync_client
-from idemgate.store.cluster.sync import ClusterWires
+from idemgate.store.cluster.sync import SyncCluster
 from idemgate.store.cluster.topology import key_of
-from idemgate.store.connection import Wires
+from idemgate.store.connection import ConnectionPool
 from idemgate.store.durability import Durability
-from idemgate.store.endpoint import Endpoint, one_node
-from idemgate.store.replication import Copies, copies_of
-from idemgate.store.resp import pack, request
-from idemgate.store.retry import FAILURES, Patience, unheard
+from idemgate.store.endpoint import Endpoint, pick_node
+from idemgate.store.replication import DurabilityCheck, make_durability_check
+from idemgate.store.resp import encode_call, pack
+from idemgate.store.retry import FAILURES, RetryBudget, needs_retry
 
 __all__ = ["SyncLink", "Waiter"]
 
@@ -30,223 +30,255 @@ T = TypeVar("T")
 
 
 class SyncLink:
-    """Carries calls and blocks. Safe to share between threads; a forked child makes its own connections."""
+    """The blocking way to the store. Safe to share between threads; a forked child opens its own connections."""
 
     def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
-        self._copies = copies_of(durability, endpoint, seconds)
-        self._made: Any = None
-        self._wires: Wires | None = None
-        self._cluster = ClusterWires(endpoint, seconds) if endpoint.kind == "cluster" else None
-        self._making = freed_at_fork(self, "_making")
+        self._durability_check = make_durability_check(durability, endpoint, seconds)
+        self._redis: Any = None
+        self._pool: ConnectionPool | None = None
+        self._cluster = SyncCluster(endpoint, seconds) if endpoint.kind == "cluster" else None
+        self._lock = lock_reset_at_fork(self, "_lock")
 
     @property
     def _client(self) -> Any:
-        if self._made is None:
-            self._made = sync_client(self.endpoint, self.seconds)
-        return self._made
+        if self._redis is None:
+            self._redis = sync_client(self.endpoint, self.seconds)
+        return self._redis
 
-    def _ask(self, *words: Any, seconds: float | None = None) -> Any:
-        """The reply to one command, waited for at most `seconds`; redis-py's errors are raised."""
+    def _execute(self, *arguments: Any, seconds: float | None = None) -> Any:
+        """Send one command and return its reply. Errors are those of redis-py.
+
+        `seconds` bounds the wait for the reply.
+        """
         if self._cluster is not None:
-            return self._cluster.ask(key_of(words), pack(words), seconds)
-        wires = self._wires or self._wired()
+            return self._cluster.execute(key_of(arguments), pack(arguments), seconds)
+        pool = self._pool or self._open_pool()
         try:
-            return wires.ask(pack(words), seconds=seconds)
+            return pool.execute(pack(arguments), seconds=seconds)
         except rx.ResponseError as error:
-            self._suspect(wires, error)
+            self._report_error(pool, error)
             raise
 
-    def _suspect(self, wires: Wires, error: Exception) -> None:
+    def _report_error(self, pool: ConnectionPool, error: Exception) -> None:
         if self.endpoint.kind == "sentinel" and "READONLY" in str(error):
-            wires.abandon()  # it was the master; the next connection asks the sentinels who is now
+            pool.discard_idle()  # the former master: new connections ask Sentinel for the new one
 
-    def _ask_durably(self, copies: Copies, *words: Any) -> Any:
-        """As `_ask`; Short when the write is on fewer copies than asked for."""
-        wires = self._wires or self._wired()
-        self._try(wires, copies)
-        reply, *behind = wires.ask_all([pack(words), *copies.requests])
+    def _execute_durably(self, check: DurabilityCheck, *arguments: Any) -> Any:
+        """Execute a command and wait for its durability.
+
+        Raises:
+            NotReplicated: the write is not as durable as required.
+        """
+        pool = self._pool or self._open_pool()
+        self._probe(pool, check)
+        reply, *waited = pool.execute_all([pack(arguments), *check.requests])
         if isinstance(reply, Exception):
-            self._suspect(wires, reply)
+            self._report_error(pool, reply)
             raise reply
-        copies.check(behind)
+        check.check_replies(waited)
         return reply
 
-    def _try(self, wires: Wires, copies: Copies) -> None:
-        """Asks, once, whether the server can do what is asked for at all: ServerRejected if not."""
-        for asked in copies.trial:
-            (reply,) = wires.ask_all([asked])
+    def _probe(self, pool: ConnectionPool, check: DurabilityCheck) -> None:
+        """Check once that the server supports the required durability.
+
+        Raises:
+            ServerRejected: the server does not support it.
+        """
+        for command in check.probe:
+            (reply,) = pool.execute_all([command])
             try:
-                copies.tried(asked, reply)
+                check.check_probe(command, reply)
             except rx.ResponseError as error:
-                self._suspect(wires, error)
+                self._report_error(pool, error)
                 raise
 
-    def _wired(self) -> Wires:
-        with self._making:  # two threads must not make two of them
-            if self._wires is None:
+    def _open_pool(self) -> ConnectionPool:
+        with self._lock:  # two threads must not open two pools
+            if self._pool is None:
                 pool = self._client.connection_pool
-                self._wires = Wires(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS)
-            return self._wires
+                self._pool = ConnectionPool(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS)
+            return self._pool
 
     def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
-        """The answer of one call; sent again, with the same tokens, for `within` seconds (default: the gate's
-        time-out). One try waits at most `attempt` seconds for its reply (None: as long as a connection allows); not
-        with `durability=`, whose reply comes behind the copies.
+        """Send one call and return its answer. Retries carry the same tokens.
 
-        Raises StoreUnavailable (with `executed`), ServerRejected, UnexpectedData.
+        Args:
+            call: the script call.
+            within: the seconds until the deadline of all tries; None: the timeout of the gate.
+            attempt: the seconds that one try waits for its reply; None: the timeout of the connection. Not used with
+                `durability=`, whose reply comes behind the wait for replicas.
+
+        Raises:
+            StoreUnavailable: no reply before the deadline. `executed` is "no" or "unknown".
+            ServerRejected: the server refused the call for good.
+            UnexpectedData: the key holds other data.
         """
-        started, wires = monotonic(), self._wires
+        started, pool = monotonic(), self._pool
         try:
-            if wires is None or attempt is not None or self._copies is not None:
+            if pool is None or attempt is not None or self._durability_check is not None:
                 return call.answer(self._send(call, attempt))
-            try:  # as `_send`, without calling it: this is what a guarded call waits for
-                reply = wires.ask(call.framed or request(call), started)
+            try:  # inlined `_send`: every guarded call comes here
+                reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:
-                reply = self._refused(wires, error, call)
+                reply = self._load_script(pool, error, call)
             return call.answer(reply)
-        except (Moved, Unfinished):  # asked again, with the same token, it says so again
-            return self._insist(call, Patience(self.seconds if within is None else within, started, attempt))
+        except (SlotMoved, Incomplete):  # the retry gets the same reply, and `_resolve_reply` handles it
+            return self._retry(call, RetryBudget(self.seconds if within is None else within, started, attempt))
         except FAILURES as error:
-            patience = Patience(self.seconds if within is None else within, started, attempt)
-            time.sleep(patience.pause(error))
-        return self._insist(call, patience)
+            budget = RetryBudget(self.seconds if within is None else within, started, attempt)
+            time.sleep(budget.next_delay(error))
+        return self._retry(call, budget)
 
-    def _insist(self, call: Call[T], patience: Patience, hops: int = 0) -> T:
+    def _retry(self, call: Call[T], budget: RetryBudget, redirects: int = 0) -> T:
         while True:
             try:
-                reply = self._send(call, patience.attempt)
+                reply = self._send(call, budget.attempt)
             except FAILURES as error:
-                time.sleep(patience.pause(error))
+                time.sleep(budget.next_delay(error))
             else:
-                return self._answered(call, reply, patience, hops)
+                return self._resolve_reply(call, reply, budget, redirects)
 
-    def _answered(self, call: Call[T], reply: list[Any], patience: Patience, hops: int = 0) -> T:
-        """What the reply means; where its slot has moved, what is answered there; where a part is left, with that."""
+    def _resolve_reply(self, call: Call[T], reply: list[Any], budget: RetryBudget, redirects: int = 0) -> T:
+        """Return the answer in a reply. Follow a moved slot, and continue an incomplete call."""
         try:
             return call.answer(reply)
-        except Unfinished as found:
-            rest = found.rest
-            return rest.join([self._insist(one, patience.anew()) for one in rest.calls])  # type: ignore[no-any-return]
-        except Moved as moved:
-            elsewhere, by = call.elsewhere, moved.by
-        assert elsewhere is not None, "or it is not moved"
-        time.sleep(patience.hop(hops))
-        there = elsewhere.there(self._insist(elsewhere.ask(), patience), by)
-        return there.join([self._insist(one, patience, hops + 1) for one in there.calls])  # type: ignore[no-any-return]
+        except Incomplete as incomplete:
+            rest = incomplete.rest
+            return rest.join([self._retry(one, budget.renewed()) for one in rest.calls])  # type: ignore[no-any-return]
+        except SlotMoved as moved:
+            redirect, by = call.redirect, moved.by
+        assert redirect is not None, "SlotMoved needs a redirect"
+        time.sleep(budget.redirect_delay(redirects))
+        destination = redirect.resolve(self._retry(redirect.lookup(), budget), by)
+        return destination.join([self._retry(one, budget, redirects + 1) for one in destination.calls])  # type: ignore[no-any-return]
 
     def run_all(self, batch: Batch[T], within: float | None = None) -> T:
-        """The answer of a batch; `within` is for all of it. Its calls travel together, one round trip; on a cluster one
-        of each node, all at the same time."""
-        return batch.join(self._run_together(batch.calls, Patience(self.seconds if within is None else within)))
+        """Send the calls of a batch together and return its joined answer.
 
-    def run_each(self, calls: Sequence[Each[Any]], within: float | None = None) -> list[Any]:
-        """As `run_all`, the answer of each key of the calls, or the StoreError that it came to, which is raised to
-        nobody.
+        Args:
+            batch: the calls. They take one round trip; on a cluster one for each node, in parallel.
+            within: the seconds until the deadline of the whole batch; None: the timeout of the gate.
 
-        Where the store cannot be asked at all, what has no reply by then is not asked again: it came to the same.
+        Raises:
+            StoreUnavailable: a call got no reply before the deadline.
+            ServerRejected: the server refused a call for good.
+            UnexpectedData: a key holds other data.
         """
-        patience, down, outcomes = Patience(self.seconds if within is None else within), None, list[Any]()
+        return batch.join(self._run_batch(batch.calls, RetryBudget(self.seconds if within is None else within)))
+
+    def run_each(self, calls: Sequence[PerKeyCall[Any]], within: float | None = None) -> list[Any]:
+        """Send calls together and return one outcome for each of their keys: an answer, or a StoreError as a value.
+
+        After an error about the whole store, calls without a reply are not retried: they get the same error.
+        """
+        budget, outage, outcomes = RetryBudget(self.seconds if within is None else within), None, list[Any]()
         try:
-            replies = self._sent_together(calls, patience)
+            replies = self._try_pipeline(calls, budget)
         except StoreError as error:
             return [error for call in calls for _ in call.keys]
         for call, reply in zip(calls, replies, strict=True):
-            if down is not None and unheard(reply):
-                outcomes += [down] * len(call.keys)
+            if outage is not None and needs_retry(reply):
+                outcomes += [outage] * len(call.keys)
                 continue
             try:
-                answers: list[Any] = self._told(call, reply, patience)
+                answers: list[Any] = self._retry_or_resolve(call, reply, budget)
                 outcomes += answers
             except StoreError as error:
                 outcomes += [error] * len(call.keys)
-                down = down if isinstance(error, OF_ONE_KEY) else error
+                outage = outage if isinstance(error, KEY_ERRORS) else error
         return outcomes
 
-    def _run_together(self, calls: Sequence[Call[Any]], patience: Patience) -> list[Any]:
-        replies, answers = self._sent_together(calls, patience), list[Any]()
+    def _run_batch(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> list[Any]:
+        replies, answers = self._try_pipeline(calls, budget), list[Any]()
         for call, reply in zip(calls, replies, strict=True):
-            answers.append(self._told(call, reply, patience))
-            patience.partly()
+            answers.append(self._retry_or_resolve(call, reply, budget))
+            budget.mark_partial()
         return answers
 
-    def _sent_together(self, calls: Sequence[Call[Any]], patience: Patience) -> Sequence[Any]:
+    def _try_pipeline(self, calls: Sequence[Call[Any]], budget: RetryBudget) -> Sequence[Any]:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
-                replies = self._send_together(calls)
-                if not all(map(unheard, replies)):
-                    patience.partly()
-                patience.mind(replies)
+                replies = self._pipeline(calls)
+                if not all(map(needs_retry, replies)):
+                    budget.mark_partial()
+                budget.raise_lost(replies)
             except FAILURES as error:
-                time.sleep(patience.pause(error))
+                time.sleep(budget.next_delay(error))
         return replies
 
-    def _told(self, call: Call[T], reply: Any, patience: Patience) -> T:
-        """What has no reply, or an error for one, goes again by itself, with the same tokens."""
-        return self._insist(call, patience) if unheard(reply) else self._answered(call, reply, patience)
+    def _retry_or_resolve(self, call: Call[T], reply: Any, budget: RetryBudget) -> T:
+        """Resolve a reply of a batch. Without a reply, send the call again with the same tokens."""
+        return self._retry(call, budget) if needs_retry(reply) else self._resolve_reply(call, reply, budget)
 
     def _send(self, call: Call[Any], attempt: float | None = None) -> list[Any]:
-        copies = self._copies
-        if copies is not None and copies.concern(call):
-            return self._send_durably(copies, call)
-        wires = self._wires
-        if wires is None:
-            return self._ask_node(call, attempt)
+        check = self._durability_check
+        if check is not None and check.applies_to(call):
+            return self._send_durably(check, call)
+        pool = self._pool
+        if pool is None:
+            return self._execute_script(call, attempt)
         try:
-            return wires.ask(call.framed or request(call), seconds=attempt)  # type: ignore[no-any-return]
+            return pool.execute(call.framed or encode_call(call), seconds=attempt)  # type: ignore[no-any-return]
         except rx.ResponseError as error:
-            return self._refused(wires, error, call)  # type: ignore[no-any-return]
+            return self._load_script(pool, error, call)  # type: ignore[no-any-return]
 
-    def _ask_node(self, call: Call[Any], attempt: float | None) -> list[Any]:
-        """Of a cluster, or of a server that was not asked yet."""
-        words = (len(call.keys), *call.keys, *call.args)
+    def _execute_script(self, call: Call[Any], attempt: float | None) -> list[Any]:
+        """Execute a script on a cluster, or on a server without an open pool. Load it if it is missing."""
+        arguments = (len(call.keys), *call.keys, *call.args)
         try:
-            return self._ask("EVALSHA", call.script.sha, *words, seconds=attempt)  # type: ignore[no-any-return]
+            return self._execute("EVALSHA", call.script.sha, *arguments, seconds=attempt)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return self._ask("EVAL", call.script.text, *words, seconds=attempt)  # type: ignore[no-any-return]
+            return self._execute("EVAL", call.script.text, *arguments, seconds=attempt)  # type: ignore[no-any-return]
 
-    def _refused(self, wires: Wires, error: rx.ResponseError, call: Call[Any]) -> Any:
-        """The reply of a server that has the script from now on; whatever else it refused is raised."""
+    def _load_script(self, pool: ConnectionPool, error: rx.ResponseError, call: Call[Any]) -> Any:
+        """Send a missing script with its text and return the reply. Raise every other error."""
         if not isinstance(error, rx.NoScriptError):
-            self._suspect(wires, error)
+            self._report_error(pool, error)
             raise error
-        return self._ask("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+        return self._execute("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
 
-    def _send_durably(self, copies: Copies, call: Call[Any]) -> list[Any]:
-        script, words = call.script, (len(call.keys), *call.keys, *call.args)
+    def _send_durably(self, check: DurabilityCheck, call: Call[Any]) -> list[Any]:
+        script, arguments = call.script, (len(call.keys), *call.keys, *call.args)
         try:
-            return self._ask_durably(copies, "EVALSHA", script.sha, *words)  # type: ignore[no-any-return]
+            return self._execute_durably(check, "EVALSHA", script.sha, *arguments)  # type: ignore[no-any-return]
         except rx.NoScriptError:
-            return self._ask_durably(copies, "EVAL", script.text, *words)  # type: ignore[no-any-return]
+            return self._execute_durably(check, "EVAL", script.text, *arguments)  # type: ignore[no-any-return]
 
-    def _send_together(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        requests = [call.framed or request(call) for call in calls]
+    def _pipeline(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        requests = [call.framed or encode_call(call) for call in calls]
         if self._cluster is not None:
-            return self._cluster.ask_all([call.keys[0] for call in calls], requests)
-        wires, copies = self._wires or self._wired(), self._copies
-        if copies is None or not any(map(copies.concern, calls)):
-            return wires.ask_all(requests)
-        self._try(wires, copies)
-        replies = wires.ask_all([*requests, *copies.requests])
-        copies.check(replies[len(requests) :])
+            return self._cluster.execute_all([call.keys[0] for call in calls], requests)
+        pool, check = self._pool or self._open_pool(), self._durability_check
+        if check is None or not any(map(check.applies_to, calls)):
+            return pool.execute_all(requests)
+        self._probe(pool, check)
+        replies = pool.execute_all([*requests, *check.requests])
+        check.check_replies(replies[len(requests) :])
         return replies[: len(requests)]
 
     def command(self, *args: Any) -> Any:
-        """One plain command, sent once. For publishing and for looking at the server; raises StoreUnavailable,
-        ServerRejected."""
+        """Execute one plain command, without retries. Meant for PUBLISH and for inspection.
+
+        Raises:
+            StoreUnavailable: the connection failed.
+            ServerRejected: the server refused the command.
+        """
         try:
-            return self._ask(*args)
+            return self._execute(*args)
         except FAILURES as error:
-            Patience(0).pause(error)
+            RetryBudget(0).next_delay(error)
             raise
 
     @contextmanager
     def waiting(self, channel: bytes) -> Generator[Waiter]:
-        """Subscribes to a channel on a connection of its own; what is published from then on is not missed by
-        `Waiter.wait`."""
-        client = sync_client(one_node(self.endpoint, 0))
+        """Subscribe to a channel on a dedicated connection, and yield a `Waiter`.
+
+        The waiter misses no message that is published from then on.
+        """
+        client = sync_client(pick_node(self.endpoint, 0))
         pubsub = client.pubsub()
         waiter = Waiter(pubsub)
         try:
@@ -259,16 +291,16 @@ class SyncLink:
     def close(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
-        if self._wires is not None:
-            self._wires.close()
-            self._wires = None
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        if self._redis is not None:
+            self._redis.close()
+            self._redis = None
 
 
 class Waiter:
-    """Waits for a wake-up. Where the connection fails it waits out the time: wake-ups only shorten a poll."""
+    """Waits for a message. After a lost connection it sleeps for the full time: messages only shorten a poll."""
 
     def __init__(self, pubsub: Any) -> None:
         self._pubsub: Any = pubsub
@@ -281,7 +313,7 @@ class Waiter:
             self._pubsub = None
 
     def wait(self, seconds: float) -> bool:
-        """True if woken, False after `seconds`."""
+        """Return True when a message arrives, or False after `seconds`."""
         end = monotonic() + seconds
         while self._pubsub is not None and (left := end - monotonic()) > 0:
             try:

@@ -1,8 +1,7 @@
-"""Helpers that run a (guarded) callback on what others publish: Redis Pub/Sub channels, and consumer groups of streams,
-keys that expire.
+"""Subscribers: callbacks for Redis Pub/Sub channels, consumer groups of streams and keys that expire.
 
-Made by `Gate.on`, `Gate.stream` and `Gate.expiry`; run by `gate.run()`, or inside of an application by
-`gate.aio.subscribers()`.
+Create them with `Gate.subscribe`, `Gate.stream` and `Gate.on_expired`. `gate.run()` runs them, or
+`gate.aio.subscribers()` inside an application.
 """
 
 from __future__ import annotations

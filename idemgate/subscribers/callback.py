@@ -1,4 +1,4 @@
-"""Calling what a user registered, and what the end of that call means for the message."""
+"""Call of a registered callback, and the outcome for its message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from idemgate.core.functions import awaited, qualified_name, refuse_generator
+from idemgate.core.validation import check_not_generator, is_async, qualified_name
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -20,76 +20,82 @@ from idemgate.errors import (
     ReplayedFailure,
     ResultUnavailable,
 )
-from idemgate.subscribers.threads import Threads, called
+from idemgate.subscribers.threads import CallbackThreads, call_catching
 
-__all__ = ["Callback", "Ending", "checked", "ending_of"]
+__all__ = ["Callback", "CallbackResult", "check_callback", "result_of_error"]
 
 T = TypeVar("T")
 Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
-_HOPELESS = (Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError)
-"""Repeating cannot mend these: a person has to look."""
+_PERMANENT = (Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError)
+"""Errors that a retry cannot fix."""
 
 
-class Ending(NamedTuple):
-    """How a call ended; `error` is what it raised, None if it returned."""
+class CallbackResult(NamedTuple):
+    """The outcome of a call, and the exception that it raised."""
 
     outcome: Outcome
     error: BaseException | None = None
 
 
-def ending_of(error: BaseException) -> Ending:
-    """What an error says about the message that led to it. A duplicate that was replayed or skipped raises nothing: it
-    is handled, and the guard has counted it."""
+def result_of_error(error: BaseException) -> CallbackResult:
+    """Return the outcome for a callback's exception.
+
+    A replayed or skipped duplicate raises nothing: its outcome is "handled", and the guard counts it.
+    """
     if isinstance(error, _DUPLICATE):
-        return Ending("duplicate", error)
+        return CallbackResult("duplicate", error)
     if isinstance(error, AlreadyInProgress):
-        return Ending("in_progress", error)
-    return Ending("hopeless" if isinstance(error, _HOPELESS) else "failed", error)
+        return CallbackResult("in_progress", error)
+    return CallbackResult("hopeless" if isinstance(error, _PERMANENT) else "failed", error)
 
 
 class Callback(Generic[T]):
-    """One run of a subscriber's function: sync ones run in threads of their own, with the context copied."""
+    """A subscriber's function for one run; a blocking function runs in threads, in a copy of the context."""
 
     def __init__(self, func: Callable[[T], object]) -> None:
         self._func = func
-        self._threads = None if awaited(func) else Threads("idemgate-subscriber")
+        self._threads = None if is_async(func) else CallbackThreads("idemgate-subscriber")
 
-    async def __call__(self, item: T) -> Ending:
+    async def __call__(self, item: T) -> CallbackResult:
         try:
             if self._threads is None:
                 await self._await(self._func(item))
             else:
                 context = contextvars.copy_context()
-                result, error = await self._threads.run(lambda: context.run(called, self._func, item))
+                result, error = await self._threads.run(lambda: context.run(call_catching, self._func, item))
                 if error is not None:
-                    return ending_of(error)
+                    return result_of_error(error)
                 await self._await(result)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return Ending("failed", error)  # the callback's own; nobody cancelled us
-        except KeyboardInterrupt:  # somebody's Ctrl-C, not the callback's word
+            return CallbackResult("failed", error)  # raised by the callback; this task was not cancelled
+        except KeyboardInterrupt:  # Ctrl-C, not an error of the callback
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it says something about one message only
-            return ending_of(error)
-        return Ending("handled")
+        except BaseException as error:  # noqa: BLE001 - any exception concerns one message only
+            return result_of_error(error)
+        return CallbackResult("handled")
 
     async def _await(self, result: Any) -> None:
-        if hasattr(result, "__await__"):  # a lambda, or another plain function, that hands on a coroutine
+        if hasattr(result, "__await__"):  # a plain function, such as a lambda, that returned a coroutine
             await result
 
     def close(self) -> None:
-        """Threads that still run go on by themselves; no new ones start."""
+        """Close the threads: each ends after its current call."""
         if self._threads is not None:
             self._threads.close()
 
 
-def checked(func: Callable[[T], object]) -> str:
-    """The name of a function that can be a callback; InvalidArgument if it cannot."""
+def check_callback(func: Callable[[T], object]) -> str:
+    """Check that a function can be a callback; return its name.
+
+    Raises:
+        InvalidArgument: It is not callable, or it is a generator function.
+    """
     if not callable(func):
         raise InvalidArgument("callback", func, "not callable", "Decorate a function of one argument")
-    refuse_generator(func)
+    check_not_generator(func)
     return qualified_name(func)

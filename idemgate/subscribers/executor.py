@@ -1,4 +1,4 @@
-"""Bounded concurrency: at most so many at once, the rest waits its turn."""
+"""Executor of async work with a bounded concurrency and an unbounded queue."""
 
 from __future__ import annotations
 
@@ -9,46 +9,54 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Lanes"]
+__all__ = ["BoundedExecutor"]
 
 log = logging.getLogger("idemgate.subscriber")
 T = TypeVar("T")
 
 
-class Lanes(Generic[T]):
-    """Works on items in the order they were added, `width` at a time. `work` handles its own errors."""
+class BoundedExecutor(Generic[T]):
+    """An executor that starts items in the order they were added, at most `concurrency` at once.
 
-    def __init__(self, work: Callable[[T], Coroutine[Any, Any, None]], width: int) -> None:
+    `waiting` holds the items that have not started. `work` must handle its errors.
+    """
+
+    def __init__(self, work: Callable[[T], Coroutine[Any, Any, None]], concurrency: int) -> None:
         self._work = work
-        self._width = width
+        self._concurrency = concurrency
         self._running: set[asyncio.Task[None]] = set()
-        self._hurried = asyncio.Event()
+        self._hurry_event = asyncio.Event()
         self.waiting: deque[T] = deque()
 
     def add(self, item: T) -> None:
         self.waiting.append(item)
-        self._fill()
+        self._start_waiting()
 
-    def _fill(self) -> None:
-        while self.waiting and len(self._running) < self._width:
+    def _start_waiting(self) -> None:
+        while self.waiting and len(self._running) < self._concurrency:
             task = asyncio.get_running_loop().create_task(self._work(self.waiting.popleft()))
             self._running.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("subscriber.fault", exc_info=error)
-        self._fill()
+        self._start_waiting()
 
     def hurry(self) -> None:
-        """Nothing is waited for any more."""
-        self._hurried.set()
+        """Make `finish` stop waiting."""
+        self._hurry_event.set()
 
     async def finish(self, seconds: float) -> int:
-        """Waits until all is done, for at most `seconds`, or until told to hurry; then cancels what runs, and says how
-        many items that cut short or left out. A thread cannot be cancelled: it goes on, unobserved."""
-        hurried = asyncio.create_task(self._hurried.wait())
+        """Wait for all items, at most `seconds` or until `hurry`; then cancel the running ones.
+
+        A thread cannot be cancelled: it continues, and its result is dropped.
+
+        Returns:
+            The number of items that were cancelled or never started.
+        """
+        hurried = asyncio.create_task(self._hurry_event.wait())
         end = monotonic() + seconds
         while self._running and not hurried.done() and (left := end - monotonic()) > 0:
             await asyncio.wait({hurried, *self._running}, timeout=left, return_when=asyncio.FIRST_COMPLETED)

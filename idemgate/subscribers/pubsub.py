@@ -1,12 +1,16 @@
-"""A callback on what is published to a Pub/Sub channel.
+"""Subscriber of a Pub/Sub channel.
 
-Pub/Sub has no memory: what is published while nobody listens is gone, and nothing is delivered again. So whatever
-happens to a message here, the next one comes; what is lost or dropped has a counter, and where events must not be lost,
-streams are the means. Every replica hears every message; a callback guarded with `once` runs in one of them.
+Pub/Sub stores nothing: a message published without a subscriber is lost, and no message is delivered again. Lost and
+dropped messages are counted. Use streams if no event may be lost. Every replica receives every message; a callback
+guarded with `once` runs in one of them.
 
-Counters: `channel.heard`, then one of `.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed` when the
-callback ended; `.dropped`: the backlog was full; `.abandoned`: cut short or never started when it stopped; `.gaps`: the
-connection was lost, and what was published meanwhile is not known.
+Counters:
+
+- `channel.heard`: messages received.
+- `channel.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed`: outcome of the callback.
+- `channel.dropped`: messages dropped because the backlog was full.
+- `channel.abandoned`: messages cancelled or never started at the stop.
+- `channel.gaps`: lost connections. Messages published meanwhile are missed.
 """
 
 from __future__ import annotations
@@ -19,15 +23,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from idemgate.core.numbers import whole
+from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
-from idemgate.store.shielded import to_the_end
-from idemgate.subscribers.callback import Callback, checked
-from idemgate.subscribers.executor import Lanes
+from idemgate.store.shielded import finish_despite_cancel
+from idemgate.subscribers.callback import Callback, check_callback
+from idemgate.subscribers.executor import BoundedExecutor
 
 if TYPE_CHECKING:
-    from idemgate.store.pubsub import Ear
+    from idemgate.store.pubsub import Subscription
 
 __all__ = ["Channel", "Heard"]
 
@@ -37,21 +41,22 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(slots=True)
 class Heard:
-    """A published message: the channel it was published to (also where a pattern was subscribed to), and its bytes.
+    """A published message: its channel and its bytes.
 
-    It has no id of its own: a guard's key has to come from the data.
+    With a pattern, `channel` is the channel that the message was published to. A message has no id, so the key of a
+    guard must come from the data.
     """
 
     channel: str
     data: bytes
 
     def json(self) -> Any:
-        """The data as JSON; ValueError if it is none."""
+        """Decode the data as JSON; raise ValueError if it is invalid."""
         return json.loads(self.data)
 
 
 class Channel:
-    """A registered callback on a channel or pattern; see `Gate.on`."""
+    """A callback registered for a channel or pattern; see `Gate.subscribe`."""
 
     def __init__(
         self,
@@ -65,77 +70,83 @@ class Channel:
     ) -> None:
         self._context = context
         self.channel = channel
-        self.pattern = _checked_pattern(channel, pattern)
+        self.pattern = _check_pattern(channel, pattern)
         self.callback = callback
-        self.concurrency = whole("concurrency", concurrency)
-        self.backlog = whole("backlog", backlog)
-        self._facts = {"channel": channel, "callback": checked(callback)}
+        self.concurrency = check_int("concurrency", concurrency)
+        self.backlog = check_int("backlog", backlog)
+        self._facts = {"channel": channel, "callback": check_callback(callback)}
 
     def __repr__(self) -> str:
         return f"<Channel {self.channel!r} -> {self._facts['callback']}>"
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
-        """As `Subscriber.run`. The backlog, too, is worked off within the grace."""
+        """Run the subscriber; see `Subscriber.run`. The grace time also covers the backlog."""
         callback = Callback(self.callback)
-        lanes = Lanes[Heard](lambda heard: self._handle(callback, heard), self.concurrency)
-        ear = self._context.aio_link.ear()
+        executor = BoundedExecutor[Heard](lambda heard: self._handle(callback, heard), self.concurrency)
+        subscription = self._context.aio_link.subscription()
         try:
-            await ear.add(self.channel.encode(), self._listener(lanes), pattern=self.pattern)
+            await subscription.add(self.channel.encode(), self._listener(executor), pattern=self.pattern)
             if ready is not None:
                 ready()
             await stop.wait()
         finally:
-            await to_the_end(self._end(ear, lanes, callback, grace if stop.is_set() else 0), lanes.hurry)
+            await finish_despite_cancel(
+                self._end(subscription, executor, callback, grace if stop.is_set() else 0), executor.hurry
+            )
 
-    async def _end(self, ear: Ear, lanes: Lanes[Heard], callback: Callback[Heard], grace: float) -> None:
-        await ear.close()
-        left = await lanes.finish(grace)
+    async def _end(
+        self, subscription: Subscription, executor: BoundedExecutor[Heard], callback: Callback[Heard], grace: float
+    ) -> None:
+        await subscription.close()
+        left = await executor.finish(grace)
         callback.close()
         if left:
             self._count("abandoned", left)
             log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
 
-    def _listener(self, lanes: Lanes[Heard]) -> Callable[[bytes, bytes | None], None]:
-        """Never waits: a slow reader is disconnected by the server, which loses more than one message and does not say
-        how many. So a full backlog drops what comes, and counts it."""
+    def _listener(self, executor: BoundedExecutor[Heard]) -> Callable[[bytes, bytes | None], None]:
+        """Return the function that queues a message, or drops and counts it if the backlog is full.
+
+        It never waits: the server disconnects a slow reader, which would lose an unknown number of messages.
+        """
         full = False
 
-        def listen(channel: bytes, data: bytes | None) -> None:
+        def on_message(channel: bytes, data: bytes | None) -> None:
             nonlocal full
             if data is None:
                 self._count("gaps")
                 log.warning("subscriber.gap", extra=self._facts)
                 return
             self._count("heard")
-            if len(lanes.waiting) < self.backlog:
+            if len(executor.waiting) < self.backlog:
                 full = False
-                lanes.add(Heard(channel.decode(errors="surrogateescape"), data))
+                executor.add(Heard(channel.decode(errors="surrogateescape"), data))
                 return
             self._count("dropped")
             if not full:
                 log.error("subscriber.backlog_full", extra=self._facts | {"backlog": self.backlog})
             full = True
 
-        return listen
+        return on_message
 
     async def _handle(self, callback: Callback[Heard], heard: Heard) -> None:
-        ending = await callback(heard)
-        self._count(ending.outcome)
-        if ending.outcome in ("hopeless", "failed"):
-            log.error("subscriber.failed", extra=self._facts | {"outcome": ending.outcome}, exc_info=ending.error)
+        result = await callback(heard)
+        self._count(result.outcome)
+        if result.outcome in ("hopeless", "failed"):
+            log.error("subscriber.failed", extra=self._facts | {"outcome": result.outcome}, exc_info=result.error)
 
     def _count(self, what: str, n: int = 1) -> None:
         self._context.counters.add(f"channel.{what}", n)
 
 
-def _checked_pattern(channel: str, pattern: bool | None) -> bool:
+def _check_pattern(channel: str, pattern: bool | None) -> bool:
     if not isinstance(channel, str) or not channel:
-        raise InvalidArgument("channel", channel, "not the name of a channel", "Use a text that is not empty")
+        raise InvalidArgument("channel", channel, "not the name of a channel", "Use a non-empty string")
     if pattern is None and _GLOB.search(channel):
         raise InvalidArgument(
             "channel",
             channel,
-            "looks like a pattern, and nobody publishes to a channel of that name by chance",
-            "Say pattern=True, or pattern=False if that is the channel's own name",
+            "looks like a pattern, which is an unlikely name of a channel",
+            "Pass pattern=True, or pattern=False if the channel has this name",
         )
     return bool(pattern)

@@ -1,14 +1,21 @@
-"""A callback on the entries of a stream, as a member of a consumer group: at least once, shared among the replicas.
+"""Subscriber of a stream, as a member of a consumer group: at least once, shared among the replicas.
 
-An entry is acknowledged when its callback has returned, or was told by its guard that the work is done. It stays
-pending while another owner runs, after a failure, and when this process dies: whoever finds it idle for the reclaim
-time goes on with it. What cannot be mended, or failed too often, goes to the dead stream first and is acknowledged
-then: a crash in between leaves a second copy there, never none.
+An entry is acknowledged when its callback has returned, or when its guard reports that the work is done. It stays
+pending while another owner runs, after a failure, and when this process dies. Another consumer reclaims it once it was
+idle for the reclaim time. An entry with a permanent error or too many failures is copied to the dead stream, then
+acknowledged. A crash in between leaves a second copy there, but loses nothing.
 
-Counters: `stream.read` and `.reclaimed` (taken), then one of `.handled`, `.duplicate`, `.in_progress`, `.hopeless`,
-`.failed`; `.acked`, `.dead`, `.returned` (not started when it stopped), `.abandoned` (cut short then); `.lost`: another
-consumer has reclaimed what runs here; `.trimmed`: gone from the stream before it was done; `.dead_trimmed`: pushed out
-of the dead stream; `.unburied`: the dead stream could not be written; `.groups_made`; `.store_errors`.
+Counters:
+
+- `stream.read`, `.reclaimed`: entries taken.
+- `stream.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed`: outcome of the callback.
+- `stream.acked`, `.dead`: entries acknowledged, and entries copied to the dead stream.
+- `stream.returned`, `.abandoned`: entries not started, and entries cancelled, at the stop.
+- `stream.lost`: running entries that another consumer has reclaimed.
+- `stream.trimmed`: entries trimmed from the stream before they were done.
+- `stream.dead_trimmed`: entries trimmed from the dead stream.
+- `stream.unburied`: failed writes to the dead stream.
+- `stream.groups_made`, `.store_errors`.
 """
 
 from __future__ import annotations
@@ -24,27 +31,27 @@ from typing import Literal
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.numbers import whole
+from idemgate.core.failure import last_line
 from idemgate.core.tokens import token
+from idemgate.core.validation import check_int
 from idemgate.errors import AlreadyInProgress, InvalidArgument, Retry, StoreError, StoreUnavailable
 from idemgate.store.context import Context
-from idemgate.store.shielded import to_the_end
-from idemgate.subscribers.callback import Callback, Ending, checked
-from idemgate.subscribers.executor import Lanes
-from idemgate.subscribers.stream_group import Entry, Group, Taken, is_gone
-from idemgate.worker.outcome import last_line
+from idemgate.store.shielded import finish_despite_cancel
+from idemgate.subscribers.callback import Callback, CallbackResult, check_callback
+from idemgate.subscribers.executor import BoundedExecutor
+from idemgate.subscribers.stream_group import Entry, Group, PendingEntry, is_group_missing
 
 __all__ = ["Stream"]
 
 log = logging.getLogger("idemgate.subscriber")
 Start = Literal["0", "$"]
 BLOCK = 500
-"""Longest wait of one read, ms: how long a stop takes at most when nothing comes."""
+"""Longest wait of one read, ms. It bounds the duration of a stop without new entries."""
 ACKS = 1000
 
 
 class Stream:
-    """A registered callback on a stream; see `Gate.stream`."""
+    """A callback registered for a stream; see `Gate.stream`."""
 
     def __init__(
         self,
@@ -59,37 +66,39 @@ class Stream:
         reclaim: Duration = "30s",
         max_deliveries: int = 17,
         dead: str | None = None,
-        max_dead: int = 10_000,
+        max_dead_letters: int = 10_000,
     ) -> None:
         self.context = context
-        self.stream = _named("stream", stream)
-        self.group = _named("group", group)
-        self.consumer = None if consumer is None else _named("consumer", consumer)
+        self.stream = _check_name("stream", stream)
+        self.group = _check_name("group", group)
+        self.consumer = None if consumer is None else _check_name("consumer", consumer)
         if start not in ("0", "$"):
-            raise InvalidArgument(
-                "start", start, "no such choice", "Use '0' for all there is, '$' for what comes from now on"
-            )
+            raise InvalidArgument("start", start, "no such choice", "Use '0' for all entries, '$' for new entries only")
         self.start = start
         self.callback = callback
-        self.name = checked(callback)
-        self.concurrency = whole("concurrency", concurrency)
+        self.name = check_callback(callback)
+        self.concurrency = check_int("concurrency", concurrency)
         self.reclaim_ms = milliseconds(reclaim, "reclaim")
-        self.max_deliveries = whole("max_deliveries", max_deliveries)
-        self.dead = f"{stream}:dead" if dead is None else _named("dead", dead)
+        self.max_deliveries = check_int("max_deliveries", max_deliveries)
+        self.dead = f"{stream}:dead" if dead is None else _check_name("dead", dead)
         if self.dead == stream:
             raise InvalidArgument("dead", dead, "the stream itself", "Name another stream, or leave it out")
-        self.max_dead = whole("max_dead", max_dead)
+        self.max_dead_letters = check_int("max_dead_letters", max_dead_letters)
 
     def __repr__(self) -> str:
         return f"<Stream {self.stream!r} group {self.group!r} -> {self.name}>"
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
-        """As `Subscriber.run`. Raises ServerRejected if the group cannot be made: the key is no stream, no permission."""
+        """Run the subscriber; see `Subscriber.run`.
+
+        Raises:
+            ServerRejected: The group cannot be created, since the key is no stream or a permission is missing.
+        """
         await _Reader(self, stop).run(grace, ready)
 
 
 class _Reader:
-    """One run of a stream's subscriber. `live`: what it has to see to, from the read to the acknowledgement."""
+    """One run of a stream's subscriber. `_live` holds the entries between the read and the acknowledgement."""
 
     def __init__(self, options: Stream, stop: asyncio.Event) -> None:
         self._options = options
@@ -97,29 +106,29 @@ class _Reader:
         consumer = options.consumer or f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
         self._group = Group(options.context.aio_link, options.stream, options.group, consumer, options.reclaim_ms)
         self._callback = Callback(options.callback)
-        self._lanes = Lanes[Taken](self._handle, options.concurrency)
-        self._live: dict[bytes, Taken] = {}
+        self._executor = BoundedExecutor[PendingEntry](self._handle, options.concurrency)
+        self._live: dict[bytes, PendingEntry] = {}
         self._freed = asyncio.Event()
-        self._done: list[bytes] = []
+        self._acknowledgeable: list[bytes] = []
         self._to_ack = asyncio.Event()
-        self._again_from: str = options.start
+        self._recreate_from: str = options.start
         self._reclaim_at = 0.0
         self._facts = {"stream": options.stream, "group": options.group, "consumer": consumer}
 
     async def run(self, grace: float, ready: Callable[[], None] | None) -> None:
-        acking, beating = asyncio.create_task(self._ack()), asyncio.create_task(self._beat())
+        acking, renewing = asyncio.create_task(self._ack()), asyncio.create_task(self._renew_forever())
         try:
-            with suppress(StoreUnavailable):  # then it is made when the store is back
-                await self._make(self._options.start)
+            with suppress(StoreUnavailable):  # then it is created when the store is back
+                await self._create_group(self._options.start)
             if ready is not None:
                 ready()
             await self._read()
         finally:
             acking.cancel()
             try:
-                await to_the_end(self._end(grace if self._stop.is_set() else 0), self._lanes.hurry)
+                await finish_despite_cancel(self._end(grace if self._stop.is_set() else 0), self._executor.hurry)
             finally:
-                beating.cancel()
+                renewing.cancel()
                 self._callback.close()
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -128,18 +137,18 @@ class _Reader:
         failures = 0
         while not self._stop.is_set():
             try:
-                await self._turn()
+                await self._read_once()
                 failures = 0
             except StoreError as error:
                 failures += 1
                 await self._recover(error, failures)
 
-    async def _turn(self) -> None:
-        """Reclaims if it is time, then reads; waits while there is more than enough to do."""
+    async def _read_once(self) -> None:
+        """Reclaim if it is time, then read. With more entries than the concurrency, wait instead."""
         block = min(BLOCK, max(1, self._options.reclaim_ms // 3))
         if len(self._live) > self._options.concurrency:
             self._freed.clear()
-            await _set_within(self._freed, block / 1000)
+            await _wait_within(self._freed, block / 1000)
             return
         if monotonic() >= self._reclaim_at:
             self._reclaim_at = monotonic() + min(1.0, self._options.reclaim_ms / 3000)
@@ -148,11 +157,11 @@ class _Reader:
             taken = await self._group.read(room, block)
             self._count("read", len(taken))
             if taken and self._options.start == "$":
-                self._again_from = taken[-1].entry.id
+                self._recreate_from = taken[-1].entry.id
             self._take(taken)
 
     def _room(self) -> int:
-        """Twice the concurrency, so that a callback that ends finds the next entry here."""
+        """Return how many entries to read: twice the concurrency in total, so that no callback waits for a read."""
         return min(1000, 2 * self._options.concurrency) - len(self._live)
 
     async def _reclaim(self) -> None:
@@ -163,76 +172,82 @@ class _Reader:
         self._count("reclaimed", len(taken))
         self._take(taken)
 
-    def _take(self, taken: list[Taken]) -> None:
+    def _take(self, taken: list[PendingEntry]) -> None:
         for one in taken:
             known = self._live.get(one.id)
-            if known is not None:  # at work here when the group was made anew: it is ours again
+            if known is not None:  # it was running here when the group was created again
                 known.lost = False
                 continue
             self._live[one.id] = one
-            self._lanes.add(one)
+            self._executor.add(one)
 
-    async def _make(self, start: str) -> None:
+    async def _create_group(self, start: str) -> None:
         if await self._group.create(start):
             self._count("groups_made")
             log.info("subscriber.group_made", extra=self._facts | {"start": start})
 
     async def _recover(self, error: StoreError, failures: int) -> None:
-        """A group that vanished is made anew from the beginning of the stream (with start="$": from what was last read
-        here): what was pending in it is nowhere else, so better twice than never. Everything else is waited out."""
+        """Create a deleted group again; after any other error wait.
+
+        The new group starts at the beginning of the stream, or with start="$" at the last entry read here. The list of
+        pending entries is lost with the group, so some entries are delivered twice rather than never.
+        """
         try:
-            if is_gone(error):
+            if is_group_missing(error):
                 log.error("subscriber.group_gone", extra=self._facts)
-                await self._make(self._again_from)
+                await self._create_group(self._recreate_from)
                 return
         except StoreError as again:
             error = again
-        self._trouble(error, failures)
-        await _set_within(self._stop, retry_pause(failures))
+        self._report_error(error, failures)
+        await _wait_within(self._stop, retry_pause(failures))
 
     # -- working ------------------------------------------------------------------------------------------------------
 
-    async def _handle(self, taken: Taken) -> None:
+    async def _handle(self, taken: PendingEntry) -> None:
         try:
-            if taken.entry.deliveries > self._options.max_deliveries:  # it ended with its process, each time
+            if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
                 await self._bury(taken, "max_deliveries", None)
                 return
-            ending = await self._callback(taken.entry)
+            result = await self._callback(taken.entry)
             taken.over = True
-            self._count(ending.outcome)
-            await self._settle(taken, ending)
+            self._count(result.outcome)
+            await self._settle(taken, result)
         except StoreError as error:  # it stays pending
-            self._trouble(error)
+            self._report_error(error)
         finally:
             if not taken.done:
                 self._forget(taken.id)
 
-    async def _settle(self, taken: Taken, ending: Ending) -> None:
-        outcome, error = ending
+    async def _settle(self, taken: PendingEntry, result: CallbackResult) -> None:
+        outcome, error = result
         if outcome in ("handled", "duplicate"):
             self._acknowledge(taken)
         elif taken.lost:
-            return  # whoever has it now will see for himself
+            return  # its new consumer settles it
         elif isinstance(error, AlreadyInProgress):
-            await self._group.give_back(taken, max(1, round(error.retry_after * 1000)), undo=True)
+            await self._group.release(taken, max(1, round(error.retry_after * 1000)), undo=True)
         elif outcome == "hopeless":
             await self._bury(taken, type(error).__name__, error)
         else:
             log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)
-            await self._failed(taken, error)
+            await self._retry_or_bury(taken, error)
 
-    async def _failed(self, taken: Taken, error: BaseException | None) -> None:
+    async def _retry_or_bury(self, taken: PendingEntry, error: BaseException | None) -> None:
         if taken.entry.deliveries >= self._options.max_deliveries:
             await self._bury(taken, "max_deliveries", error)
         elif isinstance(error, Retry) and error.delay is not None:
-            await self._group.give_back(taken, milliseconds(error.delay, "delay", zero=True), undo=False)
+            await self._group.release(taken, milliseconds(error.delay, "delay", zero=True), undo=False)
 
-    async def _bury(self, taken: Taken, reason: str, error: BaseException | None) -> None:
-        """First the dead stream, then the acknowledgement."""
+    async def _bury(self, taken: PendingEntry, reason: str, error: BaseException | None) -> None:
+        """Copy an entry to the dead stream, then acknowledge it."""
         text = last_line(error) if error is not None else ""
         try:
             pushed_out = await self._group.bury(
-                self._options.dead, self._options.max_dead, taken, ("idemgate.reason", reason, "idemgate.error", text)
+                self._options.dead,
+                self._options.max_dead_letters,
+                taken,
+                ("idemgate.reason", reason, "idemgate.error", text),
             )
         except StoreError:
             self._count("unburied")
@@ -242,9 +257,9 @@ class _Reader:
         log.error("subscriber.dead", extra=self._facts | {"id": taken.entry.id, "reason": reason, "error": text})
         self._acknowledge(taken)
 
-    def _acknowledge(self, taken: Taken) -> None:
+    def _acknowledge(self, taken: PendingEntry) -> None:
         taken.over = taken.done = True
-        self._done.append(taken.id)
+        self._acknowledgeable.append(taken.id)
         self._to_ack.set()
 
     def _forget(self, number: bytes) -> None:
@@ -260,32 +275,32 @@ class _Reader:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Acknowledges what has gathered, many at once, for as long as it takes: the work is done."""
+        """Acknowledge all finished entries in batches, with unlimited retries while the store is unavailable."""
         failures = 0
-        while ids := self._done[:ACKS]:
+        while ids := self._acknowledgeable[:ACKS]:
             try:
                 await self._group.ack(ids)
                 self._count("acked", len(ids))
             except StoreUnavailable as error:
                 failures += 1
-                self._trouble(error, failures)
+                self._report_error(error, failures)
                 await asyncio.sleep(retry_pause(failures))
                 continue
-            except StoreError as error:  # refused: it stays pending, and is found to be a duplicate
-                self._trouble(error)
-            del self._done[: len(ids)]
+            except StoreError as error:  # rejected: the entry stays pending, and its next delivery is a duplicate
+                self._report_error(error)
+            del self._acknowledgeable[: len(ids)]
             for number in ids:
                 self._forget(number)
 
-    async def _beat(self) -> None:
-        """Keeps what is at work here from being reclaimed by others, as a lease is renewed."""
+    async def _renew_forever(self) -> None:
+        """Reset the idle time of running entries, so that no other consumer reclaims them."""
         while True:
             await asyncio.sleep(self._options.reclaim_ms / 3000)
             working = [taken for taken in self._live.values() if not taken.over and not taken.lost]
             try:
-                gone = await self._group.beat(working)
+                gone = await self._group.renew(working)
             except StoreError as error:
-                self._trouble(error)
+                self._report_error(error)
                 continue
             for taken in gone:
                 taken.lost = True
@@ -295,10 +310,10 @@ class _Reader:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def _end(self, grace: float) -> None:
-        waiting = tuple(self._lanes.waiting)
-        self._lanes.waiting.clear()
+        waiting = tuple(self._executor.waiting)
+        self._executor.waiting.clear()
         await asyncio.gather(*(self._return(taken) for taken in waiting))
-        left = await self._lanes.finish(grace)
+        left = await self._executor.finish(grace)
         if left:
             self._count("abandoned", left)
             log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
@@ -308,19 +323,19 @@ class _Reader:
                 if self._options.consumer is None and not left:
                     await self._group.leave()
 
-    async def _return(self, taken: Taken) -> None:
-        """What has not started can be reclaimed by others at once, and that was no attempt."""
+    async def _return(self, taken: PendingEntry) -> None:
+        """Make an unstarted entry reclaimable at once; this does not count as an attempt."""
         taken.over = True
         self._forget(taken.id)
         try:
-            await self._group.give_back(taken, 0, undo=True)
+            await self._group.release(taken, 0, undo=True)
             self._count("returned")
         except StoreError as error:
-            self._trouble(error)
+            self._report_error(error)
 
-    def _trouble(self, error: StoreError, failures: int = 1) -> None:
+    def _report_error(self, error: StoreError, failures: int = 1) -> None:
         self._count("store_errors")
-        if failures & (failures - 1) == 0:  # 1, 2, 4, 8: an hour without a store is not a thousand lines
+        if failures & (failures - 1) == 0:  # 1, 2, 4, 8: a long outage must not flood the log
             log.warning("subscriber.store_error", extra=self._facts | {"error": str(error), "failures": failures})
 
     def _count(self, what: str, n: int = 1) -> None:
@@ -328,13 +343,13 @@ class _Reader:
             self._options.context.counters.add(f"stream.{what}", n)
 
 
-def _named(name: str, value: str) -> str:
+def _check_name(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(name, value, "not a name", "Use a text that is not empty")
+        raise InvalidArgument(name, value, "not a name", "Use a non-empty string")
     return value
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
+async def _wait_within(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,4 +1,4 @@
-"""All subscribers of a context, inside of an application."""
+"""All subscribers of a gate, inside an application."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import InvalidArgument
-from idemgate.store.shielded import to_the_end
+from idemgate.store.shielded import finish_despite_cancel
 
 __all__ = ["Subscriber", "Subscribers"]
 
@@ -17,20 +17,25 @@ log = logging.getLogger("idemgate.subscriber")
 
 
 class Subscriber(Protocol):
-    """What `Gate.on`, `Gate.stream` and `Gate.expiry` put into `gate.subscribers`."""
+    """A subscriber, as created by `Gate.subscribe`, `Gate.stream` and `Gate.on_expired`."""
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
-        """Listens until `stop` is set, then lets running callbacks finish for `grace` seconds. Calls `ready` once, when
-        it listens, or when it found that it cannot yet. May be run again, and in several event loops."""
+        """Listen until `stop` is set, then let running callbacks finish. It may run again, and in several event loops.
+
+        Args:
+            stop: Event that stops the subscriber.
+            grace: Seconds for running callbacks after the stop.
+            ready: Callback, called once when the subscriber listens or has found the store unavailable.
+        """
         ...
 
 
 class Subscribers:
-    """Runs the subscribers of a gate: `async with gate.aio.subscribers(): ...`, or `await subscribers.run(stop)`.
+    """The runner of a gate's subscribers: `async with gate.aio.subscribers(): ...`, or `await subscribers.run(stop)`.
 
-    Entering returns when all of them listen, or have found that the store is away: they begin when it is back. Leaving
-    stops them: no new messages, and callbacks that run may finish within `grace`. A subscriber that can never work
-    (ServerRejected: the key is no stream, no permission) ends all of them and raises.
+    Entering returns when each subscriber listens, or has found the store unavailable and retries. Leaving stops them:
+    they read no new messages, and running callbacks may finish within `grace`. A permanent error of one subscriber
+    stops all of them and is raised, such as ServerRejected for a key that is no stream.
     """
 
     def __init__(self, subscribers: Sequence[Subscriber], grace: Duration = "30s") -> None:
@@ -40,26 +45,35 @@ class Subscribers:
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event | None = None, *, ready: asyncio.Event | None = None) -> None:
-        """Until `stop` is set; None: until cancelled, which leaves running callbacks no grace."""
+        """Run all subscribers until `stop` is set.
+
+        Args:
+            stop: None means until cancelled, which leaves running callbacks no grace time.
+            ready: Event to set when all subscribers are ready.
+        """
         subscribers = tuple(self._subscribers)
         if not subscribers:
             raise InvalidArgument(
                 "subscribers",
                 [],
                 "there are none",
-                "Register some with gate.on(...), gate.stream(...) or gate.expiry(...)",
+                "Register some with gate.subscribe(...), gate.stream(...) or gate.on_expired(...)",
             )
         stop = asyncio.Event() if stop is None else stop
         waiting = len(subscribers)
 
-        def one_ready() -> None:
+        def count_ready() -> None:
             nonlocal waiting
             waiting -= 1
             if waiting == 0 and ready is not None:
                 ready.set()
 
-        await _all(
-            [asyncio.ensure_future(one.run(stop, grace=self._grace, ready=one_ready)) for one in subscribers], stop
+        await _wait_for_all(
+            [
+                asyncio.ensure_future(subscriber.run(stop, grace=self._grace, ready=count_ready))
+                for subscriber in subscribers
+            ],
+            stop,
         )
 
     async def __aenter__(self) -> Self:
@@ -72,7 +86,7 @@ class Subscribers:
             await asyncio.wait([self._task, until], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._task.cancel()
-            await to_the_end(asyncio.wait({self._task}))
+            await finish_despite_cancel(asyncio.wait({self._task}))
             raise
         finally:
             until.cancel()
@@ -86,15 +100,14 @@ class Subscribers:
             await self._task
 
 
-async def _all(tasks: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None:
-    """All of them; if one fails the others are stopped, and its error is raised."""
+async def _wait_for_all(tasks: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None:
+    """Wait for all tasks. If one fails, stop the others and raise its error."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             if not task.cancelled() and task.exception() is not None:
-                log.error(
-                    "subscriber.ended", exc_info=task.exception()
-                )  # said now; raised when the others have stopped
+                # Logged now; raised only after the others have stopped.
+                log.error("subscriber.ended", exc_info=task.exception())
         stop.set()
         await asyncio.wait(tasks)
     finally:

@@ -1,4 +1,4 @@
-"""Threads for handlers that block."""
+"""Thread pool for blocking callbacks."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-__all__ = ["Threads", "called"]
+__all__ = ["CallbackThreads", "call_catching"]
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-def called(func: Callable[[Any], Any], argument: object) -> tuple[Any, BaseException | None]:
-    """What a function returned, and what it raised: values, because exceptions do not all survive the way back."""
+def call_catching(func: Callable[[Any], Any], argument: object) -> tuple[Any, BaseException | None]:
+    """Call a function; return its result and its exception.
+
+    Both are values, since not every exception survives a future.
+    """
     try:
         return func(argument), None
-    except BaseException as error:  # noqa: BLE001 - whatever it is; and nobody's Ctrl-C arrives in such a thread
+    except BaseException as error:  # noqa: BLE001 - any exception is a result; a Ctrl-C only reaches the main thread
         return None, error
 
 
-class Threads:
-    """As many threads as were ever busy at once, for one event loop.
+class CallbackThreads:
+    """A thread pool for one event loop, with as many threads as were ever busy at once.
 
-    Daemons, unlike those of a ThreadPoolExecutor: a handler that nothing can end must not keep the process from
-    ending. What they run must not raise: a StopIteration, for one, cannot be passed on through a future.
+    The threads are daemons, unlike those of a ThreadPoolExecutor: a callback that never ends must not keep the process
+    alive. Work must not raise: a future cannot carry a StopIteration, for example.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +39,7 @@ class Threads:
         self._idle = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns. Cancelled meanwhile: the thread goes on."""
+        """Run `work` in a thread and return its result. If cancelled, the thread continues."""
         future = asyncio.get_running_loop().create_future()
         if self._idle:
             self._idle -= 1
@@ -47,7 +50,7 @@ class Threads:
         return cast(T, await future)
 
     def close(self) -> None:
-        """The threads end, each with what it is doing."""
+        """Make each thread end after its current work."""
         for _ in range(self._threads):
             self._jobs.put(None)
 
@@ -56,11 +59,11 @@ class Threads:
             work, future = job
             result = work()
             try:
-                future.get_loop().call_soon_threadsafe(self._done, future, result)
-            except RuntimeError:  # the loop is closed: nobody waits for this any more
+                future.get_loop().call_soon_threadsafe(self._set_result, future, result)
+            except RuntimeError:  # the event loop is closed
                 return
 
-    def _done(self, future: asyncio.Future[Any], result: object) -> None:
+    def _set_result(self, future: asyncio.Future[Any], result: object) -> None:
         self._idle += 1
         if not future.done():
             future.set_result(result)

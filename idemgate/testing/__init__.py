@@ -1,5 +1,7 @@
-"""For tests of programs that use idemgate: a clock that is moved instead of waited for, an auditor that reads a whole
-namespace and says what is wrong with it, and a history of runs that shows what no store can."""
+"""Tools for tests of programs that use idemgate: a manual clock, a consistency check of a namespace, and a run history.
+
+The history shows errors that the store cannot show, such as overlapping runs.
+"""
 
 from idemgate.audit.findings import Finding, Report
 from idemgate.testing.audit import audit

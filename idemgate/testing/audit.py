@@ -1,4 +1,4 @@
-"""The auditor: reads a whole namespace, and changes nothing."""
+"""Consistency check of a whole namespace. It only reads."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.keys import (
-    MOST_SLOTS,
-    check_brief,
-    check_change,
-    check_crew,
-    check_lasting,
+    MAX_SLOTS,
+    check_expiring,
+    check_members,
     check_page,
+    check_persistent,
     check_record,
     check_registered,
-    check_sizes,
-    check_stranger,
-    sizes,
+    check_reshard_mark,
+    check_slot_counts,
+    check_unknown_key,
+    parse_slot_counts,
 )
 from idemgate.audit.slot import (
     Contents,
-    Declared,
-    Large,
     Slot,
+    SlotTooLarge,
+    TopicEntry,
     balance,
     check_balance,
     check_slot,
-    declared,
+    decode_topic_entry,
     read_slot,
 )
 from idemgate.core import keys
@@ -38,12 +38,12 @@ from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Owner, check_name
 from idemgate.errors import ServerRejected, UnexpectedData
-from idemgate.guard.record import stored
-from idemgate.membership.calls import attendance
+from idemgate.guard.record import decode_record
+from idemgate.membership.calls import list_members
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.inspection import Server, servers
 from idemgate.store.sync import SyncLink
-from idemgate.store.url import of_url
+from idemgate.store.url import endpoint_from_url
 
 if TYPE_CHECKING:
     from idemgate.gate import Gate
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 BATCH = 100
-"""Records read at once: each may hold a result of 256 KiB."""
+"""Records to read at once. Each may contain a result of 256 KiB."""
 CODEC = Codec(max_bytes=2**31)
-"""Whatever a gate may be permitted to store: its own limit is another's business."""
+"""A codec without a practical size limit, since gates choose their own limits."""
 OF_LAYOUT = ("closed", "conservation", "unregistered", "wrong-slot")
-"""Findings that go by how many slots a topic has."""
+"""Findings that depend on the number of slots of a topic."""
 
 
 def audit(
@@ -66,19 +66,25 @@ def audit(
     most: int = 20_000,
     most_bytes: int = 16_777_216,
 ) -> Report:
-    """Everything that is wrong in a namespace: `assert audit(gate).sound`. Reads only; blocking (await
-    `asyncio.to_thread(audit, gate)` where there is a loop).
+    """Check a namespace and return a report of all errors: `assert audit(gate).sound`.
 
-    - `store`: a gate, or the URL of a store. `namespace`: None means the gate's, or "default".
-    - `most`, `most_bytes`: a slot with more entries, or more bytes of messages, is not read, and the report says so
-      ("unread"). What is remembered of event ids counts as bytes.
-    - `history`: findings of a `History`, to be told with the others.
+    It only reads, and it blocks. In an event loop use `await asyncio.to_thread(audit, gate)`.
 
-    May run while others work. Each slot is read by one script, and so is each group of members and each record: what
-    is said of any of them was so at one moment. Of a page of a dedup set only the head is read: who meets a broken
-    bucket is told so (UnexpectedData). The keys themselves are found by SCAN, so that what comes or goes
-    meanwhile may be missed. A server is blocked for about a millisecond for each thousand entries of a slot.
-    Raises StoreUnavailable, ServerRejected.
+    It may run beside other clients. One script reads each slot, each group of members and each record, so each finding
+    was true at one moment. Of a page of a dedup set only the head is read. Operations on a corrupt bucket raise
+    UnexpectedData. The keys are found by SCAN, which may miss keys that are created or deleted meanwhile. The audit
+    blocks a server for about a millisecond per thousand entries of a slot.
+
+    Args:
+        store: A gate, or the URL of a store.
+        namespace: None means the gate's namespace, or "default" for a URL.
+        history: Findings of a `History`, to include in the report.
+        most: Most entries of a slot. A larger slot is not read, and is reported as "unread".
+        most_bytes: Most bytes of messages of a slot, likewise. Stored event ids count as well.
+
+    Raises:
+        StoreUnavailable: The store cannot be reached.
+        ServerRejected: A server rejected a command.
     """
     endpoint, name, clock = _where(store, namespace)
     made = _Audit(name, clock, most, most_bytes)
@@ -99,10 +105,10 @@ def _where(store: Gate | str, namespace: str | None) -> tuple[Endpoint, str, Clo
 
 def _endpoint(url: str) -> Endpoint:
     if not url.startswith("embedded:"):
-        return of_url(url)
-    from idemgate.store.embedded.server import shared
+        return endpoint_from_url(url)
+    from idemgate.store.embedded.server import shared_server
 
-    return of_url(shared(url).url)
+    return endpoint_from_url(shared_server(url).url)
 
 
 class _Audit:
@@ -114,7 +120,7 @@ class _Audit:
         self.most = most
         self.room = room
         self.counted: Counter[str] = Counter(records=0, topics=0, slots=0, pending=0, in_flight=0, dead=0)
-        self.topics: dict[str, Declared | None] = {}
+        self.topics: dict[str, TopicEntry | None] = {}
         self.changes: dict[bytes, bytes] = {}
         self.slots: defaultdict[str, set[Slot]] = defaultdict(set)
         self.balances: defaultdict[str, list[int | None]] = defaultdict(list)
@@ -147,46 +153,52 @@ class _Audit:
         yield from self._changing(link)
 
     def _changing(self, link: SyncLink) -> Iterator[Finding]:
-        """What was being changed when this began, and still is, by the same change: nothing in the store tells whether
-        somebody is at it, but most changes are shorter than an audit."""
+        """Report changes of slot counts that were under way at the start and still are.
+
+        The store does not show if a process still works on a change, but most changes are shorter than an audit.
+        """
         key = keys.topics(self.namespace)
         for field, change in self.changes.items():
-            if _asked(link, "HGET", key, field) == change:
-                yield from check_change(key, text(field.removesuffix(b" to")), change, self.topics)
+            if _run_command(link, "HGET", key, field) == change:
+                yield from check_reshard_mark(key, text(field.removesuffix(b" to")), change, self.topics)
 
     def _balance(self, topic: str) -> Iterator[Finding]:
         yield from check_balance(topic, text(keys.topics(self.namespace)), self.balances[topic])
 
     def _again(self, link: SyncLink, topic: str) -> Iterator[Finding]:
-        """A topic whose slots seem to be wrong, read once more between two equal readings of its entry: the registry
-        and the slots are read one after another, and a change of their number may have come between."""
+        """Check a suspicious topic again, between two equal readings of its registry entry.
+
+        The registry and the slots are not read atomically, so the number of slots may have changed in between.
+        """
         before = self._entry(link, topic)
         self.balances[topic] = []
         found: list[Finding] = []
-        for slot in sorted(self.slots[topic] | self._known(topic, before)):
+        for slot in sorted(self.slots[topic] | self._known_slots(topic, before)):
             found += self._slot(link, slot, keys.slot(*slot)[keys.PARTS.index("facts")])
         found += self._balance(topic)
         rests = before == self._entry(link, topic) and before[1] is None
         yield from (one for one in found if rests or one.kind not in OF_LAYOUT)
 
     def _entry(self, link: SyncLink, topic: str) -> list[bytes | None]:
-        """What the registry has of a topic by now: policy, what changes its slots, numbers of slots it had; and which
-        change made the slots it has, as one may have come to the same number again."""
+        """Read a topic's registry entry: policy, change under way, earlier numbers of slots, and its last change.
+
+        The last change matters, since a topic may return to an earlier number of slots.
+        """
         names = [topic, f"{topic} to", f"{topic} was"]
-        entry: list[bytes | None] = _asked(link, "HMGET", keys.topics(self.namespace), *names) or [None] * 3
+        entry: list[bytes | None] = _run_command(link, "HMGET", keys.topics(self.namespace), *names) or [None] * 3
         self.topics.pop(topic, None)
         if entry[0] is None:
             return entry
-        now = self.topics[topic] = declared(entry[0], entry[1] is not None)
-        made = now and _asked(link, "HGET", Slot(self.namespace, topic, 0, now.slots).key("facts"), "opened")
+        now = self.topics[topic] = decode_topic_entry(entry[0], entry[1] is not None)
+        made = now and _run_command(link, "HGET", Slot(self.namespace, topic, 0, now.slots).key("facts"), "opened")
         return [*entry, made]
 
-    def _known(self, topic: str, entry: list[bytes | None]) -> set[Slot]:
-        """Every slot that a topic has or had: SCAN may have missed one that was made meanwhile."""
+    def _known_slots(self, topic: str, entry: list[bytes | None]) -> set[Slot]:
+        """Return every slot that a topic has or had: SCAN may have missed a slot created meanwhile."""
         now = self.topics.get(topic)
-        had = sizes(entry[2] or b"") or ()
+        had = parse_slot_counts(entry[2] or b"") or ()
         numbers = {*had, now.slots} if now else {*had}
-        return {Slot(self.namespace, topic, at, slots) for slots in numbers for at in range(min(slots, MOST_SLOTS))}
+        return {Slot(self.namespace, topic, at, slots) for slots in numbers for at in range(min(slots, MAX_SLOTS))}
 
     def _registry(self, link: SyncLink) -> Iterator[Finding]:
         key = keys.topics(self.namespace)
@@ -201,27 +213,27 @@ class _Audit:
         self.changes = {name: change for name, change in found.items() if name.endswith(b" to")}
         for name, packed in found.items():
             if b" " in name:  # what is noted of a change of slots
-                yield from check_sizes(key, name, packed)
+                yield from check_slot_counts(key, name, packed)
                 continue
-            self.topics[text(name)] = declared(packed, name + b" to" in found)
+            self.topics[text(name)] = decode_topic_entry(packed, name + b" to" in found)
             self.counted["topics"] = len(self.topics)
             if self.topics[text(name)] is None:
                 yield Finding("undecodable", text(key), f"the policy of topic {text(name)!r} cannot be read")
 
     def _keys(self, server: Server, found: Mapping[bytes, Owner]) -> Iterator[Finding]:
         for key, owner in found.items():
-            yield from check_stranger(owner, key)
+            yield from check_unknown_key(owner, key)
         yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
         for key, owner in found.items():
             if owner.kind == "seen":
                 yield from self._page(server, key)
             if owner.kind in ("topics", "out"):
-                yield from check_lasting(key, server.command("PTTL", key))
+                yield from check_persistent(key, server.command("PTTL", key))
             elif owner.kind == "touched":
-                yield from check_brief(key, server.command("PTTL", key))
+                yield from check_expiring(key, server.command("PTTL", key))
 
     def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
-        left, head = server.at_once([("PTTL", key), ("HGET", key, "")])
+        left, head = server.transaction([("PTTL", key), ("HGET", key, "")])
         if isinstance(head, Exception) or isinstance(left, Exception):
             yield Finding("wrong-type" if "WRONGTYPE" in str(head) else "unread", text(key), f"{head}")
         elif left != -2:
@@ -230,8 +242,8 @@ class _Audit:
     def _records(self, server: Server, found: list[bytes]) -> Iterator[Finding]:
         for start in range(0, len(found), BATCH):
             part = found[start : start + BATCH]
-            # First how long it lives: what is gone by then is nil, and one made anew has an expiry from the start.
-            replies = server.together([words for key in part for words in (("PTTL", key), ("GET", key))])
+            # PTTL first: a record that expires in between is nil, and a new one has an expiry from the start.
+            replies = server.pipeline([words for key in part for words in (("PTTL", key), ("GET", key))])
             now_us = self._now_us(server)
             for key, left, packed in zip(part, replies[::2], replies[1::2], strict=True):
                 yield from self._record(key, left, packed, now_us)
@@ -244,12 +256,12 @@ class _Audit:
             return
         self.counted["records"] += 1
         with suppress(ValueError):
-            self.counted[f"records {stored(packed).state}"] += 1
+            self.counted[f"records {decode_record(packed).state}"] += 1
         yield from check_record(key, left, packed, now_us, CODEC, timed=self.clock is None)
 
     def _crew(self, link: SyncLink, server: Server, group: str) -> Iterator[Finding]:
         try:
-            present = link.run(attendance(self.namespace, group, self.clock))
+            present = link.run(list_members(self.namespace, group, self.clock))
         except UnexpectedData as error:
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
@@ -259,10 +271,10 @@ class _Audit:
             *(("HGETALL", key) for key in crew[1:]),
             *(("PTTL", key) for key in crew),
         ]
-        alive, facts, held, *lives = server.at_once(asked)
+        alive, facts, held, *lives = server.transaction(asked)
         self.counted["members"] += len(present.members)
         until = dict(zip(alive[::2], map(float, alive[1::2]), strict=True))
-        yield from check_crew(dict(zip(crew, lives, strict=True)), held, until, facts, self._now_us(server) // 1000)
+        yield from check_members(dict(zip(crew, lives, strict=True)), held, until, facts, self._now_us(server) // 1000)
 
     def _now_us(self, server: Server) -> int:
         # A test clock may stand still while others keep to the server's time.
@@ -275,7 +287,7 @@ class _Audit:
             self.balances[slot.topic].append(None)
             yield Finding("wrong-type", error.redis_key, error.problem)
             return
-        if isinstance(found, Large):
+        if isinstance(found, SlotTooLarge):
             what = f"the slot holds {found.entries:,} entries and {found.bytes:,} bytes of messages"
             self.balances[slot.topic].append(None)
             yield Finding("unread", text(key), f"{what}; at most {self.most:,} and {self.room:,} are read")
@@ -293,8 +305,8 @@ class _Audit:
         self.balances[slot.topic].append(None if unknown else balance(slot, found, topic, CODEC))
 
 
-def _asked(link: SyncLink, *words: str | bytes) -> Any:
-    """What a command answers; None where the key is of another type, which is found elsewhere."""
+def _run_command(link: SyncLink, *words: str | bytes) -> Any:
+    """Return the reply to a command; None if the key has another type, which another check reports."""
     try:
         return link.command(*words)
     except ServerRejected as error:

@@ -1,4 +1,4 @@
-"""For tests of programs that use idemgate: a clock that is moved instead of waited for."""
+"""Manual clock for tests of programs that use idemgate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """A clock for `Gate(..., clock=clock)`: every script of that gate is told its time instead of asking the server.
+    """A manual clock for `Gate(..., clock=clock)`. The gate's scripts use its time instead of the server's.
 
-    `start` in seconds since the epoch. Only leases, windows, retention and the like follow it; how long a worker
-    sleeps does too. When Redis itself drops a key (a record, a page of marks) is decided by the server's real time:
-    what is over by this clock is over at once, but a clock that stands still keeps nothing longer than its
-    retention in real time.
+    Leases, windows, retention and the sleep of workers follow it. But the server deletes expired keys by its real time.
+    So data expires at once when this clock passes its expiry, but never lives longer than its retention in real time.
+
+    Args:
+        start: Seconds since the epoch.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -33,28 +34,31 @@ class Clock:
         return self._now
 
     def now(self) -> datetime:
-        """The time it shows, as an aware datetime."""
+        """Return the current time of the clock, as an aware datetime."""
         return datetime.fromtimestamp(self._now / 1_000_000, UTC)
 
     def advance(self, by: Duration) -> None:
-        """Moves it forward: `clock.advance("60s")`."""
+        """Move the clock forward: `clock.advance("60s")`."""
         with self._lock:
             self._now += milliseconds(by, "by", zero=True) * 1000
-        self._moved()
+        self._notify()
 
     def set(self, seconds: float) -> None:
-        """Sets it, forward or back, to seconds since the epoch."""
+        """Set the clock, forward or back, to seconds since the epoch."""
         with self._lock:
             self._now = _microseconds(seconds)
-        self._moved()
+        self._notify()
 
     def on_move(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls `listener`, in the thread that moves the clock, after each move: so that whoever sleeps can look
-        again. Returns the function that ends it."""
+        """Call `listener` after each move, in the thread that moves the clock, so that sleeping tasks can wake.
+
+        Returns:
+            A function that removes the listener.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def _moved(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener()
 

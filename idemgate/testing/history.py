@@ -1,4 +1,4 @@
-"""A recorder of runs, for what no store can show: whether two ran at once, and whether something ran again."""
+"""Recorder of runs, for errors that the store cannot show: overlapping runs, and runs after a completion."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ __all__ = ["Event", "History"]
 
 
 class History:
-    """Events in the order in which they were told, from any thread: `with history.run("k", token): ...` in a handler,
-    `history.done("k", token)` once the store has said so; `audit(gate, history=history.findings())` checks them.
+    """The events of runs in the order of their arrival, from any thread.
 
-    `tell` sends each event somewhere else too, such as `lambda event: redis.rpush(name, event.packed())`, so that
-    processes share one; `History.of` is what came together there.
+    Use `with history.run("k", token): ...` in a handler, and `history.done("k", token)` once the store has confirmed.
+    `audit(gate, history=history.findings())` checks the events.
+
+    Args:
+        tell: Function that also sends each event to another place, such as
+            `lambda event: redis.rpush(name, event.to_json())`. So several processes can share one history, which
+            `History.of` reads.
     """
 
     def __init__(self, tell: Callable[[Event], object] | None = None) -> None:
@@ -31,9 +35,9 @@ class History:
 
     @staticmethod
     def of(lines: Iterable[str | bytes]) -> History:
-        """One whose events were packed."""
+        """Build a history from packed events."""
         made = History()
-        made.events = [Event.of(line) for line in lines]
+        made.events = [Event.from_json(line) for line in lines]
         return made
 
     def add(self, event: Event) -> None:
@@ -46,7 +50,7 @@ class History:
     def run(
         self, key: str, token: int, attempt: int = 1, *, work: str = "", group: str = "", note: Any = None
     ) -> Generator[None]:
-        """An attempt, from its start to its end. A process that is killed inside leaves no end: say `gone`."""
+        """Record an attempt from its start to its end. If its process is killed, record that with `gone`."""
         started = Event("start", key, token, attempt, _owner(), work, group, note)
         self.add(started)
         try:
@@ -55,21 +59,21 @@ class History:
             self.add(replace(started, what="end", note=None))
 
     def delivery(self, delivery: Delivery[Any], note: Any = None) -> Any:
-        """`run` of a delivery."""
+        """Record an attempt of a delivery; see `run`."""
         return self.run(
             delivery.key, delivery.token, delivery.attempt, work=delivery.id, group=delivery.group, note=note
         )
 
     def done(self, key: str, token: int, *, work: str = "") -> None:
-        """The store has said that it is completed, or acknowledged."""
+        """Record that the store has confirmed a completion or an acknowledgement."""
         self.add(Event("done", key, token, work=work))
 
     def gone(self, owner: str) -> None:
-        """This owner died: nothing of it is live any more."""
+        """Record that an owner died: its runs have ended."""
         self.add(Event("gone", owner=owner))
 
     def findings(self, group_concurrency: int = 1) -> list[Finding]:
-        """What it must not show: "fence-fell", "ran-again", "overlap-key", "overlap-group"."""
+        """Return the violations: "fence-fell", "ran-again", "overlap-key", "overlap-group"."""
         with self._lock:
             return list(check_history(self.events, group_concurrency))
 

@@ -1,10 +1,9 @@
-"""An adaptive limit: how many handlers may run at once, found out by how they fare. Pure: state and event in,
-state out.
+"""An adaptive concurrency limit: the number of handlers that may run at once, derived from their duration and errors.
 
-Additive increase, multiplicative decrease (Chiu and Jain, 1989), as TCP does it (RFC 5681) and Netflix's
-concurrency-limits do it for calls: double until the first sign of overload, then one more a good window, half after a
-bad one. Everybody who follows this rule and shares a downstream ends with a fair share of it, without a word between
-them.
+The functions are pure: they take a state and an event and return the new state. The rule is additive increase and
+multiplicative decrease (Chiu and Jain, 1989), as in TCP (RFC 5681) and Netflix's concurrency-limits. The limit doubles
+until the first sign of overload. Then it grows by one per good window and halves after a bad one. Clients that share a
+downstream service and follow this rule end with equal shares, without communication.
 """
 
 from __future__ import annotations
@@ -14,39 +13,44 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.numbers import whole
+from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument, Overloaded
 
-__all__ = ["Adaptive", "Ended", "Limit", "after", "first"]
+__all__ = ["Adaptive", "HandlerEnd", "Limit", "initial_limit", "update_limit"]
 
 WINDOW = 20
-"""Least ends a window: with fewer, the mean of handlers that differ much is now and then slow by chance."""
+"""Minimum handlers per window. With fewer, the mean of handlers of varying duration is sometimes high by chance."""
 NOISE = 0.001
-"""Seconds; what is faster is as fast as this: an event loop's own jitter is no overload."""
+"""Seconds. Shorter durations count as this one: the jitter of an event loop is no overload."""
 LEARN = 1 / 8
-"""How far what is usual goes towards the mean of a window. It goes up at the least limit only: there it is not we who
-make the downstream slow, and what became slower for good has to become usual. Anywhere else it would get used to the
-queue of its own making."""
+"""The weight of a window's mean in the usual duration.
+
+The usual duration grows only at the minimum limit. There the worker itself does not slow the downstream service, so a
+permanently slower service becomes usual. At a higher limit it would adapt to the queue that the worker causes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """How a worker finds out how many handlers of a topic its downstream can stand: `gate.topic(adaptive=Adaptive())`.
+    """The options of an adaptive concurrency limit: `gate.topic(adaptive=Adaptive())`.
 
-    It is each worker's own, kept nowhere, and bounded by the worker's `concurrency` and the topic's, if it has one. A
-    window is as many ends of handlers as the limit, at least 20, that began under the present limit. The limit doubles
-    with each good window until the first bad one, from then on a good window adds one, a bad one halves it. It never
-    grows unless it was used up.
+    Each worker has its own limit and stores it nowhere. The `concurrency` of the worker and of the topic still apply. A
+    window ends after as many handlers as the limit, at least 20, that started under the current limit. The limit
+    doubles with each good window until the first bad one. Then a good window adds one and a bad one halves it. It grows
+    only if it was used up.
 
-    - `least`, `most`: its bounds; it begins at `least`.
-    - `target`: a window is bad if handlers that returned took longer than this on average. None: longer than
-      `tolerance` times what is usual, which is learnt from fast windows, and at the limit `least`.
-    - `tolerance`: above 1, and below 2, or half the limit could be as slow as usual and nobody would see what is
-      usual without a queue. Not used with a `target`.
-    - `overload`: a window is bad if more than this share of its handlers raised one of `errors`; then it ends at once.
-    - `errors`: what an overloaded downstream makes a handler raise. Whatever else it raises tells nothing.
+    Attributes:
+        least: The minimum limit, and the first one.
+        most: The maximum limit.
+        target: A window is bad if its successful handlers took longer on average. None means `tolerance` times the
+            usual duration. That is learned from fast windows, and at the limit `least`.
+        tolerance: A factor above 1 and below 2, unused with a `target`. From 2 on, half the limit could be as slow as
+            usual, and the duration without a queue could not be measured.
+        overload: A window is bad, and ends at once, if more than this share of its handlers raised one of `errors`.
+        errors: The exceptions that an overloaded service causes. Other exceptions have no effect.
 
-    Raises InvalidArgument.
+    Raises:
+        InvalidArgument: An option is out of range.
     """
 
     least: int = 1
@@ -57,25 +61,25 @@ class Adaptive:
     errors: tuple[type[BaseException], ...] = (Overloaded, TimeoutError, ConnectionError)
 
     def __post_init__(self) -> None:
-        whole("least", self.least)
-        if whole("most", self.most) < self.least:
+        check_int("least", self.least)
+        if check_int("most", self.most) < self.least:
             raise InvalidArgument("most", self.most, f"less than least={self.least}", "Make it at least as large")
         if self.target is not None:
             milliseconds(self.target, "target")
-        if not _number(self.tolerance) or not 1 < self.tolerance < 2:
+        if not _is_number(self.tolerance) or not 1 < self.tolerance < 2:
             raise InvalidArgument(
                 "tolerance", self.tolerance, "not a number between 1 and 2", "Use 1.3 to 1.8, or a target="
             )
-        if not _number(self.overload) or not 0 <= self.overload < 1:
+        if not _is_number(self.overload) or not 0 <= self.overload < 1:
             raise InvalidArgument(
                 "overload", self.overload, "not a share", "Use a number from 0 to below 1, such as 0.1"
             )
-        if not isinstance(self.errors, tuple) or not all(map(_exception, self.errors)):
+        if not isinstance(self.errors, tuple) or not all(map(_is_exception, self.errors)):
             raise InvalidArgument("errors", self.errors, "not exception types", "Pass a tuple of them")
 
 
-class Ended(NamedTuple):
-    """A handler that ended. Times in seconds, of one clock; `running`: how many ran until then, itself among them."""
+class HandlerEnd(NamedTuple):
+    """The end of a handler. Times are in seconds of one clock. `running` counts the handlers that ran, including it."""
 
     began: float
     ended: float
@@ -84,7 +88,7 @@ class Ended(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The limit, since when it holds, and what the present window has seen. `usual`: seconds, 0 = not known yet."""
+    """The limit, the time since which it holds, and the current window. `usual` is in seconds, 0 = unknown."""
 
     limit: int
     since: float = -math.inf
@@ -97,35 +101,35 @@ class Limit(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Seconds that the handlers of this window took which were not turned away; 0 if there is none."""
+        """The mean duration in seconds of the handlers of this window that were not overloaded; 0 if there is none."""
         returned = self.ended - self.overloaded
         return max(NOISE, self.seconds / returned) if returned else 0.0
 
 
-def first(adaptive: Adaptive) -> Limit:
-    """The limit of a worker that knows nothing yet."""
+def initial_limit(adaptive: Adaptive) -> Limit:
+    """Return the initial limit of a worker."""
     return Limit(adaptive.least)
 
 
-def after(adaptive: Adaptive, state: Limit, event: Ended) -> Limit:
-    """The limit after a handler ended. What began under another limit says nothing about this one."""
+def update_limit(adaptive: Adaptive, state: Limit, event: HandlerEnd) -> Limit:
+    """Return the limit after the end of a handler. Handlers that started under another limit are ignored."""
     if event.began < state.since:
         return state
-    state = _counted(state, event)
+    state = _count_end(state, event)
     window = max(state.limit, WINDOW)
     if state.overloaded > adaptive.overload * window:
-        return _lowered(adaptive, state, event.ended)
+        return _decrease(adaptive, state, event.ended)
     if state.ended < window:
         return state
-    slow = state.mean > _bearable(adaptive, state)
-    state = state._replace(usual=_learnt(adaptive, state))
+    slow = state.mean > _max_mean(adaptive, state)
+    state = state._replace(usual=_learn_usual(adaptive, state))
     if slow:
-        return _lowered(adaptive, state, event.ended)
+        return _decrease(adaptive, state, event.ended)
     used = state.most_running >= state.limit
-    return _changed(state, min(adaptive.most, _more(state)) if used else state.limit, event.ended)
+    return _start_window(state, min(adaptive.most, _increase(state)) if used else state.limit, event.ended)
 
 
-def _counted(state: Limit, event: Ended) -> Limit:
+def _count_end(state: Limit, event: HandlerEnd) -> Limit:
     return state._replace(
         ended=state.ended + 1,
         overloaded=state.overloaded + event.overloaded,
@@ -134,35 +138,35 @@ def _counted(state: Limit, event: Ended) -> Limit:
     )
 
 
-def _bearable(adaptive: Adaptive, state: Limit) -> float:
+def _max_mean(adaptive: Adaptive, state: Limit) -> float:
     if adaptive.target is not None:
         return milliseconds(adaptive.target, "target") / 1000
     return adaptive.tolerance * state.usual if state.usual else math.inf
 
 
-def _learnt(adaptive: Adaptive, state: Limit) -> float:
+def _learn_usual(adaptive: Adaptive, state: Limit) -> float:
     if not state.usual:
         return state.mean
     learns = state.mean < state.usual or state.limit == adaptive.least
     return state.usual + (state.mean - state.usual) * LEARN * learns
 
 
-def _more(state: Limit) -> int:
+def _increase(state: Limit) -> int:
     return 2 * state.limit if state.doubling else state.limit + 1
 
 
-def _lowered(adaptive: Adaptive, state: Limit, now: float) -> Limit:
-    return _changed(state._replace(doubling=False), max(adaptive.least, state.limit // 2), now)
+def _decrease(adaptive: Adaptive, state: Limit, now: float) -> Limit:
+    return _start_window(state._replace(doubling=False), max(adaptive.least, state.limit // 2), now)
 
 
-def _changed(state: Limit, limit: int, now: float) -> Limit:
-    """A new window. Where the limit changed, what still runs from before it is not counted into it."""
+def _start_window(state: Limit, limit: int, now: float) -> Limit:
+    """Start a new window. If the limit changed, handlers that started before are not counted in it."""
     return Limit(limit, state.since if limit == state.limit else now, state.usual, state.doubling)
 
 
-def _exception(kind: object) -> bool:
+def _is_exception(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

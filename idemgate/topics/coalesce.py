@@ -1,24 +1,26 @@
-"""Triggers of one tick of an event loop, from all tasks, in one script call a slot: it costs a fifth of one call each,
-and nobody waits for it."""
+"""Coalescing of asyncio triggers: one script call per slot and tick of the event loop.
+
+A coalesced trigger costs a fifth of a separate call. No task waits for others to arrive.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from idemgate.topics.calls import Asked, TopicCalls
+from idemgate.topics.calls import PackedTrigger, TopicCalls
 from idemgate.topics.messages import Receipt
 
 if TYPE_CHECKING:
     from idemgate.store.aio import AsyncLink
 
-__all__ = ["Gathering"]
+__all__ = ["TriggerCoalescer"]
 
-_Entry = tuple[Asked, "asyncio.Future[Receipt]"]
+_Entry = tuple[PackedTrigger, "asyncio.Future[Receipt]"]
 
 
-class Gathering:
-    """What was put in since the last tick; for one event loop and one topic."""
+class TriggerCoalescer:
+    """The triggers of all tasks since the last tick, for one event loop and one topic."""
 
     __slots__ = ("_link", "_waiting")
 
@@ -26,27 +28,30 @@ class Gathering:
         self._link = link
         self._waiting: list[_Entry] = []
 
-    def add(self, calls: TopicCalls, asked: Asked) -> asyncio.Future[Receipt]:
-        """The receipt of one trigger, as `calls` checked it. Cancelling it does not take the trigger out."""
+    def add(self, calls: TopicCalls, packed: PackedTrigger) -> asyncio.Future[Receipt]:
+        """Add a packed trigger and return the future of its receipt.
+
+        Cancelling the future does not withdraw the trigger.
+        """
         loop = asyncio.get_running_loop()
         receipt: asyncio.Future[Receipt] = loop.create_future()
         if not self._waiting:
-            loop.call_soon(self._send, calls)
-        self._waiting.append((asked, receipt))
+            loop.call_soon(self._flush, calls)
+        self._waiting.append((packed, receipt))
         return receipt
 
-    def _send(self, calls: TopicCalls) -> None:
+    def _flush(self, calls: TopicCalls) -> None:
         entries, self._waiting = self._waiting, []
-        self._link.spawn(self._sent(calls, entries))
+        self._link.spawn(self._send(calls, entries))
 
-    async def _sent(self, calls: TopicCalls, entries: list[_Entry]) -> None:
+    async def _send(self, calls: TopicCalls, entries: list[_Entry]) -> None:
         try:
-            receipts = await self._link.run_all(calls.put_many([asked for asked, _ in entries]))
+            receipts = await self._link.run_all(calls.trigger_packed([packed for packed, _ in entries]))
         except asyncio.CancelledError:
             for _, future in entries:
                 future.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - it is for those who asked
+        except Exception as error:  # noqa: BLE001 - every waiting task raises it
             for _, future in entries:
                 if not future.done():
                     future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Recurring triggers: the occurrences of a cron expression in a time zone, each one trigger, whoever plans it."""
+"""Recurring triggers: the occurrences of a cron expression in a time zone, one trigger each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from cronsim import CronSim
 
-__all__ = ["Recurring", "recurring"]
+__all__ = ["RecurringTrigger", "build_recurring"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recurring:
-    """One recurring trigger of a topic. `name` tells it from others; `zone` is where the expression is read."""
+class RecurringTrigger:
+    """A recurring trigger of a topic. `name` is unique in the topic; `zone` is the time zone of the expression."""
 
     name: str
     expression: str
@@ -28,36 +28,39 @@ class Recurring:
     payload: object
 
     def after(self, moment: datetime) -> Iterator[Trigger]:
-        """The triggers of the occurrences after a moment, soonest first.
+        """Yield the triggers of all occurrences after a moment, earliest first.
 
-        Each has a key and an event id of its own, made of name and time: whoever plans it, and however often, it is one
+        Key and event id are made of name and time. Several workers that schedule an occurrence therefore make one
         message.
         """
-        for occurrence in _simulated(self.expression, moment.astimezone(self.zone)):
+        for occurrence in _iterate_occurrences(self.expression, moment.astimezone(self.zone)):
             at = occurrence.astimezone(UTC)
-            if at <= moment:  # begun inside of an hour that the end of summer time repeats
+            if at <= moment:  # the moment lies in an hour that the end of summer time repeats
                 continue
             key = f"{self.name}@{at:%Y-%m-%dT%H:%M:%SZ}"
             yield Trigger(key, self.payload, at=at, event_id=key)
 
 
-def recurring(name: str, expression: str, zone: str | ZoneInfo, payload: object) -> Recurring:
-    """Checks it: InvalidArgument for an expression or a zone that is none, NotConfigured without the extra `cron`."""
+def build_recurring(name: str, expression: str, zone: str | ZoneInfo, payload: object) -> RecurringTrigger:
+    """Build a recurring trigger.
+
+    Raises InvalidArgument for an invalid name, expression or time zone, and NotConfigured without the extra `cron`.
+    """
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     if not isinstance(name, str) or not name:  # the keys of its messages begin with it
         raise InvalidArgument("name", name, "not a name", "Use a text that is not empty")
     try:
-        found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
+        time_zone = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # OSError: "Europe" is a folder of zones
         raise InvalidArgument(
             "tz", zone, f"no such time zone ({error})", 'Use a name such as "Europe/Berlin", or "UTC"'
         ) from None
-    _simulated(expression, datetime(2000, 1, 1, tzinfo=UTC))
-    return Recurring(name, expression, found, payload)
+    _iterate_occurrences(expression, datetime(2000, 1, 1, tzinfo=UTC))
+    return RecurringTrigger(name, expression, time_zone, payload)
 
 
-def _simulated(expression: str, moment: datetime) -> CronSim:
+def _iterate_occurrences(expression: str, moment: datetime) -> CronSim:
     try:
         from cronsim import CronSim, CronSimError
     except ImportError:

@@ -1,35 +1,41 @@
-"""The two faces of a topic's dead letters."""
+"""The dead letters of a topic, for blocking code and for asyncio."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from idemgate.core.numbers import whole
+from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument
-from idemgate.topics.dead_letters import Chosen, Pages, by_slot, chosen, newest, numbers_of
-from idemgate.topics.messages import DeadLetter
+from idemgate.store.context import Context
+from idemgate.topics.calls import TopicCalls
+from idemgate.topics.dead_letters import (
+    DeadFilter,
+    DeadLetter,
+    DeadPages,
+    build_filter,
+    dead_numbers,
+    group_ids,
+    newest,
+)
 
-if TYPE_CHECKING:
-    from idemgate.topics.calls import TopicCalls
-    from idemgate.topics.topic import AioTopic, Topic
-
-__all__ = ["AioDead", "Dead"]
+__all__ = ["AioDeadLetters", "DeadLetters"]
 
 
-class Dead:
-    """The dead letters of a topic. Which of them a call means is said by their ids, or by what they have in common:
+class DeadLetters:
+    """The dead letters of a topic.
 
-    - `key`: a pattern of the key as a shell has them, "order-*"; upper and lower case differ.
+    Select letters by id, or by properties. All given properties must match:
+
+    - `key`: a shell pattern of the key, such as "order-*". It is case-sensitive.
     - `reason`: a text that the reason contains.
-    - `since`, `until`: aware datetimes; died at `since` or later, and before `until`.
-    All that are named have to hold. InvalidArgument for what can never match.
+    - `since`, `until`: aware datetimes. The letter died at `since` or later, and before `until`.
     """
 
-    def __init__(self, topic: Topic) -> None:
-        self._topic = topic
+    def __init__(self, context: Context, open_calls: Callable[[], TopicCalls]) -> None:
+        self._context = context
+        self._open_calls = open_calls
 
     def list(
         self,
@@ -41,10 +47,27 @@ class Dead:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> builtins.list[DeadLetter]:
-        """At most `n` dead letters, newest first, after leaving `skip` out; where they died within the same millisecond
-        in several slots, in any order. One round trip per slot and 50 letters
-        looked at, or 128 KiB of them."""
-        return self._list(chosen(key, reason, since, until), whole("n", n, 0), whole("skip", skip, 0))
+        """List dead letters, newest first.
+
+        Letters of different slots that died in the same millisecond come in any order. Each slot needs one round trip
+        per 50 letters examined, or per 128 KiB of them.
+
+        Args:
+            n: The maximum number of letters.
+            skip: The number of matching letters to skip first.
+            key: A shell pattern of the key. None matches every key.
+            reason: A text that the reason contains. None matches every reason.
+            since: The earliest time of death, inclusive. None means no bound.
+            until: The latest time of death, exclusive. None means no bound.
+
+        Returns:
+            At most `n` letters.
+
+        Raises:
+            InvalidArgument: An argument has the wrong type, or can never match.
+            DecodeError: A stored letter is invalid.
+        """
+        return self._list(build_filter(key, reason, since, until), check_int("n", n, 0), check_int("skip", skip, 0))
 
     def redrive(
         self,
@@ -56,14 +79,29 @@ class Dead:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> int:
-        """Sends letters back, due now, attempts reset, and returns how many; with nothing named, all of them. With
-        `limit` those that `list(limit, ...)` shows.
+        """Move dead letters back into the topic: due now, with no attempts.
 
-        Each script call moves at most 50, or 128 KiB of them, each letter in one step: it is dead or pending, never
-        both and never neither. The whole is not atomic: what dies meanwhile stays, what somebody else took out is
-        passed over and not counted, and after an interruption the same call goes on with what is left.
+        Without arguments it moves all of them. One script call moves at most 50 letters, or 128 KiB of them. Each
+        letter moves atomically: it is either dead or pending, never both.
+
+        The whole operation is not atomic. It skips letters that die meanwhile, and those that another caller moved.
+        After an interruption, repeat the call: it continues with the rest.
+
+        Args:
+            ids: The ids of the letters. Cannot be combined with the other arguments.
+            key: A shell pattern of the key.
+            reason: A text that the reason contains.
+            since: The earliest time of death, inclusive.
+            until: The latest time of death, exclusive.
+            limit: Move only the letters that `list(limit, ...)` returns.
+
+        Returns:
+            The number of letters that this call moved.
+
+        Raises:
+            InvalidArgument: An argument is invalid, or ids are combined with properties.
         """
-        return self._exhume("redrive", ids, chosen(key, reason, since, until), limit)
+        return self._move("redrive", ids, build_filter(key, reason, since, until), limit)
 
     def delete(
         self,
@@ -75,64 +113,71 @@ class Dead:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> int:
-        """Deletes letters for good, as `redrive` sends them back; how many."""
-        return self._exhume("delete", ids, chosen(key, reason, since, until), limit)
+        """Delete dead letters permanently. Selection and batches work as for `redrive`.
 
-    def _list(self, wanted: Chosen, n: int, skip: int = 0) -> builtins.list[DeadLetter]:
-        calls = self._topic.open()
-        link = self._topic.opening.context.link
-        found: builtins.list[builtins.list[DeadLetter]] = []
+        Returns:
+            The number of letters that this call deleted.
+
+        Raises:
+            InvalidArgument: An argument is invalid, or ids are combined with properties.
+        """
+        return self._move("delete", ids, build_filter(key, reason, since, until), limit)
+
+    def _list(self, wanted: DeadFilter, n: int, skip: int = 0) -> builtins.list[DeadLetter]:
+        calls = self._open_calls()
+        link = self._context.link
+        by_slot: builtins.list[builtins.list[DeadLetter]] = []
         for slot in range(calls.policy.slots):
-            pages = Pages(wanted, skip + n)
+            pages = DeadPages(wanted, skip + n)
             while pages.at is not None:
-                pages.turn(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
-            found.append(pages.found)
-        return newest(found, n, skip)
+                pages.add_page(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
+            by_slot.append(pages.found)
+        return newest(by_slot, n, skip)
 
-    def _exhume(self, verb: str, ids: Iterable[str] | None, wanted: Chosen, limit: int | None) -> int:
+    def _move(self, verb: str, ids: Iterable[str] | None, wanted: DeadFilter, limit: int | None) -> int:
         _check(ids, wanted, limit)
-        calls = self._topic.open()
+        calls = self._open_calls()
         if limit is not None:
-            ids = [one.id for one in self._list(wanted, limit)]
+            ids = [letter.id for letter in self._list(wanted, limit)]
         if ids is not None:
-            parts = by_slot(ids, calls.policy.slots)
-            return sum(self._move(calls, slot, verb, numbers) for slot, numbers in parts)
-        moved = 0
-        for slot in range(calls.policy.slots):
-            moved += self._sift(calls, slot, verb, wanted) if wanted != Chosen() else self._empty(calls, slot, verb)
-        return moved
+            groups = group_ids(ids, calls.policy.slots)
+            return sum(self._move_numbers(calls, slot, verb, numbers) for slot, numbers in groups)
+        move_slot = self._move_all if wanted == DeadFilter() else self._move_matching
+        return sum(move_slot(calls, slot, verb, wanted) for slot in range(calls.policy.slots))
 
-    def _sift(self, calls: TopicCalls, slot: int, verb: str, wanted: Chosen) -> int:
-        link = self._topic.opening.context.link
-        pages, moved = Pages(wanted), 0
+    def _move_matching(self, calls: TopicCalls, slot: int, verb: str, wanted: DeadFilter) -> int:
+        link = self._context.link
+        pages, moved = DeadPages(wanted), 0
         while pages.at is not None:
-            found = pages.turn(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
-            if found:
-                moved += self._move(calls, slot, verb, numbers_of(found))
+            matching = pages.add_page(link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
+            if matching:
+                moved += self._move_numbers(calls, slot, verb, dead_numbers(matching))
         return moved
 
-    def _move(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
-        link, moved = self._topic.opening.context.link, 0
+    def _move_numbers(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
+        link, moved = self._context.link, 0
         while numbers:
-            done = link.run(calls.exhume(slot, verb, numbers))
-            moved, numbers = moved + done.taken, numbers[done.seen :]
+            reply = link.run(calls.take_dead(slot, verb, numbers))
+            moved, numbers = moved + reply.taken, numbers[reply.seen :]
         return moved
 
-    def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
-        link = self._topic.opening.context.link
-        first = link.run(calls.exhume(slot, verb, ()))
-        moved, left, done = first.taken, first.left, first.taken
-        while left > 0 and done:  # those that were there at first: what is sent back may die again meanwhile
-            done = link.run(calls.exhume(slot, verb, ())).taken
-            moved, left = moved + done, left - done
+    def _move_all(self, calls: TopicCalls, slot: int, verb: str, _: DeadFilter) -> int:
+        link = self._context.link
+        first = link.run(calls.take_dead(slot, verb, ()))
+        moved, left, taken = first.taken, first.left, first.taken
+        # Only as many as there were at first: a redriven letter may die again meanwhile.
+        while left > 0 and taken:
+            taken = link.run(calls.take_dead(slot, verb, ())).taken
+            moved, left = moved + taken, left - taken
         return moved
 
 
-class AioDead:
-    """As `Dead`, awaiting."""
+class AioDeadLetters:
+    """The dead letters of a topic, for asyncio. The methods are those of `DeadLetters`."""
 
-    def __init__(self, topic: AioTopic) -> None:
-        self._topic = topic
+    def __init__(self, context: Context, open_calls: Callable[[], Awaitable[TopicCalls]]) -> None:
+        self._context = context
+        self._open_calls = open_calls
 
     async def list(
         self,
@@ -144,8 +189,10 @@ class AioDead:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> builtins.list[DeadLetter]:
-        """As `Dead.list`."""
-        return await self._list(chosen(key, reason, since, until), whole("n", n, 0), whole("skip", skip, 0))
+        """List dead letters, newest first. See `DeadLetters.list`."""
+        return await self._list(
+            build_filter(key, reason, since, until), check_int("n", n, 0), check_int("skip", skip, 0)
+        )
 
     async def redrive(
         self,
@@ -157,8 +204,8 @@ class AioDead:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> int:
-        """As `Dead.redrive`."""
-        return await self._exhume("redrive", ids, chosen(key, reason, since, until), limit)
+        """Move dead letters back into the topic. See `DeadLetters.redrive`."""
+        return await self._move("redrive", ids, build_filter(key, reason, since, until), limit)
 
     async def delete(
         self,
@@ -170,65 +217,61 @@ class AioDead:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> int:
-        """As `Dead.delete`."""
-        return await self._exhume("delete", ids, chosen(key, reason, since, until), limit)
+        """Delete dead letters permanently. See `DeadLetters.delete`."""
+        return await self._move("delete", ids, build_filter(key, reason, since, until), limit)
 
-    async def _list(self, wanted: Chosen, n: int, skip: int = 0) -> builtins.list[DeadLetter]:
-        calls = await self._topic.open()
-        link = self._topic.opening.context.aio_link
-        found: builtins.list[builtins.list[DeadLetter]] = []
+    async def _list(self, wanted: DeadFilter, n: int, skip: int = 0) -> builtins.list[DeadLetter]:
+        calls = await self._open_calls()
+        link = self._context.aio_link
+        by_slot: builtins.list[builtins.list[DeadLetter]] = []
         for slot in range(calls.policy.slots):
-            pages = Pages(wanted, skip + n)
+            pages = DeadPages(wanted, skip + n)
             while pages.at is not None:
-                pages.turn(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
-            found.append(pages.found)
-        return newest(found, n, skip)
+                pages.add_page(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
+            by_slot.append(pages.found)
+        return newest(by_slot, n, skip)
 
-    async def _exhume(self, verb: str, ids: Iterable[str] | None, wanted: Chosen, limit: int | None) -> int:
+    async def _move(self, verb: str, ids: Iterable[str] | None, wanted: DeadFilter, limit: int | None) -> int:
         _check(ids, wanted, limit)
-        calls = await self._topic.open()
+        calls = await self._open_calls()
         if limit is not None:
-            ids = [one.id for one in await self._list(wanted, limit)]
+            ids = [letter.id for letter in await self._list(wanted, limit)]
         if ids is not None:
-            parts = by_slot(ids, calls.policy.slots)
-            return sum([await self._move(calls, slot, verb, numbers) for slot, numbers in parts])
-        moved = 0
-        for slot in range(calls.policy.slots):
-            moved += await (
-                self._sift(calls, slot, verb, wanted) if wanted != Chosen() else self._empty(calls, slot, verb)
-            )
-        return moved
+            groups = group_ids(ids, calls.policy.slots)
+            return sum([await self._move_numbers(calls, slot, verb, numbers) for slot, numbers in groups])
+        move_slot = self._move_all if wanted == DeadFilter() else self._move_matching
+        return sum([await move_slot(calls, slot, verb, wanted) for slot in range(calls.policy.slots)])
 
-    async def _sift(self, calls: TopicCalls, slot: int, verb: str, wanted: Chosen) -> int:
-        link = self._topic.opening.context.aio_link
-        pages, moved = Pages(wanted), 0
+    async def _move_matching(self, calls: TopicCalls, slot: int, verb: str, wanted: DeadFilter) -> int:
+        link = self._context.aio_link
+        pages, moved = DeadPages(wanted), 0
         while pages.at is not None:
-            found = pages.turn(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
-            if found:
-                moved += await self._move(calls, slot, verb, numbers_of(found))
+            matching = pages.add_page(await link.run(calls.dead(slot, wanted.since, pages.size, pages.at)))
+            if matching:
+                moved += await self._move_numbers(calls, slot, verb, dead_numbers(matching))
         return moved
 
-    async def _move(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
-        link, moved = self._topic.opening.context.aio_link, 0
+    async def _move_numbers(self, calls: TopicCalls, slot: int, verb: str, numbers: builtins.list[str]) -> int:
+        link, moved = self._context.aio_link, 0
         while numbers:
-            done = await link.run(calls.exhume(slot, verb, numbers))
-            moved, numbers = moved + done.taken, numbers[done.seen :]
+            reply = await link.run(calls.take_dead(slot, verb, numbers))
+            moved, numbers = moved + reply.taken, numbers[reply.seen :]
         return moved
 
-    async def _empty(self, calls: TopicCalls, slot: int, verb: str) -> int:
-        link = self._topic.opening.context.aio_link
-        first = await link.run(calls.exhume(slot, verb, ()))
-        moved, left, done = first.taken, first.left, first.taken
-        while left > 0 and done:
-            done = (await link.run(calls.exhume(slot, verb, ()))).taken
-            moved, left = moved + done, left - done
+    async def _move_all(self, calls: TopicCalls, slot: int, verb: str, _: DeadFilter) -> int:
+        link = self._context.aio_link
+        first = await link.run(calls.take_dead(slot, verb, ()))
+        moved, left, taken = first.taken, first.left, first.taken
+        while left > 0 and taken:
+            taken = (await link.run(calls.take_dead(slot, verb, ()))).taken
+            moved, left = moved + taken, left - taken
         return moved
 
 
-def _check(ids: object, wanted: Chosen, limit: int | None) -> None:
+def _check(ids: object, wanted: DeadFilter, limit: int | None) -> None:
     if limit is not None:
-        whole("limit", limit, 0)
-    if ids is not None and (limit is not None or wanted != Chosen()):
+        check_int("limit", limit, 0)
+    if ids is not None and (limit is not None or wanted != DeadFilter()):
         raise InvalidArgument(
-            "ids", ids, "letters are named by their ids or by what they have in common", "Pass one of both"
+            "ids", ids, "ids cannot be combined with other conditions", "Pass ids or conditions, not both"
         )

@@ -1,119 +1,194 @@
-"""Dead letters: which of them are meant, and going through those of a slot page by page."""
+"""Dead letters: their decoding, filters for them, and paging through those of a slot."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from idemgate.core.codec import Codec
+from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import instant
 from idemgate.errors import InvalidArgument
-from idemgate.topics.messages import DeadLetter
+from idemgate.topics.merge import Merge
+from idemgate.topics.messages import Message, check_ms, moment
 
-__all__ = ["PAGE", "Chosen", "Pages", "Place", "by_slot", "chosen", "newest", "numbers_of"]
+__all__ = [
+    "PAGE",
+    "DeadFilter",
+    "DeadLetter",
+    "DeadPages",
+    "DeadPosition",
+    "build_filter",
+    "dead_numbers",
+    "decode_dead_letter",
+    "group_ids",
+    "newest",
+    "position_of",
+]
 
 PAGE = 50
-"""Most letters that one script call shows or moves: the server is blocked for the whole of it, 1 to 3 ms."""
+"""Maximum dead letters that one script call lists or moves. Such a call blocks the server for 1 to 3 ms."""
 LATEST = 2**53
 
 
-class Place(NamedTuple):
-    """Where to go on, from newer to older: with letters that died before `ms`, or then and with a lower number."""
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up.
+
+    Attributes:
+        id: The id that `redrive` and `delete` take.
+        key: The text of the message's key.
+        reason: The last line of the failure.
+        died_at: The time at which it was given up, by the server's clock.
+        attempts: The number of attempts.
+        count: The number of merged triggers.
+        first_at: The time of the first trigger.
+        last_at: The time of the last trigger.
+        message: The message, with its payload.
+    """
+
+    id: str
+    key: str
+    reason: str
+    died_at: datetime
+    attempts: int
+    count: int
+    first_at: datetime
+    last_at: datetime
+    message: Message
+
+    @property
+    def payload(self) -> Any:
+        """The merged payload. Raises DecodeError if another codec wrote it."""
+        return self.message.payload
+
+
+def decode_dead_letter(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
+    """Decode a dead letter of a slot. Raises DecodeError."""
+    with wrap_decode_errors("a dead letter"):
+        raw_key, raw_message, reason, died_ms, _ = unpack(packed, "a dead letter")
+        message = Message(raw_message, merge, codec)
+        return DeadLetter(
+            id=f"{slot}-{number.decode()}",
+            key=raw_key.decode(errors="backslashreplace"),
+            reason=reason.decode(errors="replace"),
+            died_at=moment(check_ms(died_ms)),
+            attempts=message.attempts,
+            count=message.count,
+            first_at=moment(message.first_ms),
+            last_at=moment(message.last_ms),
+            message=message,
+        )
+
+
+class DeadPosition(NamedTuple):
+    """A position in the dead letters, from newer to older.
+
+    The next letters died before `ms`, or in the same millisecond and have a lower number.
+    """
 
     ms: int = LATEST
     number: str = ""
 
 
-class Chosen(NamedTuple):
-    """Which letters are meant; all conditions have to hold. `since` in ms, inclusive; `before` exclusive."""
+class DeadFilter(NamedTuple):
+    """A filter for dead letters. All conditions must hold. `since` is in ms and inclusive, `before` is exclusive."""
 
     key: str | None = None
     reason: str | None = None
     since: int = 0
-    before: Place = Place()
+    before: DeadPosition = DeadPosition()
 
     @property
-    def sifts(self) -> bool:
-        """Whether some of the letters of that time may not match."""
+    def needs_matching(self) -> bool:
+        """True if some letters within the time range may not match."""
         return self.key is not None or self.reason is not None
 
     def matches(self, letter: DeadLetter) -> bool:
-        fits = self.key is None or fnmatchcase(letter.key, self.key)
-        return fits and (self.reason is None or self.reason in letter.reason)
+        """Return True if the key and the reason of a letter match."""
+        key_matches = self.key is None or fnmatchcase(letter.key, self.key)
+        return key_matches and (self.reason is None or self.reason in letter.reason)
 
 
-class Pages:
-    """Goes through the letters of a slot, newest first, so that it ends: what dies meanwhile is newer. Ask for `size`
-    letters before `at`, and `turn`, until that is None; `found` are the first `most` that match."""
+class DeadPages:
+    """Pages through the dead letters of a slot, newest first.
 
-    def __init__(self, wanted: Chosen, most: int | None = None) -> None:
-        self.at: Place | None = wanted.before
+    It always ends, because letters that are added meanwhile are newer. Request `size` letters before `at` and pass
+    them to `add_page`, until `at` is None. `found` holds the first `most` matches.
+    """
+
+    def __init__(self, wanted: DeadFilter, most: int | None = None) -> None:
+        self.at: DeadPosition | None = wanted.before
         self.found: list[DeadLetter] = []
         self._wanted = wanted
         self._most = most
 
     @property
     def size(self) -> int:
-        room = PAGE if self._most is None or self._wanted.sifts else self._most - len(self.found)
-        return max(1, min(PAGE, room))
+        """The number of letters to request next."""
+        missing = PAGE if self._most is None or self._wanted.needs_matching else self._most - len(self.found)
+        return max(1, min(PAGE, missing))
 
-    def turn(self, page: tuple[int, list[DeadLetter]]) -> list[DeadLetter]:
-        """Those of the page that match, as `TopicCalls.dead` told it."""
+    def add_page(self, page: tuple[int, list[DeadLetter]]) -> list[DeadLetter]:
+        """Add a page in the format of `TopicCalls.dead`. Return its matching letters."""
         total, letters = page
-        alone = self.at == self._wanted.before and len(letters) == total
-        self.at = None if alone or not letters else place_of(letters[-1])
-        matching = [one for one in letters if self._wanted.matches(one)]
+        complete = self.at == self._wanted.before and len(letters) == total
+        self.at = None if complete or not letters else position_of(letters[-1])
+        matching = [letter for letter in letters if self._wanted.matches(letter)]
         if self._most is not None:
             self.found += matching
             self.at = None if len(self.found) >= self._most else self.at
         return matching
 
 
-def chosen(key: str | None, reason: str | None, since: datetime | None, until: datetime | None) -> Chosen:
-    """What a user asked for, or InvalidArgument."""
-    for name, given in (("key", key), ("reason", reason)):
-        if given is not None and (not isinstance(given, str) or not given):
+def build_filter(key: str | None, reason: str | None, since: datetime | None, until: datetime | None) -> DeadFilter:
+    """Build a filter from a user's arguments. Raises InvalidArgument."""
+    for name, value in (("key", key), ("reason", reason)):
+        if value is not None and (not isinstance(value, str) or not value):
             raise InvalidArgument(
-                name, given, "not a text to look for", "Pass a str that is not empty, or leave it out"
+                name, value, "not a text to look for", "Pass a str that is not empty, or leave it out"
             )
-    return Chosen(
+    return DeadFilter(
         key,
         reason,
         0 if since is None else instant(since, "since"),
-        Place() if until is None else Place(instant(until, "until")),
+        DeadPosition() if until is None else DeadPosition(instant(until, "until")),
     )
 
 
-def place_of(letter: DeadLetter) -> Place:
-    return Place(instant(letter.died_at, "died_at"), *numbers_of([letter]))
+def position_of(letter: DeadLetter) -> DeadPosition:
+    """Return the position of a letter."""
+    return DeadPosition(instant(letter.died_at, "died_at"), *dead_numbers([letter]))
 
 
-def numbers_of(letters: Iterable[DeadLetter]) -> list[str]:
-    """What their slot calls them."""
-    return [one.id.partition("-")[2] for one in letters]
+def dead_numbers(letters: Iterable[DeadLetter]) -> list[str]:
+    """Return the numbers of letters within their slot."""
+    return [letter.id.partition("-")[2] for letter in letters]
 
 
 def newest(by_slot: Iterable[Sequence[DeadLetter]], n: int, skip: int) -> list[DeadLetter]:
-    """The letters of several slots as one list, newest first."""
-    found = sorted(
+    """Return the `n` newest letters of several slots after the first `skip`, newest first."""
+    letters = sorted(
         (letter for letters in by_slot for letter in letters), key=lambda letter: letter.died_at, reverse=True
     )
-    return found[skip : skip + n]
+    return letters[skip : skip + n]
 
 
-def by_slot(ids: Iterable[str], slots: int) -> list[tuple[int, list[str]]]:
-    """Which letters to move out of which slot, a page a call."""
-    wanted: defaultdict[int, list[str]] = defaultdict(list)
-    for one in ids:
-        slot, separator, number = one.partition("-")
+def group_ids(ids: Iterable[str], slots: int) -> list[tuple[int, list[str]]]:
+    """Group ids of dead letters by slot, at most one page per group. Raises InvalidArgument."""
+    by_slot: defaultdict[int, list[str]] = defaultdict(list)
+    for letter_id in ids:
+        slot, separator, number = letter_id.partition("-")
         if not separator or not slot.isdigit() or not number.isdigit() or int(slot) >= slots:
             raise InvalidArgument(
                 "ids",
-                one,
+                letter_id,
                 "not the id of a dead letter of this topic",
-                "Use DeadLetter.id as dead.list() gives it",
+                "Use DeadLetter.id as dead.list() returns it",
             )
-        wanted[int(slot)].append(number)
-    return [(slot, found[i : i + PAGE]) for slot, found in wanted.items() for i in range(0, len(found), PAGE)]
+        by_slot[int(slot)].append(number)
+    return [(slot, numbers[i : i + PAGE]) for slot, numbers in by_slot.items() for i in range(0, len(numbers), PAGE)]

@@ -1,4 +1,4 @@
-"""The short form of a topic: a function that can be triggered with its own arguments."""
+"""The decorator `gate.merge`: a topic as a function that is triggered with its own arguments."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from idemgate.core.codec.models import rebuild
-from idemgate.core.functions import awaited, hints_of, qualified_name, refuse_generator
 from idemgate.core.key_template import KeySpec, compile_key
+from idemgate.core.validation import check_not_generator, is_async, qualified_name, type_hints
 from idemgate.errors import InvalidArgument, PartialFailure
 from idemgate.topics.merge import Merge, merge_of
 from idemgate.topics.messages import Delivery, Receipt
-from idemgate.topics.partial import listed
+from idemgate.topics.partial import to_list
 from idemgate.topics.policy import MergeOptions
 from idemgate.topics.topic import AioTopic, Topic
 
-__all__ = ["AioMerged", "Merged", "merged"]
+__all__ = ["AioMergedFunction", "MergedFunction", "decorate_merge"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Merged(Generic[P, R]):
-    """A function behind a topic. Calling it calls the function; `trigger` takes the same arguments and lets a worker
-    call it later, once for all triggers of a window. `aio.trigger` awaits; `topic` is the topic itself."""
+class MergedFunction(Generic[P, R]):
+    """A function behind a topic.
+
+    Calling it calls the function directly. `trigger` takes the same arguments and lets a worker call the function
+    later, once for all triggers of a window. `aio.trigger` does the same for asyncio. `topic` is the topic.
+    """
 
     def __init__(self, func: Callable[P, R], topic: Topic, key: KeySpec, signature: inspect.Signature) -> None:
         functools.update_wrapper(self, func)
@@ -38,53 +41,63 @@ class Merged(Generic[P, R]):
         return self._func(*args, **kwargs)
 
     def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Triggers a later call with these arguments (merged with others of the same key). TypeError if they do not
-        fit, InvalidArgument if they cannot be stored; one round trip."""
-        key, payload = self._bound(args, kwargs)
+        """Trigger a later call with these arguments. One round trip, atomic.
+
+        Triggers of the same key are merged.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            TypeError: The arguments do not fit the function.
+            InvalidArgument: An argument cannot be stored.
+        """
+        key, payload = self._bind(args, kwargs)
         return self.topic.trigger(key, payload)
 
     @functools.cached_property
-    def aio(self) -> AioMerged[P, R]:
-        """The awaiting face: `await f.aio.trigger(...)`."""
-        return AioMerged(self)
+    def aio(self) -> AioMergedFunction[P, R]:
+        """The same function for asyncio: `await f.aio.trigger(...)`."""
+        return AioMergedFunction(self)
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return self._key.of(None, args, kwargs), dict(bound.arguments)
 
 
-class AioMerged(Generic[P, R]):
-    """The awaiting face of a `Merged` function."""
+class AioMergedFunction(Generic[P, R]):
+    """A `MergedFunction` for asyncio."""
 
-    def __init__(self, merged: Merged[P, R]) -> None:
+    def __init__(self, merged: MergedFunction[P, R]) -> None:
         self._merged = merged
 
     @property
     def topic(self) -> AioTopic:
+        """The topic for asyncio."""
         return self._merged.topic.aio
 
     async def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """As `Merged.trigger`."""
-        key, payload = self._merged._bound(args, kwargs)
+        """Trigger a later call with these arguments. See `MergedFunction.trigger`."""
+        key, payload = self._merged._bind(args, kwargs)
         return await self.topic.trigger(key, payload)
 
 
-def merged(
+def decorate_merge(
     make_topic: Callable[..., Topic], func: Callable[P, R], key: Any, name: str | None, options: MergeOptions
-) -> Merged[P, R]:
-    """Makes the topic of a function and registers the handler that calls it."""
-    refuse_generator(func)
+) -> MergedFunction[P, R]:
+    """Create the topic of a function and register the handler that calls it. Raises InvalidArgument."""
+    check_not_generator(func)
     signature = inspect.signature(func)
     merge = merge_of(options.get("merge", "last"))
-    _check(func, signature, merge)
+    _check_function(func, signature, merge)
     compiled = compile_key(key, func)
     topic = make_topic(_topic_name(func) if name is None else name, **options)
-    topic.handler(_handler(func, signature, merge))
-    return Merged(func, topic, compiled, signature)
+    topic.handler(_build_handler(func, signature, merge))
+    return MergedFunction(func, topic, compiled, signature)
 
 
-def _check(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:
+def _check_function(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> None:
     first = next(iter(signature.parameters), "")
     if first in ("self", "cls"):
         raise InvalidArgument(
@@ -118,35 +131,37 @@ def _topic_name(func: Callable[..., Any]) -> str:
     return name
 
 
-def _handler(func: Callable[..., Any], signature: inspect.Signature, merge: Merge) -> Callable[[Delivery[Any]], Any]:
-    hints = hints_of(func)
-    # An argument of which no item is to be tried again comes back empty.
+def _build_handler(
+    func: Callable[..., Any], signature: inspect.Signature, merge: Merge
+) -> Callable[[Delivery[Any]], Any]:
+    hints = type_hints(func)
+    # An argument without an item to retry is passed as an empty list.
     empty: dict[str, Any] = {name: [] for name in signature.parameters if merge.fields and merge.of(name).itemized}
 
-    def bound(delivery: Delivery[Any]) -> inspect.BoundArguments:
+    def bind(delivery: Delivery[Any]) -> inspect.BoundArguments:
         arguments = {name: rebuild(value, hints.get(name)) for name, value in (empty | delivery.payload).items()}
         return inspect.BoundArguments(signature, arguments)
 
     def call(delivery: Delivery[Any]) -> Any:
-        arguments = bound(delivery)
+        arguments = bind(delivery)
         try:
-            return _complete(func(*arguments.args, **arguments.kwargs), delivery, merge)
+            return _add_arguments(func(*arguments.args, **arguments.kwargs), delivery, merge)
         except PartialFailure as failed:
-            raise _complete(failed, delivery, merge) from failed.__cause__
+            raise _add_arguments(failed, delivery, merge) from failed.__cause__
 
     async def call_and_wait(delivery: Delivery[Any]) -> Any:
-        arguments = bound(delivery)
+        arguments = bind(delivery)
         try:
-            return _complete(await cast(Any, func)(*arguments.args, **arguments.kwargs), delivery, merge)
+            return _add_arguments(await cast(Any, func)(*arguments.args, **arguments.kwargs), delivery, merge)
         except PartialFailure as failed:
-            raise _complete(failed, delivery, merge) from failed.__cause__
+            raise _add_arguments(failed, delivery, merge) from failed.__cause__
 
-    return call_and_wait if awaited(func) else call
+    return call_and_wait if is_async(func) else call
 
 
-def _complete(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
-    """A call needs all of its arguments: with the items that failed go the arguments that keep none."""
-    if isinstance(result, PartialFailure) and merge.fields and (fields := listed(result.items)):
+def _add_arguments(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
+    """Add the arguments without items to a partial failure, because the retry needs all arguments."""
+    if isinstance(result, PartialFailure) and merge.fields and (fields := to_list(result.items)):
         mapped = isinstance(result.items, Mapping)
         given = cast("Mapping[str, Any]", result.items) if mapped else dict.fromkeys(fields, ...)
         rest = {name: ... for name in delivery.payload if not merge.of(name).itemized}

@@ -1,4 +1,4 @@
-"""What a topic is, whichever face it is used through: its policy, its handler, and whether the store agrees with it."""
+"""The definition of a topic, shared by its sync and async interfaces: policy, handler, and stored state."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import Call
-from idemgate.core.functions import refuse_generator
+from idemgate.core.validation import check_not_generator
 from idemgate.errors import InvalidArgument, PolicyChanged
 from idemgate.store.context import Context
-from idemgate.topics.calls import Opened, TopicCalls, open_topic, stored_policy
-from idemgate.topics.coalesce import Gathering
-from idemgate.topics.cron import Recurring
+from idemgate.topics.calls import OpenReply, TopicCalls, open_topic, stored_policy
+from idemgate.topics.coalesce import TriggerCoalescer
+from idemgate.topics.cron import RecurringTrigger
 from idemgate.topics.messages import Forward
-from idemgate.topics.policy import Policy, differing, from_stored, reconciled, slots_of
+from idemgate.topics.policy import Policy, diff_policies, from_stored, merge_declarations, slots_of
 
-__all__ = ["Opening"]
+__all__ = ["TopicDefinition"]
 
 
-class Opening:
-    """One topic of one context, shared by its faces. `declared` is what this program says; `calls` appear once the store
-    agreed.
+class TopicDefinition:
+    """One topic of one context. `declared` is the policy of this program.
 
-    A topic that was named without any policy (`plain`) takes over the stored one, if there is one.
+    `calls` is None until the server has confirmed the policy. A topic declared without options (`plain`) adopts the
+    stored policy if there is one.
     """
 
     def __init__(self, context: Context, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
@@ -35,32 +35,33 @@ class Opening:
         self.plain = plain
         self.redefine = redefine
         self.handler: Callable[..., Any] | None = None
-        self.onward: Forward | None = None
-        self.recurring: dict[str, Recurring] = {}
+        self.forward: Forward | None = None
+        self.recurring: dict[str, RecurringTrigger] = {}
         self.calls: TopicCalls | None = None
-        self._said = declared.slots
-        self._gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
+        self._declared_slots = declared.slots
+        self._coalescers: WeakKeyDictionary[asyncio.AbstractEventLoop, TriggerCoalescer] = WeakKeyDictionary()
 
     def declare(self, declared: Policy, redefine: bool) -> None:
-        """The same name again: the same policy, or a new one with `redefine`."""
+        """Declare the topic again: with the same policy, or with a new one and `redefine`. Raises PolicyChanged."""
         if self.plain:
-            self._said = declared.slots
-        elif declared.slots == self._said:  # and the store has another number by now
+            self._declared_slots = declared.slots
+        elif declared.slots == self._declared_slots:  # the stored number may have changed since then
             declared = replace(declared, slots=self.declared.slots)
         if self.plain or redefine:
             self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
-        elif declared.stored() != self.declared.stored():
-            raise PolicyChanged(self.name, *differing(self.declared.stored(), declared.stored()))
+        elif declared.pack_stored() != self.declared.pack_stored():
+            raise PolicyChanged(self.name, *diff_policies(self.declared.pack_stored(), declared.pack_stored()))
         else:
-            self._adopt(reconciled(self.declared, declared))
+            self._replace_policy(merge_declarations(self.declared, declared))
 
-    def _adopt(self, policy: Policy) -> None:
+    def _replace_policy(self, policy: Policy) -> None:
         if policy != self.declared:
             self.declared = policy
-            self.calls = self.provisional() if self.calls is not None else None
+            self.calls = self.build_calls() if self.calls is not None else None
 
-    def handle(self, handler: Callable[..., Any]) -> None:
-        refuse_generator(handler)
+    def set_handler(self, handler: Callable[..., Any]) -> None:
+        """Register the handler. Raises InvalidArgument if the topic has another handler or a forward target."""
+        check_not_generator(handler)
         if self.handler is not None and self.handler is not handler:
             raise InvalidArgument(
                 "handler",
@@ -68,85 +69,96 @@ class Opening:
                 f"topic {self.name!r} has one already: {self.handler!r}",
                 "A topic has one handler",
             )
-        if self.onward is not None:
+        if self.forward is not None:
             raise InvalidArgument(
-                "handler", handler, f"topic {self.name!r} is sent on", "Handle messages here, or send them on"
+                "handler", handler, f"topic {self.name!r} is forwarded", "Use a handler or forward(), not both"
             )
         self.handler = handler
 
-    def send_on(self, to: Forward) -> None:
+    def set_forward(self, to: Forward) -> None:
+        """Set the forward target. Raises InvalidArgument if the topic has a handler."""
         if self.handler is not None:
             raise InvalidArgument(
-                "forward", self.name, "the topic has a handler", "Handle messages here, or send them on"
+                "forward", self.name, "the topic has a handler", "Use a handler or forward(), not both"
             )
-        self.onward = to
+        self.forward = to
 
     @property
-    def worked(self) -> bool:
-        """Whether a worker has something to do with its messages. InvalidArgument if they would come by themselves, and
-        nobody said what for."""
-        found = self.handler is not None or self.onward is not None
-        if self.recurring and not found:
+    def has_consumer(self) -> bool:
+        """True if a worker can process messages, by a handler or by forwarding them.
+
+        Raises InvalidArgument for a topic with recurring triggers and neither of both.
+        """
+        consumed = self.handler is not None or self.forward is not None
+        if self.recurring and not consumed:
             raise InvalidArgument(
                 "topics",
                 self.name,
-                f"it has recurring triggers ({', '.join(sorted(self.recurring))}) but nobody handles them",
-                "Register a handler, or send them on: topic.forward(...)",
+                f"it has recurring triggers ({', '.join(sorted(self.recurring))}) but no handler and no forward target",
+                "Register a handler, or call topic.forward(...)",
             )
-        return found
+        return consumed
 
-    def destination(self) -> Forward:
-        if self.onward is None:
-            raise InvalidArgument("forward_due", self.name, "nobody said where to", 'Say topic.forward("list") before')
-        return self.onward
-
-    def recur(self, made: Recurring) -> None:
-        known = self.recurring.setdefault(made.name, made)
-        if known != made:
+    def require_forward(self) -> Forward:
+        """Return the forward target. Raises InvalidArgument if there is none."""
+        if self.forward is None:
             raise InvalidArgument(
-                "name", made.name, f"recurs already, as {known.expression!r}", "Give each its own name"
+                "forward_once", self.name, "the topic has no forward target", 'Call topic.forward("list") first'
+            )
+        return self.forward
+
+    def add_recurring(self, trigger: RecurringTrigger) -> None:
+        """Add a recurring trigger. Raises InvalidArgument if another one has the same name."""
+        known = self.recurring.setdefault(trigger.name, trigger)
+        if known != trigger:
+            raise InvalidArgument(
+                "name", trigger.name, f"recurs already, as {known.expression!r}", "Give each its own name"
             )
 
-    def gathering(self) -> Gathering:
-        """That of the running event loop."""
+    def coalescer(self) -> TriggerCoalescer:
+        """Return the trigger coalescer of the running event loop."""
         loop = asyncio.get_running_loop()
-        found = self._gatherings.get(loop)
-        if found is None:
-            found = self._gatherings[loop] = Gathering(self.context.aio_link)
-        return found
+        coalescer = self._coalescers.get(loop)
+        if coalescer is None:
+            coalescer = self._coalescers[loop] = TriggerCoalescer(self.context.aio_link)
+        return coalescer
 
-    def provisional(self) -> TopicCalls:
-        """Calls by the declared policy: to check a trigger before the topic itself is written."""
+    def build_calls(self) -> TopicCalls:
+        """Return calls for the declared policy. They check a trigger before the topic itself is written."""
         context = self.context
-        return TopicCalls(context.namespace, self.name, self.declared, context.codec, context.clock, self.lay_out)
+        return TopicCalls(context.namespace, self.name, self.declared, context.codec, context.clock, self.set_slots)
 
-    def lay_out(self, slots: int) -> None:
-        """The topic has this many slots, says the store."""
+    def set_slots(self, slots: int) -> None:
+        """Adopt the stored number of slots."""
         if slots != self.declared.slots:
-            self._adopt(replace(self.declared, slots=slots))
+            self._replace_policy(replace(self.declared, slots=slots))
 
-    def forget(self) -> None:
-        """The next use opens it anew."""
+    def reset(self) -> None:
+        """Make the next use open the topic again."""
         self.calls = None
 
-    def ask(self) -> Call[Any]:
-        """The call that opens the topic."""
+    def open_call(self) -> Call[Any]:
+        """Build the call that opens the topic."""
         if self.plain:
             return stored_policy(self.context.namespace, self.context.clock, self.name)
         return open_topic(self.context.namespace, self.context.clock, self.name, self.declared, self.redefine)
 
-    def answered(self, answer: Any) -> bool:
-        """Takes the answer of `ask`; False if it has to be asked once more (a plain topic that nobody has made yet, or
-        one whose number of slots was changed since this program was written)."""
-        if not isinstance(answer, Opened):  # what was asked, not what another caller has learnt meanwhile, decides
-            if answer is None:
+    def apply_open_reply(self, reply: Any) -> bool:
+        """Apply the reply of `open_call`. Return False if the topic has to be opened once more.
+
+        That happens for a plain topic that does not exist yet. It also happens if the number of slots was changed
+        since this program was written. Raises PolicyChanged.
+        """
+        # The kind of the reply decides, because `plain` may have changed while the call was under way.
+        if not isinstance(reply, OpenReply):
+            if reply is None:
                 self.plain = False
                 return False
-            self.declared = from_stored(answer, self.declared)
-        elif answer.word == "resized":
-            self.declared = replace(self.declared, slots=slots_of(answer.policy))
+            self.declared = from_stored(reply, self.declared)
+        elif reply.word == "resized":
+            self.declared = replace(self.declared, slots=slots_of(reply.policy))
             return False
-        elif answer.word == "differs":
-            raise PolicyChanged(self.name, *differing(answer.policy, self.declared.stored()))
-        self.calls = self.provisional()
+        elif reply.word == "differs":
+            raise PolicyChanged(self.name, *diff_policies(reply.policy, self.declared.pack_stored()))
+        self.calls = self.build_calls()
         return True

@@ -1,7 +1,7 @@
-"""Merge policies: how the payloads of one window become one.
+"""Merge policies: the merging of all payloads of one window into one.
 
-A payload is *lifted* to an accumulator when it is triggered, accumulators are merged in Lua (`lua/lib/merge.lua`, the
-only place that knows how), and what a delivery carries is *lowered* back to a payload here.
+`Merge.lift` converts the payload of a trigger to an accumulator. Accumulators are merged in Lua only, in
+`lua/lib/merge/payloads.lua`. `Merge.lower` converts the accumulator of a delivery back to a payload.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import msgpack
 from idemgate.core.codec import Codec
 from idemgate.errors import InvalidArgument
 
-__all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "union", "wrapped"]
+__all__ = ["Merge", "MergeSpec", "append", "merge_of", "merge_of_spec", "pack", "union"]
 
 Name = Literal["last", "first", "append", "union", "count", "sum", "min", "max"]
 NAMES = ("last", "first", "append", "union", "count", "sum", "min", "max")
 EXACT = 2**53
-"""Redis scripts count in doubles: integers beyond this are not exact."""
+"""Redis scripts compute with doubles: integers beyond this are not exact."""
 MAX_BYTES = 1_048_576
 MAX_FIELDS = 1000
-"""Of a payload that is merged by field; and of what it is merged to, where the policy does not name them."""
+"""Maximum fields of one payload, and of a merged payload for fields without their own policy."""
 _DROPPED = b"\xff"
-"""In the place of a field: how many there was no room for."""
+"""The name under which the number of dropped fields is stored."""
 
 
 class Merge:
-    """One merge policy as a value; made by name, by `append(cap)`, `union(cap)`, or as a mapping of field -> policy."""
+    """A merge policy; created by name, by `append(cap)`, by `union(cap)`, or from a mapping of field to policy."""
 
     __slots__ = ("fields", "raw", "rest", "spec")
 
@@ -51,10 +51,10 @@ class Merge:
         return f"Merge({self.spec!r})"
 
     def lift(self, payload: object, codec: Codec) -> bytes:
-        """The accumulator of one payload as a script takes it. InvalidArgument if the policy cannot merge such a payload."""
+        """Convert one payload to an accumulator. Raises InvalidArgument if the policy cannot merge such a payload."""
         if self.raw:
             return codec.encode(payload)
-        unit = wrapped(self._unit(payload, codec, "payload"))
+        unit = pack(self._unit(payload, codec, "payload"))
         if self.spec["op"] in ("fields", "union") and len(unit) > codec.max_bytes:
             problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
             raise InvalidArgument(
@@ -63,7 +63,7 @@ class Merge:
         return unit
 
     def lower(self, acc: Any, codec: Codec) -> Any:
-        """The payload that an accumulator (as unpacked from a message, strings as bytes) stands for."""
+        """Convert an accumulator (as unpacked from a message, strings as bytes) to a payload."""
         op = self.spec["op"]
         if op in ("last", "first"):
             return codec.decode(acc)
@@ -78,7 +78,7 @@ class Merge:
         return {name: self.of(name).lower(part, codec) for name, part in self.parts(acc).items()}
 
     def dropped(self, acc: Any) -> int:
-        """How many items an `append` or a `union`, or fields a mapping had no room for."""
+        """Return the number of items of an `append` or `union`, or of fields, beyond the limit."""
         op = self.spec["op"]
         if op == "append":
             return int(acc[1])
@@ -91,26 +91,26 @@ class Merge:
 
     @property
     def drops(self) -> bool:
-        """Whether it may have no room for an item."""
+        """True if the policy has a limit of items."""
         return self.spec["op"] in ("append", "union", "fields")
 
     @property
     def itemized(self) -> bool:
-        """Whether its payload is a list of items."""
+        """True if the payload is a list of items."""
         return self.spec["op"] in ("append", "union")
 
     def items(self, acc: Any) -> list[bytes]:
-        """The encoded items of an append or a union."""
+        """Return the encoded items of an append or a union."""
         return _items(acc[2]) if self.spec["op"] == "append" else acc[1]
 
     def parts(self, acc: Any) -> dict[str, Any]:
-        """The accumulators of the fields."""
-        # An empty Lua table comes back as an empty array.
+        """Return the accumulator of each field."""
+        # Lua packs an empty table as an empty array.
         found = cast("dict[bytes, Any]", acc) if isinstance(acc, dict) else {}
         return {field.decode(): part for field, part in found.items() if field != _DROPPED}
 
     def of(self, field: str) -> Merge:
-        """The policy of a field."""
+        """Return the policy of a field."""
         return self.fields.get(field) or cast(Merge, self.rest)
 
     def _unit(self, payload: object, codec: Codec, name: str) -> object:
@@ -124,7 +124,7 @@ class Merge:
         if op in ("min", "max"):
             return [_number(payload, name, op), codec.encode(payload, name)]
         if op == "append":
-            return [1, 0, wrapped(codec.encode(payload, name))]
+            return [1, 0, pack(codec.encode(payload, name))]
         if op == "union":
             return self._set(payload, codec, name)
         if not isinstance(payload, Mapping):
@@ -154,22 +154,33 @@ MergeSpec: TypeAlias = Name | Merge | Mapping[str, "Name | Merge"]
 
 
 def append(cap: int = 1000) -> Merge:
-    """All payloads in the order of their triggers, the first `cap` of them (and at most 1 MiB); the rest is dropped and
-    counted in `delivery.dropped`."""
+    """Return a policy that keeps all payloads in the order of their triggers.
+
+    Args:
+        cap: The maximum number of payloads, 1 to 100,000. At most 1 MiB is kept. Later ones are dropped and counted in
+            `delivery.dropped`.
+    """
     return Merge({"op": "append", "cap": _cap(cap), "bytes": MAX_BYTES})
 
 
 def union(cap: int = 1000) -> Merge:
-    """The distinct items of all payloads (each a list, tuple or set), first seen first; at most `cap` items and 1 MiB,
-    the rest is dropped and counted in `delivery.dropped`. Items are the same when they are encoded the same: 1 and
-    1.0 are two."""
+    """Return a policy that keeps the distinct items of all payloads, in the order of their first occurrence.
+
+    Each payload is a list, tuple or set. Items are equal if they are encoded the same: 1 and 1.0 differ.
+
+    Args:
+        cap: The maximum number of items, 1 to 100,000. At most 1 MiB is kept. Later ones are dropped and counted in
+            `delivery.dropped`.
+    """
     return Merge({"op": "union", "cap": _cap(cap), "bytes": MAX_BYTES})
 
 
 def merge_of(given: MergeSpec) -> Merge:
-    """The policy that a user's `merge=` means, or InvalidArgument. A mapping's `"*"` is for fields that it does not name
-    (default: last), of which a message has the first 1,000; further ones are dropped and counted in
-    `delivery.dropped`."""
+    """Return the policy for a `merge=` argument. Raises InvalidArgument.
+
+    In a mapping, `"*"` is the policy of all other fields (default: last). A message keeps the first 1,000 of those
+    fields. Later ones are dropped and counted in `delivery.dropped`.
+    """
     if isinstance(given, Merge):
         return given
     if isinstance(given, str):
@@ -202,7 +213,7 @@ def merge_of(given: MergeSpec) -> Merge:
 
 
 def merge_of_spec(spec: dict[str, Any]) -> Merge:
-    """The policy that a stored spec stands for; InvalidArgument, or what a missing member raises, for one of nothing."""
+    """Return the policy of a stored spec. Raises InvalidArgument, or KeyError or TypeError for an invalid spec."""
     if spec["op"] != "fields":
         return _simple(spec)
     fields = {field: _simple(part) for field, part in cast("dict[str, Any]", spec["fields"] or {}).items()}
@@ -239,17 +250,17 @@ def _number(value: object, name: str, op: str) -> int | float:
     return value
 
 
-def wrapped(value: object) -> bytes:
-    """As scripts read it."""
-    # The old string type: every Redis' cmsgpack reads it back as a string.
+def pack(value: object) -> bytes:
+    """Pack a value as msgpack for scripts."""
+    # The raw type of old msgpack: cmsgpack of every Redis reads it as a string.
     return msgpack.packb(value, use_bin_type=False)
 
 
-def _items(wrapped: bytes) -> list[bytes]:
-    # Strings only: a header of anything else could ask for gigabytes.
+def _items(packed: bytes) -> list[bytes]:
+    # Allow strings only: the header of another type could request gigabytes.
     unpacker = msgpack.Unpacker(
-        raw=True, max_buffer_size=0, max_str_len=len(wrapped),
+        raw=True, max_buffer_size=0, max_str_len=len(packed),
         max_array_len=0, max_map_len=0, max_bin_len=0, max_ext_len=0,
     )  # fmt: skip
-    unpacker.feed(wrapped)
+    unpacker.feed(packed)
     return list(unpacker)

@@ -1,4 +1,4 @@
-"""What topics carry, as Python sees it: triggers going in, receipts, deliveries, dead letters and counts coming out."""
+"""The values that topics exchange with programs: triggers, receipts, messages, deliveries and counts."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.codec import Codec
-from idemgate.core.codec.decoding import as_ours, unpacked
+from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import LATEST_MS, Duration
 from idemgate.core.keys import Key
-from idemgate.core.validation import each
+from idemgate.core.validation import check_iterable
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import Merge
-from idemgate.topics.partial import Part, part_of
-
-Outcome = Literal["ok", "dead", "cancelled", "lost"]
+from idemgate.topics.partial import FailedItems, select_items
 
 __all__ = [
-    "DeadLetter",
     "Delivery",
     "Message",
     "Outcome",
     "Peek",
     "Receipt",
     "ReceiptStatus",
+    "SettledAndTaken",
     "Stats",
     "Taken",
     "Trigger",
-    "listed",
+    "check_ms",
+    "decode_forwarded",
+    "moment",
+    "to_triggers",
 ]
 
 P = TypeVar("P")
+Outcome = Literal["ok", "dead", "cancelled", "lost"]
 ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate"]
 Reason = Literal["now", "window", "quiet", "max_delay", "max_size", "leading", "time", "flush", "retry", "redrive"]
 
 
-@dataclass(slots=True)  # not frozen: making it would take three times as long, and many are made
+@dataclass(slots=True)  # not frozen: creation would take three times as long, and programs create many
 class Trigger:
     """One trigger of `trigger_many`; the fields are those of `Topic.trigger`."""
 
@@ -53,31 +55,34 @@ class Trigger:
     event_id: Key | None = field(default=None, kw_only=True)
 
 
-def listed(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
-    """What `trigger_many` was passed, or InvalidArgument. No text or dict passes for a pair: it would be taken apart."""
+def to_triggers(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:
+    """Convert the argument of `trigger_many` to triggers. Only a tuple counts as a pair. Raises InvalidArgument."""
     return [
-        one if isinstance(one, Trigger) else Trigger(*one) if type(one) is tuple and len(one) == 2 else _refused(one)
-        for one in each(triggers, "triggers", _TRIGGERS)
+        item
+        if isinstance(item, Trigger)
+        else Trigger(*item)
+        if type(item) is tuple and len(item) == 2
+        else _reject(item)
+        for item in check_iterable(triggers, "triggers", _TRIGGERS)
     ]
 
 
-def _refused(one: object) -> Trigger:
-    raise InvalidArgument("triggers", type(one).__name__, "not a key and its payload", _TRIGGERS)
+def _reject(item: object) -> Trigger:
+    raise InvalidArgument("triggers", type(item).__name__, "not a key and its payload", _TRIGGERS)
 
 
 _TRIGGERS = "Pass (key, payload) tuples, such as the items() of a dict, or Trigger(...)"
 
 
-@dataclass(slots=True)  # not frozen, as a trigger is not
+@dataclass(slots=True)  # not frozen, for the same reason as Trigger
 class Receipt:
-    """What became of a trigger.
+    """The result of a trigger.
 
-    - "scheduled": it made a new pending message. - "merged": it joined the pending message of its key.
-    - "replaced": it joined, and moved the message to the time it named.
-    - "dropped": not accepted: an older `version`, or inside the window of a leading edge. - "duplicate": its
-      `event_id` was seen for this key.
-    `due_ms` is when the message is due, in ms since the epoch, and `due_at` the same moment; None where nothing was
-    accepted.
+    Attributes:
+        status: "scheduled" (a new pending message), "merged" (merged into the pending message of its key),
+            "replaced" (merged, and the message moved to the time of this trigger), "dropped" (not accepted: an older
+            `version`, or inside the window of a leading edge) or "duplicate" (its `event_id` was seen for this key).
+        due_ms: The time at which the message is due, in ms since the epoch. None if the trigger was not accepted.
     """
 
     status: ReceiptStatus
@@ -85,23 +90,27 @@ class Receipt:
 
     @property
     def due_at(self) -> datetime | None:
+        """The time at which the message is due. None if the trigger was not accepted."""
         return None if self.due_ms is None else moment(self.due_ms)
 
     @property
     def accepted(self) -> bool:
-        """Whether a delivery will follow."""
+        """True if a delivery will follow."""
         return self.due_ms is not None
 
 
 class Message:
-    """A merged message as a script packed it. Places as in `lua/lib/message.lua`; each is read when it is asked for."""
+    """A merged message as a script packed it. Each field of `lua/lib/slot/message.lua` is converted when it is read.
+
+    `attempts` includes the current one. `failure` is that of the previous attempt.
+    """
 
     __slots__ = ("_codec", "_fields", "_merge")
 
     def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
-        self._fields = unpacked(packed, "a message")
+        self._fields = unpack(packed, "a message")
         if not _is_message(self._fields):
-            raise DecodeError("it is not a message of ours")
+            raise DecodeError("expected a message, got another type")
         self._merge = merge
         self._codec = codec
 
@@ -127,12 +136,13 @@ class Message:
 
     @property
     def reason(self) -> Reason:
-        with as_ours("a message"):
+        """The reason for its due time."""
+        with wrap_decode_errors("a message"):
             return cast(Reason, self._fields[5].decode())
 
     @property
     def version(self) -> int | None:
-        with as_ours("a message"):
+        with wrap_decode_errors("a message"):
             return int(self._fields[7]) if self._fields[7] != b"" else None
 
     @property
@@ -158,44 +168,44 @@ class Message:
 
     @property
     def splits(self) -> int:
-        """How often only some of its items were tried again."""
+        """The number of times that only some of its items were retried."""
         return cast(int, self._fields[13])
 
     @property
     def payload(self) -> Any:
-        """The merged payload; DecodeError if it was written by another codec."""
-        with as_ours("a payload"):
+        """The merged payload. Raises DecodeError if another codec wrote it."""
+        with wrap_decode_errors("a payload"):
             return self._merge.lower(self._fields[8], self._codec)
 
     @property
     def dropped(self) -> int:
-        """How many items the merge policy had no room for."""
-        with as_ours("a payload"):
+        """The number of items beyond the limit of the merge policy."""
+        with wrap_decode_errors("a payload"):
             return self._merge.dropped(self._fields[8])
 
-    def part(self, items: object) -> Part:
-        """What failed of it; InvalidArgument as `core.partial.part_of` says."""
-        return part_of(self._merge, self._fields[8], items, self._codec)
+    def select_items(self, items: object) -> FailedItems:
+        """Return the part of the payload that `items` names. Raises InvalidArgument; see `partial.select_items`."""
+        return select_items(self._merge, self._fields[8], items, self._codec)
 
 
-Unread = tuple[bytes, Merge, Codec] | None
-"""What a message is made of."""
+PackedMessage = tuple[bytes, Merge, Codec] | None
+"""The arguments of `Message`."""
 
 
 class Delivery(Generic[P]):
     """One attempt to hand a merged message to a handler.
 
-    `key` is the text of the key (bytes that are not UTF-8 are escaped; `raw_key` has them as they are), `count` how
-    many triggers were merged, `reason` why it is delivered now ("window", "quiet", "max_delay", "max_size",
-    "leading", "time", "now", "flush", "retry", "redrive"), `attempt` 1 for the first.
+    `token` is the fencing token. It rises with each delivery of the key, so a database can refuse lower tokens when
+    the handler overwrites a state. A redelivery after a crash has a higher token: the token does not prevent a second
+    effect. A key stored in the same transaction as the effect does.
 
-    `token` is the fencing token, which rises with each delivery of the key. A database can refuse lower tokens where
-    the handler overwrites a state. A redelivery after a crash has a higher token, so a token does not prevent a second
-    effect; a key that is stored in the transaction of the effect does. `lost` turns true when the lease is known to be
-    lost: stop, another worker may run this key.
+    Attributes:
+        due_ms: The time at which it was due, in ms since the epoch.
+        lost: True once the lease is known to be lost. Stop then: another worker may run this key.
+        cancelled: True once the key is known to be cancelled.
     """
 
-    __slots__ = ("_payload", "_read", "_unread", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
+    __slots__ = ("_packed", "_payload", "_read", "cancelled", "due_ms", "lost", "raw_key", "slot", "token", "topic")
 
     def __init__(
         self,
@@ -205,10 +215,8 @@ class Delivery(Generic[P]):
         token: int,
         due_ms: int,
         message: Message | None,
-        unread: Unread = None,
+        packed: PackedMessage = None,
     ) -> None:
-        """`unread`, where there is no `message` yet: it is unpacked when something of it is asked for; then raises
-        DecodeError."""
         self.topic = topic
         self.slot = slot
         self.raw_key = raw_key
@@ -217,7 +225,7 @@ class Delivery(Generic[P]):
         self.lost = False
         self.cancelled = False
         self._read = message
-        self._unread = unread
+        self._packed = packed
         self._payload: P | None = None
 
     def __repr__(self) -> str:
@@ -226,104 +234,112 @@ class Delivery(Generic[P]):
     @property
     def _message(self) -> Message:
         if self._read is None:
-            assert self._unread is not None
-            self._read = Message(*self._unread)
+            assert self._packed is not None
+            self._read = Message(*self._packed)
         return self._read
 
     @property
     def key(self) -> str:
+        """The key as text. Bytes that are not UTF-8 are escaped; `raw_key` is exact."""
         return self.raw_key.decode(errors="backslashreplace")
 
     @property
     def size(self) -> int:
-        """Bytes that its message takes in the store; 0 for one that was sent on, which is there no more."""
-        return len(self._unread[0]) if self._unread is not None else 0
+        """The size of the stored message in bytes; 0 for a forwarded message, which is no longer stored."""
+        return len(self._packed[0]) if self._packed is not None else 0
 
     @property
     def payload(self) -> P:
-        """The merged payload, decoded once. DecodeError if another codec wrote it."""
+        """The merged payload, decoded once. Raises DecodeError if another codec wrote it."""
         if self._payload is None:
             self._payload = cast(P, self._message.payload)
         return self._payload
 
     @property
     def id(self) -> str:
-        """Names this work, for a handler that is itself guarded: no two deliveries of a namespace have the same, but
-        those of the same triggers that are tried again. It is another one when others have joined them, or when only
-        some of the items are tried again."""
+        """An id of this work, for a handler that is itself idempotent. It is unique in the namespace.
+
+        Retries of the same triggers have the same id. It changes when more triggers are merged, or when only some
+        items are retried.
+        """
         message = self._message
-        about = keys.work(self.topic, message.raw_group, self.raw_key)
+        work = keys.work(self.topic, message.raw_group, self.raw_key)
         splits = f"/{message.splits}" if message.splits else ""
-        return f"{about}@{message.last_ms}-{message.serial}+{message.count}{splits}"
+        return f"{work}@{message.last_ms}-{message.serial}+{message.count}{splits}"
 
     @property
     def count(self) -> int:
-        """How many triggers were merged into it. Where only some items came back: of an append, the items that did
-        (each is one trigger); else all triggers, because it is not known from which of them the items came."""
+        """The number of merged triggers. After a retry of some items of an append it is the number of those items."""
         return self._message.count
 
-    def part(self, items: object) -> Part:
-        """What `items` names of the payload; InvalidArgument for what is not in it."""
-        return self._message.part(items)
+    def select_items(self, items: object) -> FailedItems:
+        """Return the part of the payload that `items` names. Raises InvalidArgument for an unknown item."""
+        return self._message.select_items(items)
 
     @property
     def first_at(self) -> datetime:
-        """When its first trigger was accepted, by the server's clock."""
+        """The time at which its first trigger was accepted, by the server's clock."""
         return moment(self._message.first_ms)
 
     @property
     def last_at(self) -> datetime:
-        """When its last trigger was accepted, by the server's clock."""
+        """The time at which its last trigger was accepted, by the server's clock."""
         return moment(self._message.last_ms)
 
     @property
     def due_at(self) -> datetime:
-        """When it was due; it is never handed out earlier, by the server's clock."""
+        """The time at which it was due. It is never delivered earlier, by the server's clock."""
         return moment(self.due_ms)
 
     @property
     def reason(self) -> Reason:
+        """The reason for its due time: "window", "quiet", "max_delay", "max_size", "leading", "time", "now", "flush",
+        "retry" or "redrive"."""
         return self._message.reason
 
     @property
     def attempt(self) -> int:
+        """The number of this attempt, from 1."""
         return self._message.attempts
 
     @property
     def priority(self) -> int:
-        """That of its newest trigger that named one; 0 if none did."""
+        """The priority of its newest trigger that had one; else 0."""
         return self._message.priority
 
     @property
     def route(self) -> bytes:
-        """What decides its slot: its group, or its key."""
+        """The group, or the key without a group. It decides the slot."""
         return self._message.raw_group or self.raw_key
 
     @property
     def group(self) -> str:
-        """The group whose deliveries do not overlap; empty for none."""
+        """The group whose concurrency is limited; empty for none."""
         return self._message.group
 
     @property
     def version(self) -> int | None:
-        """The newest version among its triggers, None if none named one."""
+        """The newest version among its triggers; None if no trigger had one."""
         return self._message.version
 
     @property
     def dropped(self) -> int:
-        """How many items an `append` or `union` had no room for."""
+        """The number of dropped items of an `append` or `union`."""
         return self._message.dropped
 
     @property
     def failure(self) -> str:
-        """How the attempt before failed; empty for a first attempt."""
+        """The failure of the previous attempt; empty for a first attempt."""
         return self._message.failure
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one `take` brought: its deliveries, how many lapsed ones it put back, and when this slot next has work (ms,
-    0 = never)."""
+    """The reply of one `take`.
+
+    `lapsed` messages were requeued because their lease had lapsed. `next_due_ms` is the time of the slot's next work
+    in ms since the epoch, 0 = never.
+    """
 
     deliveries: list[Delivery[Any]]
     lapsed: int
@@ -332,14 +348,13 @@ class Taken:
 
     @property
     def more(self) -> bool:
-        """Whether the slot has work now: large messages go a few at a time."""
+        """True if the slot has more work now. One call takes only a few large messages."""
         return 0 < self.next_due_ms <= self.now_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of each delivery: "ok", "dead" (given up), "cancelled" (not tried again) or "lost" (not this owner's
-    any more)."""
+    """The outcomes: "ok", "dead" (given up), "cancelled" (not retried) or "lost" (another owner has it)."""
 
     outcomes: list[str]
     next_due_ms: int
@@ -347,8 +362,8 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """What became of deliveries that ended, and what was taken in the same step."""
+class SettledAndTaken:
+    """The reply of one `settle_and_take`."""
 
     settled: Settled
     taken: Taken
@@ -364,8 +379,7 @@ class Turned:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Where due messages are sent on to. `target` None: the slot's own outbox; `keep`: about how many entries stay, 0
-    = all."""
+    """The target of forwarded messages. `target` None means one key per slot; `keep` 0 keeps all entries."""
 
     kind: Literal["list", "stream"]
     target: bytes | None
@@ -374,7 +388,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """How many messages one call sent on, and when this slot next has work (ms, 0 = never)."""
+    """The reply of one `forward`: the number of sent messages, and the time of the slot's next work (ms, 0 = never)."""
 
     sent: int
     next_due_ms: int
@@ -382,14 +396,13 @@ class Forwarded:
 
     @property
     def more(self) -> bool:
-        """Whether the slot has something to send now, unless that is a delivery that lapsed."""
+        """True if the slot has more to forward now. False if only a lapsed lease is due."""
         return self.sent > 0 and 0 < self.next_due_ms <= self.now_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What is known of a key. `pending` waits (due at `due_at`); `in_flight` is being handled under `token` until
-    `lease_until`."""
+    """The state of a key: its pending message, due at `due_at`; and its delivery, under `token` until `lease_until`."""
 
     pending: Message | None
     due_at: datetime | None
@@ -399,35 +412,24 @@ class Peek:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A message that was given up. `id` names it for `redrive` and `delete`; `reason` is the last line of the
-    failure."""
-
-    id: str
-    key: str
-    reason: str
-    died_at: datetime
-    attempts: int
-    count: int
-    first_at: datetime
-    last_at: datetime
-    message: Message
-
-    @property
-    def payload(self) -> Any:
-        return self.message.payload
-
-
-@dataclass(frozen=True, slots=True)
 class Stats:
-    """How many messages are where, and what was counted since the topic exists.
+    """Message counts by state, and counters since the topic was created.
 
-    `scheduled` are due later, `ready` are due now, `waiting` stand behind a delivery of their key, `blocked` are due
-    and stand behind their group, `in_flight` are being handled. `next_due` is when the earliest of the scheduled and
-    the ready ones is due; of a topic with priorities, now, once some are ready.
-    Of the counters, those that end in `_triggers` and accepted, merged, dropped, duplicate, replaced count triggers;
-    the rest count messages or deliveries. accepted = acked_triggers + cancelled_triggers + deleted_triggers +
-    expired_triggers + forwarded_triggers + what is held.
+    Counters whose name ends in `_triggers`, and accepted, merged, dropped, duplicate and replaced, count triggers. All
+    others count messages or deliveries. At any time, accepted = acked_triggers + cancelled_triggers + deleted_triggers
+    + expired_triggers + forwarded_triggers + the triggers of stored messages.
+
+    Attributes:
+        scheduled: Messages due later.
+        ready: Messages due now.
+        waiting: Messages that wait for a delivery of their key to end.
+        blocked: Due messages that wait for their group.
+        in_flight: Messages being handled.
+        dead: Dead letters.
+        next_due: The time at which the earliest scheduled or ready message is due. In a topic with priorities it is
+            now if any message is ready.
+        paused: True while the topic is paused.
+        counters: The counters by name.
     """
 
     scheduled: int
@@ -442,10 +444,11 @@ class Stats:
 
     @property
     def pending(self) -> int:
+        """The number of messages that no handler has: scheduled, ready, waiting and blocked."""
         return self.scheduled + self.ready + self.waiting + self.blocked
 
     def __getitem__(self, counter: str) -> int:
-        """A counter by name; 0 if that never happened."""
+        """Return a counter by name; 0 if it has never been counted."""
         return self.counters.get(counter, 0)
 
 
@@ -453,62 +456,45 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def moment(ms: int) -> datetime:
-    """Milliseconds since the epoch as an aware datetime, exactly; DecodeError for what is none."""
+    """Convert milliseconds since the epoch to an aware datetime, exactly. Raises DecodeError."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         raise DecodeError(f"{ms} ms since 1970 is no time") from None
 
 
-def forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
-    """A message that was sent on, or DecodeError. It has no lease: nothing needs to be acknowledged to the topic."""
-    with as_ours("a forwarded message"):
-        number, raw_key, due_ms, message = unpacked(packed, "a forwarded message")
-        if type(raw_key) is not bytes:  # bytes of a number would be as many
+def decode_forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
+    """Decode a forwarded message. It has no lease and needs no acknowledgement. Raises DecodeError."""
+    with wrap_decode_errors("a forwarded message"):
+        number, raw_key, due_ms, message = unpack(packed, "a forwarded message")
+        if type(raw_key) is not bytes:  # a number would pass too: bytes(5) are five zero bytes
             raise TypeError(f"{raw_key!r:.100} is no key")
-        return Delivery(topic, -1, raw_key, index(number), _moment_ms(due_ms), Message(message, merge, codec))
-
-
-def letter_of(slot: int, number: bytes, packed: bytes, merge: Merge, codec: Codec) -> DeadLetter:
-    """DecodeError for what is no letter."""
-    with as_ours("a dead letter"):
-        raw_key, raw_message, reason, died_ms, _ = unpacked(packed, "a dead letter")
-        message = Message(raw_message, merge, codec)
-        return DeadLetter(
-            id=f"{slot}-{number.decode()}",
-            key=raw_key.decode(errors="backslashreplace"),
-            reason=reason.decode(errors="replace"),
-            died_at=moment(_moment_ms(died_ms)),
-            attempts=message.attempts,
-            count=message.count,
-            first_at=moment(message.first_ms),
-            last_at=moment(message.last_ms),
-            message=message,
-        )
+        return Delivery(topic, -1, raw_key, index(number), check_ms(due_ms), Message(message, merge, codec))
 
 
 _FIRST, _LAST = (int, int, int, int, int, bytes, int, bytes), (bytes, int, int)
-"""The kinds of its places, but for the accumulator, the failure, the priority and the rank."""
+"""The types of its fields, except the accumulator, the failure, the priority and the rank."""
 
 
 def _is_message(fields: Any) -> bool:
-    """Whether it has the places of `lua/lib/message.lua`, each of its kind."""
+    """Return True if it has the fields of `lua/lib/slot/message.lua`, each of its type."""
     if not isinstance(fields, list):
         return False
-    places: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
-    kinds = tuple(map(type, places))
+    values: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
+    types = tuple(map(type, values))
     return (
-        14 <= len(kinds) <= 15
-        and kinds[:8] == _FIRST
-        and kinds[9] is bytes
-        and kinds[11:14] == _LAST
-        and 0 <= places[1] <= LATEST_MS
-        and 0 <= places[2] <= LATEST_MS
-        and (kinds[10] is int or places[10] == b"")
+        14 <= len(types) <= 15
+        and types[:8] == _FIRST
+        and types[9] is bytes
+        and types[11:14] == _LAST
+        and 0 <= values[1] <= LATEST_MS
+        and 0 <= values[2] <= LATEST_MS
+        and (types[10] is int or values[10] == b"")
     )
 
 
-def _moment_ms(value: Any) -> int:
+def check_ms(value: Any) -> int:
+    """Return a time in ms since the epoch. Raises ValueError or TypeError."""
     if not 0 <= index(value) <= LATEST_MS:
         raise ValueError(f"{value} ms is no time")
     return index(value)

@@ -1,4 +1,4 @@
-"""Partial success: which items of a merged payload failed, and the accumulator of just those."""
+"""Partial failure: the items of a merged payload that failed, and the accumulator of just those."""
 
 from __future__ import annotations
 
@@ -8,93 +8,96 @@ from typing import Any, NamedTuple, cast
 
 from idemgate.core.codec import Codec, canonical
 from idemgate.errors import InvalidArgument
-from idemgate.topics.merge import Merge, wrapped
+from idemgate.topics.merge import Merge, pack
 
-__all__ = ["Part", "listed", "part_of"]
+__all__ = ["FailedItems", "select_items", "to_list"]
 
 
-class Part(NamedTuple):
-    """What failed of a payload: its accumulator, how many items these are, and of how many."""
+class FailedItems(NamedTuple):
+    """The failed items of a payload: their accumulator, their number, and the number of all items."""
 
     acc: Any
     items: int
     of: int
 
     def packed(self, failure: str) -> bytes:
-        """As `lua/lib/part.lua` takes it."""
-        return wrapped((failure, self.items, self.acc))
+        """Return the failed items in the format of `lua/lib/slot/settle_deliveries.lua`."""
+        return pack((failure, self.items, self.acc))
 
 
-def part_of(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "items") -> Part:
-    """The part of a payload that `items` names; InvalidArgument, blaming `name`, for what is not in it and for a merge policy
-    without items.
+def select_items(merge: Merge, acc: Any, items: object, codec: Codec, name: str = "items") -> FailedItems:
+    """Return the part of a payload that `items` names.
 
-    - append and union: some of the payload's items, in any order; they stay in the payload's. Of equal items as many
-      are meant as are named. Items are equal when they are stored the same: 1 and 1.0 are two.
-    - per field: names of fields, each meant whole; or a mapping of field -> what failed of it, items of an append or
-      union, or `...` for all of the field.
+    - append and union: some of the payload's items, in any order. They keep the payload's order. An item listed twice
+      means two equal items. Items are equal if they are encoded the same: 1 and 1.0 differ.
+    - per field: names of fields, each meant as a whole; or a mapping of field to its failed items. The items are those
+      of an append or union, or `...` for the whole field.
+
+    Raises InvalidArgument, for the parameter `name`, if an item is not in the payload or the merge policy has none.
     """
     op = merge.spec["op"]
     if op == "append":
-        found = merge.items(acc)
-        kept = _named(found, items, codec, name)
-        return Part([len(kept), 0, b"".join(map(wrapped, kept))], len(kept), len(found))
+        stored = merge.items(acc)
+        failed = _match_items(stored, items, codec, name)
+        return FailedItems([len(failed), 0, b"".join(map(pack, failed))], len(failed), len(stored))
     if op == "union":
-        found = merge.items(acc)
-        kept = _named(found, items, codec, name)
-        return Part([0, kept], len(kept), len(found))
+        stored = merge.items(acc)
+        failed = _match_items(stored, items, codec, name)
+        return FailedItems([0, failed], len(failed), len(stored))
     if op == "fields":
-        return _fields(merge, acc, items, codec, name)
+        return _select_fields(merge, acc, items, codec, name)
     raise InvalidArgument(
         name, items, f'merge="{op}" keeps no items that could fail by themselves',
         "Raise any other error, or nack without items, for all of it; of a field that failed say ... (all of it)",
     )  # fmt: skip
 
 
-def listed(items: object) -> list[Any] | None:
-    """What was named, each name of a mapping; None for what is no collection."""
+def to_list(items: object) -> list[Any] | None:
+    """Return the items of a collection, or the keys of a mapping. None if it is no collection."""
     if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
         return None
     return list(cast("Iterable[object]", items))
 
 
-def _named(found: list[bytes], items: object, codec: Codec, name: str) -> list[bytes]:
-    """Those of the stored items that are named, in their order. Compared as values: the order of a dict or a set may
-    have changed."""
-    named = None if isinstance(items, Mapping) else listed(cast(Any, items))
+def _match_items(stored: list[bytes], items: object, codec: Codec, name: str) -> list[bytes]:
+    """Return the stored items that are named, in their stored order.
+
+    They are compared in canonical form, because the order within a dict or a set may have changed.
+    """
+    named = None if isinstance(items, Mapping) else to_list(cast(Any, items))
     if named is None:
         raise InvalidArgument(
             name, cast(Any, items), "not a list, tuple or set of items", "Name those that failed, as in [x]"
         )
-    places: defaultdict[bytes, deque[int]] = defaultdict(deque)
-    for place, one in enumerate(found):
-        places[canonical(codec.decode(one))].append(place)
-    chosen: list[int] = []
+    positions: defaultdict[bytes, deque[int]] = defaultdict(deque)
+    for position, item in enumerate(stored):
+        positions[canonical(codec.decode(item))].append(position)
+    selected: list[int] = []
     for item in named:
-        left = places.get(canonical(item, name))
-        if not left:
+        remaining = positions.get(canonical(item, name))
+        if not remaining:
             raise InvalidArgument(name, item, "not an item of this payload", "Name items as delivery.payload has them")
-        chosen.append(left.popleft())
-    return [found[place] for place in sorted(chosen)]
+        selected.append(remaining.popleft())
+    return [stored[position] for position in sorted(selected)]
 
 
-def _fields(merge: Merge, acc: Any, items: object, codec: Codec, name: str) -> Part:
+def _select_fields(merge: Merge, acc: Any, items: object, codec: Codec, name: str) -> FailedItems:
     parts = merge.parts(acc)
-    failed: dict[str, Part] = {}
-    for field, said in _by_field(items, parts, name).items():
+    failed: dict[str, FailedItems] = {}
+    for field, named in _items_by_field(items, parts, name).items():
         policy, part = merge.of(field), parts[field]
-        if said is ...:
-            failed[field] = Part(part, _size(policy, part), 0)
+        if named is ...:
+            failed[field] = FailedItems(part, _count_items(policy, part), 0)
         else:
-            failed[field] = part_of(policy, part, said, codec, f"{name}[{field!r}]")
-    kept = {field: part.acc for field, part in failed.items() if part.items}
-    of = sum(_size(merge.of(field), part) for field, part in parts.items())
-    return Part(kept, sum(part.items for part in failed.values()), of)
+            failed[field] = select_items(policy, part, named, codec, f"{name}[{field!r}]")
+    accs = {field: part.acc for field, part in failed.items() if part.items}
+    of = sum(_count_items(merge.of(field), part) for field, part in parts.items())
+    return FailedItems(accs, sum(part.items for part in failed.values()), of)
 
 
-def _by_field(items: object, known: Mapping[str, object], name: str) -> dict[str, object]:
-    """What is said of each field that is named."""
-    named = listed(items)
+def _items_by_field(items: object, known: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return the failed items of each field that is named; `...` means the whole field."""
+    named = to_list(items)
     if named is None:
         raise InvalidArgument(
             name, items, "neither names of fields nor a mapping", 'Name the fields that failed, as in ["a"]'
@@ -107,6 +110,6 @@ def _by_field(items: object, known: Mapping[str, object], name: str) -> dict[str
     return {field: items[field] if isinstance(items, Mapping) else ... for field in named}
 
 
-def _size(policy: Merge, acc: Any) -> int:
-    """A field counts as one item, and one that keeps items, as those."""
+def _count_items(policy: Merge, acc: Any) -> int:
+    """Return the number of items of a field. A field without items counts as one."""
     return max(1, len(policy.items(acc))) if policy.itemized else 1

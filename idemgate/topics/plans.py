@@ -1,4 +1,4 @@
-"""The two drivers of a plan (`core.resizing`): carry each batch, hand its answers back."""
+"""The two drivers of a plan (`topics.reshard`): run each batch and send its answers back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from idemgate.core.calls import Batch
 from idemgate.topics.reshard import Plan
 
-__all__ = ["awaited", "performed"]
+__all__ = ["run_plan", "run_plan_async"]
 
 T = TypeVar("T")
 
 
-def performed(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
-    """Blocks until it is done."""
+def run_plan(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
+    """Run a plan to its end and return its result. Blocks."""
     try:
         batch = next(plan)
         while True:
@@ -23,8 +23,8 @@ def performed(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-async def awaited(plan: Plan[T], run: Callable[[Batch[list[Any]]], Awaitable[list[Any]]]) -> T:
-    """As `performed`, awaiting."""
+async def run_plan_async(plan: Plan[T], run: Callable[[Batch[list[Any]]], Awaitable[list[Any]]]) -> T:
+    """Run a plan to its end and return its result. Awaits each batch."""
     try:
         batch = next(plan)
         while True:

@@ -1,4 +1,4 @@
-"""What a topic does with its triggers, checked once and encoded once."""
+"""The policy of a topic: checked once and encoded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, cast
 import msgpack
 
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
-from idemgate.core.codec.decoding import as_ours, unpacked
+from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.adaptive import Adaptive
@@ -22,10 +22,10 @@ __all__ = [
     "Edge",
     "Policy",
     "check_slots",
-    "differing",
+    "diff_policies",
     "from_stored",
+    "merge_declarations",
     "policy_of",
-    "reconciled",
     "slots_of",
     "with_slots",
 ]
@@ -35,7 +35,7 @@ Edge = Literal["trailing", "leading"]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A checked policy. Durations in ms; None = not limited that way."""
+    """A checked policy. Durations are in ms. None means no such limit."""
 
     window: int | None
     quiet: int | None
@@ -47,9 +47,9 @@ class Policy:
     lease: int
     max_attempts: int
     backoff: Backoff
-    retention: int
-    max_dead: int
-    remember: int
+    dead_retention: int
+    max_dead_letters: int
+    dedup_retention: int
     priority: bool
     priority_boost: int | None
     group_concurrency: int
@@ -58,51 +58,55 @@ class Policy:
     burst: int
     adaptive: Adaptive | None
 
-    def stored(self) -> bytes:
-        """What the registry keeps and compares: everything that changes what a trigger means."""
-        facts = {
+    def pack_stored(self) -> bytes:
+        """Return the bytes that the registry stores and compares: all options that change the meaning of a trigger."""
+        options = {
             "edge": self.edge, "max_delay": self.max_delay, "max_size": self.max_size, "merge": self.merge.spec,
-            "quiet": self.quiet, "remember": self.remember, "slots": self.slots, "window": self.window,
+            "quiet": self.quiet, "remember": self.dedup_retention, "slots": self.slots, "window": self.window,
             "priority": self.priority or None, "priority_boost": self.priority_boost, "concurrency": self.concurrency,
             "group_concurrency": self.group_concurrency if self.group_concurrency > 1 else None,
             "rate": None if self.rate is None else str(self.rate), "burst": None if self.rate is None else self.burst,
         }  # fmt: skip
-        return _packed({name: value for name, value in facts.items() if value is not None})
+        return _pack({name: value for name, value in options.items() if value is not None})
 
     def for_scripts(self) -> bytes:
-        """ARGV[3] of the scripts that change a slot: `lua/lib/policy.lua`."""
-        return _packed(self._rules() | {
-            "attempts": self.max_attempts, "retention": self.retention, "max_dead": self.max_dead,
+        """Return ARGV[3] of the scripts that change a slot; see `lua/lib/slot/policy.lua`."""
+        return _pack(self._trigger_rules() | {
+            "attempts": self.max_attempts, "retention": self.dead_retention, "max_dead": self.max_dead_letters,
         })  # fmt: skip
 
     def for_triggers(self) -> bytes:
-        """As `for_scripts`, without what is only needed once messages are taken."""
-        return _packed(self._rules())
+        """Return the part of `for_scripts` that accepting triggers needs."""
+        return _pack(self._trigger_rules())
 
-    def _rules(self) -> dict[str, object]:
-        facts: dict[str, object] = {
-            "merge": self.merge.spec, "remember": self.remember, "group_limit": self.group_concurrency,
+    def _trigger_rules(self) -> dict[str, object]:
+        options: dict[str, object] = {
+            "merge": self.merge.spec, "remember": self.dedup_retention, "group_limit": self.group_concurrency,
         }  # fmt: skip
         for name in ("window", "quiet", "max_delay", "max_size"):
             if getattr(self, name) is not None:
-                facts[name] = getattr(self, name)
+                options[name] = getattr(self, name)
         flags = {
             "leading": self.edge == "leading", "raw": self.merge.raw, "ranked": self.priority,
             "limited": self.concurrency is not None,
         }  # fmt: skip
-        facts |= {name: True for name, given in flags.items() if given}
+        options |= {name: True for name, given in flags.items() if given}
         if self.priority_boost is not None:
-            facts["boost"] = self.priority_boost
-        return facts
+            options["boost"] = self.priority_boost
+        return options
 
-    def described(self) -> dict[str, object]:
-        """What is stored of it and was said, as people wrote it: durations in seconds."""
-        facts = _unpacked(self.stored())
-        facts["merge"] = _spoken(facts["merge"])
-        return {name: _shown(name, value) for name, value in facts.items()}
+    def describe(self) -> dict[str, object]:
+        """Return the stored options by parameter name, durations in seconds."""
+        options = _unpack_policy(self.pack_stored())
+        options["merge"] = _describe_merge(options["merge"])
+        return {_option_name(name): _to_seconds(name, value) for name, value in options.items()}
 
-    def limits(self, slot: int) -> tuple[int, int, int]:
-        """What a slot may have: deliveries in flight (0 = any number), us between two (0 = any rate), burst."""
+    def slot_limits(self, slot: int) -> tuple[int, int, int]:
+        """Return the limits of one slot.
+
+        Returns:
+            The deliveries in flight (0 = unlimited), the us between two deliveries (0 = unlimited), and the burst.
+        """
         most = 0 if self.concurrency is None else share(self.concurrency, slot, self.slots)
         if self.rate is None:
             return most, 0, 0
@@ -110,7 +114,7 @@ class Policy:
 
 
 class ExpiryOptions(TypedDict, total=False):
-    """The options of a topic that `gate.expiry` takes; `gate.topic` documents them."""
+    """The options of a topic that `gate.on_expired` takes; `gate.topic` documents them."""
 
     slots: int
     lease: Duration
@@ -127,14 +131,14 @@ class MergeOptions(ExpiryOptions, total=False):
     max_size: int | None
     edge: Edge
     merge: MergeSpec
-    retention: Duration
+    dead_retention: Duration
 
 
 class TopicOptions(MergeOptions, total=False):
     """The options of `gate.topic`, which documents them."""
 
-    max_dead: int
-    remember: Duration
+    max_dead_letters: int
+    dedup_retention: Duration
     priority: bool
     priority_boost: Duration | None
     group_concurrency: int
@@ -150,7 +154,7 @@ def policy_from(function: str, options: TopicOptions | MergeOptions) -> tuple[Po
     if unknown := options.keys() - known.__annotations__.keys():
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
     policy = policy_of(**cast(TopicOptions, options))
-    return policy, policy.stored() == DEFAULT.stored()
+    return policy, policy.pack_stored() == DEFAULT.pack_stored()
 
 
 def policy_of(
@@ -165,9 +169,9 @@ def policy_of(
     lease: Duration = "30s",
     max_attempts: int = 17,
     backoff: BackoffPolicy = None,
-    retention: Duration = "30d",
-    max_dead: int = 10_000,
-    remember: Duration = "24h",
+    dead_retention: Duration = "30d",
+    max_dead_letters: int = 10_000,
+    dedup_retention: Duration = "24h",
     priority: bool = False,
     priority_boost: Duration | None = None,
     group_concurrency: int = 1,
@@ -176,7 +180,7 @@ def policy_of(
     burst: int | None = None,
     adaptive: Adaptive | None = None,
 ) -> Policy:
-    """Checks what a user asked for. InvalidArgument names the parameter, its value and the fix."""
+    """Check the options of a topic and build its policy. Raises InvalidArgument."""
     policy = Policy(
         window=_ms(window, "window"),
         quiet=_ms(quiet, "quiet"),
@@ -188,16 +192,16 @@ def policy_of(
         lease=milliseconds(lease, "lease"),
         max_attempts=_positive(max_attempts, "max_attempts"),
         backoff=delays(backoff),
-        retention=milliseconds(retention, "retention"),
-        max_dead=_positive(max_dead, "max_dead"),
-        remember=milliseconds(remember, "remember"),
+        dead_retention=milliseconds(dead_retention, "dead_retention"),
+        max_dead_letters=_positive(max_dead_letters, "max_dead_letters"),
+        dedup_retention=milliseconds(dedup_retention, "dedup_retention"),
         priority=bool(priority) or priority_boost is not None,
         priority_boost=_ms(priority_boost, "priority_boost"),
         group_concurrency=_positive(group_concurrency, "group_concurrency"),
         concurrency=None if concurrency is None else _positive(concurrency, "concurrency"),
         rate=None if rate is None else rate_of(rate),
-        burst=_burst(rate, burst),
-        adaptive=_adaptive(adaptive),
+        burst=_default_burst(rate, burst),
+        adaptive=_check_adaptive(adaptive),
     )
     _check_together(policy)
     _check_limits(policy)
@@ -205,38 +209,37 @@ def policy_of(
 
 
 def from_stored(stored: bytes, local: Policy) -> Policy:
-    """The stored policy, with what is not stored (lease, attempts, backoff, retention) taken from `local`.
-    DecodeError for what is none."""
-    facts = _unpacked(stored)
-    with as_ours("a policy"):
+    """Build a policy from stored bytes. Options that are not stored come from `local`. Raises DecodeError."""
+    options = _unpack_policy(stored)
+    with wrap_decode_errors("a policy"):
         return replace(
             local,
-            window=_number_in(facts, "window"),
-            quiet=_number_in(facts, "quiet"),
-            max_delay=_number_in(facts, "max_delay"),
-            max_size=_number_in(facts, "max_size"),
-            priority_boost=_number_in(facts, "priority_boost"),
-            group_concurrency=_number_in(facts, "group_concurrency") or 1,
-            concurrency=_number_in(facts, "concurrency"),
-            burst=_number_in(facts, "burst") or 1,
-            merge=merge_of_spec(facts["merge"]),
-            edge=_one_of(facts["edge"], ("trailing", "leading")),
-            slots=_power_of_two(facts["slots"]),
-            remember=index(facts["remember"]),
-            priority=_one_of(facts.get("priority", False), (False, True)),
-            rate=Fraction(_one_of(facts["rate"], _RATE)) if "rate" in facts else None,
+            window=_read_number(options, "window"),
+            quiet=_read_number(options, "quiet"),
+            max_delay=_read_number(options, "max_delay"),
+            max_size=_read_number(options, "max_size"),
+            priority_boost=_read_number(options, "priority_boost"),
+            group_concurrency=_read_number(options, "group_concurrency") or 1,
+            concurrency=_read_number(options, "concurrency"),
+            burst=_read_number(options, "burst") or 1,
+            merge=merge_of_spec(options["merge"]),
+            edge=_check_one_of(options["edge"], ("trailing", "leading")),
+            slots=_power_of_two(options["slots"]),
+            dedup_retention=index(options["remember"]),
+            priority=_check_one_of(options.get("priority", False), (False, True)),
+            rate=Fraction(_check_one_of(options["rate"], _RATE)) if "rate" in options else None,
         )
 
 
 _RATE = re.compile(r"[0-9]{1,30}(/[0-9]{1,30})?", re.ASCII)
 
 
-def _number_in(facts: dict[str, Any], name: str) -> int | None:
-    value = facts.get(name)
+def _read_number(options: dict[str, Any], name: str) -> int | None:
+    value = options.get(name)
     return None if value is None else _positive(value, name)
 
 
-def _one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> Any:
+def _check_one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> Any:
     fits = allowed.fullmatch(value) if isinstance(allowed, re.Pattern) else value in allowed
     if not fits:
         raise ValueError(f"{value!r} is not one of its values")
@@ -244,52 +247,72 @@ def _one_of(value: Any, allowed: tuple[object, ...] | re.Pattern[str]) -> Any:
 
 
 def slots_of(stored: bytes) -> int:
-    """The number of slots of a stored policy. DecodeError for what is none."""
-    with as_ours("a policy"):
-        return _power_of_two(_unpacked(stored)["slots"])
+    """Return the number of slots of a stored policy. Raises DecodeError."""
+    with wrap_decode_errors("a policy"):
+        return _power_of_two(_unpack_policy(stored)["slots"])
 
 
 def with_slots(stored: bytes, slots: int) -> bytes:
-    """The stored policy with another number of slots, and else the same bytes."""
-    return _packed(_unpacked(stored) | {"slots": slots})
+    """Return the stored policy with another number of slots; all other bytes stay the same."""
+    return _pack(_unpack_policy(stored) | {"slots": slots})
 
 
 def check_slots(policy: Policy, slots: int) -> int:
-    """The number of slots that a policy may be given, or InvalidArgument."""
+    """Return the number of slots if the policy allows it. Raises InvalidArgument."""
     _check_limits(replace(policy, slots=_power_of_two(slots)))
     return slots
 
 
-def reconciled(known: Policy, said: Policy) -> Policy:
-    """One topic declared twice in one program: what was said of lease, attempts and dead letters counts, wherever it
-    was said; InvalidArgument where two different things were. A backoff is taken from whoever names one."""
+def merge_declarations(known: Policy, declared: Policy) -> Policy:
+    """Merge two declarations of one topic in one program.
+
+    An option that is not stored (lease, attempts, dead letters, adaptive) may differ from its default in one of them,
+    or in both with the same value. Else it raises InvalidArgument. The backoff is that of the first declaration that
+    has one.
+    """
     chosen: dict[str, Any] = {}
     for name, silent in _LOCAL.items():
-        before, after = getattr(known, name), getattr(said, name)
+        before, after = getattr(known, name), getattr(declared, name)
         if silent not in (before, after) and before != after:
             raise InvalidArgument(
-                name, after, f"this program said {before} before", "Say it once, where the topic is declared"
+                name, after, f"this program declared {before} before", "Say it once, where the topic is declared"
             )
         chosen[name] = after if before == silent else before
     if isinstance(known.backoff, type(delays(None))):
-        chosen["backoff"] = said.backoff
+        chosen["backoff"] = declared.backoff
     return replace(known, **chosen)
 
 
-_LOCAL = {"lease": 30_000, "max_attempts": 17, "retention": 2_592_000_000, "max_dead": 10_000, "adaptive": None}
-"""What each program says for itself, and what it says by saying nothing. Durations in ms."""
+_LOCAL = {
+    "lease": 30_000,
+    "max_attempts": 17,
+    "dead_retention": 2_592_000_000,
+    "max_dead_letters": 10_000,
+    "adaptive": None,
+}
+"""Options that are not stored, with their defaults. Durations in ms."""
 
 
-def differing(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:
-    """The facts in which two policies differ, as people wrote them: durations in seconds, None = not set."""
-    before, after = _unpacked(stored), _unpacked(asked)
-    with as_ours("a policy"):
+def diff_policies(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the options in which two stored policies differ, durations in seconds. None means not set."""
+    before, after = _unpack_policy(stored), _unpack_policy(asked)
+    with wrap_decode_errors("a policy"):
         names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-        was, to = ({name: _shown(name, facts.get(name)) for name in names} for facts in (before, after))
+        was, to = (
+            {_option_name(name): _to_seconds(name, options.get(name)) for name in names} for options in (before, after)
+        )
         return was, to
 
 
-def _shown(name: str, value: Any) -> object:
+_OPTION_NAMES = {"remember": "dedup_retention"}
+"""Options whose stored name differs from the name of the parameter."""
+
+
+def _option_name(stored_name: str) -> str:
+    return _OPTION_NAMES.get(stored_name, stored_name)
+
+
+def _to_seconds(name: str, value: Any) -> object:
     return (
         value / 1000
         if name in ("window", "quiet", "max_delay", "remember", "priority_boost") and value is not None
@@ -297,18 +320,18 @@ def _shown(name: str, value: Any) -> object:
     )
 
 
-def _spoken(spec: dict[str, Any]) -> object:
+def _describe_merge(spec: dict[str, Any]) -> object:
     if spec["op"] != "fields":
         return spec["op"] if spec.get("cap") is None else f"{spec['op']}({spec['cap']})"
-    return {name: _spoken(part) for name, part in (*spec["fields"].items(), ("*", spec["rest"]))}
+    return {name: _describe_merge(part) for name, part in (*spec["fields"].items(), ("*", spec["rest"]))}
 
 
-def _unpacked(stored: bytes) -> dict[str, Any]:
-    """As `stored` wrote it; DecodeError for what is no map."""
-    facts = unpacked(stored, "a policy", raw=False)
-    if not isinstance(facts, dict):
-        raise DecodeError("it is not a policy of ours")
-    return cast("dict[str, Any]", facts)
+def _unpack_policy(stored: bytes) -> dict[str, Any]:
+    """Unpack what `pack_stored` wrote. Raises DecodeError."""
+    options = unpack(stored, "a policy", raw=False)
+    if not isinstance(options, dict):
+        raise DecodeError("expected a policy, got another type")
+    return cast("dict[str, Any]", options)
 
 
 def _check_together(policy: Policy) -> None:
@@ -360,7 +383,7 @@ def _check_together(policy: Policy) -> None:
             )
 
 
-def _burst(rate: Rate | None, burst: int | None) -> int:
+def _default_burst(rate: Rate | None, burst: int | None) -> int:
     if burst is not None:
         if rate is None:
             raise InvalidArgument(
@@ -370,7 +393,7 @@ def _burst(rate: Rate | None, burst: int | None) -> int:
     return 1 if rate is None else max(1, round(rate_of(rate) / 10))
 
 
-def _adaptive(given: Adaptive | None) -> Adaptive | None:
+def _check_adaptive(given: Adaptive | None) -> Adaptive | None:
     if given is not None and not isinstance(given, Adaptive):
         raise InvalidArgument("adaptive", given, "not an adaptive limit", "Pass Adaptive(), or Adaptive(most=50)")
     return given
@@ -400,7 +423,7 @@ def _power_of_two(slots: int) -> int:
     return slots
 
 
-def _packed(value: object) -> bytes:
+def _pack(value: object) -> bytes:
     return msgpack.packb(value)
 
 

@@ -1,4 +1,4 @@
-"""Limits of a topic as a user writes them, and as each slot gets its share of them."""
+"""The rate limit of a topic, and the division of limits among slots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from idemgate.errors import InvalidArgument
 __all__ = ["Rate", "rate_of", "share"]
 
 Rate = str | int | float
-"""Deliveries a span, "100/s", "6000/1m", "1/500ms"; a number is a second's."""
+"""Deliveries per time span: "100/s", "6000/1m", "1/500ms". A number means per second."""
 
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*(\S+)\s*")
 
 
 def rate_of(given: Rate) -> Fraction:
-    """Deliveries a second, or InvalidArgument."""
+    """Parse a rate to deliveries per second. Raises InvalidArgument."""
     fix = 'Use deliveries a span, such as "100/s" or "6000/1m"'
     if isinstance(given, str):
         found = _RATE.fullmatch(given)
@@ -36,5 +36,5 @@ def rate_of(given: Rate) -> Fraction:
 
 
 def share(limit: int, slot: int, slots: int) -> int:
-    """What a slot may have of a limit: the shares of all slots add up to it."""
+    """Return the share of a slot in a limit. The shares of all slots add up to the limit."""
     return limit // slots + (slot < limit % slots)

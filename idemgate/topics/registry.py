@@ -1,4 +1,4 @@
-"""Which topics a store holds, as it tells by itself: for those who did not write the program."""
+"""The topics that a server stores, read from its registry. This works without the program that declared them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Stats
 from idemgate.topics.policy import DEFAULT, Policy, from_stored
 
-__all__ = ["Entry", "StoredTopic", "depths", "entries", "registered", "stored_topics", "stored_topics_async"]
+__all__ = ["RegistryEntry", "StoredTopic", "find_entry", "list_entries", "stored_topics", "stored_topics_async"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
-    """A topic as the store knows it. `policy` holds what is stored; what each program says for itself (lease, attempts,
-    backoff, retention) is what it says by saying nothing. `changing_to`: how many slots it is being given, 0 if it is
-    being forgotten, None if neither. `stats`: how much is where, and the counters."""
+    """A topic as the server stores it.
+
+    Attributes:
+        name: The name of the topic.
+        policy: The stored policy. Options that are not stored (lease, attempts, backoff, dead letters) have their
+            defaults.
+        changing_to: The target number of slots of a running reshard, 0 while it is being deleted, else None.
+        stats: The message counts and counters.
+    """
 
     name: str
     policy: Policy
@@ -30,12 +36,13 @@ class StoredTopic:
 
     @property
     def slots(self) -> int:
+        """The number of slots."""
         return self.policy.slots
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A topic of the registry. `was`: numbers of slots that it had before."""
+class RegistryEntry:
+    """A registry entry. `was` holds earlier numbers of slots; for `to` see `OpenReply`."""
 
     name: str
     policy: bytes
@@ -43,60 +50,60 @@ class Entry:
     was: tuple[int, ...]
 
 
-def entries(namespace: str, clock: Clock | None) -> Call[list[Entry]]:
-    """By name."""
+def list_entries(namespace: str, clock: Clock | None) -> Call[list[RegistryEntry]]:
+    """Build the call that returns all registry entries, sorted by name."""
 
-    def read(reply: list[Any]) -> list[Entry]:
+    def read(reply: list[Any]) -> list[RegistryEntry]:
         return [
-            Entry(text(reply[at]), reply[at + 1], reply[at + 2], tuple(map(int, reply[at + 3].split())))
+            RegistryEntry(text(reply[at]), reply[at + 1], reply[at + 2], tuple(map(int, reply[at + 3].split())))
             for at in range(2, len(reply), 4)
         ]
 
     return call("topics/registry", (keys.topics(namespace),), (stamp(clock),), read)
 
 
-def registered(namespace: str, clock: Clock | None, name: str) -> Call[Entry | None]:
-    """A topic by its name."""
-    found = entries(namespace, clock)
+def find_entry(namespace: str, clock: Clock | None, name: str) -> Call[RegistryEntry | None]:
+    """Build the call that returns the registry entry of one topic, or None."""
+    listing = list_entries(namespace, clock)
     return Call(
-        found.script,
-        found.keys,
-        found.args,
-        lambda reply: next((one for one in found.read(reply) if one.name == name), None),
+        listing.script,
+        listing.keys,
+        listing.args,
+        lambda reply: next((entry for entry in listing.read(reply) if entry.name == name), None),
     )
 
 
-def depths(
-    namespace: str, clock: Clock | None, codec: Codec, plain: Policy, found: list[Entry]
+def _stats_batch(
+    namespace: str, clock: Clock | None, codec: Codec, plain: Policy, entries: list[RegistryEntry]
 ) -> Batch[list[StoredTopic]]:
-    """One script call a slot, all topics together."""
-    policies = [from_stored(one.policy, plain) for one in found]
+    """Build the calls that count the messages of all topics: one script call per slot."""
+    policies = [from_stored(entry.policy, plain) for entry in entries]
     batches = [
-        TopicCalls(namespace, one.name, policy, codec, clock).depth(one.to)
-        for one, policy in zip(found, policies, strict=True)
+        TopicCalls(namespace, entry.name, policy, codec, clock).depth(entry.to)
+        for entry, policy in zip(entries, policies, strict=True)
     ]
 
     def join(answers: list[Any]) -> list[StoredTopic]:
         rest, topics = iter(answers), list[StoredTopic]()
-        for one, policy, batch in zip(found, policies, batches, strict=True):
+        for entry, policy, batch in zip(entries, policies, batches, strict=True):
             stats = batch.join([next(rest) for _ in batch.calls])
-            topics.append(StoredTopic(one.name, policy, None if one.to < 0 else one.to, stats))
+            topics.append(StoredTopic(entry.name, policy, None if entry.to < 0 else entry.to, stats))
         return topics
 
-    return Batch([made for batch in batches for made in batch.calls], join)
+    return Batch([request for batch in batches for request in batch.calls], join)
 
 
 def stored_topics(context: Context) -> list[StoredTopic]:
-    """Return every topic that the store holds in this namespace, by name. Two round trips; nothing is written."""
+    """Return every topic of this namespace, sorted by name. Takes two round trips and writes nothing."""
     link = context.link
-    return link.run_all(_depths_of(context, link.run(entries(context.namespace, context.clock))))
+    return link.run_all(_context_stats(context, link.run(list_entries(context.namespace, context.clock))))
 
 
 async def stored_topics_async(context: Context) -> list[StoredTopic]:
-    """Return every topic that the store holds in this namespace, awaiting."""
+    """Return every topic of this namespace, sorted by name, for asyncio. See `stored_topics`."""
     link = context.aio_link
-    return await link.run_all(_depths_of(context, await link.run(entries(context.namespace, context.clock))))
+    return await link.run_all(_context_stats(context, await link.run(list_entries(context.namespace, context.clock))))
 
 
-def _depths_of(context: Context, found: list[Entry]) -> Batch[list[StoredTopic]]:
-    return depths(context.namespace, context.clock, context.codec, DEFAULT, found)
+def _context_stats(context: Context, entries: list[RegistryEntry]) -> Batch[list[StoredTopic]]:
+    return _stats_batch(context.namespace, context.clock, context.codec, DEFAULT, entries)

@@ -1,7 +1,7 @@
-"""Changing the number of slots of a topic, and forgetting it: which calls, in which order.
+"""Plans that change the number of slots of a topic, or delete the topic: which calls, in which order.
 
-A plan is a generator: it yields batches, is sent their answers, and returns its result. Two short drivers perform it.
-Every step may be repeated and a plan may be abandoned anywhere: begun anew, it goes on with what is left.
+A plan is a generator: it yields batches, receives their answers, and returns its result. `topics.plans` has the two
+drivers. Every step may be repeated. A plan may stop anywhere: the same plan, started again, continues with the rest.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ from idemgate.lua import commands
 from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Stats
 from idemgate.topics.policy import check_slots, from_stored, slots_of, with_slots
-from idemgate.topics.registry import Entry, registered
+from idemgate.topics.registry import RegistryEntry, find_entry
 
-__all__ = ["DeletedTopic", "Plan", "ReshardProgress", "ReshardResult", "forgetting", "resizing"]
+__all__ = ["DeletedTopic", "Plan", "ReshardProgress", "ReshardResult", "plan_delete", "plan_reshard"]
 
 T = TypeVar("T")
 Plan = Generator[Batch[list[Any]], list[Any], T]
-TOGETHER = 256
-"""Most calls that travel together."""
+MAX_CALLS = 256
+"""Maximum calls in one batch of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardProgress:
-    """How far a change of slots is: `moved` entries so far (messages, dead letters, what is remembered of keys), and
-    `done` of `parts`, each of which stands still while it is moved."""
+    """The progress of a reshard.
+
+    Attributes:
+        done: The number of completed parts. A part is unavailable while it is moved.
+        parts: The number of parts.
+        moved: The number of entries moved so far: messages, dead letters, dedup entries and versions.
+    """
 
     done: int
     parts: int
@@ -42,7 +47,7 @@ class ReshardProgress:
 
 @dataclass(frozen=True, slots=True)
 class ReshardResult:
-    """A topic had `before` slots and has `after`; `moved` entries were moved by this call."""
+    """The result of a reshard: the number of slots before and after, and the entries that this call moved."""
 
     before: int
     after: int
@@ -51,7 +56,7 @@ class ReshardResult:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """What was discarded with a topic; all 0 where nothing had to be. `known`: whether there was such a topic."""
+    """The messages and dead letters that were discarded with a topic. `known` is false if there was no such topic."""
 
     known: bool
     pending: int
@@ -59,8 +64,8 @@ class DeletedTopic:
     dead: int
 
 
-class _Begun(NamedTuple):
-    """`change`: its name; of "refused", the command that this user may not send."""
+class _BeginReply(NamedTuple):
+    """The reply of `_begin`. `change` is the id of the change; for "refused" it is the command that the ACL denies."""
 
     word: str
     policy: bytes
@@ -77,40 +82,42 @@ class _Entry(NamedTuple):
     route: bytes
 
 
-class _Shown(NamedTuple):
+class _Page(NamedTuple):
     number: int
     entries: list[_Entry]
 
 
-# -- the calls --------------------------------------------------------------------------------------------------------
+# -- script calls -----------------------------------------------------------------------------------------------------
 
 
-def _begin(topic: TopicCalls, slots: int) -> Call[_Begun]:
-    def read(reply: list[Any]) -> _Begun:
+def _begin(topic: TopicCalls, slots: int) -> Call[_BeginReply]:
+    def read(reply: list[Any]) -> _BeginReply:
         word = text(reply[0])
         if word == "changing":
-            return _Begun(word, reply[2], reply[3], reply[4])
-        return _Begun(word, b"", -1, reply[2] if word == "refused" else b"")
+            return _BeginReply(word, reply[2], reply[3], reply[4])
+        return _BeginReply(word, b"", -1, reply[2] if word == "refused" else b"")
 
-    args = (stamp(topic.clock), topic.name, slots, token().hex(), *_needed(topic, slots))
-    return call("topics/resize", (keys.topics(topic.namespace),), args, read)
+    args = (stamp(topic.clock), topic.name, slots, token().hex(), *_required_commands(topic, slots))
+    return call("reshard/begin", (keys.topics(topic.namespace),), args, read)
 
 
-def _needed(topic: TopicCalls, slots: int) -> Iterator[Arg]:
-    """The commands of a change and a key for each: of the registry, and of a slot. A hint that may not be published is
-    done without."""
-    moving = ("close", "reopen", *(("retell", "unload", "load") if slots else ("purge",)))
-    for key, scripts in ((keys.topics(topic.namespace), ("resize", "resized")), (topic.keys(0)[0], moving)):
-        for command in sorted({one for script in scripts for one in commands(f"topics/{script}")} - {"PUBLISH"}):
+def _required_commands(topic: TopicCalls, slots: int) -> Iterator[Arg]:
+    """Yield each command of the change with a key: of the registry, or of a slot.
+
+    PUBLISH is left out, because the change works without wake-up hints.
+    """
+    moving = ("close", "reopen", *(("replies", "unload", "load") if slots else ("purge",)))
+    for key, scripts in ((keys.topics(topic.namespace), ("begin", "finish")), (topic.keys(0)[0], moving)):
+        for command in sorted({name for script in scripts for name in commands(f"reshard/{script}")} - {"PUBLISH"}):
             yield command
             yield key
 
 
 def _end(topic: TopicCalls, change: bytes, how: str, stored: bytes, wanted: bytes) -> Call[bytes | None]:
-    """None when it is done; the policy that is stored by now when that is another one."""
+    """Build the call that ends a change. It returns None, or the stored policy if that differs from `stored`."""
     args = (stamp(topic.clock), topic.name, change, how, stored, wanted)
     return call(
-        "topics/resized",
+        "reshard/finish",
         (keys.topics(topic.namespace),),
         args,
         lambda reply: reply[2] if reply[0] == b"differs" else None,
@@ -118,166 +125,182 @@ def _end(topic: TopicCalls, change: bytes, how: str, stored: bytes, wanted: byte
 
 
 def _of_slot(topic: TopicCalls, script: str, slot: int, args: Sequence[Arg], read: Callable[[list[Any]], T]) -> Call[T]:
-    return call(f"topics/{script}", topic.keys(slot), (stamp(topic.clock), *args), read)
+    return call(f"reshard/{script}", topic.keys(slot), (stamp(topic.clock), *args), read)
 
 
 def _close(topic: TopicCalls, slot: int, change: bytes) -> Call[None]:
     return _of_slot(topic, "close", slot, (change,), lambda _: None)
 
 
-def _unload(topic: TopicCalls, slot: int, change: bytes, taken_in: int) -> Call[_Shown]:
-    def read(reply: list[Any]) -> _Shown:
+def _unload(topic: TopicCalls, slot: int, change: bytes, loaded: int) -> Call[_Page]:
+    """Build the call that removes page number `loaded` from a closed slot and returns the next page."""
+
+    def read(reply: list[Any]) -> _Page:
         if reply[0] == b"open":
-            return _Shown(0, [])
-        return _Shown(reply[2], [_Entry(*reply[at : at + 6]) for at in range(3, len(reply), 6)])
+            return _Page(0, [])
+        return _Page(reply[2], [_Entry(*reply[at : at + 6]) for at in range(3, len(reply), 6)])
 
-    return _of_slot(topic, "unload", slot, (change, taken_in), read)
+    return _of_slot(topic, "unload", slot, (change, loaded), read)
 
 
-def _load(topic: TopicCalls, slot: int, change: bytes, source: int, number: int, some: Iterable[_Entry]) -> Call[bool]:
-    """Whether it was taken in, now or before; False once somebody else has ended this change."""
+def _load(
+    topic: TopicCalls, slot: int, change: bytes, source: int, number: int, entries: Iterable[_Entry]
+) -> Call[bool]:
+    """Build the call that loads a page into its new slot. It returns False if another process ended the change."""
     args: list[Arg] = [change, topic.policy.for_scripts(), source, number]
-    for entry in some:
+    for entry in entries:
         args += entry[:5]
     return _of_slot(topic, "load", slot, args, lambda reply: reply[0] == b"ok")
 
 
-def _retell(topic: TopicCalls, slot: int, log: int, cursor: bytes) -> Call[tuple[bytes, list[_Entry]]]:
+def _list_replies(topic: TopicCalls, slot: int, log: int, cursor: bytes) -> Call[tuple[bytes, list[_Entry]]]:
+    """Build the call that returns the next cursor and a page of the replies remembered per request id."""
+
     def read(reply: list[Any]) -> tuple[bytes, list[_Entry]]:
         half = b"%d" % reply[3]
         pairs = zip(reply[4::2], reply[5::2], strict=True)
-        return reply[2], [_Entry(b"t", request, half, given, b"", b"") for request, given in pairs]
+        return reply[2], [_Entry(b"t", request, half, answer, b"", b"") for request, answer in pairs]
 
-    return _of_slot(topic, "retell", slot, (log, cursor), read)
+    return _of_slot(topic, "replies", slot, (log, cursor), read)
 
 
 def _purge(topic: TopicCalls, slot: int, change: bytes, really: bool) -> Call[tuple[int, int, int]]:
-    """(pending, in flight, dead)."""
+    """Build the call that counts the pending, in-flight and dead messages of a slot, and deletes them if `really`."""
     args = (change, 1 if really else 0)
     return _of_slot(topic, "purge", slot, args, lambda reply: tuple(reply[2:5]) if len(reply) == 5 else (0, 0, 0))
 
 
-def _all(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
+def _run_calls(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
     answers: list[Any] = []
     waiting = list(calls)
-    for start in range(0, len(waiting), TOGETHER):
-        answers += yield Batch(waiting[start : start + TOGETHER], list)
+    for start in range(0, len(waiting), MAX_CALLS):
+        answers += yield Batch(waiting[start : start + MAX_CALLS], list)
     return answers
 
 
-def _started(topic: TopicCalls, slots: int) -> Plan[_Begun]:
-    """Raises ServerRejected, before anything is written, where the access list does not allow all of the change."""
-    begun = yield from _one(_begin(topic, slots))
+def _begin_change(topic: TopicCalls, slots: int) -> Plan[_BeginReply]:
+    """Begin a change. Raises ServerRejected, before anything is written, if the ACL denies a part of it."""
+    begun = yield from _run_call(_begin(topic, slots))
     if begun.word == "refused":
         what = f"this user's access list does not allow {text(begun.change)}, which changing a topic's slots needs"
         raise ServerRejected(f"{what}. Nothing was changed. What each role needs, `idemgate acl` prints")
     return begun
 
 
-def _one(made: Call[T]) -> Plan[T]:
-    answers: list[T] = yield Batch([made], list)
+def _run_call(request: Call[T]) -> Plan[T]:
+    answers: list[T] = yield Batch([request], list)
     return answers[0]
 
 
 # -- changing the number of slots -------------------------------------------------------------------------------------
 
 
-def resizing(topic: TopicCalls, slots: int, told: Callable[[ReshardProgress], object]) -> Plan[ReshardResult]:
-    """Gives a topic that many slots. Raises InvalidArgument, TopicInUse, ServerRejected; UnexpectedData or DecodeError for what is
-    none of ours, before anything is written unless it is one message among others."""
+def plan_reshard(
+    topic: TopicCalls, slots: int, on_progress: Callable[[ReshardProgress], object]
+) -> Plan[ReshardResult]:
+    """Plan the change of a topic to another number of slots.
+
+    Raises InvalidArgument, TopicInUse or ServerRejected. Raises UnexpectedData or DecodeError for corrupt data: before
+    anything is written, unless a single message among others is corrupt.
+    """
     check_slots(topic.policy, slots)
-    yield from _sound(topic, slots)
-    begun = yield from _started(topic, slots)
+    yield from _check_readable(topic, slots)
+    begun = yield from _begin_change(topic, slots)
     if begun.word == "absent":
-        raise _unknown(topic.name)
+        raise _unknown_topic(topic.name)
     if begun.word == "same":
         return ReshardResult(slots, slots, 0)
     if begun.to != slots:
-        raise TopicInUse(topic.name, _busy(topic.name, begun.to))
+        raise TopicInUse(topic.name, _busy_text(topic.name, begun.to))
     before = slots_of(begun.policy)
-    known = from_stored(begun.policy, topic.policy)
-    moving = _Moving(topic.laid_as(known, before), topic.laid_as(known, slots), begun.change, told)
-    yield from moving.all()
+    policy = from_stored(begun.policy, topic.policy)
+    move = _Move(topic.for_policy(policy, before), topic.for_policy(policy, slots), begun.change, on_progress)
+    yield from move.run()
     stored: bytes | None = begun.policy
     while stored is not None:
-        stored = yield from _one(_end(topic, begun.change, "done", stored, with_slots(stored, slots)))
-    return ReshardResult(before, slots, moving.moved)
+        stored = yield from _run_call(_end(topic, begun.change, "done", stored, with_slots(stored, slots)))
+    return ReshardResult(before, slots, move.moved)
 
 
-def _sound(topic: TopicCalls, slots: int) -> Plan[None]:
-    """Looks, before a change is begun, at both layouts."""
-    known = yield from _one(registered(topic.namespace, topic.clock, topic.name))
-    if known is not None and known.to < 0 and (before := from_stored(known.policy, topic.policy).slots) != slots:
-        yield from _depth(topic.laid_out(before), slots)
+def _check_readable(topic: TopicCalls, slots: int) -> Plan[None]:
+    """Read both layouts before a change begins, so that corrupt data is found before anything is written."""
+    entry = yield from _run_call(find_entry(topic.namespace, topic.clock, topic.name))
+    if entry is not None and entry.to < 0 and (before := from_stored(entry.policy, topic.policy).slots) != slots:
+        yield from _count_messages(topic.for_slots(before), slots)
 
 
-class _Moving:
-    """From one layout to another. Slots that exchange anything are a part: a part is closed as a whole, moved, and
-    opened in its new place."""
+class _Move:
+    """The move from one layout to another.
+
+    Slots that exchange entries form a part. A part is closed as a whole, moved, and opened in the new layout.
+    """
 
     def __init__(
-        self, old: TopicCalls, new: TopicCalls, change: bytes, told: Callable[[ReshardProgress], object]
+        self, old: TopicCalls, new: TopicCalls, change: bytes, on_progress: Callable[[ReshardProgress], object]
     ) -> None:
         self.old = old
         self.new = new
         self.change = change
         self.moved = 0
-        self._told = told
+        self._on_progress = on_progress
         self._parts = min(old.policy.slots, new.policy.slots)
         self._done = 0
 
-    def all(self) -> Plan[None]:
+    def run(self) -> Plan[None]:
         for part in range(self._parts):
-            yield from self._part(part)
+            yield from self._move_part(part)
             self._done = part + 1
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
-        self._told(ReshardProgress(self._done, self._parts, self.moved))
+    def _report_progress(self) -> None:
+        self._on_progress(ReshardProgress(self._done, self._parts, self.moved))
 
-    def _part(self, part: int) -> Plan[None]:
+    def _move_part(self, part: int) -> Plan[None]:
         sources = range(part, self.old.policy.slots, self._parts)
         targets = range(part, self.new.policy.slots, self._parts)
-        # The new slots first: as long as the old ones serve, nobody finds the new ones open and empty.
-        yield from _all(_close(self.new, slot, self.change) for slot in targets)
-        yield from _all(_close(self.old, slot, self.change) for slot in sources)
+        # Close the new slots first: while the old ones still serve, no client may find a new one open and empty.
+        yield from _run_calls(_close(self.new, slot, self.change) for slot in targets)
+        yield from _run_calls(_close(self.old, slot, self.change) for slot in sources)
         for source in sources:
-            yield from self._told_lately(source, targets)
-            yield from self._contents(source, targets)
-        yield from _all(self.new.reopen(slot, self.change) for slot in targets)
+            yield from self._copy_replies(source, targets)
+            yield from self._move_entries(source, targets)
+        yield from _run_calls(self.new.reopen(slot, self.change) for slot in targets)
 
-    def _told_lately(self, source: int, targets: range) -> Plan[None]:
-        """Whoever lost a reply asks again, elsewhere, and shall hear it there."""
+    def _copy_replies(self, source: int, targets: range) -> Plan[None]:
+        """Copy the remembered replies: a client that lost a reply sends its request again, to the new slot."""
         for log in (0, 1):
             cursor, more = b"0", True
             while more:
-                cursor, found = yield from _one(_retell(self.old, source, log, cursor))
-                if found:
-                    yield from _all(_load(self.new, slot, self.change, source, 0, found) for slot in targets)
+                cursor, entries = yield from _run_call(_list_replies(self.old, source, log, cursor))
+                if entries:
+                    yield from _run_calls(_load(self.new, slot, self.change, source, 0, entries) for slot in targets)
                 more = cursor != b"0"
 
-    def _contents(self, source: int, targets: range) -> Plan[None]:
-        shown = yield from _one(_unload(self.old, source, self.change, 0))
-        while shown.entries:
-            shares = self._shared(shown.entries, targets)
-            taken = yield from _all(
-                _load(self.new, slot, self.change, source, shown.number, share) for slot, share in shares
+    def _move_entries(self, source: int, targets: range) -> Plan[None]:
+        page = yield from _run_call(_unload(self.old, source, self.change, 0))
+        while page.entries:
+            shares = self._split_entries(page.entries, targets)
+            loaded = yield from _run_calls(
+                _load(self.new, slot, self.change, source, page.number, share) for slot, share in shares
             )
-            if not all(taken):
-                return  # somebody else has ended this change
-            self.moved += sum(entry.kind != b"c" for entry in shown.entries)
-            self._tell()
-            shown = yield from _one(_unload(self.old, source, self.change, shown.number))
+            if not all(loaded):
+                return  # another process has ended this change
+            self.moved += sum(entry.kind != b"c" for entry in page.entries)
+            self._report_progress()
+            page = yield from _run_call(_unload(self.old, source, self.change, page.number))
 
-    def _shared(self, entries: list[_Entry], targets: range) -> Iterator[tuple[int, list[_Entry]]]:
-        """What has a route goes there. Of the slot's own facts counters go to one slot, the others to all."""
+    def _split_entries(self, entries: list[_Entry], targets: range) -> Iterator[tuple[int, list[_Entry]]]:
+        """Split entries by target slot.
+
+        An entry with a route goes to the slot of its route. Counters go to one slot, other metadata to all.
+        """
         shares: defaultdict[int, list[_Entry]] = defaultdict(list)
         for entry in entries:
             if entry.kind == b"e":
                 shares[keys.slot_of_event(entry.name, self.new.policy.slots)].append(entry)
             elif entry.route:
-                shares[self.new.at(entry.route)].append(entry)
-            elif entry.kind == b"c" and entry.name not in _EVERYWHERE:
+                shares[self.new.slot_of(entry.route)].append(entry)
+            elif entry.kind == b"c" and entry.name not in _COPIED_METADATA:
                 shares[targets[0]].append(entry)
             else:
                 for slot in targets:
@@ -285,65 +308,68 @@ class _Moving:
         return iter(shares.items())
 
 
-_EVERYWHERE = (b"fence", b"rate", b"paused")
+_COPIED_METADATA = (b"fence", b"rate", b"paused")
 
 
-# -- forgetting -------------------------------------------------------------------------------------------------------
+# -- deleting a topic -------------------------------------------------------------------------------------------------
 
 
-def forgetting(topic: TopicCalls, known: Entry | None, discard: bool) -> Plan[DeletedTopic]:
-    """Removes a topic, of which the registry said `known`. Raises TopicInUse if it holds anything and `discard` is not
-    said: before anything is written, unless that comes while the topic is being closed."""
-    if known is not None and known.to < 0:
-        yield from _looked(topic.laid_out(slots_of(known.policy)), discard)
-    begun = yield from _started(topic, 0)
+def plan_delete(topic: TopicCalls, entry: RegistryEntry | None, discard: bool) -> Plan[DeletedTopic]:
+    """Plan the deletion of a topic with this registry entry.
+
+    Raises TopicInUse if it holds messages or dead letters and `discard` is false. Nothing is written then, unless a
+    message arrives while the topic is being closed.
+    """
+    if entry is not None and entry.to < 0:
+        yield from _check_deletable(topic.for_slots(slots_of(entry.policy)), discard)
+    begun = yield from _begin_change(topic, 0)
     if begun.word == "absent":
         return DeletedTopic(False, 0, 0, 0)
     if begun.to != 0:
-        raise TopicInUse(topic.name, _busy(topic.name, begun.to))
-    change, calls = begun.change, topic.laid_out(slots_of(begun.policy))
+        raise TopicInUse(topic.name, _busy_text(topic.name, begun.to))
+    change, calls = begun.change, topic.for_slots(slots_of(begun.policy))
     slots = range(calls.policy.slots)
-    yield from _all(_close(calls, slot, change) for slot in slots)
-    found = _total((yield from _all(_purge(calls, slot, change, False) for slot in slots)))
-    if any(found) and not discard:
-        yield from _all(calls.reopen(slot, change) for slot in slots)
-        yield from _one(_end(topic, change, "given up", b"", b""))
-        raise _full(topic.name, *found)
-    gone = _total((yield from _all(_purge(calls, slot, change, True) for slot in slots)))
-    for former in (topic.laid_out(slots) for slots in (known.was if known is not None else ())):
-        yield from _all(_close(former, slot, change) for slot in range(former.policy.slots))
-        yield from _all(_purge(former, slot, change, True) for slot in range(former.policy.slots))
-    yield from _one(_end(topic, change, "forgotten", b"", b""))
-    return DeletedTopic(True, *gone)
+    yield from _run_calls(_close(calls, slot, change) for slot in slots)
+    held = _sum_counts((yield from _run_calls(_purge(calls, slot, change, False) for slot in slots)))
+    if any(held) and not discard:
+        yield from _run_calls(calls.reopen(slot, change) for slot in slots)
+        yield from _run_call(_end(topic, change, "given up", b"", b""))
+        raise _not_empty(topic.name, *held)
+    deleted = _sum_counts((yield from _run_calls(_purge(calls, slot, change, True) for slot in slots)))
+    for former in (topic.for_slots(slots) for slots in (entry.was if entry is not None else ())):
+        yield from _run_calls(_close(former, slot, change) for slot in range(former.policy.slots))
+        yield from _run_calls(_purge(former, slot, change, True) for slot in range(former.policy.slots))
+    yield from _run_call(_end(topic, change, "forgotten", b"", b""))
+    return DeletedTopic(True, *deleted)
 
 
-def _looked(calls: TopicCalls, discard: bool) -> Plan[None]:
-    """What is refused is refused before anything is closed: TopicInUse, and UnexpectedData for what is none of ours."""
-    held = yield from _depth(calls, -1)
+def _check_deletable(calls: TopicCalls, discard: bool) -> Plan[None]:
+    """Raise TopicInUse or UnexpectedData before anything is closed."""
+    held = yield from _count_messages(calls, -1)
     if not discard and (held.pending or held.in_flight or held.dead):
-        raise _full(calls.name, held.pending, held.in_flight, held.dead)
+        raise _not_empty(calls.name, held.pending, held.in_flight, held.dead)
 
 
-def _depth(calls: TopicCalls, to: int) -> Plan[Stats]:
+def _count_messages(calls: TopicCalls, to: int) -> Plan[Stats]:
     depth = calls.depth(to)
-    return depth.join((yield from _all(depth.calls)))
+    return depth.join((yield from _run_calls(depth.calls)))
 
 
-def _total(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+def _sum_counts(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
     pending, in_flight, dead = (sum(column) for column in zip(*counts, strict=True))
     return pending, in_flight, dead
 
 
-def _busy(name: str, to: int) -> str:
+def _busy_text(name: str, to: int) -> str:
     if to == 0:
-        return f"it is being forgotten; let that end first: idemgate forget {name}"
-    return f"it is being given {to} slots; let that end first: idemgate slots {name} {to}"
+        return f"it is being deleted; let that end first: idemgate forget {name}"
+    return f"it is being resharded to {to} slots; let that end first: idemgate slots {name} {to}"
 
 
-def _full(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse:
+def _not_empty(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse:
     what = f"it holds {pending} pending messages, {in_flight} in flight and {dead} dead letters"
-    return TopicInUse(name, f"{what}. Let them be handled, or say discard=True (--discard)")
+    return TopicInUse(name, f"{what}. Let workers handle them, or pass discard=True (--discard)")
 
 
-def _unknown(name: str) -> InvalidArgument:
-    return InvalidArgument("topic", name, "no such topic in the store", "See which there are: idemgate topics")
+def _unknown_topic(name: str) -> InvalidArgument:
+    return InvalidArgument("topic", name, "no such topic in the store", "List the topics: idemgate topics")

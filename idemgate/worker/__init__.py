@@ -1,1 +1,1 @@
-"""What runs for a long time: the worker, subscribers, heartbeats."""
+"""Worker: fetches due deliveries, runs their handlers and settles them."""

@@ -1,22 +1,22 @@
-"""By how much a server's clock is ahead of ours, as far as its replies tell.
+"""Estimate of how far a server's clock is ahead of this process's clock.
 
-Each reply bounds it from both sides (Cristian, *Probabilistic clock synchronization*, 1989): the server said its time,
-in whole milliseconds, after it was asked and before it was heard. What all of them leave is narrower than what one
-does.
+Each reply bounds the offset from both sides (Cristian, *Probabilistic clock synchronization*, 1989). The server read
+its clock, in whole milliseconds, after the request was sent and before the reply arrived. The intersection of the
+bounds of several replies is narrower than the bounds of one.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["UNKNOWN", "Offset", "narrowed"]
+__all__ = ["UNKNOWN", "Offset", "narrow"]
 
 DRIFT = 0.0002
-"""How much one clock may gain on the other; a clock that NTP slews gains more, for some minutes."""
+"""Assumed relative drift between two clocks. A clock that NTP slews can drift faster for some minutes."""
 
 
 class Offset(NamedTuple):
-    """Between `low` and `high`, ms, when it was told `at`, ms of our clock."""
+    """Bounds of a clock offset: between `low` and `high` ms, measured `at` that time (ms of the local clock)."""
 
     low: float
     high: float
@@ -26,10 +26,18 @@ class Offset(NamedTuple):
 UNKNOWN = Offset(0.0, float("inf"), 0.0)
 
 
-def narrowed(offset: Offset, now_ms: int, asked: float, heard: float) -> Offset:
-    """After another reply: its time, and when it was asked for and heard, ms of our clock. Where the clock was set, or
-    another server answered, only this reply counts."""
-    low, high, drift = now_ms - heard, now_ms + 1 - asked, DRIFT * (heard - offset.at)
+def narrow(offset: Offset, now_ms: int, sent: float, received: float) -> Offset:
+    """Narrow an offset by one more reply.
+
+    If the reply contradicts the known bounds, only the reply counts: the clock was set, or another server replied.
+
+    Args:
+        offset: The bounds known so far.
+        now_ms: The server's time in the reply.
+        sent: When the request was sent, ms of the local clock.
+        received: When the reply arrived, ms of the local clock.
+    """
+    low, high, drift = now_ms - received, now_ms + 1 - sent, DRIFT * (received - offset.at)
     if offset.low - drift > high or offset.high + drift < low:
-        return Offset(low, high, heard)
-    return Offset(max(low, offset.low - drift), min(high, offset.high + drift), heard)
+        return Offset(low, high, received)
+    return Offset(max(low, offset.low - drift), min(high, offset.high + drift), received)

@@ -1,4 +1,4 @@
-"""One topic as a worker sees it: what is taken and held, and how it is kept and given up."""
+"""Consumer of one topic: takes deliveries, renews their leases and settles them."""
 
 from __future__ import annotations
 
@@ -10,239 +10,258 @@ from time import monotonic
 from typing import Any
 
 from idemgate.core.calls import Batch
-from idemgate.core.chunks import portions
-from idemgate.core.functions import awaited
+from idemgate.core.chunks import split_batches
+from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError
-from idemgate.store.heartbeat import Beat
-from idemgate.topics.calls import Settlement, TopicCalls, most_of
+from idemgate.store.heartbeat import FunctionRenewal
+from idemgate.topics.calls import Settlement, TopicCalls, max_settlements
 from idemgate.topics.messages import Delivery, Taken
 from idemgate.worker.handler import Handler
 from idemgate.worker.limiter import Limiter
-from idemgate.worker.outcome import attempt_of
-from idemgate.worker.poller import Due
+from idemgate.worker.outcome import attempt_number
+from idemgate.worker.poller import Poller
 
-__all__ = ["BATCH", "Ending", "Held", "Line"]
+__all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer"]
 
 log = logging.getLogger("idemgate.worker")
 BATCH = 80
 
 
-class Held:
-    """A delivery of a line between take and settle. `until` is how long its lease certainly holds (monotonic seconds),
-    `since` when it was taken (seconds of the gate's clock); `ending` is set while it is being settled, when the store
-    may rightly say that it is ours no more."""
+class InFlight:
+    """A delivery between take and settlement.
 
-    __slots__ = ("delivery", "ending", "line", "since", "until")
+    Attributes:
+        until: The lease holds at least until then, monotonic seconds.
+        since: When the delivery was taken, seconds of the gate's clock.
+        settling: True while it is being settled. The store may then rightly report that the lease is gone.
+    """
 
-    def __init__(self, line: Line, delivery: Delivery[Any], until: float, since: float) -> None:
-        self.line = line
+    __slots__ = ("consumer", "delivery", "settling", "since", "until")
+
+    def __init__(self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float) -> None:
+        self.consumer = consumer
         self.delivery = delivery
         self.until = until
         self.since = since
-        self.ending = False
+        self.settling = False
 
-    def mine(self) -> bool:
-        """Whether it is of a slot that this worker serves."""
-        return self.line.due.is_mine(self.delivery.slot)
-
-
-Ending = tuple[Held, Settlement]
+    def is_assigned(self) -> bool:
+        """Return True if this worker polls the slot of the delivery."""
+        return self.consumer.poller.is_assigned(self.delivery.slot)
 
 
-class Line:
-    """Takes from one topic and settles to it. `held` are the deliveries between take and settle."""
+FinishedDelivery = tuple[InFlight, Settlement]
 
-    def __init__(self, due: Due) -> None:
-        self.due = due
-        self.topic, self.context, self.wake = due.topic, due.context, due.wake
-        self.held: set[Held] = set()
-        self._beat: Beat | None = None
-        handler = self.topic.opening.handler
-        assert handler is not None, "chosen for having one"
+
+class TopicConsumer:
+    """A consumer of one topic: it takes deliveries and settles them.
+
+    `in_flight` holds the deliveries between take and settlement.
+    """
+
+    def __init__(self, poller: Poller) -> None:
+        self.poller = poller
+        self.topic, self.context, self.wake = poller.topic, poller.context, poller.wake
+        self.in_flight: set[InFlight] = set()
+        self._renewal: FunctionRenewal | None = None
+        handler = self.topic.definition.handler
+        assert handler is not None, "the worker selects topics with a handler only"
         self.handler: Handler = handler
-        self.awaits = awaited(handler)
+        self.is_async = is_async(handler)
         adaptive = self.calls.policy.adaptive
         self.limiter = None if adaptive is None else Limiter(self.context, self.topic.name, adaptive)
-        # Where ending a delivery waits for copies of it, taking the next must not, nor fail with it.
-        self._turns = self.context.durability is None
+        # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.
+        self._takes_while_settling = self.context.durability is None
 
     @property
     def calls(self) -> TopicCalls:
-        calls = self.topic.opening.calls
-        assert calls is not None, "opened before the first take"
+        calls = self.topic.definition.calls
+        assert calls is not None, "the topic is opened before the first take"
         return calls
 
     @property
     def lease(self) -> float:
+        """The lease of a delivery, seconds."""
         return self.calls.policy.lease / 1000
 
     def pause(self) -> float:
-        return self.due.pause()
+        """Return the seconds until a slot has work, at most one poll interval."""
+        return self.poller.pause()
 
     # -- limiting --------------------------------------------------------------------------------------------------
 
     def room(self, free: int) -> int:
-        """How many of `free` places this topic may have: all of them, unless it adapts to its downstream."""
-        return free if self.limiter is None else min(free, self.limiter.limit - len(self.held))
+        """Return how many of `free` places this topic may use: all of them, or what its adaptive limit leaves."""
+        return free if self.limiter is None else min(free, self.limiter.limit - len(self.in_flight))
 
-    def began(self, delivery: Delivery[Any]) -> None:
-        """Its handler starts now."""
+    def on_handler_start(self, delivery: Delivery[Any]) -> None:
+        """Report the start of a handler to the limiter."""
         if self.limiter is not None:
-            self.limiter.began(delivery)
+            self.limiter.on_handler_start(delivery)
 
-    def ended(self, delivery: Delivery[Any], error: BaseException | None) -> None:
-        """Its handler ended; it is held until it is settled."""
+    def on_handler_end(self, delivery: Delivery[Any], error: BaseException | None) -> None:
+        """Report the end of a handler to the limiter. The delivery stays in flight until it is settled."""
         if self.limiter is not None:
-            self.limiter.ended(delivery, error)
+            self.limiter.on_handler_end(delivery, error)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    async def take(self, room: int) -> list[Held]:
-        """At most `room` deliveries from the slots that are due, each time beginning with another slot."""
-        found: list[Held] = []
-        await self.due.inquire()
+    async def take(self, room: int) -> list[InFlight]:
+        """Take at most `room` deliveries from the due slots; each call begins with another slot."""
+        taken: list[InFlight] = []
+        await self.poller.refresh_layout()
         calls = self.calls
-        for slot in self.due.slots(calls):
-            if room > len(found) and self.due.is_mine(slot):
+        for slot in self.poller.due_slots(calls):
+            if room > len(taken) and self.poller.is_assigned(slot):
                 try:
-                    found += await self._take(calls, slot, min(room - len(found), BATCH))
+                    taken += await self._take(calls, slot, min(room - len(taken), BATCH))
                 except StoreError:
-                    if not found:
+                    if not taken:
                         raise
-                    break  # what was taken before has to run; the error will be met again
-        return found
+                    break  # run what was taken first; the next call meets the error again
+        return taken
 
-    async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[Held]:
+    async def _take(self, calls: TopicCalls, slot: int, n: int) -> list[InFlight]:
         until = monotonic() + self.lease
-        return self._kept(await self.due.ask(slot, calls.take(slot, n)), until)
+        return self._accept(await self.poller.execute(slot, calls.take(slot, n)), until)
 
-    def _kept(self, taken: Taken, until: float) -> list[Held]:
+    def _accept(self, taken: Taken, until: float) -> list[InFlight]:
+        """Register taken deliveries as in flight and renew their leases from now on."""
         if taken.lapsed:
             self.context.counters.add("worker.lapsed", taken.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": taken.lapsed})
         if not taken.deliveries:
             return []
         self.context.counters.add("worker.taken", len(taken.deliveries))
-        if self.calls.policy.merge.drops and (dropped := sum(one.dropped for one in taken.deliveries)):
+        if self.calls.policy.merge.drops and (dropped := sum(delivery.dropped for delivery in taken.deliveries)):
             self.context.counters.add("worker.items_dropped", dropped)
         since = self.context.now()
-        found = [Held(self, delivery, until, since) for delivery in taken.deliveries]
-        self.held.update(found)
-        if self._beat is None:
-            self._beat = Beat(self.lease, self._extend, self._overdue)
-            self.context.heartbeat.add(self._beat)
-        return found
+        accepted = [InFlight(self, delivery, until, since) for delivery in taken.deliveries]
+        self.in_flight.update(accepted)
+        if self._renewal is None:
+            self._renewal = FunctionRenewal(self.lease, self._extend_leases, self._on_renewal_overdue)
+            self.context.heartbeat.add(self._renewal)
+        return accepted
 
-    # -- keeping: called from the heartbeat's thread, so it looks at copies ------------------------------------------
+    # -- lease renewal, in the heartbeat's thread: it iterates over copies of `in_flight` -----------------------------
 
-    def _extend(self) -> Batch[None]:
-        held = [one for one in tuple(self.held) if not one.delivery.lost]
+    def _extend_leases(self) -> Batch[None]:
+        entries = [entry for entry in tuple(self.in_flight) if not entry.delivery.lost]
         until = monotonic() + self.lease
-        extending = self.calls.extend_many([one.delivery for one in held])
+        extending = self.calls.extend_many([entry.delivery for entry in entries])
 
-        def heard(answers: list[Any]) -> None:
-            for one, outcome in zip(held, extending.join(answers), strict=True):
+        def apply_replies(replies: list[Any]) -> None:
+            for entry, outcome in zip(entries, extending.join(replies), strict=True):
                 if outcome == "lost":
-                    self._lose(one)
+                    self._mark_lost(entry)
                 else:
-                    one.until = until
-                    one.delivery.cancelled = outcome == "cancelled"
+                    entry.until = until
+                    entry.delivery.cancelled = outcome == "cancelled"
 
-        return Batch(extending.calls, heard)
+        return Batch(extending.calls, apply_replies)
 
-    def _overdue(self) -> None:
-        """No heartbeat came through for long: those whose lease may end before the next try are lost."""
-        soon = monotonic() + self.lease / 6
-        for one in tuple(self.held):
-            if one.until <= soon:
-                self._lose(one)
+    def _on_renewal_overdue(self) -> None:
+        """Mark every delivery as lost whose lease may end before the next renewal."""
+        deadline = monotonic() + self.lease / 6
+        for entry in tuple(self.in_flight):
+            if entry.until <= deadline:
+                self._mark_lost(entry)
 
-    def _lose(self, one: Held) -> None:
-        delivery = one.delivery
-        if not one.ending and not delivery.lost:
+    def _mark_lost(self, entry: InFlight) -> None:
+        delivery = entry.delivery
+        if not entry.settling and not delivery.lost:
             delivery.lost = True
             self.context.counters.add("worker.lease_lost")
             log.warning("worker.lease_lost", extra={"topic": self.topic.name, "token": delivery.token})
 
-    # -- giving up -------------------------------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------------------------------
 
-    async def settle(self, endings: list[Ending], room: int) -> list[Held]:
-        """Ends deliveries, and takes at most `room` in the same step, from those of their slots that have work.
+    async def settle(self, finished: list[FinishedDelivery], room: int) -> list[InFlight]:
+        """Settle deliveries, and take at most `room` from their slots in the same script calls.
 
-        While the store is away, tries for as long as their leases may hold, then leaves them to lapse.
+        If the store is unavailable, retry for as long as the leases may hold, then let them expire.
+
+        Returns:
+            The deliveries taken.
         """
-        for held, _ in endings:
-            held.ending = True
-        calls, turns = self.calls, list[Coroutine[Any, Any, list[Held]]]()
-        most = min(BATCH, most_of([settlement for _, settlement in endings]))
-        for slot, some in _parts(calls, endings, most):
-            n = min(room, most) if self._turns and self.due.has_work(slot) else 0
+        for entry, _ in finished:
+            entry.settling = True
+        calls, parts = self.calls, list[Coroutine[Any, Any, list[InFlight]]]()
+        most = min(BATCH, max_settlements([settlement for _, settlement in finished]))
+        for slot, part in _split_into_calls(calls, finished, most):
+            n = min(room, most) if self._takes_while_settling and self.poller.has_work(slot) else 0
             room -= n
-            turns.append(self._turn(calls, slot, some, n))
-        return await turns[0] if len(turns) == 1 else [held for found in await gather(*turns) for held in found]
+            parts.append(self._settle_part(calls, slot, part, n))
+        if len(parts) == 1:
+            return await parts[0]
+        return [entry for taken in await gather(*parts) for entry in taken]
 
-    async def _turn(self, calls: TopicCalls, slot: int, endings: list[Ending], n: int) -> list[Held]:
-        settlements = [settlement for _, settlement in endings]
-        found, asked = list[Held](), monotonic()
-        until = asked + self.lease
+    async def _settle_part(
+        self, calls: TopicCalls, slot: int, finished: list[FinishedDelivery], n: int
+    ) -> list[InFlight]:
+        settlements = [settlement for _, settlement in finished]
+        taken, sent = list[InFlight](), monotonic()
+        until = sent + self.lease
         try:
             if n > 0:
-                turned = await self.due.ask(slot, calls.turn(slot, settlements, n), self.lease)
-                settled, found = turned.settled, self._kept(turned.taken, until)
+                turned = await self.poller.execute(slot, calls.settle_and_take(slot, settlements, n), self.lease)
+                settled, taken = turned.settled, self._accept(turned.taken, until)
             else:
                 settled = await self.context.aio_link.run(calls.settle(slot, settlements), self.lease)
-                self.due.learn(slot, settled, asked)
-            self._count(settlements, settled.outcomes)
+                self.poller.record_reply(slot, settled, sent)
+            self._count_outcomes(settlements, settled.outcomes)
         except StoreError as error:
             name = "worker.not_durable" if isinstance(error, NotDurable) else "worker.unsettled"
             self.context.counters.add(name, len(settlements))
             facts = {"topic": self.topic.name, "count": len(settlements), "error": str(error)}
-            log.error(name, extra=facts)  # noqa: TRY400 - the store is away: its traceback tells nothing
+            log.error(name, extra=facts)  # noqa: TRY400 - the traceback of a store error adds nothing
         finally:
-            self.drop([held for held, _ in endings])
-        return found
+            self.drop([entry for entry, _ in finished])
+        return taken
 
-    def _count(self, settlements: list[Settlement], outcomes: list[str]) -> None:
+    def _count_outcomes(self, settlements: list[Settlement], outcomes: list[str]) -> None:
         verbs = [settlement.verb for settlement in settlements]
         for (verb, outcome), n in Counter(zip(verbs, outcomes, strict=True)).items():
-            self.context.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTED[verb]}", n)
+            self.context.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTER_OF_VERB[verb]}", n)
         if "dead" in outcomes:
             for settlement, outcome in zip(settlements, outcomes, strict=True):
                 if outcome == "dead":
-                    self._tell_dead(settlement)
+                    self._report_dead(settlement)
 
-    def _tell_dead(self, settlement: Settlement) -> None:
+    def _report_dead(self, settlement: Settlement) -> None:
         self.context.counters.add("worker.dead")
-        attempt, failure = attempt_of(settlement.delivery), settlement.failure
+        attempt, failure = attempt_number(settlement.delivery), settlement.failure
         log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
 
-    def rehome(self) -> None:
-        """What it holds is in other slots by now: those of the topic's new layout."""
-        for one in self.held:
-            one.delivery.slot = self.calls.home(one.delivery)
+    def update_slots(self) -> None:
+        """Move the in-flight deliveries to their slots in the topic's new layout."""
+        for entry in self.in_flight:
+            entry.delivery.slot = self.calls.slot_of_delivery(entry.delivery)
 
-    def drop(self, held: Iterable[Held]) -> None:
-        """Holds these no more: their leases run out, unless they were settled."""
-        self.held.difference_update(held)
+    def drop(self, entries: Iterable[InFlight]) -> None:
+        """Forget deliveries. Their leases expire, unless the deliveries were settled."""
+        self.in_flight.difference_update(entries)
         self.wake.set()
 
     def close(self) -> None:
-        """Keeps nothing alive any more."""
-        self.held.clear()
-        if self._beat is not None:
-            self.context.heartbeat.remove(self._beat)
+        """Stop renewing leases."""
+        self.in_flight.clear()
+        if self._renewal is not None:
+            self.context.heartbeat.remove(self._renewal)
 
 
-def _parts(calls: TopicCalls, endings: list[Ending], most: int) -> Iterable[tuple[int, list[Ending]]]:
-    """One script call each: by slot, at most so many, and 128 KiB or one."""
-    by_slot: dict[int, list[Ending]] = {0: endings}
+def _split_into_calls(
+    calls: TopicCalls, finished: list[FinishedDelivery], most: int
+) -> Iterable[tuple[int, list[FinishedDelivery]]]:
+    """Split settlements into script calls: one slot each, at most `most`, and at most 128 KiB or a single one."""
+    by_slot: dict[int, list[FinishedDelivery]] = {0: finished}
     if calls.policy.slots > 1:
         by_slot = defaultdict(list)
-        for ending in endings:
-            by_slot[calls.home(ending[1].delivery)].append(ending)
-    for slot, some in by_slot.items():
-        for part in portions(some, lambda ending: ending[1].size, most):
+        for pair in finished:
+            by_slot[calls.slot_of_delivery(pair[1].delivery)].append(pair)
+    for slot, pairs in by_slot.items():
+        for part in split_batches(pairs, lambda pair: pair[1].size, most):
             yield slot, part
 
 
-_COUNTED = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}
+_COUNTER_OF_VERB = {"ack": "acked", "nack": "nacked", "bury": "buried", "return": "returned", "defer": "deferred"}

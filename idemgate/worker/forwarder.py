@@ -1,4 +1,4 @@
-"""A topic whose due messages are sent on, as a worker sees it."""
+"""Forwarder of a topic whose due messages go to a Redis list or stream."""
 
 from __future__ import annotations
 
@@ -8,42 +8,48 @@ import logging
 from idemgate.core.chunks import BATCH
 from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Forward, Forwarded
-from idemgate.worker.poller import Due
+from idemgate.worker.poller import Poller
 
-__all__ = ["Forwarding"]
+__all__ = ["Forwarder"]
 
 log = logging.getLogger("idemgate.worker")
 
 
-class Forwarding:
-    """Sends on what is due. Several may do so for the same topic: each message is sent by one of them."""
+class Forwarder:
+    """A forwarder of the due messages of one topic.
 
-    def __init__(self, due: Due, to: Forward) -> None:
-        self.due = due
-        self.topic, self.wake = due.topic, due.wake
-        self._to = to
+    Several workers may forward the same topic: each message is forwarded by one of them.
+    """
+
+    def __init__(self, poller: Poller, target: Forward) -> None:
+        self.poller = poller
+        self.topic, self.wake = poller.topic, poller.wake
+        self._target = target
 
     def pause(self) -> float:
-        """Seconds until a slot has work, at most a poll; 0 if one has now."""
-        return self.due.pause()
+        """Return the seconds until a slot has work, at most one poll interval; 0 if one has work now."""
+        return self.poller.pause()
 
-    async def turn(self) -> None:
-        """Sends on at most 500 messages of each slot that has some. A slot that fails does not keep the others from
-        it; then raises StoreError."""
-        await self.due.inquire()
+    async def run_once(self) -> None:
+        """Forward at most 500 messages of each due slot.
+
+        Raises:
+            StoreError: A slot failed. The other slots were still processed.
+        """
+        await self.poller.refresh_layout()
         calls = await self.topic.aio.open()
-        sending = (self._send(calls, slot) for slot in self.due.slots(calls))
-        answers = await asyncio.gather(*sending, return_exceptions=True)
-        for answer in answers:
-            if answer is not None:
-                raise answer
+        sends = (self._forward_slot(calls, slot) for slot in self.poller.due_slots(calls))
+        errors = await asyncio.gather(*sends, return_exceptions=True)
+        for error in errors:
+            if error is not None:
+                raise error
 
-    async def _send(self, calls: TopicCalls, slot: int) -> None:
-        counters = self.due.context.counters
-        answer: Forwarded = await self.due.ask(slot, calls.forward(slot, self._to, BATCH))
-        counters.add("worker.forwarded", answer.sent)
-        if not answer.sent and 0 < answer.next_due_ms <= answer.now_ms:
-            # The lease of a delivery ended, from when the topic had a handler: its message has to come back first.
-            swept = await self.due.ask(slot, calls.take(slot, 0))
+    async def _forward_slot(self, calls: TopicCalls, slot: int) -> None:
+        counters = self.poller.context.counters
+        reply: Forwarded = await self.poller.execute(slot, calls.forward(slot, self._target, BATCH))
+        counters.add("worker.forwarded", reply.sent)
+        if not reply.sent and 0 < reply.next_due_ms <= reply.now_ms:
+            # The topic once had a handler, and the lease of a delivery expired. An empty take requeues its message.
+            swept = await self.poller.execute(slot, calls.take(slot, 0))
             counters.add("worker.lapsed", swept.lapsed)
             log.warning("worker.lapsed", extra={"topic": self.topic.name, "count": swept.lapsed})

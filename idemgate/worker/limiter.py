@@ -1,5 +1,4 @@
-"""The adaptive limit of one topic in one worker: times its handlers and tells the rule of `core/aimd.py` how they
-fared."""
+"""Adaptive concurrency limit of one topic in one worker, fed with the duration and outcome of its handlers."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import logging
 from typing import Any
 
 from idemgate.store.context import Context
-from idemgate.topics.adaptive import Adaptive, Ended, Limit, after, first
+from idemgate.topics.adaptive import Adaptive, HandlerEnd, Limit, initial_limit, update_limit
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Limiter"]
@@ -16,38 +15,41 @@ log = logging.getLogger("idemgate.worker")
 
 
 class Limiter:
-    """How many deliveries of a topic this worker may hold. Time is the gate's test clock's, or a monotonic one."""
+    """The number of deliveries of a topic that this worker may hold.
+
+    Time is that of the gate's test clock, or monotonic. The rule itself is in `idemgate.topics.adaptive`.
+    """
 
     def __init__(self, context: Context, topic: str, adaptive: Adaptive) -> None:
         self.context = context
         self.topic = topic
         self.adaptive = adaptive
-        self._state = first(adaptive)
-        self._began: dict[tuple[int, int], float] = {}
+        self._state = initial_limit(adaptive)
+        self._started: dict[tuple[int, int], float] = {}
 
     @property
     def limit(self) -> int:
         return self._state.limit
 
-    def began(self, delivery: Delivery[Any]) -> None:
-        """Its handler starts now."""
-        self._began[delivery.slot, delivery.token] = self.context.now()
+    def on_handler_start(self, delivery: Delivery[Any]) -> None:
+        """Record the start of a handler."""
+        self._started[delivery.slot, delivery.token] = self.context.now()
 
-    def ended(self, delivery: Delivery[Any], error: BaseException | None) -> None:
-        """Its handler ended. Errors that say nothing of the downstream's load are left out."""
-        running = len(self._began)
-        began = self._began.pop((delivery.slot, delivery.token), None)
+    def on_handler_end(self, delivery: Delivery[Any], error: BaseException | None) -> None:
+        """Adjust the limit to the end of a handler. Errors unrelated to the downstream's load are ignored."""
+        running = len(self._started)
+        started = self._started.pop((delivery.slot, delivery.token), None)
         overloaded = isinstance(error, self.adaptive.errors)
-        if began is not None and (error is None or overloaded):
-            before, event = self._state, Ended(began, self.context.now(), overloaded, running)
-            self._state = after(self.adaptive, before, event)
-            self._tell(before, overloaded)
+        if started is not None and (error is None or overloaded):
+            before, event = self._state, HandlerEnd(started, self.context.now(), overloaded, running)
+            self._state = update_limit(self.adaptive, before, event)
+            self._report_change(before, overloaded)
 
-    def _tell(self, before: Limit, overloaded: bool) -> None:
+    def _report_change(self, before: Limit, overloaded: bool) -> None:
         if self.limit > before.limit:
             self.context.counters.add("worker.limit_raised")
             log.debug("worker.limit_raised", extra={"topic": self.topic, "limit": self.limit})
         elif self.limit < before.limit:
             self.context.counters.add("worker.limit_lowered")
-            why = {"usual": round(before.usual, 6), "overloaded": before.overloaded + overloaded}
-            log.warning("worker.limit_lowered", extra={"topic": self.topic, "limit": self.limit, **why})
+            reason = {"usual": round(before.usual, 6), "overloaded": before.overloaded + overloaded}
+            log.warning("worker.limit_lowered", extra={"topic": self.topic, "limit": self.limit, **reason})

@@ -1,5 +1,4 @@
-"""The loop that everything of a worker turns in: sleep until there is work, do it, go on by itself after the store was
-away."""
+"""Loop of a worker around one source of work: sleep until there is work, do it, retry after a store error."""
 
 from __future__ import annotations
 
@@ -14,42 +13,46 @@ from idemgate.errors import StoreError
 if TYPE_CHECKING:
     from idemgate.topics.topic import Topic
 
-__all__ = ["Post", "keep_up"]
+__all__ = ["WorkSource", "run_loop"]
 
 log = logging.getLogger("idemgate.worker")
 
 
-class Post(Protocol):
-    """Where there is work for a topic now and then."""
+class WorkSource(Protocol):
+    """A source of work for one topic, to be polled."""
 
     @property
     def topic(self) -> Topic: ...
     @property
     def wake(self) -> asyncio.Event: ...
     def pause(self) -> float:
-        """How many seconds to sleep; `wake` ends that sooner."""
+        """Return how many seconds to sleep before the next step; setting `wake` ends the sleep early."""
         ...
 
 
-async def keep_up(post: Post, turn: Callable[[], Awaitable[None]], halt: asyncio.Event) -> None:
-    """Takes a turn whenever the post has work, until `halt` is set and it was woken."""
-    failures, topic = 0, post.topic
-    while not halt.is_set():
+async def run_loop(source: WorkSource, step: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    """Run `step` each time the source has work, until `stop` is set.
+
+    A sleeping loop sees `stop` only when `source.wake` is set or the pause ends. A StoreError is logged, counted and
+    retried with a growing pause of at most one second.
+    """
+    failures, topic = 0, source.topic
+    while not stop.is_set():
         try:
-            if (pause := post.pause()) > 0:
-                await _nap(post.wake, pause)
-            if not halt.is_set():
-                await turn()
+            if (pause := source.pause()) > 0:
+                await _sleep(source.wake, pause)
+            if not stop.is_set():
+                await step()
             failures = 0
         except StoreError as error:
             if failures == 0:
-                log.warning("worker.store_away", extra={"topic": topic.name, "error": str(error)})
+                log.warning("worker.store_unavailable", extra={"topic": topic.name, "error": str(error)})
             failures += 1
-            topic.opening.context.counters.add("worker.store_away")
-            await _nap(post.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))
+            topic.definition.context.counters.add("worker.store_unavailable")
+            await _sleep(source.wake, min(1.0, 0.02 * 2 ** min(failures, 6)))
 
 
-async def _nap(wake: asyncio.Event, seconds: float) -> None:
+async def _sleep(wake: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wake.wait()

@@ -1,4 +1,4 @@
-"""What the end of a handler means for its delivery."""
+"""Mapping from the end of a handler to the settlement of its delivery."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from idemgate.core.durations import milliseconds
+from idemgate.core.failure import last_line
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -21,29 +22,40 @@ from idemgate.errors import (
     ResultUnavailable,
     Retry,
 )
-from idemgate.topics.calls import Settlement, failed
+from idemgate.topics.calls import Settlement, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy
 
-__all__ = ["attempt_of", "last_line", "settlement_of"]
+__all__ = ["attempt_number", "choose_settlement"]
 
-_HOPELESS = (
-    Bury, InvalidArgument, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable, ReplayedFailure,
-    DecodeError,
+_PERMANENT = (
+    Bury, InvalidArgument, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable,
+    ReplayedFailure, DecodeError,
 )  # fmt: skip
-"""The same again tomorrow, so somebody has to look. A handler that is guarded and done returns; it raises none of
-these."""
+"""Errors that a retry cannot fix. A guarded handler whose work is done returns; it raises none of these."""
 
 
-def settlement_of(
+def choose_settlement(
     delivery: Delivery[Any], error: BaseException | None, policy: Policy, stopping: bool = False
 ) -> Settlement:
-    """No error: ack. `Bury` and what repeating cannot mend: to the dead letters. Another owner runs the key: later,
-    and that was no attempt. Cancelled by the worker's stop: at once. `PartialFailure`: some items, again after the backoff. All
-    else: all of it."""
+    """Choose how to settle a delivery after its handler ended.
+
+    - No error: acknowledge.
+    - `Bury`, any other permanent error or an unreadable message: bury.
+    - `AlreadyInProgress`: defer; this does not count as an attempt.
+    - Cancelled by the stop of the worker: retry at once.
+    - `PartialFailure`: retry some items after the backoff.
+    - Any other error: retry the message after the backoff.
+
+    Args:
+        delivery: The delivery that the handler got.
+        error: The exception that the handler raised, or the `PartialFailure` that it returned. None means success.
+        policy: The topic's policy, for its backoff.
+        stopping: Whether the worker is stopping.
+    """
     if error is None:
         return Settlement("ack", delivery)
-    if isinstance(error, _HOPELESS) or attempt_of(delivery) is None:
+    if isinstance(error, _PERMANENT) or attempt_number(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
     if isinstance(error, AlreadyInProgress):
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))
@@ -54,33 +66,21 @@ def settlement_of(
     else:
         delay = policy.backoff.ms(delivery.attempt, error)
     if isinstance(error, PartialFailure):
-        return _in_part(delivery, error, delay)
+        return _settle_partially(delivery, error, delay)
     return Settlement("nack", delivery, delay, last_line(error))
 
 
-def _in_part(delivery: Delivery[Any], error: PartialFailure, delay: int) -> Settlement:
-    """Items that are not there fail the whole attempt: what the handler has done is not known, and nothing is lost."""
+def _settle_partially(delivery: Delivery[Any], error: PartialFailure, delay: int) -> Settlement:
+    """Retry the failed items. If an item is not in the message, retry the whole message, so that nothing is lost."""
     try:
-        return failed(delivery, error.items, delay, last_line(error))
-    except IdemgateError as wrong:
-        return Settlement("nack", delivery, delay, last_line(wrong))
+        return nack_items(delivery, error.items, delay, last_line(error))
+    except IdemgateError as invalid:
+        return Settlement("nack", delivery, delay, last_line(invalid))
 
 
-def attempt_of(delivery: Delivery[Any]) -> int | None:
-    """The number of the attempt; None if the message cannot be read."""
+def attempt_number(delivery: Delivery[Any]) -> int | None:
+    """Return the number of the attempt; None if the message cannot be decoded."""
     try:
         return delivery.attempt
     except DecodeError:
         return None
-
-
-def last_line(error: BaseException) -> str:
-    """The traceback's last line, at most 500 characters: what a dead letter says of its end. Where the
-    exception's text has many, its first and its last: what went wrong often stands at the beginning."""
-    kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    said = str(error).strip().splitlines()
-    text = f"{name}: {said[0]}{f' ... {said[-1]}' if len(said) > 1 else ''}" if said else name
-    return text[:500].encode(errors="backslashreplace").decode()  # a lone surrogate of some file name cannot be sent

@@ -1,4 +1,4 @@
-"""When a topic has work: what replies and hints told, by the server's clock."""
+"""Poller of one topic: when each slot has work next, by the clock of its server."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from idemgate.core.calls import Call
-from idemgate.worker.clock_offset import UNKNOWN, Offset, narrowed
+from idemgate.worker.clock_offset import UNKNOWN, Offset, narrow
 
 if TYPE_CHECKING:
     from idemgate.topics.calls import TopicCalls
     from idemgate.topics.topic import Topic
 
-__all__ = ["POLL", "Due"]
+__all__ = ["POLL", "Poller"]
 
 POLL = 1.0
-"""Longest sleep, seconds. Hints shorten it; none of them is needed."""
+"""Longest sleep, seconds. Hints shorten it, but correctness does not depend on them."""
 NEVER = float("inf")
 
 
-class Answer(Protocol):
-    """What tells when a slot has work next (ms, 0 = never), and what the server's time is."""
+class SlotReply(Protocol):
+    """A reply with the time when its slot has work next (ms, 0 = never) and the server's time (ms)."""
 
     @property
     def next_due_ms(self) -> int: ...
@@ -31,158 +31,188 @@ class Answer(Protocol):
     def now_ms(self) -> int: ...
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=SlotReply)
 
 
-class Due:
-    """The slots of one topic, and when each has work. `wake` is set when one may have it sooner than was known.
+class Poller:
+    """The slots of one topic, and the time when each has work next.
 
-    `mine` tells which of them are to be asked now; None: all. `resized` is told when there are more or fewer.
+    Attributes:
+        wake: Set when a slot may have work earlier than was known.
+        assigned_slots: Function that returns the slots to poll now. None means all slots.
+        on_resize: Callback for a changed number of slots.
     """
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        self.context = topic.opening.context
+        self.context = topic.definition.context
         self.wake = asyncio.Event()
-        self.mine: Callable[[], Collection[int]] | None = None
-        self.resized: Callable[[], None] = lambda: None
-        self._asking: Counter[int] = Counter()
-        self._at: dict[int, float] = {}
-        # Of slots: the nodes of a cluster have clocks of their own.
+        self.assigned_slots: Callable[[], Collection[int]] | None = None
+        self.on_resize: Callable[[], None] = lambda: None
+        self._running: Counter[int] = Counter()
+        self._due_at: dict[int, float] = {}
+        # One offset per slot: the nodes of a cluster have different clocks.
         self._offsets: defaultdict[int, Offset] = defaultdict(lambda: UNKNOWN)
-        self._turn = 0
-        self._looked = monotonic()
-        self._deaf = False
-        self._heard = monotonic()
-        self._ear = self.context.aio_link.ear()
+        self._rotation = 0
+        self._polled_at = monotonic()
+        self._must_subscribe = False
+        self._replied_at = monotonic()
+        self._subscription = self.context.aio_link.subscription()
 
     async def open(self) -> None:
-        """Checks the topic's policy; raises PolicyChanged, StoreError."""
+        """Check the topic's policy.
+
+        Raises:
+            PolicyChanged: The stored policy differs.
+            StoreError: The store cannot be reached.
+        """
         calls = await self.topic.aio.open()
-        self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
+        self._due_at = dict.fromkeys(range(calls.policy.slots), 0.0)
 
     @property
-    def number(self) -> int:
-        """How many slots there are, as far as is known."""
-        return len(self._at)
+    def slot_count(self) -> int:
+        """The last known number of slots."""
+        return len(self._due_at)
 
     async def listen(self) -> None:
-        """Hears of messages that came to be due before everything else."""
+        """Subscribe to the hints about messages that became the first due of their slot."""
         calls = await self.topic.aio.open()
-        self._deaf = False
+        self._must_subscribe = False
         channels = {calls.keys(slot)[0]: slot for slot in range(calls.policy.slots)}
 
-        def heard(channel: bytes, data: bytes | None) -> None:
+        def on_hint(channel: bytes, data: bytes | None) -> None:
             slot = channels[channel]
-            # Anybody may publish: what is no number is a reason to look, and none to fail.
+            # Any client may publish here. Data that is no number triggers a poll and no error.
             due = float(data) if data is not None and data.isdigit() else 0.0
-            if slot in self._at:
-                self._at[slot] = min(self._at[slot], due)
+            if slot in self._due_at:
+                self._due_at[slot] = min(self._due_at[slot], due)
             self.wake.set()
 
-        await asyncio.gather(*(self._ear.add(channel, heard) for channel in channels))
-        self.look_again()  # for what was not heard while the subscription was made
+        await asyncio.gather(*(self._subscription.add(channel, on_hint) for channel in channels))
+        self.mark_all_due()  # hints may have been missed while subscribing
         self.wake.set()
 
     async def close(self) -> None:
-        """Hears nothing any more."""
-        await self._ear.close()
+        """Unsubscribe from the hints."""
+        await self._subscription.close()
 
-    # -- time: the server's, as far as its replies told ------------------------------------------------------------
+    # -- the server's time, estimated from its replies -------------------------------------------------------------
 
     def now(self, slot: int = 0) -> float:
-        """The time of a slot's server, ms, or a little less, so that nothing is asked for before it is due; meaningless
-        until something was learnt."""
+        """Return the time of a slot's server, ms.
+
+        The estimate is never ahead, so that no message is requested before it is due. It is meaningless before the
+        first reply.
+        """
         clock = self.context.clock
         return clock.microseconds() / 1000 if clock is not None else monotonic() * 1000 + self._offsets[slot].low
 
-    def told(self, slot: int, now_ms: int, asked: float) -> None:
-        """A server's time, from a reply that came just now to what was asked then (monotonic seconds)."""
-        self._heard = monotonic()
-        self._offsets[slot] = narrowed(self._offsets[slot], now_ms, asked * 1000, self._heard * 1000)
+    def record_time(self, slot: int, now_ms: int, sent: float) -> None:
+        """Record a server's time from a reply that arrived now to a request of time `sent` (monotonic seconds)."""
+        self._replied_at = monotonic()
+        self._offsets[slot] = narrow(self._offsets[slot], now_ms, sent * 1000, self._replied_at * 1000)
 
-    async def look_at_the_clock(self, calls: TopicCalls) -> None:
-        """Asks the first slot's server for its time."""
-        asked = monotonic()
-        self.told(0, await self.context.aio_link.run(calls.time()), asked)
+    async def sync_clock(self, calls: TopicCalls) -> None:
+        """Request the time of the first slot's server."""
+        sent = monotonic()
+        self.record_time(0, await self.context.aio_link.run(calls.time()), sent)
 
-    def learn(self, slot: int, answer: Answer, asked: float) -> None:
-        """Never makes it later than what is known: a hint may have been heard while this answer was under way."""
-        self.told(slot, answer.now_ms, asked)
-        if slot in self._at:  # the number of slots may have changed meanwhile
-            self._at[slot] = min(self._at[slot], answer.next_due_ms or NEVER)
+    def record_reply(self, slot: int, reply: SlotReply, sent: float) -> None:
+        """Record when a slot has work next.
 
-    def left(self, at_ms: float, slot: int = 0) -> float:
-        """How many seconds to sleep until a time, at most `POLL`; 0 if it has come."""
-        left = (at_ms - self.now(slot)) / 1000
-        if left <= 0:
+        This never moves the time back to a later one, since a hint may have arrived after the reply was made.
+        """
+        self.record_time(slot, reply.now_ms, sent)
+        if slot in self._due_at:  # the number of slots may have changed meanwhile
+            self._due_at[slot] = min(self._due_at[slot], reply.next_due_ms or NEVER)
+
+    def seconds_until(self, at_ms: float, slot: int = 0) -> float:
+        """Return how many seconds to sleep until a time of the server, at most `POLL`; 0 if it has passed."""
+        seconds = (at_ms - self.now(slot)) / 1000
+        if seconds <= 0:
             return 0.0
-        # A test clock stands still: only its moves are worth waking for.
-        return min(POLL, left) if self.context.clock is None else POLL
+        # A test clock stands still between its moves, and each move wakes the worker.
+        return min(POLL, seconds) if self.context.clock is None else POLL
 
     def pause(self) -> float:
-        """How many seconds to sleep until a slot has work; every `POLL` all may have."""
-        since = monotonic() - self._looked
-        if since >= POLL:
-            self.look_again()
-            self._looked, since = monotonic(), 0.0
-        lefts = (self.left(self._at[slot], slot) for slot in self._mine() if slot in self._at)
-        return min(POLL - since, min(lefts, default=POLL))
+        """Return how many seconds to sleep until a slot has work. Every `POLL` seconds all slots are due."""
+        elapsed = monotonic() - self._polled_at
+        if elapsed >= POLL:
+            self.mark_all_due()
+            self._polled_at, elapsed = monotonic(), 0.0
+        pauses = (
+            self.seconds_until(self._due_at[slot], slot) for slot in self._slots_to_poll() if slot in self._due_at
+        )
+        return min(POLL - elapsed, min(pauses, default=POLL))
 
-    def look_again(self) -> None:
-        """Every slot may have work."""
-        self._at = dict.fromkeys(self._at, 0.0)
+    def mark_all_due(self) -> None:
+        """Treat every slot as due."""
+        self._due_at = dict.fromkeys(self._due_at, 0.0)
 
-    # -- asking ----------------------------------------------------------------------------------------------------
+    # -- polling ---------------------------------------------------------------------------------------------------
 
-    async def inquire(self) -> None:
-        """Who asks a slot hears when the topic has other slots by now. Who has none to ask inquires, once a poll."""
-        if not self._mine() and monotonic() - self._heard >= POLL:
+    async def refresh_layout(self) -> None:
+        """Read the number of slots, at most once per poll, if this worker polls no slot at all.
+
+        A worker that polls a slot learns of a new number from the replies.
+        """
+        if not self._slots_to_poll() and monotonic() - self._replied_at >= POLL:
             calls = await self.topic.aio.open()
-            await self.look_at_the_clock(calls)
+            await self.sync_clock(calls)
 
-    def slots(self, calls: TopicCalls) -> list[int]:
-        """Those that have work now, each time beginning with another, so that none is served last for ever. `calls`
-        are those of the take that follows: the topic may have been given other slots."""
-        if len(self._at) != calls.policy.slots:
-            self._at = dict.fromkeys(range(calls.policy.slots), 0.0)
-            self._deaf = True
-            self.resized()
-        mine = sorted(slot for slot in self._mine() if slot in self._at)
-        self._turn = (self._turn + 1) % max(1, len(mine))
-        return [slot for slot in mine[self._turn :] + mine[: self._turn] if self._at[slot] <= self.now(slot)]
+    def due_slots(self, calls: TopicCalls) -> list[int]:
+        """Return the slots that have work now, rotated on each call, so that no slot is always the last.
 
-    def is_mine(self, slot: int) -> bool:
-        """Whether it is to be asked: look right before asking, for that may change at any time."""
-        return slot in self._mine()
+        Args:
+            calls: The calls of the take that follows. Their number of slots may have changed.
+        """
+        if len(self._due_at) != calls.policy.slots:
+            self._due_at = dict.fromkeys(range(calls.policy.slots), 0.0)
+            self._must_subscribe = True
+            self.on_resize()
+        slots = sorted(slot for slot in self._slots_to_poll() if slot in self._due_at)
+        self._rotation = (self._rotation + 1) % max(1, len(slots))
+        rotated = slots[self._rotation :] + slots[: self._rotation]
+        return [slot for slot in rotated if self._due_at[slot] <= self.now(slot)]
 
-    def _mine(self) -> Collection[int]:
-        return self._at if self.mine is None else self.mine()
+    def is_assigned(self, slot: int) -> bool:
+        """Return True if this worker polls the slot. Check right before each request: it may change at any time."""
+        return slot in self._slots_to_poll()
+
+    def _slots_to_poll(self) -> Collection[int]:
+        return self._due_at if self.assigned_slots is None else self.assigned_slots()
 
     @property
-    def asking(self) -> set[int]:
-        """Those that are being asked."""
-        return set(self._asking)
+    def running_slots(self) -> set[int]:
+        """The slots with a call under way."""
+        return set(self._running)
 
     def has_work(self, slot: int) -> bool:
-        """Whether a slot that is asked for something else should be taken from, too: it has work as far as is known,
-        or had when it was asked, and did not answer yet. It is one of ours."""
-        return self.is_mine(slot) and (slot in self._asking or self._at.get(slot, NEVER) <= self.now(slot))
+        """Return True if a settlement of this slot should take messages too.
 
-    async def ask(self, slot: int, call: Call[A], within: float | None = None) -> A:
-        """Runs a call that does a slot's work, and learns from its answer. `within`: seconds to try, None: the
-        gate's."""
-        if self._deaf:
+        The slot must be assigned. It must also be due, or have been due at a call that has no reply yet.
+        """
+        return self.is_assigned(slot) and (slot in self._running or self._due_at.get(slot, NEVER) <= self.now(slot))
+
+    async def execute(self, slot: int, call: Call[A], within: float | None = None) -> A:
+        """Run a call that processes a slot's due work, and record its reply.
+
+        Args:
+            slot: The slot that the call concerns.
+            call: The call to run.
+            within: Seconds for all tries. None means the gate's timeout.
+        """
+        if self._must_subscribe:
             await self.listen()
-        before, self._at[slot] = self._at[slot], NEVER  # what is heard from here on counts
-        self._asking[slot] += 1
-        asked = monotonic()
+        before, self._due_at[slot] = self._due_at[slot], NEVER  # hints from here on count
+        self._running[slot] += 1
+        sent = monotonic()
         try:
-            answer = await self.context.aio_link.run(call, within)
+            reply = await self.context.aio_link.run(call, within)
         except BaseException:
-            self._at[slot] = min(before, self._at.get(slot, NEVER))
+            self._due_at[slot] = min(before, self._due_at.get(slot, NEVER))
             raise
         finally:
-            self._asking -= Counter((slot,))  # which leaves no zeros
-        self.learn(slot, answer, asked)
-        return answer
+            self._running -= Counter((slot,))  # subtraction drops zero counts
+        self.record_reply(slot, reply, sent)
+        return reply

@@ -1,42 +1,89 @@
-"""How many deliveries a worker holds beyond those that run: slow handlers few, quick ones many, none where they would
-wait for so long that another worker might have them. Pure: state and what was seen in, state out."""
+"""Number of deliveries that a worker holds beyond those that run.
+
+Slow handlers get few, fast ones many. The rule itself is pure (`adjust`); `Prefetch` feeds it with measurements.
+"""
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import NamedTuple
 
-__all__ = ["PATIENCE", "SLOW", "Ahead", "after", "first"]
+__all__ = ["MAX_HOLD", "SLOW", "Prefetch", "PrefetchState", "adjust", "initial_state"]
 
 SPAN = 0.05
-"""Seconds of work that are held ready: so much that no handler waits for a round trip."""
-PATIENCE = 1.0
-"""Seconds that a delivery is held without being started; then it goes back."""
-MOST = 500
+"""Seconds of work to hold ready, so that no handler waits for a round trip."""
+MAX_HOLD = 1.0
+"""Seconds for which a delivery may wait unstarted. After that the worker returns it to the topic."""
+MAX_PREFETCH = 500
 
 
-class Ahead(NamedTuple):
-    """`most` are held. `slow`: something has waited for `PATIENCE`, and since then handlers did not become quick."""
+class PrefetchState(NamedTuple):
+    """A prefetch size, and whether the worker is in slow mode.
 
-    most: int
+    Slow mode starts when a delivery waited for `MAX_HOLD`.
+    """
+
+    size: int
     slow: bool = False
 
     @property
     def window(self) -> float:
-        """Seconds to look at what is handled before `after` decides anew."""
-        return PATIENCE if self.slow else SPAN
+        """Seconds to count handled deliveries before the next `adjust`."""
+        return MAX_HOLD if self.slow else SPAN
 
 
-SLOW = Ahead(0, slow=True)
+SLOW = PrefetchState(0, slow=True)
 
 
-def first(concurrency: int) -> Ahead:
-    """That of a worker that knows nothing yet."""
-    return Ahead(max(1, concurrency // 4))
+def initial_state(concurrency: int) -> PrefetchState:
+    """Return the state of a worker without measurements."""
+    return PrefetchState(max(1, concurrency // 4))
 
 
-def after(state: Ahead, concurrency: int, handled: int, seconds: float) -> Ahead:
-    """Once `handled` deliveries have ended in a window of so many seconds. What is slow becomes quick when every place
-    was free again within `PATIENCE`: then nothing that is held waits for longer."""
-    if state.slow and handled * PATIENCE < concurrency * seconds:
+def adjust(state: PrefetchState, concurrency: int, handled: int, seconds: float) -> PrefetchState:
+    """Return the next state, after `handled` deliveries ended within `seconds`.
+
+    Leave slow mode once every slot turned over within `MAX_HOLD`, so no prefetched delivery waits longer than that.
+    """
+    if state.slow and handled * MAX_HOLD < concurrency * seconds:
         return state
-    return Ahead(min(MOST, max(1, concurrency // 4, int(handled * SPAN / seconds))))
+    return PrefetchState(min(MAX_PREFETCH, max(1, concurrency // 4, int(handled * SPAN / seconds))))
+
+
+class Prefetch:
+    """The prefetch size of one worker: a fixed number, or adapted to the rate at which handlers end."""
+
+    __slots__ = ("_concurrency", "_fixed", "_since", "_state", "handled")
+
+    def __init__(self, concurrency: int, fixed: int | None) -> None:
+        self._concurrency = concurrency
+        self._fixed = fixed
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all measurements."""
+        self._restart(initial_state(self._concurrency))
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Return True if the size follows the measurements."""
+        return self._fixed is None
+
+    @property
+    def size(self) -> int:
+        """The number of deliveries to hold beyond those that run."""
+        return self._state.size if self._fixed is None else self._fixed
+
+    def update(self) -> int:
+        """Adjust the size if a window has passed, and return it."""
+        seconds = monotonic() - self._since
+        if seconds >= self._state.window:
+            self._restart(adjust(self._state, self._concurrency, self.handled, seconds))
+        return self.size
+
+    def slow_down(self) -> None:
+        """Enter slow mode: prefetch nothing until handlers are fast again."""
+        self._restart(SLOW)
+
+    def _restart(self, state: PrefetchState) -> None:
+        self._state, self.handled, self._since = state, 0, monotonic()

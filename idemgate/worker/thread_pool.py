@@ -1,8 +1,8 @@
-"""Threads that run a worker's blocking handlers.
+"""Thread pool for a worker's blocking handlers.
 
-They take deliveries from one queue by themselves, so that quick handlers do not cost a hop between threads each, and
-the event loop hears of those that have ended many at a time. How many threads are woken follows from how long handlers
-take: one is enough for what is done in a millisecond; whoever waits longer than that gets another.
+The threads take jobs from one shared queue, so that fast handlers cost no switch between threads each. The event loop
+receives finished jobs in batches. The number of woken threads follows the time a job takes. One thread suffices for
+work done within a millisecond; jobs that would wait longer wake another thread.
 """
 
 from __future__ import annotations
@@ -16,75 +16,82 @@ from math import ceil
 from time import perf_counter
 from typing import Generic, TypeVar
 
-__all__ = ["Hands"]
+__all__ = ["ThreadPool"]
 
 J = TypeVar("J")
 R = TypeVar("R")
-SOON = 0.001
-"""Seconds of work that one thread may have before it. Waking a thread, and two that struggle for the interpreter's
-lock, cost a good part of that."""
-HANDFUL = 8
-"""Jobs that are done without a look around where each takes less than a hundredth of that."""
+MAX_DELAY = 0.001
+"""Seconds of queued work per thread. Waking a thread costs a good part of that, since two threads then compete for the
+interpreter's lock."""
+FAST_BATCH = 8
+"""Jobs to run without checking `stopped`, if each takes less than a hundredth of `MAX_DELAY`."""
 
 
-class Hands(Generic[J, R]):
-    """Threads that `run` jobs, each in a copy of the context in which this was made. In the event loop `ended` hears of
-    those that have, many at a time, and `rested` afterwards: a thread may have become free. `stopped` is asked before
-    each job, and of the quickest before a handful.
+class ThreadPool(Generic[J, R]):
+    """Threads that `run` jobs, each in a copy of the context in which the pool was created.
 
-    Daemons: a handler that nothing can end must not keep the process from ending. `run` must not raise.
+    The threads are daemons: a handler that never ends must not keep the process alive. `run` must not raise.
+
+    Args:
+        name: Prefix of the threads' names.
+        run: Function that runs one job, in a thread.
+        on_finished: Callback in the event loop, with a batch of finished jobs and their results.
+        on_idle: Callback in the event loop after `on_finished`: a thread may be free.
+        stopped: Function that returns True if no job may start. Threads call it before each job or fast batch.
     """
 
     def __init__(
         self,
         name: str,
         run: Callable[[J], R],
-        ended: Callable[[list[tuple[J, R]]], None],
-        rested: Callable[[], None],
+        on_finished: Callable[[list[tuple[J, R]]], None],
+        on_idle: Callable[[], None],
         stopped: Callable[[], bool],
     ) -> None:
         self.ready: deque[J] = deque()
         self.running: set[J] = set()
         self.active = 0
-        self.pace = SOON
-        """Seconds that a job takes, lately."""
+        self.job_seconds = MAX_DELAY
+        """Moving average of the seconds that a job takes."""
         self._name = name
         self._run = run
-        self._heard = ended
-        self._heard_of = 0
-        self._rested = rested
+        self._on_finished = on_finished
+        self._finished_count = 0
+        self._on_idle = on_idle
         self._stopped = stopped
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
-        self._wakings = threading.Semaphore(0)
+        self._wakeups = threading.Semaphore(0)
         self._threads = 0
         self._idle = 0
-        self._ended: deque[tuple[J, R]] = deque()
-        self._telling = False
-        self._look: asyncio.TimerHandle | None = None
+        self._finished: deque[tuple[J, R]] = deque()
+        self._notified = False
+        self._recheck: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._closed = False
 
     def start(self, free: int) -> None:
-        """Wakes as many threads as what is ready needs, at most `free`. Those that run will soon take more only where
-        jobs are quick."""
-        quick = self.pace < SOON
-        wanted = ceil(len(self.ready) * self.pace / SOON) - self.active if quick else len(self.ready)
-        woken = self._wake(min(free, wanted))
-        if quick and self._look is None and self.ready and free > woken:
-            # The pace of the past may not be that of what runs now.
-            self._look = self._loop.call_later(2 * SOON, self._look_again, self._heard_of)
+        """Wake as many threads as the ready jobs need, at most `free`.
 
-    def _look_again(self, heard_of: int) -> None:
-        self._look = None
+        Running threads count only if jobs are fast: then they will soon take more jobs.
+        """
+        fast = self.job_seconds < MAX_DELAY
+        wanted = ceil(len(self.ready) * self.job_seconds / MAX_DELAY) - self.active if fast else len(self.ready)
+        woken = self._wake_threads(min(free, wanted))
+        if fast and self._recheck is None and self.ready and free > woken:
+            # The running jobs may be slower than the average says.
+            self._recheck = self._loop.call_later(2 * MAX_DELAY, self._recheck_speed, self._finished_count)
+
+    def _recheck_speed(self, finished_before: int) -> None:
+        self._recheck = None
         if self.ready:
-            if heard_of == self._heard_of:
-                self.pace = SOON  # none has ended meanwhile: they are not quick any more
-            self._rested()
+            if finished_before == self._finished_count:
+                self.job_seconds = MAX_DELAY  # no job has finished since: jobs are not fast any more
+            self._on_idle()
 
-    def _wake(self, wanted: int) -> int:
-        """How many it woke."""
+    def _wake_threads(self, wanted: int) -> int:
+        """Wake at most `wanted` threads; return their number."""
         with self._lock:
             wanted = min(wanted, len(self.ready))
             if wanted <= 0 or self._stopped():
@@ -96,49 +103,48 @@ class Hands(Generic[J, R]):
         for _ in range(new):
             self._threads += 1
             threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
-        self._wakings.release(wanted)
+        self._wakeups.release(wanted)
         return wanted
 
     def close(self) -> None:
-        """The threads end, each with what it is doing."""
-        if self._look is not None:
-            self._look.cancel()
+        """Make each thread end after its current job."""
+        if self._recheck is not None:
+            self._recheck.cancel()
         self._threads, ending = 0, self._threads
         if ending:
             self._closed = True
-            self._wakings.release(ending)
+            self._wakeups.release(ending)
 
-    async def rest(self) -> None:
-        """Until nothing runs."""
-        while self.active or self._ended:
+    async def wait_idle(self) -> None:
+        """Wait until no job runs."""
+        while self.active or self._finished:
             self._changed.clear()
             await self._changed.wait()
 
     # -- in the threads -----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._wakings.acquire() and not self._closed:
-            began, done = perf_counter(), 0
-            while (job := self._next()) is not None:
-                done += self._do(job, HANDFUL if self.pace < SOON / 100 else 1)
+        while self._wakeups.acquire() and not self._closed:
+            started, done = perf_counter(), 0
+            while (job := self._next_job()) is not None:
+                done += self._run_batch(job, FAST_BATCH if self.job_seconds < MAX_DELAY / 100 else 1)
                 if done >= 32:
-                    began, done = self._paced(began, done), 0
+                    started, done = self._update_speed(started, done), 0
             if done:
-                self._paced(began, done)
-            self._tell()
+                self._update_speed(started, done)
+            self._notify_loop()
 
-    def _do(self, job: J, most: int) -> int:
-        """Runs a job, and those that are ready behind it, `most` in all, and fewer when that takes long after all.
-        Returns how many it ran."""
-        until = perf_counter() + SOON
-        running, ready, ended, copy, run = self.running, self.ready, self._ended, self._context.copy, self._run
+    def _run_batch(self, job: J, most: int) -> int:
+        """Run a job and the ready jobs behind it, at most `most` and for about `MAX_DELAY`; return their number."""
+        until = perf_counter() + MAX_DELAY
+        running, ready, finished, copy, run = self.running, self.ready, self._finished, self._context.copy, self._run
         for done in range(1, most + 1):
             running.add(job)
             result = copy().run(run, job)
             running.discard(job)
-            ended.append((job, result))
-            if not self._telling:
-                self._tell()
+            finished.append((job, result))
+            if not self._notified:
+                self._notify_loop()
             if done == most or perf_counter() > until:
                 return done
             try:
@@ -147,15 +153,15 @@ class Hands(Generic[J, R]):
                 return done
         return most
 
-    def _next(self) -> J | None:
-        """The next job; None and a thread less when there is none."""
+    def _next_job(self) -> J | None:
+        """Return the next job. Without one, mark the thread as idle and return None."""
         if not self._stopped():
             try:
                 return self.ready.popleft()
             except IndexError:
                 pass
         with self._lock:
-            # Looked at once more under the lock: whoever brought something meanwhile may have counted on this thread.
+            # Check again under the lock: a job added meanwhile may rely on this thread.
             if self.ready and not self._stopped():
                 try:
                     return self.ready.popleft()
@@ -165,24 +171,24 @@ class Hands(Generic[J, R]):
             self._idle += 1
         return None
 
-    def _paced(self, began: float, jobs: int) -> float:
+    def _update_speed(self, started: float, jobs: int) -> float:
         now = perf_counter()
-        self.pace += ((now - began) / jobs - self.pace) / 4
+        self.job_seconds += ((now - started) / jobs - self.job_seconds) / 4
         return now
 
-    def _tell(self) -> None:
-        self._telling = True
+    def _notify_loop(self) -> None:
+        self._notified = True
         try:
             self._loop.call_soon_threadsafe(self._collect)
-        except RuntimeError:  # the loop is closed: nobody waits for this any more
+        except RuntimeError:  # the event loop is closed
             self._closed = True
 
     # -- in the event loop --------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        self._telling = False  # before looking: what ends from here on is told anew
-        if ended := [self._ended.popleft() for _ in range(len(self._ended))]:
-            self._heard(ended)
-            self._heard_of += len(ended)
+        self._notified = False  # before reading: a job that finishes from here on notifies again
+        if finished := [self._finished.popleft() for _ in range(len(self._finished))]:
+            self._on_finished(finished)
+            self._finished_count += len(finished)
         self._changed.set()
-        self._rested()
+        self._on_idle()

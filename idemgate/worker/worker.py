@@ -1,12 +1,10 @@
-"""The worker: takes what is due, runs handlers, settles; stops without losing or repeating anything that it can
-help."""
+"""Worker: fetches due deliveries, runs their handlers and settles them."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,58 +12,59 @@ from time import monotonic
 from typing import Any, Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.numbers import whole
+from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument
-from idemgate.membership.member import Membership
 from idemgate.store.context import HasContext
-from idemgate.store.shielded import to_the_end
-from idemgate.topics.calls import Settlement
+from idemgate.store.shielded import finish_despite_cancel
 from idemgate.topics.topic import Topic
-from idemgate.worker import prefetch as ahead
-from idemgate.worker.consumer import BATCH, Ending, Held, Line
-from idemgate.worker.cron import Planner
-from idemgate.worker.forwarder import Forwarding
-from idemgate.worker.handler import DONE, Ran, handled, ran, said
-from idemgate.worker.loop import keep_up
-from idemgate.worker.outcome import attempt_of, settlement_of
-from idemgate.worker.poller import Due
-from idemgate.worker.serving import Serving, membership_of
-from idemgate.worker.thread_pool import Hands
+from idemgate.worker.consumer import BATCH, FinishedDelivery, InFlight, TopicConsumer
+from idemgate.worker.coordinator import MembershipOption, SlotCoordinator, resolve_membership
+from idemgate.worker.cron import CronScheduler
+from idemgate.worker.dispatcher import Dispatcher
+from idemgate.worker.forwarder import Forwarder
+from idemgate.worker.loop import run_loop
+from idemgate.worker.poller import Poller
+from idemgate.worker.prefetch import MAX_HOLD, Prefetch
 
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
-LAST_WORDS = 1.0
-"""Seconds that are left, when the grace time is over, to handlers that were cancelled and to what they leave to
-settle."""
+CLEANUP_SECONDS = 1.0
+"""Seconds after the grace time for cancelled handlers to end, and for their deliveries to be settled."""
 
 
 class HasTopics(HasContext, Protocol):
-    """A gate, as far as a worker knows one."""
+    """The part of a gate that a worker needs."""
 
     @property
     def topics(self) -> dict[str, Topic]: ...
 
 
 class Worker:
-    """Runs the handlers of topics, and sends on what has to be. `async with Worker(...)`, or `await worker.run(stop)`.
+    """A worker: it runs the handlers of topics, forwards messages and schedules recurring triggers.
 
-    - `topics`: names; none: every topic of the gate that has a handler or is sent on (`forward`). Their recurring
-      triggers are planned, too.
-    - `concurrency`: handlers that run at once, all topics together; sync handlers run in as many threads.
-    - `prefetch`: deliveries held beyond those that run, so that no handler waits for a round trip; None: as many as
-      were handled in the last 50 ms, but at least a quarter of `concurrency` and at most 500; what has waited for a
-      second goes back, for other workers, and none is held until handlers are quicker. What was prefetched but not
-      started goes back, its attempt undone, when the worker stops.
-    - `grace`: how long running handlers may finish when it stops; then async ones are cancelled (and tried again at
-      once), while threads, which nothing can end, are left to their leases.
-    - `members`: True: it divides the slots of its topics with the other workers that say so, and takes from its own
-      only; they are handed over, drained, when workers come and go (see `Membership`). Or a membership of your own,
-      one a worker, such as `RedisMembership(context, ttl="5s", grace=grace)`. Recurring triggers are planned by all.
+    Use `async with Worker(...)`, or `await worker.run(stop)`. A handler that returns acknowledges its delivery. One
+    that raises is retried after the topic's backoff, unless it raises `Bury`, `Retry` or `PartialFailure`. While the
+    store is unavailable the worker waits, and continues once the store is back.
 
-    A handler that returns acknowledges. One that raises is tried again after the topic's backoff; `Bury`, `Retry` and
-    `PartialFailure` say otherwise. While the store is away the worker waits, and goes on by itself. `limits` tells where
-    adaptive limits stand, `membership` what a member serves.
+    Args:
+        gate: The gate with the topics.
+        topics: Names of topics. None given means every topic of the gate that has a handler or is forwarded.
+        concurrency: Number of handlers that run at once, over all topics. Blocking handlers use as many threads.
+        prefetch: Number of deliveries to hold beyond those that run, so that no handler waits for a round trip. None
+            means as many as were handled in the last 50 ms, at least a quarter of `concurrency` and at most 500. In
+            that mode a delivery that waited for a second is returned for other workers, and nothing is prefetched
+            until handlers are faster. Stopping returns unstarted deliveries; that does not count as an attempt.
+        grace: How long running handlers may finish after a stop. Then async handlers are cancelled and retried at once.
+            Threads cannot be cancelled, so their deliveries are left to their leases.
+        membership: "redis" divides the slots of the topics among all workers with this option. Each worker takes from
+            its own slots only, and hands slots over drained when workers join or leave (see `Membership`). Or pass
+            your own instance, one for each worker, such as `RedisMembership(gate, ttl="5s", grace=grace)`. Every
+            worker schedules recurring triggers.
+
+    Attributes:
+        limits: The current adaptive limits.
+        membership: The worker's `Membership`, or None.
     """
 
     def __init__(
@@ -76,30 +75,29 @@ class Worker:
         concurrency: int = 32,
         prefetch: int | None = None,
         grace: Duration = "30s",
-        members: bool | Membership = False,
+        membership: MembershipOption = None,
     ) -> None:
         self.context = gate.context
         self._topics = gate.topics
-        self.concurrency = whole("concurrency", concurrency, 1)
-        self._fetches = None if prefetch is None else whole("prefetch", prefetch, 0)
-        self._pace = ahead.first(concurrency)
+        self.concurrency = check_int("concurrency", concurrency, 1)
+        self._prefetch = Prefetch(concurrency, None if prefetch is None else check_int("prefetch", prefetch, 0))
         self.grace = milliseconds(grace, "grace", zero=True) / 1000
-        self.membership = membership_of(gate, members, grace)
-        self._names = _chosen(gate.topics, topics)
+        self.membership = resolve_membership(gate, membership, grace)
+        self._names = _select_topics(gate.topics, topics)
         self._active = False
-        self._lines: list[Line] = []
-        self._halt, self._hurry = asyncio.Event(), asyncio.Event()
+        self._consumers: list[TopicConsumer] = []
+        self._stop_event, self._force_stop = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        halt = asyncio.Event()
+        stop = asyncio.Event()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self.run(halt, started))
+        task = asyncio.create_task(self.run(stop, started))
         try:
             await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            halt.set()
-            await to_the_end(task, self.stop)
+            stop.set()
+            await finish_despite_cancel(task, self.stop)
             raise
         if task.done():
             await task
@@ -107,108 +105,166 @@ class Worker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._halt.set()
+        self._stop_event.set()
         if self._task is not None:
-            await to_the_end(self._task, self.stop)
+            await finish_despite_cancel(self._task, self.stop)
 
     def stop(self) -> None:
-        """Asks it to stop; a second time: at once, without the rest of the grace time. From its event loop only."""
-        if self._halt.is_set():
-            self._hurry.set()
-        self._halt.set()
+        """Ask the worker to stop. A second call ends the grace time. Call it from the worker's event loop only."""
+        if self._stop_event.is_set():
+            self._force_stop.set()
+        self._stop_event.set()
 
     async def run(self, stop: asyncio.Event, started: asyncio.Future[None] | None = None) -> None:
-        """Works until `stop` is set, or until cancelled: that, too, leaves the grace time, unless it happens twice.
-        Raises PolicyChanged, and StoreError if the store cannot be reached at the start."""
+        """Work until `stop` is set, or until cancelled. A single cancellation also leaves the grace time.
+
+        Args:
+            stop: Event that stops the worker.
+            started: Future to resolve once the worker runs.
+
+        Raises:
+            PolicyChanged: A topic's stored policy differs.
+            StoreError: The store cannot be reached at the start.
+        """
         if self._active:
             raise InvalidArgument("worker", self, "is running already", "Make another one: gate.aio.worker()")
         self._active = True
-        self._halt, self._hurry = stop, asyncio.Event()
-        self._begin()
+        self._stop_event, self._force_stop = stop, asyncio.Event()
+        self._reset()
         try:
-            await self._open()
-            await self._work(started)
+            await self._open_topics()
+            await self._run(started)
         finally:
-            if self._serving is not None:
-                self._serving.close()
-            for line in self._lines:
-                line.close()
-            self._hands.close()
+            if self._coordinator is not None:
+                self._coordinator.close()
+            for consumer in self._consumers:
+                consumer.close()
+            self._dispatcher.close()
             self._active = False
-            await to_the_end(_closed(self._dues))
+            await finish_despite_cancel(_close_pollers(self._pollers))
 
-    async def _open(self) -> None:
-        """Raises PolicyChanged, InvalidArgument, StoreError."""
+    @property
+    def limits(self) -> dict[str, int]:
+        """The current adaptive limit of each topic that has one; empty before the first run."""
+        return {
+            consumer.topic.name: consumer.limiter.limit for consumer in self._consumers if consumer.limiter is not None
+        }
+
+    @property
+    def prefetch(self) -> int:
+        """The current number of deliveries to hold beyond those that run."""
+        return self._prefetch.size
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        """Clear the state of a previous run."""
+        self._pollers: list[Poller] = []
+        self._consumers = []
+        self._background: list[Forwarder | CronScheduler] = []
+        self._coordinator: SlotCoordinator | None = None
+        self._prefetch.reset()
+        self._dispatcher = Dispatcher(self.context, self.concurrency, self._prefetch, self._stop_event)
+        self._requested = 0  # deliveries that takes under way may bring
+        self._settlements: set[asyncio.Task[None]] = set()
+        self._drained = False
+        self._clock_moved = asyncio.Event()
+
+    async def _open_topics(self) -> None:
+        """Check each topic's policy; build its consumer or forwarder, and its cron scheduler."""
         for name in self._names:
-            due = Due(self._topics[name])
-            self._dues.append(due)
-            await due.open()
-            opening = due.topic.opening
-            if opening.onward is None:
-                self._lines.append(Line(due))
+            poller = Poller(self._topics[name])
+            self._pollers.append(poller)
+            await poller.open()
+            definition = poller.topic.definition
+            if definition.forward is None:
+                self._consumers.append(TopicConsumer(poller))
             else:
-                self._others.append(Forwarding(due, opening.onward))
-            if opening.recurring:
-                self._others.append(Planner(due))
+                self._background.append(Forwarder(poller, definition.forward))
+            if definition.recurring:
+                self._background.append(CronScheduler(poller))
 
-    def _begin(self) -> None:
-        self._dues: list[Due] = []
-        self._lines = []
-        self._others: list[Forwarding | Planner] = []
-        self._serving: Serving | None = None
-        self._ready: deque[Held] = deque()  # for handlers that await; `_hands.ready` is for those that block
-        self._running: dict[asyncio.Task[BaseException | None], Held] = {}
-        self._hands: Hands[Held, Ran | None] = Hands(
-            "idemgate-handler", self._run_blocking, self._ran, self._start, self._hands_off
-        )
-        self._abandoned: set[Held] = set()
-        self._pace = ahead.first(self.concurrency)
-        self._held = self._asked = self._handled = 0
-        self._since = monotonic()
-        self._settled: list[Ending] = []
-        self._settling: set[asyncio.Task[None]] = set()
-        self._freed, self._to_settle, self._over = asyncio.Event(), asyncio.Event(), False
-        self._moved = asyncio.Event()
+    # -- the loops ----------------------------------------------------------------------------------------------------
+    #
+    # One loop for each topic: sleep until a slot is due (`run_loop`), fetch, dispatch. One loop for all topics settles
+    # ended deliveries, and fetches their successors in the same script call.
 
-    async def _work(self, started: asyncio.Future[None] | None) -> None:
-        await asyncio.gather(*(due.listen() for due in self._dues))
-        belonging = await self._join()
+    async def _run(self, started: asyncio.Future[None] | None) -> None:
+        await asyncio.gather(*(poller.listen() for poller in self._pollers))
+        memberships = await self._join_members()
         unwatch = self._watch_clock()
-        settling = asyncio.create_task(self._settle())
-        turning = list(self._turns())
+        settle_loop = asyncio.create_task(self._settle_until_drained())
+        loops = list(self._start_loops())
         log.info("worker.started", extra={"topics": list(self._names), "concurrency": self.concurrency})
         if started is not None and not started.done():
             started.set_result(None)
         try:
-            await self._halted([*turning, *belonging], settling)
+            await self._wait_for_stop([*loops, *memberships], settle_loop)
         finally:
             unwatch()
-            self._halt.set()
-            await to_the_end(self._wind_down(turning, settling, belonging), self.stop)
+            self._stop_event.set()
+            await finish_despite_cancel(self._shut_down(loops, settle_loop, memberships), self.stop)
             log.info("worker.stopped", extra={"topics": list(self._names)})
 
-    def _turns(self) -> Iterator[asyncio.Task[None]]:
-        for line in self._lines:
-            yield asyncio.create_task(keep_up(line, partial(self._bring, line), self._halt))
-        for other in self._others:
-            yield asyncio.create_task(keep_up(other, partial(self._turn, other), self._halt))
-        if self._fetches is None:
-            yield asyncio.create_task(self._relieve())
+    def _start_loops(self) -> Iterator[asyncio.Task[None]]:
+        for consumer in self._consumers:
+            step = partial(self._fetch_and_dispatch, consumer)
+            yield asyncio.create_task(run_loop(consumer, step, self._stop_event))
+        for source in self._background:
+            yield asyncio.create_task(run_loop(source, partial(self._run_background, source), self._stop_event))
+        if self._prefetch.is_adaptive:
+            yield asyncio.create_task(self._return_stale())
 
-    def _wake(self) -> None:
-        self._moved.set()
-        for post in (*self._lines, *self._others):
-            post.wake.set()
+    async def _fetch_and_dispatch(self, consumer: TopicConsumer) -> None:
+        """Fetch due deliveries of one topic and start their handlers; without room, wait for it."""
+        if self._stop_event.is_set():
+            return
+        if (room := await self._wait_for_room(consumer)) > 0:
+            await self._fetch(consumer, room)
+            self._dispatcher.dispatch()
 
-    async def _halted(self, turning: list[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
-        """Until told to stop, or until a loop of ours ends, which is a fault of this program and not to be hidden."""
-        halted = asyncio.create_task(self._halt.wait())
-        done, _ = await asyncio.wait({halted, settling, *turning}, return_when=asyncio.FIRST_COMPLETED)
-        halted.cancel()
-        for task in done - {halted}:
+    async def _settle_until_drained(self) -> None:
+        """Settle ended deliveries: at once if no settlement is under way, else once a whole batch is ready."""
+        dispatcher = self._dispatcher
+        while not self._drained or dispatcher.finished or self._settlements:
+            await dispatcher.to_settle.wait()
+            dispatcher.to_settle.clear()
+            for task in [task for task in self._settlements if task.done()]:
+                self._settlements.discard(task)
+                dispatcher.freed.set()
+                task.result()
+            if not self._settlements or len(dispatcher.finished) >= BATCH:
+                self._start_settlements()
+
+    async def _run_background(self, source: Forwarder | CronScheduler) -> None:
+        try:
+            await source.run_once()
+        finally:
+            self._release_slots()
+
+    async def _return_stale(self) -> None:
+        """Return deliveries that wait for too long because handlers became slow: another worker may have room."""
+        while not self._stop_event.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MAX_HOLD / 2):
+                    await self._clock_moved.wait()
+            self._clock_moved.clear()
+            self._dispatcher.return_stale(self.context.now() - MAX_HOLD)
+
+    async def _wait_for_stop(self, loops: list[asyncio.Task[None]], settle_loop: asyncio.Task[None]) -> None:
+        """Wait for a stop. Raise the error of a loop that ended: that is a bug, and must not be hidden."""
+        stopped = asyncio.create_task(self._stop_event.wait())
+        done, _ = await asyncio.wait({stopped, settle_loop, *loops}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in done - {stopped}:
             if (error := task.exception()) is not None:
-                log.critical("worker.failed", exc_info=error)  # now: an application may not look before it leaves
+                log.critical("worker.failed", exc_info=error)  # now: the application may await the worker much later
                 raise error
+
+    def _wake_all(self) -> None:
+        self._clock_moved.set()
+        for source in (*self._consumers, *self._background):
+            source.wake.set()
 
     def _watch_clock(self) -> Callable[[], object]:
         watch = getattr(self.context.clock, "on_move", None)
@@ -216,342 +272,166 @@ class Worker:
             return lambda: None
         loop = asyncio.get_running_loop()
 
-        def moved() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
-                loop.call_soon_threadsafe(self._wake)
+        def on_move() -> None:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(self._wake_all)
 
-        unwatch: Callable[[], object] = watch(moved)
+        unwatch: Callable[[], object] = watch(on_move)
         return unwatch
 
-    @property
-    def limits(self) -> dict[str, int]:
-        """The adaptive limit of each topic that has one, as it is now; empty while it does not run."""
-        return {line.topic.name: line.limiter.limit for line in self._lines if line.limiter is not None}
+    # -- fetching -----------------------------------------------------------------------------------------------------
 
-    # -- taking -------------------------------------------------------------------------------------------------------
+    async def _wait_for_room(self, consumer: TopicConsumer) -> int:
+        """Return how many deliveries to fetch; 0 after a wait, so that the caller looks again.
 
-    async def _bring(self, line: Line) -> None:
-        """Takes what there is room for and starts it; waits for room if there is none, or if what is being settled will
-        bring more before anything has to wait for it."""
-        if self._halt.is_set():
-            return
-        if line.room(1) <= 0:
-            line.wake.clear()
-            await line.wake.wait()  # for one of its own to be settled
-            return
-        room = line.room(self._room())
-        if room <= 0 or (self._settling and len(self._waiting(line)) > self._free()):
-            self._freed.clear()
-            await self._freed.wait()
-            return
-        self._asked += room  # the other topics share this bound
+        It waits without room. It also waits if settlements under way will fetch more before any handler idles.
+        """
+        if consumer.room(1) <= 0:
+            consumer.wake.clear()
+            await consumer.wake.wait()  # until a delivery of this topic is settled
+            return 0
+        room = consumer.room(self._room())
+        if room <= 0 or (self._settlements and len(self._dispatcher.waiting(consumer)) > self._dispatcher.free):
+            self._dispatcher.freed.clear()
+            await self._dispatcher.freed.wait()
+            return 0
+        return room
+
+    async def _fetch(self, consumer: TopicConsumer, room: int) -> None:
+        """Take at most `room` deliveries and queue them for the dispatcher."""
+        self._requested += room  # all topics share the room
         try:
-            self._brought(line, await line.take(room))
+            self._dispatcher.add(consumer, await consumer.take(room))
         finally:
-            self._asked -= room
-            self._freed.set()
-            self._look()
-        self._start()
+            self._requested -= room
+            self._dispatcher.freed.set()
+            self._release_slots()
 
     def _room(self) -> int:
-        return self.concurrency + self._ahead() - self._held - self._asked
-
-    def _waiting(self, line: Line) -> deque[Held]:
-        """Where deliveries of a line wait to be run."""
-        return self._ready if line.awaits else self._hands.ready
-
-    def _brought(self, line: Line, found: list[Held]) -> None:
-        self._held += len(found)
-        self._waiting(line).extend(found)
-
-    def _ahead(self) -> int:
-        span = monotonic() - self._since
-        if span >= self._pace.window:
-            self._pace = ahead.after(self._pace, self.concurrency, self._handled, span)
-            self._handled, self._since = 0, monotonic()
-        return self.prefetch
-
-    @property
-    def prefetch(self) -> int:
-        """How many deliveries are held beyond those that run, as it is now."""
-        return self._pace.most if self._fetches is None else self._fetches
-
-    async def _relieve(self) -> None:
-        """Gives back what waits for too long, since handlers became slow: another worker may have a place for it."""
-        while not self._halt.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ahead.PATIENCE / 2):
-                    await self._moved.wait()
-            self._moved.clear()
-            self._give_back_late(self.context.now() - ahead.PATIENCE)
-
-    def _give_back_late(self, since: float) -> None:
-        """What was taken then or before, if there is any; then none is held for a while."""
-        if any(_waiting_since(queue) <= since for queue in (self._ready, self._hands.ready)):
-            self._pace, self._handled, self._since = ahead.SLOW, 0, monotonic()
-            self._give_back(lambda held: held.since > since)
-
-    async def _turn(self, other: Forwarding | Planner) -> None:
-        try:
-            await other.turn()
-        finally:
-            self._look()
-
-    # -- being a member -----------------------------------------------------------------------------------------------
-
-    async def _join(self) -> list[asyncio.Task[None]]:
-        """The task of its membership, if it has one. Raises StoreError."""
-        if self.membership is None:
-            return []
-        self._serving = Serving(self.membership, self._dues, self._lines, self._reassigned)
-        return [await self._serving.join(self._halt)]
-
-    def _reassigned(self) -> None:
-        self._give_back(Held.mine)
-        self._wake()
-
-    def _look(self) -> None:
-        """After each take and settlement: a take under way may have brought what is not to be served here any more,
-        and a slot may be drained now."""
-        if self._serving is not None:
-            self._give_back(Held.mine)
-            self._serving.look()
-
-    def _give_back(self, kept: Callable[[Held], bool]) -> None:
-        """All that was not started, but for what is kept."""
-        for queue in (self._ready, self._hands.ready):
-            for _ in range(len(queue)):
-                with suppress(IndexError):  # a thread may take the last one
-                    ready = queue.popleft()
-                    if kept(ready):
-                        queue.append(ready)
-                    else:
-                        self._end(ready, Settlement("return", ready.delivery))
-        self._start()  # what was put back may have been missed by a thread that looked for it
-
-    async def _leave(self, belonging: Collection[asyncio.Task[None]]) -> None:
-        self._look()
-        await self._until(belonging, self.context.timeout)
-        await _ended(belonging)
-        for task in belonging:
-            task.cancel()
-        await _ended(belonging)
-
-    # -- running ------------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        """Starts what is ready, up to the concurrency; passes over what was lost while it waited."""
-        while self._ready and self._free() > 0 and not self._halt.is_set():
-            ready = self._ready.popleft()
-            if ready.delivery.lost:
-                self._drop(ready)
-                continue
-            ready.line.began(ready.delivery)
-            self._await(ready, partial(ready.line.handler, ready.delivery))
-        if self._hands.ready:
-            self._hands.start(self._free())
-
-    def _free(self) -> int:
-        return self.concurrency - len(self._running) - self._hands.active
-
-    def _await(self, ready: Held, begin: Callable[[], Any]) -> None:
-        task = asyncio.create_task(handled(begin, ready.delivery))
-        self._running[task] = ready
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[BaseException | None]) -> None:
-        ready = self._running.pop(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
-        self._handled += 1
-        self._end(ready, self._settlement(ready, error))
-        self._start()
-
-    # In the threads:
-
-    def _run_blocking(self, ready: Held) -> Ran | None:
-        """None: not run, since it was lost while it waited."""
-        if ready.delivery.lost:
-            return None
-        if ready.line.limiter is not None:
-            ready.line.began(ready.delivery)
-        return ran(ready.line.handler, ready.delivery)
-
-    def _hands_off(self) -> bool:
-        """Whether threads should take no more: it stops, or what awaits waits for a place of theirs."""
-        return self._halt.is_set() or (bool(self._ready) and self._free() <= 0)
-
-    # In the event loop again:
-
-    def _ran(self, ended: list[tuple[Held, Ran | None]]) -> None:
-        for ready, outcome in ended:
-            if self._abandoned and ready in self._abandoned:
-                continue
-            if outcome is DONE and ready.line.limiter is None:  # that is most of them
-                self._settled.append((ready, Settlement("ack", ready.delivery)))
-                self._handled += 1
-                self._held -= 1
-            elif outcome is None:
-                self._drop(ready)
-            else:
-                self._told(ready, *outcome)
-        self._to_settle.set()
-        self._freed.set()
-
-    def _told(self, ready: Held, result: object, error: BaseException | None) -> None:
-        if result is not None and inspect.isawaitable(result):  # a plain function that hands on a coroutine
-            self._await(ready, lambda: result)
-        else:
-            self._handled += 1
-            self._end(ready, self._settlement(ready, error or said(result)))
-
-    def _end(self, ready: Held, settlement: Settlement) -> None:
-        self._settled.append((ready, settlement))
-        self._held -= 1
-        self._to_settle.set()
-        self._freed.set()
-
-    def _drop(self, ready: Held) -> None:
-        ready.line.drop([ready])
-        self._held -= 1
-        self._freed.set()
-
-    def _settlement(self, ready: Held, error: BaseException | None) -> Settlement:
-        delivery, topic = ready.delivery, ready.line.topic.name
-        ready.line.ended(delivery, error)
-        try:
-            settlement = settlement_of(delivery, error, ready.line.calls.policy, self._halt.is_set())
-        except Exception as wrong:  # a user's backoff or Retry(delay=...) that makes no sense must not end the worker
-            log.exception("worker.bad_delay", extra={"topic": topic})
-            settlement = Settlement("nack", delivery, 1000, repr(wrong)[:500])
-        if error is not None and settlement.verb not in ("ack", "defer"):
-            facts = {"topic": topic, "attempt": attempt_of(delivery), "token": delivery.token}
-            log.warning("worker.handler_failed", exc_info=error, extra=facts)
-            self.context.counters.add("worker.failed")
-        return settlement
+        return self.concurrency + self._prefetch.update() - self._dispatcher.held - self._requested
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
-    async def _settle(self) -> None:
-        """Settles what has gathered: at once if nothing is being settled, else when it is a whole batch."""
-        while not self._over or self._settled or self._settling:
-            await self._to_settle.wait()
-            self._to_settle.clear()
-            for task in [task for task in self._settling if task.done()]:
-                self._settling.discard(task)
-                self._freed.set()
-                task.result()
-            if not self._settling or len(self._settled) >= BATCH:
-                self._send_settled()
+    def _start_settlements(self) -> None:
+        by_consumer: defaultdict[TopicConsumer, list[FinishedDelivery]] = defaultdict(list)
+        for pair in self._dispatcher.finished:
+            by_consumer[pair[0].consumer].append(pair)
+        self._dispatcher.finished = []
+        for consumer, finished in by_consumer.items():
+            room = 0 if self._stop_event.is_set() else max(0, consumer.room(self._room()))
+            self._requested += room
+            task = asyncio.create_task(self._settle_and_fetch(consumer, finished, room))
+            self._settlements.add(task)
+            task.add_done_callback(lambda _: self._dispatcher.to_settle.set())
 
-    def _send_settled(self) -> None:
-        by_line: defaultdict[Line, list[Ending]] = defaultdict(list)
-        for ending in self._settled:
-            by_line[ending[0].line].append(ending)
-        self._settled = []
-        for line, endings in by_line.items():
-            room = 0 if self._halt.is_set() else max(0, line.room(self._room()))
-            self._asked += room
-            task = asyncio.create_task(self._turn_over(line, endings, room))
-            self._settling.add(task)
-            task.add_done_callback(lambda _: self._to_settle.set())
-
-    async def _turn_over(self, line: Line, endings: list[Ending], room: int) -> None:
-        """Settles, and takes as many in the same step as there is room for."""
+    async def _settle_and_fetch(self, consumer: TopicConsumer, finished: list[FinishedDelivery], room: int) -> None:
         try:
-            self._brought(line, await line.settle(endings, room))
+            self._dispatcher.add(consumer, await consumer.settle(finished, room))
         finally:
-            self._asked -= room
-        if self._halt.is_set():
-            self._give_back(lambda _: False)
-        self._look()
-        self._start()
+            self._requested -= room
+        if self._stop_event.is_set():
+            self._dispatcher.return_unstarted()
+        self._release_slots()
+        self._dispatcher.dispatch()
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+
+    async def _join_members(self) -> list[asyncio.Task[None]]:
+        """Join the membership, if there is one; return its task."""
+        if self.membership is None:
+            return []
+        self._coordinator = SlotCoordinator(self.membership, self._pollers, self._consumers, self._on_reassigned)
+        return [await self._coordinator.join(self._stop_event)]
+
+    def _on_reassigned(self) -> None:
+        self._dispatcher.return_unstarted(InFlight.is_assigned)
+        self._wake_all()
+
+    def _release_slots(self) -> None:
+        """Return deliveries of slots that are not assigned any more, and release drained slots.
+
+        Called after each take and settlement: either may bring such deliveries or drain a slot.
+        """
+        if self._coordinator is not None:
+            self._dispatcher.return_unstarted(InFlight.is_assigned)
+            self._coordinator.release_drained()
+
+    async def _leave_members(self, memberships: Collection[asyncio.Task[None]]) -> None:
+        self._release_slots()
+        await self._wait_until_done(memberships, self.context.timeout)
+        await _wait_briefly(memberships)
+        for task in memberships:
+            task.cancel()
+        await _wait_briefly(memberships)
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    async def _wind_down(
-        self, turning: list[asyncio.Task[None]], settling: asyncio.Task[None], belonging: list[asyncio.Task[None]]
+    async def _shut_down(
+        self, loops: list[asyncio.Task[None]], settle_loop: asyncio.Task[None], memberships: list[asyncio.Task[None]]
     ) -> None:
-        """Gives back what never started, lets the rest finish within the grace time, then cancels what can be
-        cancelled."""
-        end = monotonic() + self.grace
-        self._wake()
-        self._freed.set()
-        # Not cancelled: what a take under way brings has to be given back, or it would lie there until its lease ends.
-        await self._until(turning, self.grace)
-        for task in turning:
+        """Return unstarted deliveries, let running handlers finish within the grace time, then cancel them."""
+        dispatcher, end = self._dispatcher, monotonic() + self.grace
+        self._wake_all()
+        dispatcher.freed.set()
+        # Not cancelled: the deliveries of a take under way must be returned, or they would wait for their leases.
+        await self._wait_until_done(loops, self.grace)
+        for task in loops:
             task.cancel()
-        self._give_back(lambda _: False)
-        resting = asyncio.create_task(self._hands.rest())
-        await self._until([resting, *self._running], end - monotonic())
-        await self._until(self._running, end - monotonic())  # what threads handed on to be awaited
-        resting.cancel()
-        self._cut_short()
-        if self._running:
-            await asyncio.wait(self._running, timeout=LAST_WORDS)
-        self._over = True
-        self._to_settle.set()
-        await self._until([settling], max((line.lease for line in self._lines), default=0.0))
-        await asyncio.wait({settling}, timeout=LAST_WORDS)
-        settling.cancel()
-        await self._leave(belonging)
+        dispatcher.return_unstarted()
+        threads = asyncio.create_task(dispatcher.wait_for_threads())
+        await self._wait_until_done([threads, *dispatcher.tasks], end - monotonic())
+        await self._wait_until_done(dispatcher.tasks, end - monotonic())  # coroutines that threads returned
+        threads.cancel()
+        dispatcher.cancel_running()
+        if dispatcher.tasks:
+            await asyncio.wait(dispatcher.tasks, timeout=CLEANUP_SECONDS)
+        self._drained = True
+        dispatcher.to_settle.set()
+        longest_lease = max((consumer.lease for consumer in self._consumers), default=0.0)
+        await self._wait_until_done([settle_loop], longest_lease)
+        await asyncio.wait({settle_loop}, timeout=CLEANUP_SECONDS)
+        settle_loop.cancel()
+        await self._leave_members(memberships)
 
-    def _cut_short(self) -> None:
-        for ready in tuple(self._hands.running):
-            # Its thread goes on: the delivery is left to its lease, so that nobody runs it beside that thread.
-            self._abandoned.add(ready)
-            self._cut(ready)
-            self._drop(ready)
-        for task, ready in list(self._running.items()):
-            if not task.done():  # else it has ended, and that is about to be heard
-                self._cut(ready)
-                task.cancel()
-
-    def _cut(self, ready: Held) -> None:
-        log.error("worker.cut_short", extra={"topic": ready.line.topic.name, "token": ready.delivery.token})
-        self.context.counters.add("worker.cut_short")
-
-    async def _until(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
-        """Until they have ended, or that many seconds are over, or it has to hurry."""
-        end, hurry = monotonic() + seconds, asyncio.create_task(self._hurry.wait())
-        while (left := end - monotonic()) > 0 and not self._hurry.is_set():
+    async def _wait_until_done(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+        """Wait until the tasks end, the seconds pass, or the stop is forced."""
+        end, forced = monotonic() + seconds, asyncio.create_task(self._force_stop.wait())
+        while (left := end - monotonic()) > 0 and not self._force_stop.is_set():
             waiting = {task for task in tasks if not task.done()}
             if not waiting:
                 break
-            await asyncio.wait({*waiting, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+            await asyncio.wait({*waiting, forced}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
 
 
-def _chosen(known_topics: Mapping[str, Topic], topics: Sequence[str]) -> tuple[str, ...]:
-    named = {name: topic for name, topic in known_topics.items() if not topics or name in topics}
-    known = {name for name, topic in named.items() if topic.opening.worked}
-    for name in topics:
-        if name not in known:
-            there = sorted(
-                name for name, topic in known_topics.items() if topic.opening.handler or topic.opening.onward
+def _select_topics(gate_topics: Mapping[str, Topic], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the given topics, or all topics with work for a worker.
+
+    Raises:
+        InvalidArgument: A topic has no handler, or there is none at all.
+    """
+    selected = {name: topic for name, topic in gate_topics.items() if not names or name in names}
+    workable = {name for name, topic in selected.items() if topic.definition.has_consumer}
+    for name in names:
+        if name not in workable:
+            with_handler = sorted(
+                name for name, topic in gate_topics.items() if topic.definition.handler or topic.definition.forward
             )
             raise InvalidArgument(
-                "topics", name, "no handler is registered for it", f"Topics with a handler: {there or 'none'}"
+                "topics", name, "no handler is registered for it", f"Topics with a handler: {with_handler or 'none'}"
             )
-    if not known:
+    if not workable:
         raise InvalidArgument(
-            "topics", topics, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
+            "topics", names, "no topic of this gate has a handler", "Register one: @gate.topic(...).handler"
         )
-    return tuple(dict.fromkeys(topics)) or tuple(sorted(known))
+    return tuple(dict.fromkeys(names)) or tuple(sorted(workable))
 
 
-def _waiting_since(queue: deque[Held]) -> float:
-    """When the first of it was taken; infinity for none."""
-    try:
-        return queue[0].since
-    except IndexError:  # a thread may have taken it
-        return float("inf")
+async def _close_pollers(pollers: Collection[Poller]) -> None:
+    for poller in pollers:
+        await poller.close()
 
 
-async def _closed(dues: Collection[Due]) -> None:
-    for due in dues:
-        await due.close()
-
-
-async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
+async def _wait_briefly(tasks: Collection[asyncio.Task[None]]) -> None:
     if tasks:
-        await asyncio.wait(tasks, timeout=LAST_WORDS)
+        await asyncio.wait(tasks, timeout=CLEANUP_SECONDS)

@@ -46,14 +46,14 @@ def full(gate: Gate, clock: Clock) -> Gate:
         claim.complete(1)
     gate.claim("runs")
     gate.claim("given").release()
-    gate.context.link.run(members.announce(gate.namespace, "crew", clock, _said(("t", 0), known=0), 10_000))
-    generation = gate.context.link.run(members.attendance(gate.namespace, "crew", clock)).generation
-    gate.context.link.run(members.announce(gate.namespace, "crew", clock, _said(("t", 0), known=generation), 10_000))
+    gate.context.link.run(members.heartbeat(gate.namespace, "crew", clock, _said(("t", 0), known=0), 10_000))
+    generation = gate.context.link.run(members.list_members(gate.namespace, "crew", clock)).generation
+    gate.context.link.run(members.heartbeat(gate.namespace, "crew", clock, _said(("t", 0), known=generation), 10_000))
     return gate
 
 
-def _said(slot: tuple[str, int], known: int) -> members.Announcement:
-    return members.Announcement("m1", 1 if known == 0 else 2, ("t",), known, (), (), (slot,))
+def _said(slot: tuple[str, int], known: int) -> members.HeartbeatRequest:
+    return members.HeartbeatRequest("m1", 1 if known == 0 else 2, ("t",), known, (), (), (slot,))
 
 
 @pytest.fixture

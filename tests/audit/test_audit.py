@@ -678,7 +678,7 @@ def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
         topic.flush()
         assert audit(full).sound, moved
     for slots in (4, 1):
-        topic.reslot(slots)
+        topic.reshard(slots)
         assert audit(full).sound, slots
         topic.trigger_many([Trigger(f"k{n}", n, delay="1h") for n in range(8)])
         topic.flush()
@@ -789,7 +789,7 @@ def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
     gate: Gate, raw: Any, namespace: str, faulty: bool
 ) -> None:
     # Given an audit that has read the registry
-    topic = gate.topic("t", slots=1, remember="1h")
+    topic = gate.topic("t", slots=1, dedup_retention="1h")
     topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(20)])
     raw.hset(keys.topics(namespace), "odd", b"\xc1")
     link = SyncLink(gate.context.endpoint, 5.0)
@@ -797,7 +797,7 @@ def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
         findings = _Audit(namespace, gate.context.clock, 1000, 100_000).all(link, found)
         assert next(findings).kind == "undecodable"
         # When the topic gets another number of slots, and it goes on
-        topic.reslot(4)
+        topic.reshard(4)
         if faulty:
             raw.zadd(keys.slot(namespace, "t", 0, 4)[keys.PARTS.index("due")], {"nobody": 1})
         # Then it finds what is wrong, and nothing else
@@ -815,7 +815,7 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        topic.reslot(4, cut_off)
+        topic.reshard(4, cut_off)
     # Then that is said, and is all that is
     report = audit(gate)
     assert report.by_kind == {"changing": 1}
@@ -824,21 +824,21 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
     assert "'t' is being given 4 slots" in one.what
     assert one.remedy == "unless a command is at it now: idemgate slots t 4"
     # And when somebody goes on with it, all is well
-    topic.reslot(4)
+    topic.reshard(4)
     assert audit(gate).sound
 
 
 @pytest.mark.parametrize("turns", range(3))
 def test_slots_that_are_changed_to_and_fro_are_no_fault(gate: Gate, turns: int) -> None:
     # Given a topic whose slots are changed again and again
-    topic = gate.topic("t", slots=1, remember="1h")
+    topic = gate.topic("t", slots=1, dedup_retention="1h")
     topic.trigger_many([Trigger(f"k{n}", n, event_id=f"e{n}") for n in range(50)])
     stop = threading.Event()
 
     def change() -> None:
         while not stop.is_set():
             for number in (2 << turns, 1):
-                topic.reslot(number)
+                topic.reshard(number)
 
     with ThreadPoolExecutor(1) as threads:
         changing = threads.submit(change)

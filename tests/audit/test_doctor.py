@@ -463,7 +463,7 @@ def test_a_failed_snapshot_says_whether_writes_are_refused(setting: str, refused
     info = FINE | {"rdb_last_bgsave_status": "err"}
     seen = Seen(info, {"stop-writes-on-bgsave-error": setting}, 0.0, 0.0, False, {})
     (disk,) = [one for one in diagnose(seen) if one.name == "disk"]
-    assert ("every write is refused" in disk.what) is refused
+    assert ("every write fails" in disk.what) is refused
     assert disk.state == ("error" if refused else "warning")
 
 

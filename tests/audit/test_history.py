@@ -89,7 +89,7 @@ def test_a_serial_history_is_sound_and_any_swap_of_tokens_is_not(names: list[str
 
 def test_a_recorder_tells_each_event_elsewhere_and_is_made_of_it_again() -> None:
     lines: list[str] = []
-    history = History(lambda event: lines.append(event.packed()))
+    history = History(lambda event: lines.append(event.to_json()))
     with pytest.raises(KeyError), history.run("k", 7, 2, work="w", note=[1]):
         raise KeyError
     history.done("k", 7, work="w")

@@ -10,7 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,14 @@ PAGES = [
 ]
 POSTGRES = "postgresql://localhost/shop"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _restore_notifications(raw: Any) -> Iterator[None]:
+    """The page about key expiry changes this setting of the server, which other tests share."""
+    setting = raw.config_get("notify-keyspace-events")
+    yield
+    raw.config_set("notify-keyspace-events", next(iter(setting.values())))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

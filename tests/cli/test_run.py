@@ -42,7 +42,7 @@ def on_stuck(delivery):
     threading.Event().wait()
 
 
-@gate.on({namespace!r})
+@gate.subscribe({namespace!r})
 def heard(heard):
     orders.trigger(heard.data.decode(), 0)
 """
@@ -122,22 +122,22 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(start: Any, shop: 
 @pytest.mark.parametrize(("where", "group"), [("redis", "workers"), ("shop.app:crew", "crew")])
 def test_workers_may_divide_the_slots(start: Any, shop: str, theirs: Any, where: str, group: str) -> None:
     # Given a worker that is a member, of the usual group or the program's own
-    worker = start("run", shop, "--topic", "orders", "--members", where)
+    worker = start("run", shop, "--topic", "orders", "--membership", where)
     theirs.topic("orders").trigger("fourth", 0)
     worker.read_until("ended fourth")
     # When it is asked to end
-    holders = asyncio.run(attendance(theirs, group)).holders
+    holders = asyncio.run(list_members(theirs, group)).holders
     worker.process.send_signal(signal.SIGTERM)
     # Then it had the topic's slot, and has left
     code, _, err = worker.end(60)
     assert (code, list(holders)) == (0, [("orders", 0)])
-    assert asyncio.run(attendance(theirs, group)).members == {}
+    assert asyncio.run(list_members(theirs, group)).members == {}
     assert re.search(r"members\.joined .*members=1", err)
 
 
-async def attendance(gate: Any, group: str) -> Any:
+async def list_members(gate: Any, group: str) -> Any:
     try:
-        return await RedisMembership(gate, group).attendance()
+        return await RedisMembership(gate, group).list_members()
     finally:
         await gate.aio.close()
 
@@ -147,13 +147,13 @@ async def attendance(gate: Any, group: str) -> Any:
     [
         ("shop.app:nope", "module 'shop.app' has no 'nope'. Memberships in it: shop.app:crew"),
         ("shop.app:number", "'number' is of type int, not Membership. Memberships in it: shop.app:crew"),
-        ("zookeeper", "--members='zookeeper': not a module and a name in it"),
+        ("zookeeper", "--membership='zookeeper': not a module and a name in it"),
     ],
 )
 def test_a_membership_that_is_not_there(
     here: None, shop: str, where: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", shop, "--members", where]) == 2
+    assert main(["run", shop, "--membership", where]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -14,10 +14,11 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idemgate import Gate, UnexpectedData
+from idemgate import Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
 from idemgate.dedup.calls import SHARDS, DedupCalls
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from tests.conftest import Face
 from tests.dedup.calls import calls_of

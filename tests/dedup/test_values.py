@@ -14,11 +14,13 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idemgate import DecodeError, DedupValue, Gate, InvalidArgument, UnexpectedData
+from idemgate import Gate, InvalidArgument
 from idemgate.core import keys
 from idemgate.core.calls import Call, call
 from idemgate.dedup import value as small
+from idemgate.errors import DecodeError, UnexpectedData
 from idemgate.testing import Clock
+from idemgate.types import DedupValue
 from tests.conftest import Face
 from tests.dedup.calls import calls_of
 
@@ -60,15 +62,15 @@ async def test_a_value_is_returned_unchanged(face: Face, value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("x" * 17, r"value='x{17}': 17 bytes long\. Keep text or bytes of at most 16 bytes.*`once`"),
+        ("x" * 17, r"value='x{17}': 17 bytes long\. Store text or bytes of at most 16 bytes.*`once`"),
         ("\u00e9" * 9, "18 bytes long"),
         (b"x" * 17, "17 bytes long"),
         (2**127, "17 bytes long"),
         ("\ud800", "Unicode"),
-        (True, r"value=True: a bool cannot be kept\. Keep text"),
-        (None, "a NoneType cannot be kept"),
-        (1.5, "a float cannot be kept"),
-        ([1], "a list cannot be kept"),
+        (True, r"value=True: a bool cannot be stored\. Store text"),
+        (None, "a NoneType cannot be stored"),
+        (1.5, "a float cannot be stored"),
+        ([1], "a list cannot be stored"),
     ],
 )
 async def test_a_value_that_is_too_long_or_of_another_type_raises_before_a_write(
@@ -259,7 +261,7 @@ async def test_foreign_data_raises_with_its_key_and_stays_unchanged(
 @pytest.mark.parametrize("data", [b"", b"x" * 16, b"\x80" + b"x" * 16, b"\x31" + b"x" * 16, b"\x21\xff" + b"x" * 15])
 def test_a_corrupt_value_raises(gate: Gate, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"kept|decode"):
-        small.unpacked(data)
+        small.unpack(data)
     with pytest.raises(DecodeError):
         calls_of(gate, "s", 20_000).get_or_set("x", 1).answer([b"ok", 1, 0, data])
 

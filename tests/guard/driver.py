@@ -198,7 +198,7 @@ class AwaitingCaller(Caller):
 
 
 class _Asking:
-    """As `link.aio.Asking`, answered by the test."""
+    """As `store.aio.PendingCall`, answered by the test."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -10,19 +10,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import (
-    AttemptsExhausted,
-    DecodeError,
-    Gate,
-    InvalidArgument,
-    KeyReused,
-    NoCurrentExecution,
-    OutcomeUnknown,
-    ServerRejected,
-    StoreUnavailable,
-    UnexpectedData,
-    current,
-)
+from idemgate import Gate, InvalidArgument, KeyReused, OutcomeUnknown, StoreUnavailable, current
+from idemgate.errors import AttemptsExhausted, DecodeError, NoCurrentExecution, ServerRejected, UnexpectedData
 from idemgate.guard.calls import MANY
 from idemgate.testing import Clock, History
 from tests.claims import claims_of
@@ -336,7 +325,7 @@ async def test_heartbeats_keep_all_of_the_block_and_none_that_was_ended(
         assert not any(claim.lease_lost for claim in (a, b, c))
         assert gate.counters["once.lease_lost_while_running"] == 0
     # And afterwards nothing does
-    assert not gate.context.heartbeat._beats
+    assert not gate.context.heartbeat._renewals
 
 
 async def test_a_claim_that_is_lost_while_the_block_runs_says_so(face: Any, gate: Gate) -> None:

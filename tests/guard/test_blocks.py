@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, NoCurrentExecution, current
+from idemgate import Gate, InvalidArgument, current
+from idemgate.errors import NoCurrentExecution
 from idemgate.testing import Clock
 
 
@@ -134,7 +135,7 @@ async def test_who_waits_inside_the_block_until_it_may_run_is_kept_alive_from_th
 
 async def test_an_awaiting_claim_has_to_be_awaited(gate: Gate) -> None:
     claim = gate.aio.claim("k")
-    assert "not asked" in repr(claim)
+    assert "not sent" in repr(claim)
     for name in ("state", "started", "token", "result", "retry_after"):
         with pytest.raises(InvalidArgument, match="await"):
             getattr(claim, name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.guard.heartbeat import woken
+from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
@@ -204,7 +204,7 @@ async def test_cancelled_while_waiting_for_another_owner(gate: Gate, raw: Any) -
 async def test_a_cancellation_that_comes_with_the_wake_up_is_not_lost(turns: int) -> None:
     # Given somebody who waits, and is woken
     wake = asyncio.Event()
-    task = asyncio.create_task(woken(wake, 10))
+    task = asyncio.create_task(wait_for_wakeup(wake, 10))
     await asyncio.sleep(0)
     wake.set()
     for _ in range(turns):

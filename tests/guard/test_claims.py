@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import (
-    AlreadyInProgress,
-    AttemptsExhausted,
-    Gate,
-    InvalidArgument,
-    KeyReused,
-    OutcomeUnknown,
-    ResultUnavailable,
-)
+from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown
+from idemgate.errors import AttemptsExhausted, ResultUnavailable
 from idemgate.guard.calls import Record, token
 from idemgate.testing import Clock
 from tests.claims import claims_of

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from idemgate.guard.heartbeat import beating
+from idemgate.guard.heartbeat import Heartbeat
 from idemgate.testing import Clock
 from tests.claims import claims_of
 from tests.exhaustive import Violation
@@ -209,7 +209,7 @@ def _end_with_the_work(self: Any) -> None:
     self._context.heartbeat.remove(self)
 
 
-end_work = beating.end_work
+end_work = Heartbeat.end_work
 FAULTS: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "renewals end with the work": ("end_work", _end_with_the_work, "run the same work"),
     "renewals go on after the answer": ("__exit__", lambda self, *_: None, "renewed after"),
@@ -225,7 +225,7 @@ def test_a_fault_in_a_driver_is_found(
     if "cancelled" in fault and make is BlockingCaller:
         pytest.skip("a thread cannot be cancelled")
     name, broken, what = FAULTS[fault]
-    monkeypatch.setattr(beating, name, broken)
+    monkeypatch.setattr(Heartbeat, name, broken)
     with pytest.raises(Violation, match=what) as found:
         Search(url, namespace, make, "guarded function").run(7)
     print(found.value)

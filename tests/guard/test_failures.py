@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import (
-    AlreadyInProgress,
-    AttemptsExhausted,
-    Gate,
-    InvalidArgument,
-    OutcomeUnknown,
-    ReplayedFailure,
-    current,
-)
+from idemgate import AlreadyInProgress, Gate, InvalidArgument, OutcomeUnknown, current
+from idemgate.errors import AttemptsExhausted, ReplayedFailure
 from idemgate.testing import Clock
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from idemgate import DecodeError, Gate, ResultUnavailable, UnexpectedData
+from idemgate import Gate
+from idemgate.errors import DecodeError, ResultUnavailable, UnexpectedData
 from tests.claims import claims_of
 
 pytestmark = pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 RESULT = 12
-"""Where it begins in a record that was done at the first attempt (lib/record.lua)."""
+"""Where it begins in a record that was done at the first attempt (lib/record/pack_record.lua)."""
 Put = Callable[[Any, bytes], Any]
 FOREIGN: dict[str, tuple[Put, str]] = {
     "a list": (lambda raw, key: raw.rpush(key, "1"), "another type than a string"),
@@ -109,7 +110,7 @@ async def test_a_result_of_another_codec_is_an_error_and_not_a_run(face: Any, ra
 
     # When a duplicate comes, whatever it would do without a store
     for policy in ("raise", "run", "local"):
-        with pytest.raises(ResultUnavailable, match="cannot be read back"):
+        with pytest.raises(ResultUnavailable, match="cannot be decoded"):
             await face.once(key="{k}", scope="s", on_store_error=policy)(body)("x")
     assert ran == []
 
@@ -127,7 +128,7 @@ async def test_what_a_spoiled_byte_makes_a_failure_is_not_replayed_as_one(
     raw.set(key, bytes(stored))
     assert (await face.inspect("x", scope="s")).kind == "e"
     # When a duplicate comes, Then it is told that this cannot be read
-    with pytest.raises(ResultUnavailable, match="cannot be read back"):
+    with pytest.raises(ResultUnavailable, match="cannot be decoded"):
         await face.once(key="{k}", scope="s")(lambda k: pytest.fail("it ran"))("x")
     with pytest.raises(DecodeError):
         assert (await face.claim("x", scope="s")).result

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import AttemptsExhausted, Gate, InvalidArgument, OutcomeUnknown
+from idemgate import Gate, InvalidArgument, OutcomeUnknown
+from idemgate.errors import AttemptsExhausted
 from idemgate.testing import Clock
 
 
@@ -51,7 +52,7 @@ async def test_errors_name_the_scope_that_mends_them(face: Any, clock: Clock) ->
 async def test_what_is_remembered_follows_forget_and_the_test_clock(face: Any, clock: Clock) -> None:
     # Given a remembered key
     runs: list[str] = []
-    guarded = face.once(key="{x}", scope="rem", remember=10, retention="1h")(lambda x: runs.append(x))
+    guarded = face.once(key="{x}", scope="rem", cache_size=10, retention="1h")(lambda x: runs.append(x))
     await guarded(x="a")
     await guarded(x="a")
     assert runs == ["a"]
@@ -66,7 +67,7 @@ async def test_what_is_remembered_follows_forget_and_the_test_clock(face: Any, c
 async def test_what_others_did_is_remembered_until_its_retention_ends_and_no_longer(face: Any, clock: Clock) -> None:
     # Given a key that was done elsewhere, which this process learns
     await (await face.claim("a", scope="rem")).complete("there", retention="60s")
-    guarded = face.once(key="{x}", scope="rem", remember=10)(lambda x: "here")
+    guarded = face.once(key="{x}", scope="rem", cache_size=10)(lambda x: "here")
     assert await guarded(x="a") == "there"
     clock.advance("59.999s")
     assert await guarded(x="a") == "there"
@@ -76,7 +77,7 @@ async def test_what_others_did_is_remembered_until_its_retention_ends_and_no_lon
 
 
 async def test_a_remembered_result_that_can_be_changed_is_nobody_elses(face: Any) -> None:
-    guarded = face.once(key="{x}", remember=10)(lambda x: [x])
+    guarded = face.once(key="{x}", cache_size=10)(lambda x: [x])
     for _ in range(3):
         result = await guarded(x="a")
         assert result == ["a"]

@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import (
-    AlreadyDone,
-    AlreadyInProgress,
-    Gate,
-    InvalidArgument,
-    KeyReused,
-    NoCurrentExecution,
-    ReplayedFailure,
-    ResultUnavailable,
-    current,
-)
+from idemgate import AlreadyDone, AlreadyInProgress, Gate, InvalidArgument, KeyReused, current
+from idemgate.errors import NoCurrentExecution, ReplayedFailure, ResultUnavailable
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -216,7 +207,7 @@ async def test_a_stored_result_of_another_shape_is_an_error_and_not_a_run(face: 
         ran.append(k)
         return Order(k, 1)
 
-    with pytest.raises(ResultUnavailable, match="cannot be read back"):
+    with pytest.raises(ResultUnavailable, match="cannot be decoded"):
         await handle("x")
     assert ran == []
 
@@ -277,7 +268,7 @@ async def test_what_cannot_be_stored_is_done_without_value_and_never_runs_again(
     # When it is called, its caller gets the result
     assert await guarded("x") is result
     # Then that is counted
-    assert (gate.counters["once.completed"], gate.counters["once.unstored"]) == (1, 1)
+    assert (gate.counters["once.completed"], gate.counters["once.result_not_stored"]) == (1, 1)
     # And a duplicate is told why it gets none, and the effect does not happen again
     with pytest.raises(ResultUnavailable, match=why) as refused:
         await guarded("x")
@@ -404,7 +395,7 @@ async def test_at_most_once_knows_its_token_and_keeps_no_checkpoint(face: Any) -
     assert told == [("x", (await face.inspect("x", scope="s")).token, 1)]
 
 
-# -- remember ---------------------------------------------------------------------------------------------------------
+# -- cache_size -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_remembered_key_costs_no_round_trip_and_its_fingerprint_is_still_checked(
@@ -412,7 +403,7 @@ async def test_a_remembered_key_costs_no_round_trip_and_its_fingerprint_is_still
 ) -> None:
     ran = []
 
-    @wired.once(key="{k}", fingerprint=["n"], remember=2, retention="1h")
+    @wired.once(key="{k}", fingerprint=["n"], cache_size=2, retention="1h")
     def handle(k: str, n: int) -> int:
         ran.append((k, n))
         return n
@@ -438,7 +429,7 @@ async def test_a_remembered_key_costs_no_round_trip_and_its_fingerprint_is_still
 
 
 async def test_no_more_keys_are_remembered_than_asked_for(wired: Any, wire: Any) -> None:
-    @wired.once(key="{k}", remember=2)
+    @wired.once(key="{k}", cache_size=2)
     def handle(k: str) -> str:
         return k
 
@@ -453,7 +444,7 @@ async def test_no_more_keys_are_remembered_than_asked_for(wired: Any, wire: Any)
 async def test_a_key_that_another_process_finished_is_remembered_once_heard_of(wired: Any, wire: Any) -> None:
     await (await wired.claim("x", scope="s")).complete("elsewhere")
 
-    @wired.once(key="{k}", scope="s", remember=10)
+    @wired.once(key="{k}", scope="s", cache_size=10)
     def handle(k: str) -> str:
         return "here"
 
@@ -466,7 +457,7 @@ async def test_a_key_that_another_process_finished_is_remembered_once_heard_of(w
 async def test_only_done_keys_are_remembered(wired: Any, wire: Any) -> None:
     owner = await wired.claim("x", scope="s")
 
-    @wired.once(key="{k}", scope="s", remember=10)
+    @wired.once(key="{k}", scope="s", cache_size=10)
     def handle(k: str) -> str:
         raise ValueError("failed")
 

@@ -128,7 +128,7 @@ async def test_one_to_set_a_dedup_value_and_one_to_get_it(wired: Any, counted: C
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:
-    handle = wired.once(key="{k}", remember=1)(lambda k: k)
+    handle = wired.once(key="{k}", cache_size=1)(lambda k: k)
     assert await counted(handle("x")) == (2, 2)
     assert await counted(handle("x")) == (0, 0)
 

@@ -167,7 +167,7 @@ async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answer
     await until(lambda: gate.inspect("a", scope="pay").state == "done")
     check_done_once(gate, owner, "a", None if complete is leave_block else "paid")
     # And nothing renews it any more
-    await until(lambda: not owner.gate.context.heartbeat._beats)
+    await until(lambda: not owner.gate.context.heartbeat._renewals)
 
 
 async def test_one_try_of_a_completion_takes_a_third_of_the_lease_at_most(
@@ -186,7 +186,7 @@ async def test_one_try_of_a_completion_takes_a_third_of_the_lease_at_most(
     assert await pay("a") == "paid"
     # Then another one was made in time
     assert made.counters["once.completed"] == 1
-    assert made.counters["once.unsaved"] == 0
+    assert made.counters["once.completion_lost"] == 0
     await made.aio.close()
     made.close()
 

@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import (
-    AlreadyDone,
-    AlreadyInProgress,
-    Gate,
-    KeyReused,
-    NotConfigured,
-    ResultUnavailable,
-    StoreUnavailable,
-    current,
-)
+from idemgate import AlreadyDone, AlreadyInProgress, Gate, KeyReused, StoreUnavailable, current
+from idemgate.errors import NotConfigured, ResultUnavailable
 from idemgate.testing import Clock
 
 
@@ -78,7 +70,7 @@ async def test_on_store_error_local_runs_a_key_once_in_this_process(nowhere: Any
         await handle("x")
     assert await handle("x") == "result"
     # When it comes again, then it is done here, though without a result
-    with pytest.raises(ResultUnavailable, match="while the store was away"):
+    with pytest.raises(ResultUnavailable, match="while the store was unavailable"):
         await handle("x")
     assert await handle("y") == "result"
     assert ran == ["x", "x", "y"]
@@ -198,7 +190,7 @@ async def test_a_result_that_cannot_be_recorded_is_given_all_the_same_and_counte
 
     # When it ends, its caller must not run it again
     assert await handle("x") == "the effect happened"
-    assert (impatient.gate.counters["once.unsaved"], impatient.gate.counters["once.completed"]) == (1, 0)
+    assert (impatient.gate.counters["once.completion_lost"], impatient.gate.counters["once.completed"]) == (1, 0)
     # Then what the store knows is that it was started
     wire.mend()
     assert (await impatient.inspect("x", scope="s")).state == "in_progress"
@@ -212,7 +204,7 @@ async def test_a_failure_that_cannot_be_recorded_is_raised_all_the_same_and_coun
 
     with pytest.raises(ValueError, match="of the work"):
         await handle("x")
-    assert impatient.gate.counters["once.unsaved"] == 1
+    assert impatient.gate.counters["once.completion_lost"] == 1
 
 
 async def test_a_result_is_recorded_when_the_store_comes_back_within_the_lease(

@@ -23,7 +23,7 @@ Order = dict[str, Any]
 
 
 def topic_of(gate: Gate) -> Topic:
-    return gate.topic("t", merge="append", slots=2, lease=LEASE, backoff=0, max_attempts=1000, remember="24h")
+    return gate.topic("t", merge="append", slots=2, lease=LEASE, backoff=0, max_attempts=1000, dedup_retention="24h")
 
 
 def chores(order: Order) -> Callable[[], object]:
@@ -39,10 +39,10 @@ def chores(order: Order) -> Callable[[], object]:
         _take(topic, clock)
         _bury(topic)
         asyncio.run(_work(gate, topic))
-        topic.reslot(4 if topic.open().policy.slots == 2 else 2)
+        topic.reshard(4 if topic.open().policy.slots == 2 else 2)
         _send_on(gate)
         gate.topic("gone").trigger("x", event_id="x")
-        gate.topic("gone").forget(discard=True)
+        gate.topic("gone").delete(discard=True)
         gate.close()
         return points.reached()
 
@@ -54,9 +54,9 @@ def _mend(gate: Gate) -> None:
     for found in gate.stored_topics():
         topic = topic_of(gate) if found.name == "t" else gate.topic(found.name)
         if found.changing_to:
-            topic.reslot(found.changing_to)
+            topic.reshard(found.changing_to)
         elif found.changing_to == 0:
-            topic.forget(discard=True)
+            topic.delete(discard=True)
 
 
 def _guard(gate: Gate, clock: Clock) -> None:
@@ -99,7 +99,7 @@ def _produce(topic: Topic) -> None:
 
 def _take(topic: Topic, clock: Clock) -> None:
     taken = topic.take(4)
-    for delivery, verb in zip(taken, (topic.ack, topic.nack, topic.bury, topic.give_back), strict=False):
+    for delivery, verb in zip(taken, (topic.ack, topic.nack, topic.bury, topic.release), strict=False):
         topic.extend(delivery)
         verb(delivery)
     clock.advance("1s")
@@ -120,7 +120,7 @@ async def _work(gate: Gate, topic: Topic) -> None:
         return PartialFailure([delivery.payload[0]], "at first") if delivery.attempt == 1 else None
 
     topic.handler(handle)
-    async with asyncio.timeout(60), gate.aio.worker("t", members=True, concurrency=1, prefetch=0):
+    async with asyncio.timeout(60), gate.aio.worker("t", membership="redis", concurrency=1, prefetch=0):
         while not left.is_set():
             stats = await topic.aio.stats()
             if stats.ready + stats.in_flight == 0:
@@ -132,4 +132,4 @@ def _send_on(gate: Gate) -> None:
     out = gate.topic("out", lease=LEASE)
     out.forward(to="list")
     out.trigger("o", "sent on", event_id="o")
-    out.forward_due()
+    out.forward_once()

@@ -62,7 +62,7 @@ def history_of(raw: Any, namespace: str) -> History:
 def over(raw: Any, namespace: str) -> None:
     """A process of a scene has ended, by whatever means: what it still had in hand is gone."""
     for owner in {event.owner for event in history_of(raw, namespace).events if event.what == "start"}:
-        raw.rpush(f"{namespace}:history", Event("gone", owner=owner).packed())
+        raw.rpush(f"{namespace}:history", Event("gone", owner=owner).to_json())
 
 
 def check_sound(gate: Gate, raw: Any) -> None:

@@ -39,13 +39,13 @@ TOPICS: dict[str, dict[str, Any]] = {
     "groups": {"priority": True, "slots": 2},
     "failing": {"max_attempts": 3},
 }
-OTHERS = {"topics/settle": 4, "topics/turn": 10}
+OTHERS = {"topics/settle": 4, "topics/settle_and_take": 10}
 """Where, in the arguments of a script that ends deliveries, it is said of those that are not just done how they end."""
 Order = dict[str, Any]
 
 
 def topics_of(gate: Gate) -> dict[str, Topic]:
-    common = {"merge": "append", "lease": LEASE, "backoff": "50ms", "remember": KEPT, "max_attempts": 1000}
+    common = {"merge": "append", "lease": LEASE, "backoff": "50ms", "dedup_retention": KEPT, "max_attempts": 1000}
     return {name: gate.topic(name, **common | policy) for name, policy in TOPICS.items()}
 
 

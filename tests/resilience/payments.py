@@ -98,7 +98,7 @@ def pay(order: dict[str, Any]) -> Callable[[], object]:
     name = order["namespace"]
     gate = Gate(order["url"], namespace=name, clock=Clock(order["now"]))
     raw = redis.Redis.from_url(order["url"])
-    history = History(lambda event: raw.rpush(f"{name}:history", event.packed()))
+    history = History(lambda event: raw.rpush(f"{name}:history", event.to_json()))
     bank = Bank(order["bank"])
 
     @gate.once(key="{payment}", scope=SCOPE, lease=order["lease"])

@@ -3,7 +3,7 @@
 They are put around the links of a process that is to die, and nowhere else: the package knows nothing of them. A
 place is "before topic/take 2": instead of sending the second call of that script; "after topic/take 2": its reply was
 read, and nothing was done with it yet; or "after effect": a place that the scene itself names with `reach`. A
-"topics/turn" is a "topics/settle", too.
+"topics/settle_and_take" is a "topics/settle", too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _before(send: Any) -> Any:
 
 def _names(call: Call[Any]) -> tuple[str, ...]:
     name = call.script.name
-    return (name, "topics/settle") if name == "topics/turn" else (name,)
+    return (name, "topics/settle") if name == "topics/settle_and_take" else (name,)
 
 
 def _new(calls: Iterable[Call[Any]]) -> list[Call[Any]]:

@@ -19,7 +19,7 @@ import redis
 from idemgate import Gate, current
 from idemgate.core.calls import Call
 from idemgate.testing import Clock, History
-from idemgate.topics.messages import Taken, Turned
+from idemgate.topics.messages import SettledAndTaken, Taken
 from idemgate.worker.worker import Worker
 from tests.resilience.points import reach, times
 
@@ -43,7 +43,7 @@ def opened(order: Order) -> tuple[Gate, Any]:
 
 def told(order: Order, raw: Any) -> History:
     """What this process runs, told to Redis at once, since it may die."""
-    return History(lambda event: raw.rpush(f"{order['namespace']}:history", event.packed()))
+    return History(lambda event: raw.rpush(f"{order['namespace']}:history", event.to_json()))
 
 
 # -- a guarded function -----------------------------------------------------------------------------------------------
@@ -215,10 +215,10 @@ def serve(order: Order) -> Callable[[], object]:
     answer = Call.answer
 
     def answered(self: Call[Any], reply: Any) -> Any:
-        if self.script.name in ("topics/settle", "topics/turn"):
+        if self.script.name in ("topics/settle", "topics/settle_and_take"):
             say("settled", life, reply[1], msgpack.unpackb(self.args[3], raw=True)[1::2])
         found = answer(self, reply)
-        taken = found.taken if isinstance(found, Turned) else found
+        taken = found.taken if isinstance(found, SettledAndTaken) else found
         if isinstance(taken, Taken):
             say("took", life, [(one.token, one.key) for one in taken.deliveries])
         return found

@@ -18,16 +18,17 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, ServerRejected
+from idemgate import Gate
 from idemgate.dedup.dedup import AioDedup
+from idemgate.errors import ServerRejected
 from idemgate.gate import AioGate
 from idemgate.guard.batch import AioClaimBatch
 from idemgate.guard.claim import AioClaim
 from idemgate.guard.current import AioExecution
 from idemgate.subscribers.expiry.expiry import AioExpiry
 from idemgate.testing import Clock
-from idemgate.topics.dead import AioDead
-from idemgate.topics.decorator import AioMerged
+from idemgate.topics.dead import AioDeadLetters
+from idemgate.topics.decorator import AioMergedFunction
 from idemgate.topics.topic import AioTopic
 from tests.resilience.cancelling import cancelled_at
 
@@ -84,7 +85,7 @@ def once_that_waits(case: Case) -> tuple[Work, Check]:
 
     async def work() -> str:
         owner = await case.aio.claim(case.key, scope="s")
-        release = owner._ending(owner._passage.release())
+        release = owner._end_with(owner._attempt.build_release())
         asyncio.get_running_loop().call_later(0.02, lambda: case.aio.context.aio_link.start(release))
         return await handle(case.key)
 
@@ -259,7 +260,7 @@ def resolve(case: Case) -> tuple[Work, Check]:
 def waiting(case: Case) -> tuple[Work, Check]:
     async def work() -> str:
         owner = await case.aio.claim(case.key, scope="s")
-        release = owner._ending(owner._passage.release())
+        release = owner._end_with(owner._attempt.build_release())
         asyncio.get_running_loop().call_later(0.02, lambda: case.aio.context.aio_link.start(release))
         other = await case.aio.claim(case.key, scope="s")
         return await other.wait("20s")
@@ -410,17 +411,17 @@ def exhumed(verb: str) -> Callable[[Case], tuple[Work, Check]]:
     return build
 
 
-def forward_due(case: Case) -> tuple[Work, Check]:
+def forward_once(case: Case) -> tuple[Work, Check]:
     plain = case.gate.topic(case.key, merge="append")
     plain.forward("list", f"{case.gate.namespace}:{case.key}")
 
     async def work() -> int:
         await plain.aio.trigger(case.key, 1)
-        return await plain.aio.forward_due()
+        return await plain.aio.forward_once()
 
     async def check(outcome: Any) -> None:
         assert outcome == 1 or is_cancelled(outcome)
-        await plain.aio.forward_due()
+        await plain.aio.forward_once()
         stats = await plain.aio.stats()
         assert (stats.pending, stats["forwarded"]) == (0, stats["accepted"])
         sent = await case.aio.context.aio_link.command("LLEN", f"{case.gate.namespace}:{case.key}")
@@ -435,11 +436,11 @@ def reslot(case: Case) -> tuple[Work, Check]:
 
     async def work() -> int:
         await topic.trigger_many([(n, n) for n in range(5)])
-        return (await topic.reslot(4)).after
+        return (await topic.reshard(4)).after
 
     async def check(outcome: Any) -> None:
         assert outcome == 4 or is_cancelled(outcome)
-        assert (await topic.reslot(4)).after == 4  # whoever asks again ends it
+        assert (await topic.reshard(4)).after == 4  # whoever asks again ends it
         stats = await topic.stats()
         assert stats.pending == stats["accepted"]
         assert len(await topic.ack(await topic.take(10))) == stats["accepted"]
@@ -452,15 +453,15 @@ def forgotten(case: Case) -> tuple[Work, Check]:
 
     async def work() -> Any:
         await topic.trigger(case.key, 1)
-        return await topic.forget(discard=True)
+        return await topic.delete(discard=True)
 
     async def check(outcome: Any) -> None:
         assert is_cancelled(outcome) or (outcome.known, outcome.pending) == (True, 1)
-        await topic.forget(discard=True)
+        await topic.delete(discard=True)
         assert case.key not in [one.name for one in await case.aio.stored_topics()]
         await topic.trigger(case.key, 2)  # which makes it anew
         assert [one.payload for one in await topic.take(10)] == [[2]]
-        await topic.forget(discard=True)
+        await topic.delete(discard=True)
 
     return work, check
 
@@ -488,7 +489,7 @@ def worker(case: Case, **options: Any) -> tuple[Work, Check]:
         await asyncio.sleep(0)
         handled.extend(delivery.payload)
 
-    case.gate.topics["t"].opening.handler = handle  # another one each time
+    case.gate.topics["t"].definition.handler = handle  # another one each time
 
     async def work() -> None:
         async with case.aio.worker(grace="5s", **options):
@@ -516,7 +517,7 @@ def worker_that_is_run(case: Case) -> tuple[Work, Check]:
         await asyncio.sleep(0)
         handled.extend(delivery.payload)
 
-    case.topic.opening.handler = handle
+    case.topic.definition.handler = handle
     worker = case.aio.worker("t", grace="5s")
 
     async def work(moving: bool = False) -> None:
@@ -551,7 +552,7 @@ def worker_that_is_run(case: Case) -> tuple[Work, Check]:
 def told(case: Case, handle: Callable[[Any], Any], happened: Callable[[], object], grace: float) -> Work:
     """Listens to a channel, in which something is published until it `happened`; that ends it."""
     name = f"{case.gate.namespace}:{case.key}"
-    case.gate.on(name)(handle)
+    case.gate.subscribe(name)(handle)
     listener = case.gate.subscribers.pop()
 
     async def work() -> None:
@@ -595,7 +596,7 @@ def subscribers(case: Case) -> tuple[Work, Check]:
     name = f"{case.gate.namespace}:{case.key}"
     case.gate.subscribers.clear()
 
-    @case.gate.on(name)
+    @case.gate.subscribe(name)
     async def handle(one: Any) -> None:
         heard.append(one.data)
 
@@ -686,7 +687,7 @@ def channel_of_threads(case: Case) -> tuple[Work, Check]:
 
 def expiring(case: Case) -> tuple[Work, Check]:
     name = f"{case.gate.namespace}.{case.key}"
-    expiry = case.gate.expiry(name, f"{name}:*", notifications="assume")
+    expiry = case.gate.on_expired(name, f"{name}:*", notifications="assume")
     case.gate.subscribers.clear()
 
     async def work() -> None:
@@ -713,7 +714,7 @@ def expiring(case: Case) -> tuple[Work, Check]:
 
 def tracking(case: Case) -> tuple[Work, Check]:
     name = f"{case.gate.namespace}.{case.key}"
-    expiry = case.gate.expiry(name, f"{name}:*", notifications="assume").aio
+    expiry = case.gate.on_expired(name, f"{name}:*", notifications="assume").aio
     case.gate.subscribers.clear()
 
     async def work() -> str:
@@ -748,20 +749,20 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "trigger": trigger,
     "trigger_many": trigger_many,
     "take": take,
-    **{verb: ended(verb) for verb in ("ack", "nack", "bury", "give_back", "extend")},
+    **{verb: ended(verb) for verb in ("ack", "nack", "bury", "release", "extend")},
     "cancel": cancel,
     "reschedule": reschedule,
     "flush": flush,
     "flush all": lambda case: flush(case, whole=True),
     "redrive": exhumed("redrive"),
     "delete": exhumed("delete"),
-    "forward_due": forward_due,
-    "reslot": reslot,
+    "forward_once": forward_once,
+    "reshard": reslot,
     "forget a topic": forgotten,
     "pause, resume": paused,
     "worker": worker,
     "worker.run": worker_that_is_run,
-    "worker that is a member": lambda case: worker(case, members=True),
+    "worker that is a member": lambda case: worker(case, membership="redis"),
     "channel": channel,
     "channel, busy": channel_that_is_busy,
     "channel, threads": channel_of_threads,
@@ -786,15 +787,15 @@ AWAITED: dict[type, dict[str, str]] = {
         "wait": "wait",
     },
     AioTopic: {
-        **{name: name for name in ("trigger", "trigger_many", "take", "ack", "nack", "bury", "give_back", "extend")},
-        **{name: name for name in ("cancel", "reschedule", "flush", "forward_due", "reslot")},
+        **{name: name for name in ("trigger", "trigger_many", "take", "ack", "nack", "bury", "release", "extend")},
+        **{name: name for name in ("cancel", "reschedule", "flush", "forward_once", "reshard")},
         "open": "trigger",
         "run": "trigger",
         "forget": "forget a topic",
         "pause": "pause, resume",
         "resume": "pause, resume",
     },
-    AioDead: {"redrive": "redrive", "delete": "delete"},
+    AioDeadLetters: {"redrive": "redrive", "delete": "delete"},
     AioExpiry: {"track": "track, untrack", "untrack": "track, untrack"},
 }
 """Which case cancels each coroutine of the awaiting faces."""
@@ -807,15 +808,25 @@ LEFT_OUT: dict[type, dict[str, str]] = {
     AioDedup: {"get": "reads one reply"},
     AioClaim: {"release": 'one call, as "complete"'},
     AioTopic: {"peek": "reads one reply", "stats": "reads", "next_due": "reads"},
-    AioDead: {"list": "reads"},
+    AioDeadLetters: {"list": "reads"},
     AioExecution: {"checkpoint": "one call, as that of a claim"},
-    AioMerged: {"trigger": "binds arguments, then is that of a topic"},
+    AioMergedFunction: {"trigger": "binds arguments, then is that of a topic"},
 }
 """Those that none does, and why."""
 
 
 def test_every_coroutine_of_the_awaiting_faces_has_a_case_or_a_reason() -> None:
-    faces = {AioGate, AioDedup, AioClaim, AioClaimBatch, AioTopic, AioDead, AioExpiry, AioExecution, AioMerged}
+    faces = {
+        AioGate,
+        AioDedup,
+        AioClaim,
+        AioClaimBatch,
+        AioTopic,
+        AioDeadLetters,
+        AioExpiry,
+        AioExecution,
+        AioMergedFunction,
+    }
     for face in faces:
         found = {name for name, one in inspect.getmembers(face, inspect.iscoroutinefunction) if name[0] != "_"}
         named = [*AWAITED.get(face, ()), *LEFT_OUT.get(face, ())]

@@ -17,8 +17,8 @@ from tests.resilience.chores import ITEMS, LEASE, topic_of
 
 LUA = Path(idemgate.lua.__file__).parent
 START = 1_700_000_000.0
-ELSEWHERE = {"audit", "registry", "policy", "roll", "reopen"}
-"""Scripts that read, or that another test is about: `registry` and `policy` list topics, `audit` audits, `roll` says
+ELSEWHERE = {"audit", "registry", "policy", "list", "reopen"}
+"""Scripts that read, or that another test is about: `registry` and `policy` list topics, `audit` audits, `list` says
 who the members are; `reopen` undoes a change of slots that was given up."""
 
 
@@ -66,7 +66,9 @@ def test_killed_at_every_boundary_of_everything(
     # Given all the places that such a process passes, of which a small suite takes a part
     reached = Case(zygote, url, f"{namespace}-dry").run()["said"]
     scripts = {place.split()[1] for place in reached}
-    there = {f"{room}/{file.stem}" for room in ("once", "topic", "members") for file in (LUA / room).glob("*.lua")}
+    there = {
+        f"{room}/{file.stem}" for room in ("guard", "dedup", "topics", "members") for file in (LUA / room).glob("*.lua")
+    }
     assert {name.partition("/")[2] for name in there - scripts} <= ELSEWHERE
     places = sorted({f"{place} {n}" for place, times in reached.items() for n in {1, times}})
     chosen, died = drawn.sample(places, min(len(places), many(12))), 0

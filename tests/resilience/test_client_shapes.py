@@ -188,37 +188,39 @@ async def test_a_connection_that_never_comes_to_be_is_given_up_and_nothing_was_a
 
 
 @pytest.mark.parametrize("awaiting", [False, True])
-async def test_who_waits_for_another_owner_behind_a_black_hole_is_told_in_time(
+async def test_a_waiting_caller_gets_an_error_when_the_store_stops_answering(
     awaiting: bool, url: str, proxy: Proxy, namespace: str, sound: Any, record_fault: Callable[..., None]
 ) -> None:
-    # Given a key that somebody else has, and callers who wait for it, when everything falls silent, Pub/Sub included
+    # Given a key that another owner holds, and callers who wait for it, until the store does not answer any more
     with Gate(url, namespace=namespace) as others:
-        owner = others.claim("k", scope="s", lease="60s")
-        gate = Gate(proxy.url, namespace=namespace, timeout="200ms")
+        owner = others.claim("k", scope="s", lease="1h")
+        impatient, patient = (Gate(proxy.url, namespace=namespace, timeout=timeout) for timeout in ("200ms", "60s"))
 
-        @gate.once(key="{key}", scope="s", on_in_progress="wait", wait="500ms")
-        def charge(key: str) -> str:
-            return key
+        def guard(gate: Gate) -> Any:
+            @gate.once(key="{key}", scope="s", on_in_progress="wait", wait="500ms")
+            def charge(key: str) -> str:
+                return key
 
-        @gate.once(key="{key}", scope="s", on_in_progress="wait", wait="500ms")
-        async def charge_async(key: str) -> str:
-            return key
+            @gate.once(key="{key}", scope="s", on_in_progress="wait", wait="500ms")
+            async def charge_async(key: str) -> str:
+                return key
 
-        async def call() -> str:
-            return await (charge_async("k") if awaiting else asyncio.to_thread(charge, "k"))
+            return lambda: charge_async("k") if awaiting else asyncio.to_thread(charge, "k")
 
-        async with asyncio.timeout(60):
+        fails_soon, goes_on = guard(impatient), guard(patient)
+        async with asyncio.timeout(100):
             with pytest.raises(AlreadyInProgress):
-                await call()
+                await goes_on()
             proxy.black_hole = True
-            # Then they hear that the store is away
+            # Then a caller gets an error when its time is over
             with pytest.raises(StoreUnavailable):
-                await call()
-            # And when it speaks again, and the other one is done, they get its result
+                await fails_soon()
+            # And when the store answers again, and the owner is done, callers get its result
             proxy.heal()
             assert owner.complete("theirs")
-            assert await call() == "theirs"
-        await gate.aio.close()
-        gate.close()
+            assert await goes_on() == "theirs"
+        for gate in (impatient, patient):
+            await gate.aio.close()
+            gate.close()
         sound(others)
     record_fault("black hole while waiting for another owner", 1, promises="P15")

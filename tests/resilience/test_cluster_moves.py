@@ -335,8 +335,8 @@ async def test_nothing_is_lost_or_repeated_while_primaries_hand_over_and_slots_m
     assert set(load.charged.values()) == {1}
     # And every message came once, also those that were sent on
     with redis.RedisCluster(host="127.0.0.1", port=ports[1]) as raw:
-        entries = [fields for box in load.topics["sent"].outboxes() for _, fields in raw.xrange(box)]
-    load.seen["sent"] = [load.topics["sent"].received(fields) for fields in entries]
+        entries = [fields for box in load.topics["sent"].forward_targets() for _, fields in raw.xrange(box)]
+    load.seen["sent"] = [load.topics["sent"].decode_forwarded(fields) for fields in entries]
     for name, sent in load.sent.items():
         found = [one.payload for one in load.seen[name]]
         assert Counter(itertools.chain(*found) if name == "merged" else found) == Counter(sent), name

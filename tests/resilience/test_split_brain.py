@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from idemgate import Gate, NotDurable, StoreUnavailable
+from idemgate import Gate, StoreUnavailable
+from idemgate.errors import NotDurable
 from tests.cluster import wait_for
 from tests.replication import pair
 

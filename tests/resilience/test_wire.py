@@ -112,7 +112,7 @@ async def test_the_answer_and_the_effect_are_those_of_an_undisturbed_call(
 ) -> None:
     for module in (clients, sync, line):  # or a silent connection would cost two seconds each
         monkeypatch.setattr(module, "SOCKET_TIMEOUT", 0.25)
-    theatre.context.link, n = link, 0
+    theatre.link, n = link, 0
     for name in chosen(fault, link, many(1)):
         # Given two stages that are alike
         (calm, told), (gate, play) = await theatre.both(name)
@@ -136,7 +136,7 @@ async def test_the_answer_and_the_effect_are_those_of_an_undisturbed_call(
 async def test_a_reply_cut_at_any_byte_is_never_taken_for_another(
     theatre: Theatre, link: str, many: Any, record_fault: Any, drawn: random.Random, seed: int
 ) -> None:
-    theatre.context.link, n, total = link, 0, 0
+    theatre.link, n, total = link, 0, 0
     for name in PLAYS:
         (calm, told), (gate, play) = await theatre.both(name)
         expected = await theatre.ask(calm, told.call)
@@ -177,7 +177,7 @@ looks set back, and the lease is made to end no later than it would. The server'
 async def test_a_request_that_runs_after_its_caller_has_moved_on_changes_nothing(
     theatre: Theatre, link: str, many: Any, record_fault: Any, raw: Any
 ) -> None:
-    theatre.context.link, n = link, 0
+    theatre.link, n = link, 0
     names = [name for name in PLAYS if name not in SAID_AGAIN + SET_BACK]
     for name in itertools.islice(itertools.cycle(names), max(1, many(1) // len(names)) * len(names)):
         (calm, told), (gate, play) = await theatre.both(name)
@@ -227,14 +227,14 @@ async def test_the_claim_of_a_caller_who_gave_up_lapses_and_is_counted(
     record_fault("claim executed after its caller gave up: a lease is lost, and counted", n, promises="P1 P3 P5")
 
 
-LAYOUT = ("close", "load", "unload", "reopen", "resize", "resized", "retell", "purge", "registry")
-"""Scripts that change the number of slots; `test_reslot_killed.py` is about them."""
-
-
 def test_every_script_is_on_a_stage(url: str, namespace: str) -> None:
     played = set()
     for number, build in enumerate(PLAYS.values()):
         with Gate(url, namespace=f"{namespace}-{number}", clock=(clock := Clock())) as gate:
             played.add(build(gate, clock).call.script.name)
-    scripts = {f"{room.name}/{file.stem}" for room in (LUA / "once", LUA / "topic") for file in room.glob("*.lua")}
-    assert scripts - played == {f"topics/{name}" for name in LAYOUT} | {"topics/audit"}
+    scripts = {
+        f"{room.name}/{file.stem}"
+        for room in (LUA / "guard", LUA / "dedup", LUA / "topics")
+        for file in room.glob("*.lua")
+    }
+    assert scripts - played == {"topics/audit", "topics/registry"}

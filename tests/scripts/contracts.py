@@ -33,20 +33,28 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tos
     error next assert pcall""")
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
-FAMILIES = {"merge", "lean", "crew", "buckets", "events", "page", "wrong", "sound"}
+FAMILIES = {
+    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/facts", "dedup/pages", "group/group", "members",
+    "merge/payloads", "record/read_record", "record/write_record", "replies/replies", "schedule/hint",
+    "schedule/options", "schedule/rank", "schedule/requeue", "schedule/set_members", "slot/budget", "slot/counters",
+    "slot/settle_deliveries", "slot/take_messages", "validate/lean", "validate/slot", "validate/stored",
+}  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
-ANSWERING = {"lib/settling", "lib/taking"}
+ANSWERING = {"lib/slot/settle_deliveries", "lib/slot/take_messages"}
 """Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
+KEY_LISTS = {"slot": "lib/slot/slot", "member_keys": "lib/members"}
+"""Functions that name the keys of a script, and their libraries."""
 KEY_NAMES = {
     "guard": {"key", "t.key"},
     "dedup": {"key", "t.key"},
-    "topics": {"told", "target", "t.key"},
+    "topics": {"log", "target", "t.key"},
+    "reshard": {"log", "target", "t.key"},
     "members": {"key"},
     "expiry": set(),
-    "lib": {"key", "told", "t.key"},
+    "lib": {"key", "log", "t.key"},
 }
-"""Names under which a script, by room, hands a key of its own to a command; `t.key` is a table's (lib/buckets)."""
+"""The variable names, by folder, under which a script may pass a key; `t.key` belongs to lib/dedup/buckets."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +213,8 @@ def _reached(name: str, sources: Sources, seen: frozenset[str] = frozenset()) ->
 
 
 def _is_a_library(name: str, text: str, _: Sources) -> Iterator[str]:
-    wanted, defined = name.removeprefix("lib/"), _defined(_code(text))
-    if wanted not in defined or (len(set(defined)) > 1 and wanted not in FAMILIES):
+    wanted, defined = name.rpartition("/")[2], _defined(_code(text))
+    if not defined or (set(defined) != {wanted} and name.removeprefix("lib/") not in FAMILIES):
         yield f"defines {', '.join(defined) or 'nothing'}, not just {wanted}"
     if re.search(r"\b(KEYS|ARGV)\b", _code(text)):
         yield "reads KEYS or ARGV"
@@ -216,9 +224,10 @@ def _keys_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     code = _code(text).replace("KEYS[2] and {}", "")  # whether there are several
     used = {int(number) for number in re.findall(r"\bKEYS\[(\d+)\]", code)}
     for whole in re.findall(r"\b(\w+)\(KEYS\)", code):
-        used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(f"lib/{whole}", ""))}
+        used |= {int(number) for number in re.findall(r"\bkeys\[(\d+)\]", sources.get(KEY_LISTS.get(whole, ""), ""))}
     if re.search(
-        r"\bKEYS\b", re.sub(r"\bKEYS\[(?:\d+|i)\]|= (slot|crew)\(KEYS\)|in ipairs\(KEYS\)|i == #KEYS\b", "", code)
+        r"\bKEYS\b",
+        re.sub(r"\bKEYS\[(?:\d+|i)\]|= (slot|member_keys)\(KEYS\)|in ipairs\(KEYS\)|i == #KEYS\b", "", code),
     ):
         yield "uses KEYS in a way that cannot be checked"
     if ("ipairs(KEYS)" in code or _each_in_turn(code)) != header_of(text).many:

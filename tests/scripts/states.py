@@ -24,21 +24,21 @@ from idemgate.dedup.calls import DedupCalls
 from idemgate.errors import IdemgateError
 from idemgate.guard.calls import Claims, Record
 from idemgate.membership import calls as members
-from idemgate.membership.ownership import Announcement
+from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry.rules import look
 from idemgate.testing import Clock
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
-from idemgate.topics.merge import wrapped
+from idemgate.topics.merge import pack
 from idemgate.topics.messages import Delivery, Forward, Message, Trigger
-from idemgate.topics.partial import Part
+from idemgate.topics.partial import FailedItems
 
 __all__ = ["PAGES", "RECORDS", "SLOTS", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry", "ask_theirs"]
 
 Dump = dict[bytes, bytes]
 CHANGE = b"change"
-MESSAGE = wrapped([2, 1, 1, 1, 1, b"", 0, b"", [2, 0, b"\xa1\x01\xa1\x02"], b"", 0, b"", 1, 0])
+MESSAGE = pack([2, 1, 1, 1, 1, b"", 0, b"", [2, 0, b"\xa1\x01\xa1\x02"], b"", 0, b"", 1, 0])
 """One of a topic that appends: two triggers, attempted once."""
 
 
@@ -127,18 +127,18 @@ class Slot:
     def asks(self) -> dict[str, Call[Any]]:
         """Everything that can be asked of a slot, each with a request id of its own."""
         calls, one = self.calls, self.flying
-        part = Part([1, 0, b"\xa1\x01"], 1, 2)
+        part = FailedItems([1, 0, b"\xa1\x01"], 1, 2)
         far = self.clock.microseconds() // 1000 + 60_000
         loaded = [
             resizing._Entry(kind, name, b"%d" % number, value, b"1" if kind == b"p" else b"", b"g")
             for kind, name, number, value in (
                 (b"p", b"k", far, MESSAGE),
-                (b"f", b"n", far, wrapped([9, b"r" * 16, 0, 5, 1, b"", MESSAGE])),
-                (b"d", b"9", 5, wrapped([b"buried", MESSAGE, b"no", 5, 9])),
+                (b"f", b"n", far, pack([9, b"r" * 16, 0, 5, 1, b"", MESSAGE])),
+                (b"d", b"9", 5, pack([b"buried", MESSAGE, b"no", 5, 9])),
                 (b"m", b"vk", far, b"3"),
                 (b"e", keys.event("e", b"k", b"k"), far, b""),
                 (b"c", b"accepted", 0, b"3"),
-                (b"t", b"r" * 16, far // 30_000, wrapped([b"ok", 1])),
+                (b"t", b"r" * 16, far // 30_000, pack([b"ok", 1])),
             )
         ]
         trigger_many = calls.trigger_many([Trigger("k", [1]), Trigger("n", [2]), Trigger("k", [3], delay=9)]).calls[0]
@@ -154,9 +154,9 @@ class Slot:
                 f"settle {verb}": calls.settle(0, [Settlement(verb, one, 5, "why")])
                 for verb in ("ack", "nack", "bury", "return", "defer")
             },
-            "turn": calls.turn(0, settled, 5),
-            "turn nack": calls.turn(0, [Settlement("nack", one, 5, "why")], 1),
-            "turn return": calls.turn(0, [Settlement("return", one)], 5),
+            "turn": calls.settle_and_take(0, settled, 5),
+            "turn nack": calls.settle_and_take(0, [Settlement("nack", one, 5, "why")], 1),
+            "turn return": calls.settle_and_take(0, [Settlement("return", one)], 5),
             "settle part": calls.settle(0, [Settlement("nack", one, 5, "why", part)]),
             "settle many": calls.settle(0, settled),
             "extend": calls.extend(0, [one]),
@@ -174,15 +174,15 @@ class Slot:
             "dead": calls.dead(0, 0, 10),
             "audit": self._audit(1_000),
             "audit, large": self._audit(0),
-            "redrive": calls.exhume(0, "redrive", []),
-            "redrive named": calls.exhume(0, "redrive", [*self._letters(), "404"]),
-            "delete": calls.exhume(0, "delete", []),
+            "redrive": calls.take_dead(0, "redrive", []),
+            "redrive named": calls.take_dead(0, "redrive", [*self._letters(), "404"]),
+            "delete": calls.take_dead(0, "delete", []),
             "close": resizing._close(calls, 0, CHANGE),
             "reopen": calls.reopen(0, CHANGE),
             "unload": resizing._unload(calls, 0, CHANGE, 0),
             "unload next": resizing._unload(calls, 0, CHANGE, 1),
             "load": resizing._load(calls, 0, CHANGE, 1, 1, loaded),
-            "retell": resizing._retell(calls, 0, 0, b"0"),
+            "retell": resizing._list_replies(calls, 0, 0, b"0"),
             "purge look": resizing._purge(calls, 0, CHANGE, False),
             "purge": resizing._purge(calls, 0, CHANGE, True),
         }  # fmt: skip
@@ -199,7 +199,7 @@ class Slot:
         self.clock.advance("6s")
         acts = [
             calls.cancel("k"), calls.trigger(Trigger("k", [8])), calls.take(0, 9), calls.trigger(Trigger("k", [9])),
-            calls.flush("k"), calls._pause(0, b"1"), calls._pause(0, b"0"), calls.exhume(0, "redrive", []),
+            calls.flush("k"), calls._pause(0, b"1"), calls._pause(0, b"0"), calls.take_dead(0, "redrive", []),
         ]  # fmt: skip
         for act in acts:
             self.rig.ask(act)
@@ -412,7 +412,7 @@ RECORDS: dict[str, Callable[[Record], Any]] = {
 
 RETENTION, MANY = "10m", 120
 """Of a set; and how many ids a shard is given, so that their buckets split."""
-IDS = [n for n in range(10_000) if dedup._id(n)[0] == 0 and dedup._id(n)[1][3] % 2]
+IDS = [n for n in range(10_000) if dedup._digest_id(n)[0] == 0 and dedup._digest_id(n)[1][3] % 2]
 """All of one shard, and of them only those that leave the first bucket when it is split."""
 
 
@@ -516,10 +516,10 @@ def ask_registry(rig: Rig) -> dict[str, Call[Any]]:
         "open new": open_topic(gate.namespace, clock, "n", policy, redefine=False),
         "open other": open_topic(gate.namespace, clock, "t", other, redefine=True),
         "policy": stored_policy(gate.namespace, clock, "t"),
-        "registry": registry.entries(gate.namespace, clock),
+        "registry": registry.list_entries(gate.namespace, clock),
         "resize": resizing._begin(t, 8),
         "resize again": resizing._begin(u, 2),
-        "resized": resizing._end(u, change, "done", policy.stored(), other.stored()),
+        "resized": resizing._end(u, change, "done", policy.pack_stored(), other.pack_stored()),
         "given up": resizing._end(u, change, "given up", b"", b""),
         "forgotten": resizing._end(u, change, "forgotten", b"", b""),
     }
@@ -531,7 +531,7 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
 
     def says(member: str, number: int, *topics: str, **more: Any) -> Call[Any]:
         said = {"generation": 0, "released": (), "seized": (), "wanted": ()} | more
-        return members.announce(namespace, "g", clock, Announcement(member, number, topics, **said), 10_000)
+        return members.heartbeat(namespace, "g", clock, HeartbeatRequest(member, number, topics, **said), 10_000)
 
     rig.ask(says("b", 1, "t"))
     clock.advance("9s")
@@ -542,11 +542,11 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
     return {
         "announce": says("a", 4, "t"),
         "announce old": says("a", 1, "t"),
-        "announce new": says("c", 1, "t", generation=generation, seized=(("t", 0),), wanted=(("u", 1),)),
+        "announce new": says("c", 1, "t", generation=generation, taken_over=(("t", 0),), wanted=(("u", 1),)),
         "let go": says("a", 4, "t", "u", released=(("t", 0),)),
         "leave": members.leave(namespace, "g", clock, "a"),
         "leave unknown": members.leave(namespace, "g", clock, "z"),
-        "roll": members.attendance(namespace, "g", clock),
+        "roll": members.list_members(namespace, "g", clock),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +22,13 @@ from idemgate.subscribers.expiry.rules import look
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
-from idemgate.topics.dead_letters import Place
+from idemgate.topics.dead_letters import DeadPosition
 from idemgate.topics.messages import Delivery, Forward, Message, Trigger
-from idemgate.topics.partial import Part
+from idemgate.topics.partial import FailedItems
 from tests.scripts.contracts import expanded, header_of, violations
 
-LIBRARIES = sorted(f"lib/{file.name.removesuffix('.lua')}" for file in (files(lua) / "lib").iterdir())
+FOLDER = Path(lua.__file__).parent
+LIBRARIES = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in (FOLDER / "lib").rglob("*.lua"))
 SOURCES = {name: lua.source(name) for name in [*lua.names(), *LIBRARIES]}
 
 
@@ -40,7 +41,9 @@ ARRAYS = ("message", "delivery")
 
 def test_this_reader_expands_as_the_other() -> None:
     for name in lua.names():
-        files = [SOURCES[one] for one in expanded(name, SOURCES) if one not in {f"lib/{array}" for array in ARRAYS}]
+        files = [
+            SOURCES[one] for one in expanded(name, SOURCES) if one not in {f"lib/slot/{array}" for array in ARRAYS}
+        ]
         lines = [_numbered(line) for text in files for line in text.splitlines() if "@include" not in line]
         assert sorted(line for line in lua.script(name).text.decode().splitlines() if line) == sorted(
             filter(None, lines)
@@ -50,14 +53,14 @@ def test_this_reader_expands_as_the_other() -> None:
 def _numbered(line: str) -> str:
     """With the numbers of places of a packed array instead of their names."""
     for array in ARRAYS:
-        for place, number in re.findall(r"(\w+) = (\d+)[,} ]", SOURCES[f"lib/{array}"].partition("{")[2]):
+        for place, number in re.findall(r"(\w+) = (\d+)[,} ]", SOURCES[f"lib/slot/{array}"].partition("{")[2]):
             line = re.sub(rf"\b{array}\.{place}\b", number, line)
     return line
 
 
 def test_every_place_of_a_packed_array_has_a_number_of_its_own() -> None:
     for array in ARRAYS:
-        numbers = [int(number) for number in re.findall(r" = (\d+)", SOURCES[f"lib/{array}"].partition("{")[2])]
+        numbers = [int(number) for number in re.findall(r" = (\d+)", SOURCES[f"lib/slot/{array}"].partition("{")[2])]
         assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
@@ -116,7 +119,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "another start": ("topics/extend", "for i = 3, #ARGV, 2 do", "for i = 4, #ARGV, 2 do", "its header says [(3, 2)]"),
     "a place nobody reads": ("topics/settle", "ARGV[i + 3]", '""', "its header says [(5, 4)]"),
     "a place too few in the header": ("topics/extend", "two a delivery: key; fence", "two a delivery: key", "[(3, 0)]"),
-    "another start of ids": ("topics/exhume", "unpack(ARGV, 6)", "unpack(ARGV, 7)", "its header says [(6, 1)]"),
+    "another start of ids": ("topics/take_dead", "unpack(ARGV, 6)", "unpack(ARGV, 7)", "its header says [(6, 1)]"),
     "a word nobody declared": (
         "guard/renew",
         '{ "lost", now_ms }',
@@ -124,7 +127,12 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "answers ['foreign', 'gone', 'ok']",
     ),
     "a word nobody says": ("guard/renew", '{"lost", now ms}', '{"lost", now ms} {"late", now ms}', "its header says"),
-    "a word for each nobody declared": ("lib/settling", 'return "cancelled"', 'return "stopped"', "for each"),
+    "a word for each nobody declared": (
+        "lib/slot/settle_deliveries",
+        'return "cancelled"',
+        'return "stopped"',
+        "for each",
+    ),
     "a receipt nobody says": ("topics/trigger", '| "duplicate"', '| "duplicate" | "late"', "for each"),
     "an include of nothing": ("topics/extend", '"lib/digits"', '"lib/numerals"', "lib/numerals, which does not exist"),
     "an include twice": (
@@ -136,7 +144,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "an include for nothing": (
         "guard/renew",
         '--- @include "lib/now"',
-        '--- @include "lib/now"\n--- @include "lib/fade"',
+        '--- @include "lib/now"\n--- @include "lib/dedup/expire_facts"',
         "does not use",
     ),
     "an include that is missing": (
@@ -145,19 +153,44 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "",
         "uses digits and does not include",
     ),
-    "a cycle": ("lib/message", "-- Places", '--- @include "lib/fold"\n-- Places', "is in a cycle with lib/fold"),
-    "a library of two": (
-        "lib/head",
-        "local function head",
-        "local function tail()\nend\nlocal function head",
-        "not just head",
+    "a cycle": (
+        "lib/slot/message",
+        "-- Indexes",
+        '--- @include "lib/merge/merge_messages"\n-- Indexes',
+        "is in a cycle with lib/merge/merge_messages",
     ),
-    "a library by another name": ("lib/head", "local function head", "local function first", "defines first"),
-    "a library that reads arguments": ("lib/head", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
-    "a command of Redis 7": ("lib/rewrite", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
-    "an option of Redis 7": ("lib/rewrite", '"PEXPIRE", key, ms', '"PEXPIRE", key, ms, "GT"', "option of EXPIRE"),
-    "a hint that may be refused": ("lib/wake", "redis.pcall", "redis.call", "hint may not be published"),
-    "a key that is made up": ("lib/rewrite", '"PEXPIRE", key', '"PEXPIRE", "ig1:" .. key', "which is not one of KEYS"),
+    "a library of two": (
+        "lib/schedule/schedule",
+        "local function schedule",
+        "local function second()\nend\nlocal function schedule",
+        "not just schedule",
+    ),
+    "a library by another name": (
+        "lib/schedule/schedule",
+        "local function schedule",
+        "local function first",
+        "defines first",
+    ),
+    "a library that reads arguments": ("lib/schedule/schedule", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
+    "a command of Redis 7": ("lib/record/replace_record", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
+    "an option of Redis 7": (
+        "lib/record/replace_record",
+        '"PEXPIRE", key, ms',
+        '"PEXPIRE", key, ms, "GT"',
+        "option of EXPIRE",
+    ),
+    "a hint that may be refused": (
+        "lib/record/notify_waiters",
+        "redis.pcall",
+        "redis.call",
+        "hint may not be published",
+    ),
+    "a key that is made up": (
+        "lib/record/replace_record",
+        '"PEXPIRE", key',
+        '"PEXPIRE", "ig1:" .. key',
+        "which is not one of KEYS",
+    ),
     "a user's key as a key": (
         "topics/cancel",
         '"HDEL", K.pending, key',
@@ -195,7 +228,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "use digits()",
     ),
     "a name that is not defined": (
-        "lib/taking",
+        "lib/slot/take_messages",
         "last = fence(last, now_us)",
         "last = fence(lst, now_us)",
         "lst is not defined",
@@ -203,12 +236,12 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "a name that is defined twice": (
         "topics/take",
         "local now_ms,",
-        "local sum = 1\nlocal now_ms,",
-        "sum is defined twice",
+        "local merge_sum = 1\nlocal now_ms,",
+        "merge_sum is defined twice",
     ),
     "no sentence": (
         "guard/renew",
-        "--- A heartbeat: the lease runs anew from now. Naturally idempotent.\n",
+        "--- Renew the lease of a claim from now on (heartbeat). Idempotent.\n",
         "",
         "no sentence",
     ),
@@ -241,7 +274,7 @@ def _plans(topic: TopicCalls) -> list[Batch[Any]]:
         resizing._close(topic, 0, b"change"),
         resizing._unload(topic, 0, b"change", 0),
         *(resizing._load(topic, 0, b"change", 1, 1, [entry] * n) for n in (0, 1, 3)),
-        resizing._retell(topic, 0, 1, b"0"),
+        resizing._list_replies(topic, 0, 1, b"0"),
         resizing._purge(topic, 0, b"change", True),
     ]
     return [Batch(calls, list)]
@@ -255,14 +288,14 @@ def _calls() -> list[Call[Any]]:
     policy = gate.topic("t", window="1s").policy
     topic = TopicCalls("ns", "t", policy, Codec(1000), None)
     one, settled = _delivery(gate), Settlement("ack", _delivery(gate))
-    said = members.Announcement("m", 1, ("t", "u"), 0, (), (), ())
-    said_much = members.Announcement("m", 1, (), 0, (("t", 1),), (("t", 2), ("t", 3)), (("t", 4),))
+    said = members.HeartbeatRequest("m", 1, ("t", "u"), 0, (), (), ())
+    said_much = members.HeartbeatRequest("m", 1, (), 0, (("t", 1),), (("t", 2), ("t", 3)), (("t", 4),))
     many: list[Batch[Any]] = [
         topic.trigger_many(
             [Trigger("a"), Trigger("b", 1, version=3, event_id="e"), Trigger("c", delay="1s", group="g")]
         ),
         topic.settle_many([settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)]),
-        topic.settle_many([Settlement("nack", one, 5, "why", Part([1, 0, b"\xa1x"], 1, 2))]),
+        topic.settle_many([Settlement("nack", one, 5, "why", FailedItems([1, 0, b"\xa1x"], 1, 2))]),
         topic.extend_many([one, one, one]),
         *_plans(topic),
         topic.pause(True),
@@ -289,13 +322,13 @@ def _calls() -> list[Call[Any]]:
         claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),
         open_topic("ns", None, "t", policy, redefine=True),
         stored_policy("ns", None, "t"),
-        registry.entries("ns", None),
+        registry.list_entries("ns", None),
         look(b"theirs", None),
         topic.reopen(0, b"change"),
         topic.trigger(Trigger("a")),
         topic.take(0, 5),
-        topic.turn(0, [settled], 5),
-        topic.turn(0, [settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)], 5),
+        topic.settle_and_take(0, [settled], 5),
+        topic.settle_and_take(0, [settled, Settlement("nack", one, 5, "why"), Settlement("bury", one)], 5),
         topic.settle(0, []),
         topic.settle(0, [settled]),
         topic.extend(0, []),
@@ -309,14 +342,14 @@ def _calls() -> list[Call[Any]]:
         topic.flush_slot(0),
         topic.peek("k"),
         topic.dead(0, 0, 10),
-        topic.dead(0, 5, 10, Place(7, "8")),
-        topic.exhume(0, "redrive", []),
+        topic.dead(0, 5, 10, DeadPosition(7, "8")),
+        topic.take_dead(0, "redrive", []),
         read_slot(Slot("ns", "t", 0, 1), None, 1, 1),
-        topic.exhume(0, "delete", ["1", "2", "3"]),
-        members.announce("ns", "g", None, said, 1000),
-        members.announce("ns", "g", None, said_much, 1000),
+        topic.take_dead(0, "delete", ["1", "2", "3"]),
+        members.heartbeat("ns", "g", None, said, 1000),
+        members.heartbeat("ns", "g", None, said_much, 1000),
         members.leave("ns", "g", None, "m"),
-        members.attendance("ns", "g", None),
+        members.list_members("ns", "g", None),
         *claims.claim_each([(b"k%d" % n, owner) for n in range(3)], 1, 1, 0, False, True, 2),
         *claims.complete_each([(b"k%d" % n, owner, 1, 1, b"x") for n in range(3)], 2),
         *claims.release_each([(b"k%d" % n, owner, 1) for n in range(3)], 2, undo=True),
@@ -344,7 +377,7 @@ def test_a_count_that_is_off_by_one_would_be_noticed() -> None:
 
 
 def test_the_parts_of_a_slot_are_those_of_the_library() -> None:
-    named = SOURCES["lib/slot"].partition("return {")[2]
+    named = SOURCES["lib/slot/slot"].partition("return {")[2]
     for number, part in enumerate(keys.PARTS, 1):
         wanted = f"[{part[-1]}] = keys[{number}]" if part.startswith("told") else f"{part} = keys[{number}]"
         assert wanted in named

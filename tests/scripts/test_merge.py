@@ -20,7 +20,7 @@ from idemgate.topics.merge import EXACT, Merge, MergeSpec, append, merge_of, mer
 
 CODEC = Codec(1_000_000)
 FOLDS = (
-    lua.source("lib/merge")
+    lua.source("lib/merge/payloads")
     + """
 local spec, raw, cut = cmsgpack.unpack(ARGV[1]), ARGV[2] == "1", tonumber(ARGV[3])
 local function fold(from, to)

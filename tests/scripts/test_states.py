@@ -19,7 +19,7 @@ from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.lua import names, script, source
 from idemgate.store.embedded.server import ENVIRONMENT, start
-from idemgate.topics.calls import _receipts
+from idemgate.topics.calls.trigger import _read_codes
 from tests.scripts.contracts import header_of
 from tests.scripts.states import (
     PAGES,
@@ -34,15 +34,15 @@ from tests.scripts.states import (
     ask_theirs,
 )
 
-READS = {"topics/peek", "topics/stats", "topics/dead", "topics/retell", "topics/policy", "topics/registry",
-    "topics/audit", "members/roll", "guard/inspect", "dedup/get", "expiry/look"}  # fmt: skip
+READS = {"topics/peek", "topics/stats", "topics/dead", "reshard/replies", "topics/policy", "topics/registry",
+    "topics/audit", "members/list", "guard/inspect", "dedup/get", "expiry/ttl"}  # fmt: skip
 TOLD = {
     "topics/trigger",
     "topics/settle",
     "topics/cancel",
     "topics/reschedule",
     "topics/flush",
-    "topics/exhume",
+    "topics/take_dead",
     "topics/pause",
 }
 """These remember what they answered."""
@@ -134,7 +134,7 @@ def _words(call: Call[Any], reply: Any) -> None:
     assert type(reply[1]) is int
     assert all(type(value) in (bytes, int) for value in reply)
     if call.script.name == "topics/trigger" and reply[0] == b"ok":
-        assert {receipt.status for receipt in _receipts(reply[1], reply[2:])} <= header.each
+        assert {receipt.status for receipt in _read_codes(reply[1], reply[2:])} <= header.each
     elif header.each and reply[0] == b"ok":
         from_ = {"topics/settle": 3, "topics/extend": 2, "guard/mark_many": 2}.get(call.script.name)
         assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each
@@ -172,7 +172,7 @@ def test_the_first_reply_is_one_of_the_header_and_a_copy_gets_the_same(
     record_fault("script asked twice, in each state there is a scene of", len(asks), promises="P6", exhaustive=True)
 
 
-ONCE_ONLY = {"guard/forget", "guard/resolve", "topics/open", "topics/resize", "members/leave", "members/announce"}
+ONCE_ONLY = {"guard/forget", "guard/resolve", "topics/open", "reshard/begin", "members/leave", "members/heartbeat"}
 """What they did is what a copy of them finds done."""
 
 
@@ -184,7 +184,8 @@ def test_a_late_copy_has_no_second_effect(scenes: Any, scene: str, record_fault:
     for name, call in asks.items():
         rig.again()
         reply = rig.ask(call)
-        took = call.script.name in ("topics/take", "topics/turn", "topics/forward") and rig.dump() != rig.scene
+        takes = call.script.name in ("topics/take", "topics/settle_and_take", "topics/forward")
+        took = takes and rig.dump() != rig.scene
         stage.others_act()
         before = _content(rig)
         again = rig.ask(call)
@@ -386,22 +387,22 @@ def test_garbage_is_refused_before_anything_is_written(scenes: Any, scene: str, 
 
 ENDS = {
     "topics/settle",
-    "topics/turn",
+    "topics/settle_and_take",
     "topics/cancel",
     "topics/extend",
     "topics/reschedule",
     "topics/pause",
-    "topics/close",
-    "topics/reopen",
-    "topics/unload",
-    "topics/purge",
+    "reshard/close",
+    "reshard/reopen",
+    "reshard/unload",
+    "reshard/purge",
     "guard/complete",
     "guard/release",
     "guard/renew",
     "guard/forget",
     "guard/resolve",
     "members/leave",
-    "members/announce",
+    "members/heartbeat",
 }
 """These must work on a server that has no memory left."""
 

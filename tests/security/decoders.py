@@ -19,7 +19,7 @@ from idemgate.audit import slot as slotaudit
 from idemgate.cli import acl_rules as acl
 from idemgate.cli import arguments
 from idemgate.core import durations, keys
-from idemgate.core.calls import Call, Moved
+from idemgate.core.calls import Call, SlotMoved
 from idemgate.core.codec import Codec, canonical
 from idemgate.core.codec.models import rebuild
 from idemgate.core.key_template import compile_key
@@ -28,20 +28,21 @@ from idemgate.errors import DecodeError, InvalidArgument, NotConfigured, ServerR
 from idemgate.gate import Gate
 from idemgate.guard.calls import Claims
 from idemgate.membership import calls as members
-from idemgate.membership.ownership import Announcement
-from idemgate.store.cluster.topology import Topology, Way
+from idemgate.membership.ownership import HeartbeatRequest
+from idemgate.store.cluster.topology import Route, Topology
 from idemgate.store.resp import PlainReader
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.subscribers.expiry.glob import matcher
 from idemgate.subscribers.pubsub import Heard
-from idemgate.subscribers.stream_group import Taken
+from idemgate.subscribers.stream_group import PendingEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic
-from idemgate.topics.cron import recurring
+from idemgate.topics.cron import build_recurring
+from idemgate.topics.dead_letters import decode_dead_letter
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.messages import Delivery, Forward, Message, Trigger, forwarded, letter_of
-from idemgate.topics.policy import differing, from_stored
+from idemgate.topics.messages import Delivery, Forward, Message, Trigger, decode_forwarded
+from idemgate.topics.policy import diff_policies, from_stored
 
 __all__ = ["DECODERS", "SECRET", "Decoder", "check_memory", "refused_or_read"]
 
@@ -108,15 +109,15 @@ def _message(data: bytes, merge: Merge) -> None:
 
 
 def _letter(data: bytes) -> None:
-    letter = letter_of(0, b"7", data, _MERGES["last"], _CODEC)
+    letter = decode_dead_letter(0, b"7", data, _MERGES["last"], _CODEC)
     _all_of(letter, letter.message)
 
 
 def _policy(data: bytes) -> None:
     policy = from_stored(data, _LOCAL)
     policy.for_scripts()
-    policy.limits(0)
-    differing(data, _LOCAL.stored())
+    policy.slot_limits(0)
+    diff_policies(data, _LOCAL.pack_stored())
 
 
 @dataclass
@@ -143,10 +144,10 @@ _TABLE: bytes = msgpack.packb([1, 3, 1])
 
 def _audited(data: bytes) -> None:
     """The auditor tells what it cannot read as a finding, and raises nothing at all."""
-    slotaudit.declared(data, False)
+    slotaudit.decode_topic_entry(data, False)
     list(audit.check_record(b"ig1:{n:once:s:k}", -1, data, 1_700_000_000_000_000, Codec()))
     empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1}
-    slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.Declared(1, 1, _MERGES["last"], False, 0)
+    slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.TopicEntry(1, 1, _MERGES["last"], False, 0)
     name, _, value = data.partition(b"\0")
     for part in _PARTS:
         found = slotaudit.Contents(**empty | {part: {name: value, b"k": data}})
@@ -162,7 +163,7 @@ def _audited(data: bytes) -> None:
 def _key_name(data: bytes) -> None:
     for key in (data, b"ig1:{n:" + data, b"ig1:{n:once:" + data, b"ig1:{n:topic:" + data):
         owner = keys.owner_of("n", key)
-        list(audit.check_stranger(owner, key))
+        list(audit.check_unknown_key(owner, key))
         list(audit.check_registered(owner, key, {"t": None}))
 
 
@@ -191,18 +192,18 @@ def _calls() -> Iterator[Call[Any]]:
     yield topic.flush_slot(0)
     yield topic.peek("k")
     yield topic.dead(0, 0, 10)
-    yield topic.exhume(0, "redrive", [])
+    yield topic.take_dead(0, "redrive", [])
     yield from topic.pause(True).calls
-    yield registry.entries("n", None)
+    yield registry.list_entries("n", None)
     yield slotaudit.read_slot(slotaudit.Slot("n", "t", 0, 1), None, 100, 1000)
     yield expiry.look(b"k", None)
     yield resizing._begin(topic, 2)
     yield resizing._end(topic, b"c", "done", b"", b"")
     yield resizing._unload(topic, 0, b"c", 0)
-    yield resizing._retell(topic, 0, 0, b"0")
+    yield resizing._list_replies(topic, 0, 0, b"0")
     yield resizing._purge(topic, 0, b"c", True)
-    yield members.announce("n", "g", None, Announcement("m", 1, ("t",), 0, (), (), (("t", 0),)), 1)
-    yield members.attendance("n", "g", None)
+    yield members.heartbeat("n", "g", None, HeartbeatRequest("m", 1, ("t",), 0, (), (), (("t", 0),)), 1)
+    yield members.list_members("n", "g", None)
 
 
 CALLS = tuple(_calls())
@@ -219,18 +220,18 @@ def _answer(data: bytes) -> None:
 
 def _cluster(data: bytes) -> None:
     """What nodes say of who serves what, and of a request that went to the wrong one."""
-    topology, way = Topology([("h", 1)]), Way(("h", 1))
-    topology.follow(rx.ResponseError(data.decode(errors="replace")), way)
+    topology, route = Topology([("h", 1)]), Route(("h", 1))
+    topology.redirect(rx.ResponseError(data.decode(errors="replace")), route)
     reader = PlainReader()
     reader.feed(data)
     while (reply := reader.gets()) is not False:
-        topology.read(("h", 1), reply)
-        topology.serving(b"k")
+        topology.apply_slots(("h", 1), reply)
+        topology.find_owner(b"k")
 
 
 def _entry(data: bytes) -> None:
     number, *raw = data.split(b"\0")
-    Taken("s", number, raw, 1)
+    PendingEntry("s", number, raw, 1)
 
 
 # -- what people say --------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def _pattern(data: bytes) -> None:
 
 def _cron(data: bytes) -> None:
     expression, _, zone = _text(data).partition("\0")
-    recurring("r", expression, zone or "UTC", None)
+    build_recurring("r", expression, zone or "UTC", None)
 
 
 def _url(data: bytes) -> None:
@@ -305,12 +306,12 @@ DECODERS: dict[str, Decoder] = {
         for name, merge in _MERGES.items()
     },
     "letter": Decoder(_letter, _STORED),
-    "forwarded": Decoder(lambda data: _all_of(forwarded("t", data, _MERGES["last"], _CODEC)), _STORED),
+    "forwarded": Decoder(lambda data: _all_of(decode_forwarded("t", data, _MERGES["last"], _CODEC)), _STORED),
     "policy": Decoder(_policy, _STORED),
     "model": Decoder(_model, _STORED),
     "audited": Decoder(_audited, ()),
     "key-name": Decoder(_key_name, ()),
-    "answer": Decoder(_answer, (DecodeError, UnexpectedData, Moved, ServerRejected, rx.InvalidResponse)),
+    "answer": Decoder(_answer, (DecodeError, UnexpectedData, SlotMoved, ServerRejected, rx.InvalidResponse)),
     "cluster": Decoder(_cluster, (rx.InvalidResponse,)),
     "entry": Decoder(_entry, (ValueError,)),
     "heard": Decoder(lambda data: Heard("c", data).json(), (ValueError,)),

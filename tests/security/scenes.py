@@ -12,7 +12,7 @@ from idemgate import Bury, Gate, Retry, Trigger
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examined
 from idemgate.membership import calls as members
-from idemgate.membership.ownership import Announcement
+from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
@@ -111,11 +111,11 @@ def channel(on: Stage, key: str) -> bytes:
 
 
 def triggers(on: Stage) -> None:
-    topic = on.mine.topic("t", window="60s", priority=True, remember="1h")
+    topic = on.mine.topic("t", window="60s", priority=True, dedup_retention="1h")
     assert topic.trigger("a", 1, group="g", version=1, event_id="e", priority=3).accepted
     assert topic.trigger("a", 2, event_id="e").status == "duplicate"
     topic.trigger_many([Trigger("b", group="g"), Trigger("c", delay="5s", priority=1)])
-    other = on.other.topic("t", window="60s", priority=True, remember="1h")
+    other = on.other.topic("t", window="60s", priority=True, dedup_retention="1h")
     on.clock.advance("61s")
     taken = other.take(10)
     topic.trigger("a", 3, group="h", delay="1s")
@@ -153,9 +153,9 @@ def begins_anew(on: Stage) -> None:
     """A topic that was forgotten, and one that has other slots by now."""
     mine, other = (gate.topic("t", window="60s") for gate in (on.mine, on.other))
     mine.trigger("a", 1)
-    other.reslot(2)
+    other.reshard(2)
     mine.trigger("a", 2)
-    on.other.topic("t").forget(discard=True)
+    on.other.topic("t").delete(discard=True)
     assert mine.trigger("a", 3).status == "scheduled"
     mine.stats()
 
@@ -177,7 +177,7 @@ def edges(on: Stage) -> None:
 
 
 def works(on: Stage) -> None:
-    topic = on.mine.topic("t", priority=True, max_attempts=2, rate="1000/s", concurrency=10, retention="1h")
+    topic = on.mine.topic("t", priority=True, max_attempts=2, rate="1000/s", concurrency=10, dead_retention="1h")
     for key in "abcdefgh":
         topic.trigger(key, key, group="g" if key < "d" else None, priority=1)
     for _ in range(4):
@@ -217,22 +217,22 @@ def forwards(on: Stage) -> None:
             topic.forward(kind, target, keep=1)  # type: ignore[arg-type]
             for _ in range(2):
                 topic.trigger_many([Trigger(key, 1, group="g" if key < "c" else None) for key in "abcd"])
-                while topic.forward_due():
+                while topic.forward_once():
                     pass
 
 
 def belongs(on: Stage) -> None:
     for number, topics in ((1, ("t",)), (2, ("t",)), (3, ())):
         slots = (("t", 0), ("t", 1)) if topics else ()
-        said = Announcement("m", number, topics, number - 1, (), slots, ())
-        on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
-    said = Announcement("n", 1, ("t",), 0, (), (("t", 1),), ())
-    on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
+        said = HeartbeatRequest("m", number, topics, number - 1, (), slots, ())
+        on.mine.context.link.run(members.heartbeat(on.mine.namespace, "g", on.clock, said, 60_000))
+    said = HeartbeatRequest("n", 1, ("t",), 0, (), (("t", 1),), ())
+    on.mine.context.link.run(members.heartbeat(on.mine.namespace, "g", on.clock, said, 1000))
     on.mine.context.link.run(members.leave(on.mine.namespace, "g", on.clock, "m"))
     on.clock.advance("1h")
-    said = Announcement("o", 1, ("t",), 0, (), (("t", 1),), (("t", 0),))
-    on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 1000))
-    on.mine.context.link.run(members.attendance(on.mine.namespace, "g", on.clock))
+    said = HeartbeatRequest("o", 1, ("t",), 0, (), (("t", 1),), (("t", 0),))
+    on.mine.context.link.run(members.heartbeat(on.mine.namespace, "g", on.clock, said, 1000))
+    on.mine.context.link.run(members.list_members(on.mine.namespace, "g", on.clock))
     on.mine.context.link.run(members.leave(on.mine.namespace, "g", on.clock, "o"))
 
 
@@ -248,7 +248,7 @@ def runs(on: Stage) -> None:
             raise Retry("later", delay="1h")
 
     async def running() -> None:
-        async with on.mine.aio.worker(members=True):
+        async with on.mine.aio.worker(membership="redis"):
             await topic.aio.trigger_many([Trigger(key, 1) for key in "abc"])
             await until(on, lambda: len(heard) == 3)
 
@@ -262,8 +262,8 @@ def hears(on: Stage) -> None:
     heard = list[object]()
 
     async def hearing() -> None:
-        on.mine.on(f"{on.theirs}.a")(heard.append)
-        on.mine.on(f"{on.theirs}.*", pattern=True)(heard.append)
+        on.mine.subscribe(f"{on.theirs}.a")(heard.append)
+        on.mine.subscribe(f"{on.theirs}.*", pattern=True)(heard.append)
         async with on.mine.aio.subscribers():
             on.raw.publish(f"{on.theirs}.a", "x")
             await until(on, lambda: len(heard) == 2)
@@ -277,7 +277,7 @@ def reads(on: Stage) -> None:
     hold = asyncio.Event()
 
     async def reading() -> None:
-        @on.mine.stream(name, group="g", reclaim="60ms", max_deliveries=3, max_dead=1)
+        @on.mine.stream(name, group="g", reclaim="60ms", max_deliveries=3, max_dead_letters=1)
         async def handle(entry: Any) -> None:
             ran.append(entry.id)
             if entry.fields["n"] == b"0":
@@ -316,7 +316,7 @@ def scans(on: Stage) -> None:
     on.raw.set(f"{on.theirs}k", "x", px=60_000)
 
     async def scanning() -> None:
-        on.mine.expiry("due", f"{on.theirs}*", notifications="assume")
+        on.mine.on_expired("due", f"{on.theirs}*", notifications="assume")
         async with on.mine.aio.subscribers():
             await until(on, lambda: on.mine.counters["expiry.scans"])
             on.raw.delete(f"{on.theirs}k")  # whether a primary says so is asked
@@ -335,17 +335,17 @@ def views(on: Stage) -> None:
     topic.bury(topic.take(1)[0], reason="why")
     topic.take(1)
     on.other.first("f", "1h")
-    said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
-    on.other.context.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
+    said = HeartbeatRequest("m", 1, ("t",), 0, (), (("t", 0),), ())
+    on.other.context.link.run(members.heartbeat(on.other.namespace, "g", on.clock, said, 60_000))
     seen = on.mine.topic("t", window="1s", priority=True)
     assert seen.stats().dead == 1
     assert len(seen.dead.list()) == 1
     for key in "abc":
         seen.peek(key, group="g")
     assert on.mine.inspect("f", scope="first").state == "done"
-    assert set(on.mine.context.link.run(members.attendance(on.mine.namespace, "g", on.clock)).members) == {"m"}
+    assert set(on.mine.context.link.run(members.list_members(on.mine.namespace, "g", on.clock)).members) == {"m"}
     assert [one.name for one in on.mine.stored_topics()] == ["t"]
-    on.lasting.context.link.run(registry.entries(on.mine.namespace, None))
+    on.lasting.context.link.run(registry.list_entries(on.mine.namespace, None))
     on.mine.context.link.run(read_slot(Slot(on.mine.namespace, "t", 0, 1), on.clock, 1000, 100_000))
 
 
@@ -356,13 +356,13 @@ def administers(on: Stage) -> None:
     topic.flush()
     topic.bury(topic.take(1)[0], reason="why")
     assert topic.pause()
-    topic.reslot(4)
-    topic.reslot(2)
+    topic.reshard(4)
+    topic.reshard(2)
     assert topic.resume()
     assert topic.dead.redrive() == 1
-    on.mine.topic("t").forget(discard=True)
-    said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
-    on.mine.context.link.run(members.announce(on.mine.namespace, "g", on.clock, said, 60_000))
+    on.mine.topic("t").delete(discard=True)
+    said = HeartbeatRequest("m", 1, ("t",), 0, (), (("t", 0),), ())
+    on.mine.context.link.run(members.heartbeat(on.mine.namespace, "g", on.clock, said, 60_000))
     assert not audit(on.mine).errors
 
 
@@ -374,12 +374,12 @@ def audits(on: Stage) -> None:
     topic.take(1)
     on.other.topic("list").forward("list")
     on.other.topic("list").trigger("k", 1)
-    assert on.other.topic("list").forward_due() == 1
+    assert on.other.topic("list").forward_once() == 1
     on.other.first("f", "1h")
     on.other.dedup("s", "1h").add("f")
     on.other.dedup("s", "1h").get_or_set("f", 1)
-    said = Announcement("m", 1, ("t",), 0, (), (("t", 0),), ())
-    on.other.context.link.run(members.announce(on.other.namespace, "g", on.clock, said, 60_000))
+    said = HeartbeatRequest("m", 1, ("t",), 0, (), (("t", 0),), ())
+    on.other.context.link.run(members.heartbeat(on.other.namespace, "g", on.clock, said, 60_000))
     assert audit(on.mine).sound
     for key in on.raw.scan_iter(f"*{on.mine.namespace}:topic:t:*due"):
         on.raw.delete(key)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, ServerRejected
+from idemgate import Gate
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli import main
 from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.core.calls import Call
 from idemgate.core.keys import patterns
 from idemgate.core.tokens import token
-from idemgate.errors import IdemgateError, InvalidArgument
+from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
 from idemgate.lua import commands, names
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
@@ -97,7 +97,7 @@ async def test_a_worker_runs_with_members(faces: Callable[..., Any]) -> None:
         heard.append(delivery.key)
         done.set()
 
-    async with gate.aio.worker(members=True):
+    async with gate.aio.worker(membership="redis"):
         await topic.aio.trigger("k", 1)
         await asyncio.wait_for(done.wait(), 60)
     assert heard == ["k"]
@@ -109,7 +109,7 @@ async def test_a_worker_forwards_to_keys_that_were_named(faces: Callable[..., An
     topic = face.topic("t")
     face.gate.topic("t").forward("stream", target)
     await topic.trigger("k", 1)
-    assert await topic.forward_due() == 1
+    assert await topic.forward_once() == 1
     assert raw.xlen(target) == 1
     raw.delete(target)
 
@@ -121,8 +121,8 @@ async def test_a_viewer_looks(faces: Callable[..., Any], gate: Gate) -> None:
     topic.flush("k")
     topic.bury(topic.take(1)[0], reason="why")
     gate.first("f", "1h")
-    said = members.Announcement("m", 1, ("t",), 0, (), (), ())
-    gate.context.link.run(members.announce(gate.namespace, "g", gate.context.clock, said, 60_000))
+    said = members.HeartbeatRequest("m", 1, ("t",), 0, (), (), ())
+    gate.context.link.run(members.heartbeat(gate.namespace, "g", gate.context.clock, said, 60_000))
     # When a viewer looks, Then it sees all of it
     face = faces("viewer")
     seen = face.topic("t", window="1s")
@@ -130,7 +130,7 @@ async def test_a_viewer_looks(faces: Callable[..., Any], gate: Gate) -> None:
     assert [one.reason for one in await seen.dead.list()] == ["why"]
     assert (await seen.peek("k")).pending is None
     assert (await face.inspect("f", scope="first")).state == "done"
-    roll = members.attendance(gate.namespace, "g", gate.context.clock)
+    roll = members.list_members(gate.namespace, "g", gate.context.clock)
     assert set(face.gate.context.link.run(roll).members) == {"m"}
     found = await asyncio.to_thread(face.gate.stored_topics)
     assert [(one.name, one.stats.dead) for one in found] == [("t", 1)]
@@ -157,13 +157,13 @@ async def test_a_slot_that_has_moved_is_found(
     topic = faces(*roles).topic("t", window="60s")
     assert (await topic.peek("a")).pending.count == 1
     # When an admin gives it other slots, Then its new place is found
-    await faces("admin").topic("t", window="60s").reslot(4)
+    await faces("admin").topic("t", window="60s").reshard(4)
     assert (await topic.peek("a")).pending.count == 1
     if roles == ("viewer",):
         return
     assert (await topic.trigger("a", 2)).status == "merged"
     # And when the topic was forgotten, it is made anew
-    await faces("admin").topic("t").forget(discard=True)
+    await faces("admin").topic("t").delete(discard=True)
     assert (await topic.trigger("a", 3)).status == "scheduled"
     if roles == ("worker",):
         clock.advance("60s")
@@ -202,8 +202,8 @@ async def test_who_may_not_wait_for_copies_is_refused_before_anything_is_written
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "reslot": lambda topic: topic.reslot(2),
-    "forget": lambda topic: topic.forget(discard=True),
+    "reshard": lambda topic: topic.reshard(2),
+    "forget": lambda topic: topic.delete(discard=True),
 }
 
 
@@ -245,10 +245,10 @@ async def test_a_change_that_is_refused_on_its_way_goes_on_when_an_admin_asks_fo
     # And when an admin asks for the same, Then it is done
     await CHANGES[change](faces("admin").topic("t", window="60s"))
     [known] = gate.stored_topics() or [None]
-    assert (known and known.slots) == (2 if change == "reslot" else None)
+    assert (known and known.slots) == (2 if change == "reshard" else None)
     # And the topic works, and what it was not told to discard is still there
     again = gate.topic("t", window="60s").trigger("k", 2).status
-    assert again == ("merged" if change == "reslot" else "scheduled")
+    assert again == ("merged" if change == "reshard" else "scheduled")
 
 
 def test_sent_again_it_takes_selectors_away_where_the_server_knows_them(raw: Any, namespace: str) -> None:
@@ -285,23 +285,23 @@ class Scene:
         dead, kept = topic.take(2)
         topic.bury(dead, reason="why")
         topic.trigger_many([Trigger(key, 1, delay="1m") for key in "xyz"])
-        said = members.Announcement("m", 1, ("t",), 0, (), (), ())
-        gate.context.link.run(members.announce(gate.namespace, "g", gate.context.clock, said, 60_000))
-        calls = topic.opening.calls
+        said = members.HeartbeatRequest("m", 1, ("t",), 0, (), (), ())
+        gate.context.link.run(members.heartbeat(gate.namespace, "g", gate.context.clock, said, 60_000))
+        calls = topic.definition.calls
         assert calls is not None
         dedup = calls_of(gate, "s", 3_600_000)
         gate.context.link.run(dedup.add("known"))
         # And a topic that is being given other slots, one of which holds a batch to be taken in
         moving = gate.topic("moving", window="1s", slots=1)
         moving.trigger_many([Trigger(key, 1) for key in "ab"])
-        old = moving.opening.calls
+        old = moving.definition.calls
         assert old is not None
-        new = old.laid_out(2)
+        new = old.for_slots(2)
         begun = gate.context.link.run(resizing._begin(old, 2))
         for of, slot in ((new, 0), (new, 1), (old, 0)):
             gate.context.link.run(resizing._close(of, slot, begun.change))
         shown = gate.context.link.run(resizing._unload(old, 0, begun.change, 0))
-        said = members.Announcement("n", 1, ("t",), 0, (), (), ())
+        said = members.HeartbeatRequest("n", 1, ("t",), 0, (), (), ())
         self.calls = [
             claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
             claims.mark(claims.key("s", "other"), token(), 1000),
@@ -325,7 +325,7 @@ class Scene:
             calls.settle(0, [Settlement("nack", kept)]),
             calls.settle(0, [Settlement("bury", kept)]),
             calls.take(0, 5),
-            calls.turn(0, [Settlement("ack", kept)], 5),
+            calls.settle_and_take(0, [Settlement("ack", kept)], 5),
             calls.forward(0, Forward("list", None, 0), 10),
             calls.forward(0, Forward("stream", f"theirs-{gate.namespace}".encode(), 0), 10),
             calls.cancel("x"),
@@ -334,11 +334,11 @@ class Scene:
             calls.flush_slot(0),
             calls.peek("x"),
             calls.dead(0, 0, 10),
-            calls.exhume(0, "redrive", []),
-            calls.exhume(0, "delete", []),
+            calls.take_dead(0, "redrive", []),
+            calls.take_dead(0, "delete", []),
             *calls.pause(True).calls,
             *calls.stats().calls,
-            registry.entries(gate.namespace, gate.context.clock),
+            registry.list_entries(gate.namespace, gate.context.clock),
             read_slot(Slot(gate.namespace, "t", 0, 1), gate.context.clock, 1000, 100_000),
             look(f"theirs-{gate.namespace}".encode(), gate.context.clock),
             resizing._begin(calls, 4),
@@ -346,12 +346,12 @@ class Scene:
             resizing._close(calls, 0, b"change"),
             resizing._unload(old, 0, begun.change, shown.number),
             resizing._load(new, 0, begun.change, 0, shown.number, shown.entries),
-            resizing._retell(old, 0, 0, b"0"),
+            resizing._list_replies(old, 0, 0, b"0"),
             resizing._purge(old, 0, begun.change, True),
             new.reopen(0, begun.change),
-            members.announce(gate.namespace, "g", gate.context.clock, said, 1000),
+            members.heartbeat(gate.namespace, "g", gate.context.clock, said, 1000),
             members.leave(gate.namespace, "g", gate.context.clock, "m"),
-            members.attendance(gate.namespace, "g", gate.context.clock),
+            members.list_members(gate.namespace, "g", gate.context.clock),
         ]
 
 
@@ -393,7 +393,7 @@ def refusal(gate: Gate, call: Call[Any]) -> str:
     return ""
 
 
-FOREIGN_KEYS = {"expiry/look"}
+FOREIGN_KEYS = {"expiry/ttl"}
 """What is asked of keys of the user's own: no role has them before somebody names them."""
 
 
@@ -539,8 +539,8 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_every_script_has_a_role() -> None:
     given = {name for role, found in ROLES.items() if role != "admin" for name in found.scripts}
-    only_admin = {"topics/exhume", "topics/pause"}
-    reslots = {f"topics/{verb}" for verb in ("close", "load", "purge", "resize", "resized", "retell", "unload")}
+    only_admin = {"topics/take_dead", "topics/pause"}
+    reslots = {f"reshard/{verb}" for verb in ("begin", "close", "finish", "load", "purge", "replies", "unload")}
     assert given == set(names()) - only_admin - reslots
 
 

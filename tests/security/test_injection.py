@@ -101,7 +101,7 @@ def test_patterns_of_access_lists_hold_all_keys_of_their_kind_and_no_others() ->
         "seen": keys.dedup_ids("n", "once", 7),
         "topics": [keys.topics("n"), *keys.slot("n", "once", 3, 4), keys.outbox("n", "seen", 0, 1)],
         "members": keys.members("n", "topic"),
-        "touched": [keys.touched("n")],
+        "touched": [keys.durability_key("n")],
     }
     known = keys.patterns("n")
     for kind, found in made.items():

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, ServerRejected
+from idemgate import Gate
 from idemgate.cli.acl_rules import ROLES, rule
 from idemgate.cli.doctor.examine import Namespace, examined
-from idemgate.errors import StoreError
+from idemgate.errors import ServerRejected, StoreError
 from idemgate.store.embedded.server import find_server, start
 from idemgate.testing import Clock
 from tests import cluster as servers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from idemgate import Gate, ServerRejected
+from idemgate import Gate
+from idemgate.errors import ServerRejected
 from tools.roles import PROGRAMS, ROOT, left_out, run
 
 

@@ -17,10 +17,10 @@ import pytest
 import redis
 
 import idemgate
-from idemgate import Adaptive, Bury, DecodeError, Delivery, Gate, Overloaded, PartialFailure, Retry, Trigger
+from idemgate import Adaptive, Bury, Delivery, Gate, PartialFailure, Retry, Trigger
 from idemgate.cli import main
 from idemgate.core.codec.models import rebuild
-from idemgate.errors import IdemgateError, StoreUnavailable
+from idemgate.errors import DecodeError, IdemgateError, Overloaded, StoreUnavailable
 from idemgate.testing import Clock
 from tests.claims import claims_of
 from tests.cluster import unused_ports
@@ -191,7 +191,7 @@ async def test_what_a_worker_does_besides_logs_no_payload(
 ) -> None:
     # Given handlers, in threads and not, that say which items failed, that they are overloaded, or what is not so
     gate, ledger = faces("admin", "subscriber", channels=["c4n4ry.*"]).gate, Ledger()
-    gate.on("c4n4ry.*", pattern=True)(lambda heard: heard.json())
+    gate.subscribe("c4n4ry.*", pattern=True)(lambda heard: heard.json())
     many = gate.topic("many", window="1s", merge="append", slots=2, adaptive=Adaptive(most=4), max_attempts=2)
     one, heard = gate.topic("one", window="1s", max_attempts=1), list[Delivery[Any]]()
 
@@ -212,9 +212,9 @@ async def test_what_a_worker_does_besides_logs_no_payload(
     for topic, keys in ((many, ("partial", "overloaded", "wrong")), (one, ("model",))):
         await asyncio.gather(*(topic.aio.trigger(key, f"{PAYLOAD} {n}") for key in keys for n in range(2)))
         await ledger.ask(lambda topic=topic: topic.aio.trigger("bad", object()))
-    ledger.seen.append(repr(await many.aio.reslot(4)))
+    ledger.seen.append(repr(await many.aio.reshard(4)))
     clock.advance("2s")
-    async with gate.aio.worker(members=True), gate.aio.subscribers():
+    async with gate.aio.worker(membership="redis"), gate.aio.subscribers():
         gate.context.link.command("PUBLISH", "c4n4ry.a", PAYLOAD)
         end = asyncio.get_running_loop().time() + 60
         while gate.counters["worker.dead"] < 3 or len(heard) < 6 or not gate.counters["channel.failed"]:
@@ -223,8 +223,8 @@ async def test_what_a_worker_does_besides_logs_no_payload(
             await asyncio.sleep(0.01)
     for topic in (many, one):
         ledger.seen += [text for letter in await topic.aio.dead.list() for text in shown(letter)]
-        await ledger.ask(lambda topic=topic: topic.received(PAYLOAD.encode()))
-        await ledger.ask(lambda topic=topic: topic.received(msgpack.packb([1, PAYLOAD, PAYLOAD, PAYLOAD])))
+        await ledger.ask(lambda topic=topic: topic.decode_forwarded(PAYLOAD.encode()))
+        await ledger.ask(lambda topic=topic: topic.decode_forwarded(msgpack.packb([1, PAYLOAD, PAYLOAD, PAYLOAD])))
     # Then its logs name keys and items by nothing that they hold
     assert [text for text in ledger.seen if PAYLOAD in text] == []
     assert PAYLOAD not in logged()
@@ -259,7 +259,7 @@ def test_what_does_not_fit_a_model_is_not_shown(value: Any) -> None:
 
 def test_every_public_error_is_one_of_ours() -> None:
     # What is not IdemgateError is what handlers raise themselves.
-    errors = [one for one in map(vars(idemgate).get, idemgate.__all__) if isinstance(one, type)]
+    errors = [one for one in map(vars(idemgate.errors).get, idemgate.errors.__all__) if isinstance(one, type)]
     found = {one.__name__ for one in errors if issubclass(one, Exception) and not issubclass(one, IdemgateError)}
     assert found <= {"Bury", "Retry", "Overloaded", "PartialFailure"}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, KeyReused, ServerRejected
+from idemgate import Gate, KeyReused
+from idemgate.errors import ServerRejected
 from idemgate.testing import Clock
 from tests.claims import claims_of
 
@@ -20,8 +21,8 @@ async def test_two_namespaces_share_nothing(url: str, clock: Clock, namespace: s
         Gate(url, namespace=f"{namespace}-a.b", clock=clock) as b,
     ):
         ran: list[str] = []
-        one = a.once(key="{k}", scope="s", remember=100)(lambda k: ran.append("a") or f"secret of a: {k}")
-        two = b.once(key="{k}", scope="s", remember=100)(lambda k: ran.append("b") or f"secret of b: {k}")
+        one = a.once(key="{k}", scope="s", cache_size=100)(lambda k: ran.append("a") or f"secret of a: {k}")
+        two = b.once(key="{k}", scope="s", cache_size=100)(lambda k: ran.append("b") or f"secret of b: {k}")
         # When both are asked the same, Then each runs its own and is told its own
         assert [one("k"), two("k"), one("k"), two("k")] == ["secret of a: k", "secret of b: k"] * 2
         assert ran == ["a", "b"]

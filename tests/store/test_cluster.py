@@ -152,7 +152,7 @@ async def test_slots_move_over_the_nodes(face: Face, clock: Clock, on_nodes: Any
     await topic.trigger_many([Trigger(f"k{i % 100}", i, event_id=str(i)) for i in range(200)])
     assert sum(any("/1}" in key for key in keys) for keys in on_nodes()) == 1
     # When it is given sixteen
-    done = await topic.reslot(16)
+    done = await topic.reshard(16)
     assert (done.before, done.after) == (1, 16)
     # Then every node holds some of them, each slot whole, and nothing but a note of the former one
     slots = [{key.partition("}")[0] for key in keys if "/16}" in key} for keys in on_nodes()]
@@ -170,7 +170,7 @@ async def test_slots_move_over_the_nodes(face: Face, clock: Clock, on_nodes: Any
     assert sorted(one.payload[1] for one in taken) == list(range(100, 200))
     await topic.ack(taken)
     # And empty it is forgotten, on every node
-    assert (await topic.forget()).known
+    assert (await topic.delete()).known
     assert await face.stored_topics() == []
     assert {key.partition("}:")[2] for keys in on_nodes() for key in keys} <= {"facts", "told0", "told1"}
 
@@ -409,7 +409,7 @@ async def test_nothing_is_left_open_when_the_nodes_are_looked_for_anew(
     gate: Gate, operator: servers.Operator, awaiting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a link with one caller, and so with one connection to each node, which looks as often as it likes
-    monkeypatch.setattr(topology, "REST", 0.0)
+    monkeypatch.setattr(topology, "REFRESH_INTERVAL", 0.0)
     link, keys = _link(gate, awaiting), [f"k{n}" for n in range(12)]
     await link.run_all(Batch(claims(gate, keys), list))
     for node in operator.nodes:

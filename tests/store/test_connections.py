@@ -64,10 +64,10 @@ async def test_calls_are_spread_over_all_and_closing_closes_all(making: Making, 
     # Given a gate with several connections, and as many calls on each
     gate = making(own_url, connections=5)
     await all_made(gate, own, 5)
-    wires = [line._wire for line in gate.aio.context.aio_link._here.lines._line._lines]
+    connections = [one._connection for one in gate.aio.context.aio_link._state.store._connection._connections]
     calls = [asyncio.ensure_future(gate.aio.context.aio_link.run(claim(gate, f"k{n}"))) for n in range(50)]
     await asyncio.sleep(0)
-    assert [wire.load for wire in wires] == [10] * 5
+    assert [connection.load for connection in connections] == [10] * 5
     # Then all are answered, each with its own answer
     assert {entry.state for entry in await asyncio.gather(*calls)} == {"started"}
     answers = await asyncio.gather(*(gate.aio.context.aio_link.run(inspect(gate, f"k{n % 100}")) for n in range(200)))

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, NotConfigured, NotDurable, ServerRejected
+from idemgate import Gate, InvalidArgument
 from idemgate.core.calls import Call
+from idemgate.errors import NotConfigured, NotDurable, ServerRejected
 from idemgate.guard.mark import mark_calls
 from idemgate.lua import names, script, source
 from idemgate.store.clients import SOCKET_TIMEOUT
-from idemgate.store.durability import durability_of
+from idemgate.store.durability import parse_durability
 from idemgate.store.embedded.server import find_server
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.replication import copies_of
+from idemgate.store.replication import make_durability_check
 from tests.cluster import server, unused_ports, wait_for
 from tests.replication import Pair, pair
 from tools.reliability import server_of
@@ -326,7 +327,7 @@ def test_what_is_no_durability_is_refused(asked: Any) -> None:
 
 
 def test_a_try_waits_for_longer_than_syncs_are_apart_and_less_long_than_a_reply_may_take() -> None:
-    made = copies_of(durability_of("fsync", "n"), Endpoint("single", {}), 5.0)
+    made = make_durability_check(parse_durability("fsync", "n"), Endpoint("single", {}), 5.0)
     assert made is not None
     # `everysec` looks ten times a second whether one has passed since the last sync
     assert 1100 < int(made.requests[-1].split()[-1]) < 1000 * SOCKET_TIMEOUT
@@ -349,17 +350,17 @@ async def done(call: Callable[..., Any], *args: Any) -> Any:
 
 def test_what_is_waited_for_is_what_was_asked_for() -> None:
     for asked, wait in (("fsync", ("WAITAOF", 1, 0, 50)), ("replicas", ("WAIT", 1, 50)), (2, ("WAIT", 2, 50))):
-        made = durability_of(asked, "n")
+        made = parse_durability(asked, "n")
         assert made is not None
         assert made.commands(50)[1] == wait
 
 
 def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
-    asked = durability_of("replicas", "n")
+    asked = parse_durability("replicas", "n")
     assert asked is not None
-    exempt = {name for name in names() if not asked.concerns(Call(script(name), (), (), str))}
+    exempt = {name for name in names() if not asked.applies_to(Call(script(name), (), (), str))}
     reads = {name for name in names() if "Writes nothing." in source(name)}
-    leases = {"guard/renew", "topics/take", "topics/extend", "members/announce", "members/leave"}
+    leases = {"guard/renew", "topics/take", "topics/extend", "members/heartbeat", "members/leave"}
     assert exempt == reads | leases
 
 
@@ -375,6 +376,6 @@ def test_of_what_is_not_waited_for_nothing_is_relied_on() -> None:
     ],
 )
 def test_what_is_missing_is_said(asked: Any, reply: Any, missing: str | None) -> None:
-    asks = durability_of(asked, "n")
+    asks = parse_durability(asked, "n")
     assert asks is not None
     assert asks.shortfall(reply) == missing

@@ -320,8 +320,8 @@ def someone_left(url: str) -> bool:
 def test_one_server_per_url_and_process(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Given two who name the same directory in two ways, and two who name none
-    kept, same = embedded.shared("embedded://data"), embedded.shared(f"embedded://{tmp_path}/data")
-    temporary, same_temporary = embedded.shared("embedded://"), embedded.shared("embedded://")
+    kept, same = embedded.shared_server("embedded://data"), embedded.shared_server(f"embedded://{tmp_path}/data")
+    temporary, same_temporary = embedded.shared_server("embedded://"), embedded.shared_server("embedded://")
     try:
         # Then each pair has one server
         assert kept is same
@@ -329,7 +329,7 @@ def test_one_server_per_url_and_process(program: str, tmp_path: Path, monkeypatc
         assert kept.pid != temporary.pid
         # When one is closed, Then the next who asks gets a new one
         kept.close()
-        anew = embedded.shared("embedded://data")
+        anew = embedded.shared_server("embedded://data")
         assert anew is not kept
         assert ask(anew.url, "PING")
     finally:

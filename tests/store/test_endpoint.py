@@ -18,8 +18,8 @@ from idemgate import Gate
 from idemgate.core.tokens import token
 from idemgate.errors import IdemgateError, InvalidArgument, NotConfigured, StoreUnavailable
 from idemgate.store.embedded.server import find_server
-from idemgate.store.endpoint import Endpoint, of_client
-from idemgate.store.url import of_url
+from idemgate.store.endpoint import Endpoint, endpoint_from_client
+from idemgate.store.url import endpoint_from_url
 from tests.cluster import running, unused_ports, wait_for
 from tests.proxy import Proxy
 
@@ -61,18 +61,18 @@ READ: list[tuple[str, str, dict[str, Any], tuple[tuple[str, int], ...]]] = [
 
 @pytest.mark.parametrize(("url", "kind", "settings", "nodes"), READ, ids=[entry[0] for entry in READ])
 def test_a_url_is_read(url: str, kind: str, settings: dict[str, Any], nodes: tuple[tuple[str, int], ...]) -> None:
-    found = of_url(url)
+    found = endpoint_from_url(url)
     given = {name: value for name, value in found.settings.items() if value is not None}
     assert (found.kind, given, found.nodes) == (kind, settings, nodes)
 
 
 def test_a_sentinel_url_names_its_service() -> None:
-    assert of_url("redis+sentinel://s1/my%20master/4").service == "my master"
+    assert endpoint_from_url("redis+sentinel://s1/my%20master/4").service == "my master"
 
 
 @pytest.mark.parametrize("url", [entry[0] for entry in READ])
 def test_an_endpoint_shows_no_secret(url: str) -> None:
-    found = of_url(url)
+    found = endpoint_from_url(url)
     assert SECRET not in f"{found} {found!r} {Gate(url)!r} {Gate(url).context.endpoint}"
 
 
@@ -118,7 +118,7 @@ def test_a_database_is_a_number_in_the_path_or_the_query(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["redis://u:p@h:1/0?client_name=a@b", "unix://u:p@/a@b.sock", "unix:///a@b.sock"])
 def test_an_at_sign_elsewhere_is_no_end_of_a_password(url: str) -> None:
-    assert of_url(url).settings.get("password") == (None if "///" in url else "p")
+    assert endpoint_from_url(url).settings.get("password") == (None if "///" in url else "p")
 
 
 @pytest.mark.parametrize("url", BAD)
@@ -247,7 +247,7 @@ def test_settings_of_tls_are_carried_over() -> None:
         "ssl_check_hostname": False,
     }
     for client in (redis.Redis("cache", ssl=True, **given), aredis.Redis(host="cache", ssl=True, **given)):
-        found = of_client(client)
+        found = endpoint_from_client(client)
         assert found.settings["connection_class"] is connection.SSLConnection
         assert {name: found.settings[name] for name in given} == given
 
@@ -257,7 +257,7 @@ def test_a_client_of_sentinels_is_wrapped() -> None:
     nodes = [("s1", 26379), ("s2", 26380)]
     for module in (redis, aredis):
         sentinel = module.Sentinel(nodes, sentinel_kwargs={"username": "guard", **secret})
-        found = of_client(sentinel.master_for("mymaster", db=2, **secret))
+        found = endpoint_from_client(sentinel.master_for("mymaster", db=2, **secret))
         assert (found.kind, found.nodes, found.service) == ("sentinel", tuple(nodes), "mymaster")
         assert (found.settings["password"], found.settings["db"]) == (SECRET, 2)
         assert found.sentinel_settings.items() >= {"username": "guard", **secret}.items()
@@ -362,5 +362,9 @@ async def test_a_check_that_awaiting_clients_cannot_make_is_not_left_out(asker: 
 
 
 def test_an_endpoint_is_a_value() -> None:
-    assert of_url("redis://cache/1") == of_url("redis://cache/1") != of_url("redis://cache/2")
-    assert isinstance(of_url("redis://cache"), Endpoint)
+    assert (
+        endpoint_from_url("redis://cache/1")
+        == endpoint_from_url("redis://cache/1")
+        != endpoint_from_url("redis://cache/2")
+    )
+    assert isinstance(endpoint_from_url("redis://cache"), Endpoint)

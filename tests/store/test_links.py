@@ -28,10 +28,10 @@ from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
 from idemgate.guard.calls import Entry
 from idemgate.store import clients
 from idemgate.store import pubsub as listen
-from idemgate.store.connection_aio import connected
+from idemgate.store.connection_aio import open_connection
 from idemgate.store.embedded import server as embedded
-from idemgate.store.retry import Patience, is_passing
-from idemgate.store.url import of_url
+from idemgate.store.retry import RetryBudget, is_transient
+from idemgate.store.url import endpoint_from_url
 from tests.claims import claims_of
 from tests.proxy import Proxy
 
@@ -63,7 +63,7 @@ async def eventually(happens: Callable[[], object], within: float = 30.0) -> Non
 
 async def test_two_who_wait_for_the_last_reply_both_hear_of_it(url: str) -> None:
     client = redis.asyncio.Redis.from_url(url)
-    wire = await connected(client.connection_pool, patience=86_400)
+    wire = await open_connection(client.connection_pool, reply_timeout=86_400)
     async with asyncio.timeout(30):
         asked = wire.send(b"*1\r\n$4\r\nPING\r\n")
         await asyncio.gather(wire.drain(), wire.drain())
@@ -154,7 +154,7 @@ PASSING: list[tuple[Exception, bool]] = [
 
 @pytest.mark.parametrize(("error", "passing"), PASSING, ids=lambda one: str(one)[:40])
 def test_which_errors_are_worth_another_try(error: Exception, passing: bool) -> None:
-    assert is_passing(error) is passing
+    assert is_transient(error) is passing
 
 
 async def test_a_busy_script_is_waited_for(asker: Any, own: redis.Redis, own_url: str) -> None:
@@ -440,7 +440,8 @@ FORK = """if True:
         async def one(i):
             owner = token()
             key = claims_of(gate).key("s", f"{name}-{i}")
-            assert (await gate.aio.context.aio_link.run(claims_of(gate).claim(key, owner, 30_000, 60_000))).state == "started"
+            claim = claims_of(gate).claim(key, owner, 30_000, 60_000)
+            assert (await gate.aio.context.aio_link.run(claim)).state == "started"
             assert (await gate.aio.context.aio_link.run(claims_of(gate).inspect(key))).owner == owner.hex()
         await asyncio.gather(*(one(i) for i in range(200)))
         used = await gate.aio.context.aio_link.command("CLIENT", "ID")
@@ -559,7 +560,7 @@ async def test_more_callers_than_connections_all_get_through(
 async def test_no_connection_left_is_not_executed(awaiting: bool, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a client with one connection, which a subscription holds
     monkeypatch.setattr(clients, "CONNECTIONS", 1)
-    client = (clients.async_client if awaiting else clients.sync_client)(of_url(url), seconds=60)
+    client = (clients.async_client if awaiting else clients.sync_client)(endpoint_from_url(url), seconds=60)
     held = client.pubsub()
     subscribed = held.subscribe("c")
     if awaiting:
@@ -568,9 +569,9 @@ async def test_no_connection_left_is_not_executed(awaiting: bool, url: str, monk
     # When something is asked, Then it fails in time, and that it was never sent is known
     with pytest.raises(rx.RedisError) as failed:
         await client.ping() if awaiting else client.ping()
-    assert is_passing(failed.value)
+    assert is_transient(failed.value)
     with pytest.raises(StoreUnavailable) as told:
-        Patience(0).pause(failed.value)
+        RetryBudget(0).next_delay(failed.value)
     assert told.value.executed == "no"
     if awaiting:
         await held.aclose()
@@ -669,7 +670,7 @@ class _ear:  # noqa: N801 - reads like a function
         self._gate = Gate(url, namespace=namespace)
 
     async def __aenter__(self) -> Any:
-        self._ear = self._gate.aio.context.aio_link.ear()
+        self._ear = self._gate.aio.context.aio_link.subscription()
         return self._ear
 
     async def __aexit__(self, *_: object) -> None:

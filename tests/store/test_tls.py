@@ -18,7 +18,7 @@ from idemgate.errors import StoreUnavailable
 from idemgate.store import connection as blocking
 from idemgate.store.clients import async_client, sync_client
 from idemgate.store.embedded.server import find_server
-from idemgate.store.url import of_url
+from idemgate.store.url import endpoint_from_url
 from tests.cluster import running, unused_ports, wait_for
 
 
@@ -108,10 +108,10 @@ async def test_who_cannot_prove_it_is_refused_with_the_reason(asker: Any, tls: T
 
 
 async def test_the_name_is_checked_unless_somebody_says_otherwise(tls: Tls) -> None:
-    endpoint = of_url(tls.url("127.0.0.1"))
+    endpoint = endpoint_from_url(tls.url("127.0.0.1"))
     for client in (sync_client(endpoint), async_client(endpoint)):
         assert client.connection_pool.connection_kwargs["ssl_check_hostname"] is True
-    named = of_url(tls.url("127.0.0.1", more="&ssl_check_hostname=False"))
+    named = endpoint_from_url(tls.url("127.0.0.1", more="&ssl_check_hostname=False"))
     with Gate(client=redis.Redis.from_url(tls.url("127.0.0.1"), ssl_check_hostname=False)) as gate:
         assert gate.first(token(), "1s")
     assert "ssl_check_hostname" in named.settings
@@ -165,7 +165,7 @@ async def test_a_connection_that_was_cut_is_made_anew(asker: Any, tls: Tls) -> N
 
 async def test_a_connection_that_rested_is_used_again(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given connections that count as rested at once, so that each is looked at before it is used
-    monkeypatch.setattr(blocking, "REST", -1.0)
+    monkeypatch.setattr(blocking, "IDLE_CHECK_AFTER", -1.0)
     with Gate(tls.url(), timeout="20s") as gate:
         # When nothing came meanwhile but what TLS says for itself, Then it is not taken for the end
         assert len({gate.context.link.command("CLIENT", "ID") for _ in range(5)}) == 1

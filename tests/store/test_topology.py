@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis.exceptions as rx
 
-from idemgate.store.cluster.topology import REST, Topology, Trip, Way, key_of, primaries_of
+from idemgate.store.cluster.topology import REFRESH_INTERVAL, Route, RoutedBatch, Topology, key_of, primaries_of
 from idemgate.store.resp import server_error
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
@@ -19,28 +19,28 @@ LOW, HIGH = b"{b}", b"{a}"  # slots 3300 and 15495
 @pytest.fixture
 def topology() -> Topology:
     made = Topology([ASKED])
-    assert made.begin(0.0) == [ASKED]
-    assert made.read(ASKED, WHOLE)
+    assert made.start_refresh(0.0) == [ASKED]
+    assert made.apply_slots(ASKED, WHOLE)
     return made
 
 
 def test_a_key_goes_to_the_owner_of_its_slot(topology: Topology) -> None:
-    assert (topology.owner(LOW), topology.owner(HIGH), topology.owner(b"x{a}y{b}")) == (A, B, B)
+    assert (topology.require_owner(LOW), topology.require_owner(HIGH), topology.require_owner(b"x{a}y{b}")) == (A, B, B)
     assert topology.primaries == {A, B}
     assert not topology.stale
 
 
 def test_a_slot_that_nobody_serves_is_not_asked_for(topology: Topology) -> None:
-    assert topology.read(A, WHOLE[:1])
-    assert topology.serving(HIGH) is None
+    assert topology.apply_slots(A, WHOLE[:1])
+    assert topology.find_owner(HIGH) is None
     with pytest.raises(rx.ClusterDownError, match="slot 15495"):
-        topology.owner(HIGH)
+        topology.require_owner(HIGH)
     assert topology.stale
 
 
 def test_an_answer_without_slots_changes_nothing(topology: Topology) -> None:
-    assert not topology.read(C, [])
-    assert topology.owner(LOW) == A
+    assert not topology.apply_slots(C, [])
+    assert topology.require_owner(LOW) == A
 
 
 NAMES: list[tuple[list[Any], tuple[str, int]]] = [
@@ -61,20 +61,20 @@ def test_a_node_is_where_it_says_or_where_it_was_asked(said: list[Any], address:
 
 
 REDIRECTIONS = [
-    ("MOVED 3300 10.0.0.1:5", Way(("10.0.0.1", 5))),
-    ("MOVED 3300 ::1:5", Way(("::1", 5))),
-    ("MOVED 3300 :5", Way(("a", 5))),
-    ("MOVED 3300 ?:5", Way(("a", 5))),
-    ("ASK 3300 node.example:5", Way(("node.example", 5), asking=True)),
+    ("MOVED 3300 10.0.0.1:5", Route(("10.0.0.1", 5))),
+    ("MOVED 3300 ::1:5", Route(("::1", 5))),
+    ("MOVED 3300 :5", Route(("a", 5))),
+    ("MOVED 3300 ?:5", Route(("a", 5))),
+    ("ASK 3300 node.example:5", Route(("node.example", 5), asking=True)),
 ]
 
 
-@pytest.mark.parametrize(("said", "way"), REDIRECTIONS, ids=str)
-def test_a_redirection_is_followed(topology: Topology, said: str, way: Way) -> None:
-    assert topology.follow(server_error(said), Way(A)) == way
+@pytest.mark.parametrize(("said", "route"), REDIRECTIONS, ids=str)
+def test_a_redirection_is_followed(topology: Topology, said: str, route: Route) -> None:
+    assert topology.redirect(server_error(said), Route(A)) == route
     # And remembered only if the slot is there for good
-    assert topology.stale is not way.asking
-    assert topology.owner(LOW) == (A if way.asking else way.node)
+    assert topology.stale is not route.asking
+    assert topology.require_owner(LOW) == (A if route.asking else route.node)
 
 
 @pytest.mark.parametrize(
@@ -92,50 +92,52 @@ def test_a_redirection_is_followed(topology: Topology, said: str, way: Way) -> N
     ids=str,
 )
 def test_what_makes_the_table_doubtful(topology: Topology, error: Exception, stale: bool) -> None:
-    assert topology.follow(error, Way(A)) is None
+    assert topology.redirect(error, Route(A)) is None
     assert topology.stale is stale
 
 
 def test_the_table_is_read_again_once_and_not_too_often(topology: Topology) -> None:
-    assert not topology.due(1e6)
-    topology.follow(server_error("MOVED 3300 c:3"), Way(A))
-    assert not topology.due(REST / 2)
-    assert topology.due(REST)
+    assert not topology.is_refresh_due(1e6)
+    topology.redirect(server_error("MOVED 3300 c:3"), Route(A))
+    assert not topology.is_refresh_due(REFRESH_INTERVAL / 2)
+    assert topology.is_refresh_due(REFRESH_INTERVAL)
     # First of whom the redirection named, last of whom could not be asked
-    topology.doubt(B)
-    assert topology.begin(REST) == [C, A, ASKED, B]
-    assert not topology.due(1e6)
+    topology.mark_unreachable(B)
+    assert topology.start_refresh(REFRESH_INTERVAL) == [C, A, ASKED, B]
+    assert not topology.is_refresh_due(1e6)
 
 
 def test_when_nobody_answers_the_former_table_serves(topology: Topology) -> None:
-    topology.unread(rx.ConnectionError("gone"))
-    assert topology.owner(LOW) == A
+    topology.fail_refresh(rx.ConnectionError("gone"))
+    assert topology.require_owner(LOW) == A
     assert topology.stale
     with pytest.raises(rx.ClusterDownError, match="gone"):
-        Topology([ASKED]).unread(rx.ConnectionError("gone"))
+        Topology([ASKED]).fail_refresh(rx.ConnectionError("gone"))
     with pytest.raises(rx.AuthenticationError):
-        topology.unread(rx.AuthenticationError("WRONGPASS"))
+        topology.fail_refresh(rx.AuthenticationError("WRONGPASS"))
 
 
 def test_what_follows_a_redirected_request_of_its_key_goes_again_behind_it(topology: Topology) -> None:
     # Given requests of two keys, the second of which is redirected when it comes first and not any more afterwards
-    trip = Trip(topology, [LOW, HIGH, HIGH, LOW])
-    assert trip.legs == {Way(A): [0, 3], Way(B): [1, 2]}
-    trip.arrived({Way(A): ["one", "four"], Way(B): [server_error("ASK 15495 c:3"), "too early"]})
+    batch = RoutedBatch(topology, [LOW, HIGH, HIGH, LOW])
+    assert batch.pending == {Route(A): [0, 3], Route(B): [1, 2]}
+    batch.add_replies({Route(A): ["one", "four"], Route(B): [server_error("ASK 15495 c:3"), "too early"]})
     # Then both go there, in order, each asking
-    assert trip.legs == {Way(C, asking=True): [1, 2]}
-    assert Way(C, asking=True).carry([b"2", b"3"])[1::2] == [b"2", b"3"]
-    trip.arrived({Way(C, asking=True): ["two", "three"]})
-    assert (trip.legs, trip.replies) == ({}, ["one", "two", "three", "four"])
+    assert batch.pending == {Route(C, asking=True): [1, 2]}
+    assert Route(C, asking=True).with_asking([b"2", b"3"])[1::2] == [b"2", b"3"]
+    batch.add_replies({Route(C, asking=True): ["two", "three"]})
+    assert (batch.pending, batch.replies) == ({}, ["one", "two", "three", "four"])
 
 
 def test_redirections_in_circles_end(topology: Topology) -> None:
-    trip, hops = Trip(topology, [LOW]), 0
-    while trip.legs:
+    batch, hops = RoutedBatch(topology, [LOW]), 0
+    while batch.pending:
         hops += 1
-        trip.arrived({way: [server_error(f"MOVED 3300 {'c:3' if hops % 2 else 'a:1'}")] for way in trip.legs})
+        batch.add_replies(
+            {route: [server_error(f"MOVED 3300 {'c:3' if hops % 2 else 'a:1'}")] for route in batch.pending}
+        )
     assert hops == 5
-    assert str(trip.replies[0]).startswith("MOVED")
+    assert str(batch.replies[0]).startswith("MOVED")
 
 
 COMMANDS = [

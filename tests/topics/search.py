@@ -20,7 +20,7 @@ from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.testing import Clock
-from idemgate.topics.merge import wrapped
+from idemgate.topics.merge import pack
 from idemgate.topics.messages import Trigger
 from tests import exhaustive
 from tests.exhaustive import Violation
@@ -201,9 +201,9 @@ class Search(exhaustive.Search[State, Step]):
 
     def end(self, end: str, worker: int, held: Held, delay: int = 0) -> Step:
         turn, _, verb = end.rpartition(" ")
-        call = self.calls.turn(0, [], 1) if turn else self.calls.settle(0, [])
+        call = self.calls.settle_and_take(0, [], 1) if turn else self.calls.settle(0, [])
         args = list(call.args[1:])
-        args[0], args[2] = _id(f"{end} {held.fence}"), wrapped([held.key, held.fence])
+        args[0], args[2] = _id(f"{end} {held.fence}"), pack([held.key, held.fence])
         if turn:
             args[3] = _id(f"after {held.fence}")
         args += () if verb == "ack" else (1, verb, delay, "why")
@@ -218,7 +218,7 @@ class Search(exhaustive.Search[State, Step]):
             yield self._step("reschedule", self.calls.reschedule(later))
         for verb in ("redrive", "delete") if state.content[5] else ():
             if verb in more:
-                yield self._step(verb, self.calls.exhume(0, verb, []))
+                yield self._step(verb, self.calls.take_dead(0, verb, []))
 
     def _nth(self, state: State, name: str) -> int:
         return sum(one.name.startswith(name) for one in state.sent)
@@ -350,7 +350,7 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, mine or quiet, "P6: a late copy extends what is another's")
             return
         self.check(after, quiet, "P6: a late copy has a second effect")
-        if first.script not in ("topics/take", "topics/turn"):
+        if first.script not in ("topics/take", "topics/settle_and_take"):
             self.check(after, reply == first.reply, "P6: a late copy is answered otherwise")
             return
         # It gets what is still its own.
@@ -359,7 +359,7 @@ class Search(exhaustive.Search[State, Step]):
         flight = in_flight(before.content).get(had[0]) if had else None
         own = flight is not None and flight[0] == had[1]
         self.check(after, bool(taken) is own, "P6: a late copy of a take does not get what is its own")
-        if first.script == "topics/turn":
+        if first.script == "topics/settle_and_take":
             self.check(after, reply[-1] == first.reply[-1], "P6: a late copy is answered otherwise")
 
     def _judge(self, before: State, after: State, step: Step) -> None:
@@ -411,7 +411,7 @@ def _id(name: str) -> bytes:
 
 def _taken(step: Step, reply: tuple[Any, ...]) -> tuple[Any, ...]:
     """The delivery that a reply brings: key, token, when it was due, message."""
-    return reply[4:8] if step.script in ("topics/take", "topics/turn") and len(reply) > 7 else ()
+    return reply[4:8] if step.script in ("topics/take", "topics/settle_and_take") and len(reply) > 7 else ()
 
 
 def _buried(content: Any) -> list[int]:

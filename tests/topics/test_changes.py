@@ -43,7 +43,7 @@ async def test_cancelling_nothing_changes_nothing(face: Any) -> None:
     assert (stats.counters, stats.pending) == ({}, 0)
 
 
-@pytest.mark.parametrize("end", ["nack", "give_back", "lapse", "ack", "bury"])
+@pytest.mark.parametrize("end", ["nack", "release", "lapse", "ack", "bury"])
 async def test_one_in_flight_is_not_tried_again(face: Any, clock: Clock, conserved: Any, end: str) -> None:
     topic = face.topic("t", lease="30s", backoff=0)
     await topic.trigger("k")
@@ -55,7 +55,7 @@ async def test_one_in_flight_is_not_tried_again(face: Any, clock: Clock, conserv
     if end == "lapse":
         clock.advance("1h")
     else:
-        expected = {"nack": "cancelled", "give_back": "cancelled", "ack": "ok", "bury": "dead"}[end]
+        expected = {"nack": "cancelled", "release": "cancelled", "ack": "ok", "bury": "dead"}[end]
         assert await getattr(topic, end)(running) == expected
     # Then it does not come back
     assert await topic.take(10) == []
@@ -291,14 +291,14 @@ async def test_stats_say_where_messages_are(face: Any, clock: Clock, at: At, eve
 
 async def test_every_trigger_is_accounted_for(face: Any, clock: Clock, conserved: Any) -> None:
     # Given a topic through all that can happen to a trigger
-    topic = face.topic("t", window="10s", max_attempts=2, max_dead=2, lease="30s", backoff=0, slots=2)
+    topic = face.topic("t", window="10s", max_attempts=2, max_dead_letters=2, lease="30s", backoff=0, slots=2)
     keys = [f"k{n}" for n in range(12)]
     for turn in range(8):
         await topic.trigger_many([(key, turn) for key in keys] * 2)
         await conserved(topic, keys)
         clock.advance("10s")
         taken = await topic.take(9)
-        ends = (topic.ack, topic.nack, topic.bury, topic.give_back, topic.nack, topic.ack)
+        ends = (topic.ack, topic.nack, topic.bury, topic.release, topic.nack, topic.ack)
         for end, delivery in zip(ends, taken, strict=False):
             await end(delivery)
             await conserved(topic, keys)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, UnexpectedData
+from idemgate import Gate, InvalidArgument
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement
 
@@ -185,7 +186,7 @@ async def test_letters_of_one_key_come_back_in_the_order_of_their_triggers(
 
 
 async def test_old_letters_are_discarded_and_counted(face: Any, clock: Clock, conserved: Any) -> None:
-    topic = face.topic("t", retention="7d", merge="count")
+    topic = face.topic("t", dead_retention="7d", merge="count")
     # Given letters of 150 keys, of two triggers each, and a week
     await topic.trigger_many([(n, n) for n in range(150)] * 2)
     await _bury(topic)
@@ -204,7 +205,7 @@ async def test_old_letters_are_discarded_and_counted(face: Any, clock: Clock, co
 
 
 async def test_beyond_the_cap_the_oldest_are_discarded_and_counted(face: Any, clock: Clock, conserved: Any) -> None:
-    topic = face.topic("t", max_dead=3)
+    topic = face.topic("t", max_dead_letters=3)
     for n in range(5):
         await topic.trigger_many([(n, 1), (n, 2)])
         await _bury(topic)
@@ -216,7 +217,7 @@ async def test_beyond_the_cap_the_oldest_are_discarded_and_counted(face: Any, cl
 
 
 async def test_what_dies_of_lapsed_leases_is_capped_too(face: Any, clock: Clock, conserved: Any) -> None:
-    topic = face.topic("t", max_dead=1, max_attempts=1, lease="30s")
+    topic = face.topic("t", max_dead_letters=1, max_attempts=1, lease="30s")
     await topic.trigger_many([(n, n) for n in range(3)])
     assert len(await topic.take(10)) == 3
     clock.advance("30s")
@@ -232,7 +233,7 @@ async def test_a_lower_cap_is_reached(face: Any, url: str, namespace: str, clock
     await _bury(topic)
     # When a program with a lower cap buries one
     with Gate(url, namespace=namespace, clock=clock) as other:
-        lower = other.topic("t", max_dead=5)
+        lower = other.topic("t", max_dead_letters=5)
         lower.trigger("k")
         lower.bury(lower.take(1))
     # Then no more than that are left
@@ -362,8 +363,8 @@ async def test_what_dies_again_meanwhile_is_not_sent_back_for_ever(
         ({"until": datetime(2024, 5, 1)}, "until=.*naive"),  # noqa: DTZ001
         ({"limit": -1}, "limit=-1"),
         ({"limit": True}, "limit=True"),
-        ({"ids": ["0-1"], "key": "a"}, "ids=.*by their ids or by what they have in common"),
-        ({"ids": ["0-1"], "limit": 1}, "ids=.*by their ids or by what they have in common"),
+        ({"ids": ["0-1"], "key": "a"}, "ids=.*ids cannot be combined"),
+        ({"ids": ["0-1"], "limit": 1}, "ids=.*ids cannot be combined"),
     ],
 )
 async def test_a_choice_that_makes_no_sense_is_refused(
@@ -440,6 +441,6 @@ async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
     assert raw.hset(name, field, "spoilt") == 0
     before = everything()
     # Then that is said, and neither letter is moved
-    with pytest.raises(UnexpectedData, match=f":{part}: holds under {field} what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=f":{part}: holds corrupt data under {field}"):
         await getattr(topic.dead, verb)(ids)
     assert everything() == before

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import Delivery, Gate, InvalidArgument, Trigger, UnexpectedData
+from idemgate import Delivery, Gate, InvalidArgument, Trigger
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Forward
@@ -83,7 +84,7 @@ async def test_tokens_rise_for_each_key(face: Any, clock: Clock) -> None:
         await topic.trigger("k")
         delivery = await _taken(topic, 10)
         tokens.append(delivery.token)
-        end = (topic.ack, topic.nack, topic.give_back)[turn % 3]
+        end = (topic.ack, topic.nack, topic.release)[turn % 3]
         assert await end(delivery) == "ok"
         if turn == 10:
             clock.advance("1h")
@@ -198,7 +199,7 @@ async def test_a_late_owner_that_nobody_followed_may_still_finish(face: Any, clo
     assert (await topic.stats())["lapsed"] == 0
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "give_back", "extend"])
+@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "release", "extend"])
 async def test_a_former_owner_changes_nothing(face: Any, clock: Clock, everything: Any, verb: str) -> None:
     topic = face.topic("t", lease="30s")
     await topic.trigger("k")
@@ -256,7 +257,7 @@ async def test_giving_back_undoes_the_attempt(face: Any, clock: Clock, at: At, c
     for _ in range(5):
         delivery = await _taken(topic)
         assert (delivery.attempt, delivery.due_at, delivery.reason) == (1, at(60), "window")
-        assert await topic.give_back(delivery) == "ok"
+        assert await topic.release(delivery) == "ok"
     # Then it is as it was; what is triggered now joins it
     assert (await topic.trigger("k", 2)).status == "merged"
     assert [(one.count, one.attempt) for one in await topic.take(10)] == [(2, 1)]
@@ -268,7 +269,7 @@ async def test_giving_back_a_retry_leaves_its_earlier_attempts(face: Any) -> Non
     topic = face.topic("t", backoff=0)
     await topic.trigger("k")
     await topic.nack(await _taken(topic), reason="no")
-    await topic.give_back(await _taken(topic))
+    await topic.release(await _taken(topic))
     again = await _taken(topic)
     assert (again.attempt, again.failure) == (2, "no")
 
@@ -402,7 +403,7 @@ async def test_a_batch_is_settled_in_its_order(face: Any) -> None:
     await topic.trigger_many([(n, n) for n in range(20)])
     taken = await topic.take(100)
     assert await topic.nack(taken[:10], reason="no") == ["dead"] * 10
-    assert await topic.give_back(taken[10:15]) == ["ok"] * 5
+    assert await topic.release(taken[10:15]) == ["ok"] * 5
     assert await topic.extend(taken) == ["lost"] * 15 + ["ok"] * 5
     assert await topic.bury(taken[15:], reason="no") == ["dead"] * 5
     stats = await topic.stats()
@@ -533,7 +534,7 @@ def test_whoever_takes_is_told_when_to_come_again(gate: Gate, clock: Clock, how:
     calls = topic.open()
     call: Any = {
         "take": calls.take(0, 10),
-        "turn": calls.turn(0, [Settlement("ack", taken[0])], 10),
+        "turn": calls.settle_and_take(0, [Settlement("ack", taken[0])], 10),
         "forward": calls.forward(0, Forward("list", None, 0), 10),
     }[how]
     now = round(clock.now().timestamp() * 1000)
@@ -580,7 +581,7 @@ def test_a_turn_knows_how_each_of_its_deliveries_ended(gate: Gate, clock: Clock)
         Settlement("bury", three, 0, "third"),
         Settlement("nack", four, 2_000, "fourth"),
     ]
-    turned = gate.context.link.run(topic.open().turn(0, ends, 10))
+    turned = gate.context.link.run(topic.open().settle_and_take(0, ends, 10))
     assert turned.settled.outcomes == ["ok", "ok", "dead", "ok"]
     # Then each is known with its reason, and comes at its time
     assert [(one.key, one.reason) for one in topic.dead.list()] == [("2", "third")]
@@ -594,5 +595,5 @@ def test_to_end_nothing_ends_nothing(gate: Gate) -> None:
     topic.trigger("k")
     assert run(topic.open().settle(0, [])).outcomes == []
     assert run(topic.open().extend(0, [])) == []
-    turned = run(topic.open().turn(0, [], 1))
+    turned = run(topic.open().settle_and_take(0, [], 1))
     assert (turned.settled.outcomes, [one.key for one in turned.taken.deliveries]) == ([], ["k"])

@@ -11,8 +11,9 @@ import msgpack
 import pytest
 import redis
 
-from idemgate import Gate, Trigger, UnexpectedData
+from idemgate import Gate, Trigger
 from idemgate.core import keys
+from idemgate.errors import UnexpectedData
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
 
@@ -27,7 +28,7 @@ def _marks(memo: dict[bytes, bytes]) -> int:
 
 def test_thousands_with_times_of_their_own_are_each_known_as_long_as_they_should_be(gate: Gate, clock: Clock) -> None:
     # Given events whose messages are due at any time, of a rate that rises to hundreds a call and falls again
-    topic = gate.topic("t", remember="60s", merge="count")
+    topic = gate.topic("t", dedup_retention="60s", merge="count")
     dice, known = random.Random(1), dict[tuple[str, int], int]()
     for step in range(60):
         clock.advance(dice.randrange(8_000) / 1000)
@@ -51,7 +52,7 @@ def test_thousands_with_times_of_their_own_are_each_known_as_long_as_they_should
 
 def test_a_table_shrinks_again(gate: Gate, raw: Any, clock: Clock) -> None:
     # Given thousands of events that are out of date
-    topic = gate.topic("t", remember="60s")
+    topic = gate.topic("t", dedup_retention="60s")
     for start_ in range(0, 5_000, 500):
         topic.trigger_many([Trigger("k", event_id=number) for number in range(start_, start_ + 500)])
     [full] = _memo(raw, gate)
@@ -81,13 +82,13 @@ async def test_an_event_of_two_slots_that_become_one_is_known_as_long_as_in_eith
     face: Any, clock: Clock, longer: str
 ) -> None:
     # Given the same event of a key in two groups, of which each has a slot, and for one it is remembered for longer
-    topic = face.topic("t", slots=2, remember="60s")
+    topic = face.topic("t", slots=2, dedup_retention="60s")
     for group in "ad":
         delay = "100s" if group == longer else None
         receipt = await topic.trigger("k", event_id="e", group=group, delay=delay)
         assert receipt.status == "scheduled"
     # When both slots are one
-    await topic.reslot(1)
+    await topic.reshard(1)
     clock.advance("90s")
     # Then it is known for that time
     assert (await topic.trigger("k", event_id="e", group="a")).status == "duplicate"
@@ -110,7 +111,7 @@ async def test_thousands_move_with_their_slot_and_to_that_of_their_group(
     ]
     await topic.trigger_many(many)
     # When the topic is given other slots
-    await topic.reslot(after)
+    await topic.reshard(after)
     # Then each event is in the slot where it will be asked for, and the others are gone
     assert sum(_marks(memo) for memo in _memo(raw, face.gate, slots=after)) == 3_000
     assert all(_marks(memo) == 0 for memo in _memo(raw, face.gate, slots=before) if before != after)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from idemgate import DecodeError, Gate, InvalidArgument
+from idemgate import Gate, InvalidArgument
 from idemgate.core import keys
+from idemgate.errors import DecodeError
 from idemgate.testing import Clock
 from idemgate.topics.messages import Forward
 
@@ -21,7 +22,7 @@ def test_due_messages_move_with_all_their_facts(gate: Gate, clock: Clock, raw: A
     clock.advance("1s")
     topic.trigger("ann", 2)
     topic.trigger("bob", 3)
-    target = f"jobs-{gate.namespace}".encode() if named else topic.outboxes()[0].encode()
+    target = f"jobs-{gate.namespace}".encode() if named else topic.forward_targets()[0].encode()
     clock.advance("9s")
     # When what is due is sent on, and the same request comes once more
     call = topic.open().forward(0, Forward(kind, target if named else None, 0), 100)
@@ -30,7 +31,7 @@ def test_due_messages_move_with_all_their_facts(gate: Gate, clock: Clock, raw: A
     assert first == again
     assert first.sent == 1
     entries = raw.lrange(target, 0, -1) if kind == "list" else [fields for _, fields in raw.xrange(target)]
-    (found,) = [topic.received(entry) for entry in entries]
+    (found,) = [topic.decode_forwarded(entry) for entry in entries]
     assert (found.key, found.payload, found.count, found.reason) == ("ann", [1, 2], 2, "window")
     assert (found.token > 0, found.attempt) == (True, 1)
     stats = topic.stats()
@@ -44,7 +45,12 @@ def test_priorities_are_kept_and_the_target_is_bounded(gate: Gate, raw: Any) -> 
         topic.trigger(f"j{number}", priority=number)
     assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 4), 3)).sent == 3
     assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 4), 100)).sent == 7
-    assert [topic.received(entry).key for entry in raw.lrange(topic.outboxes()[0], 0, -1)] == ["j3", "j2", "j1", "j0"]
+    assert [topic.decode_forwarded(entry).key for entry in raw.lrange(topic.forward_targets()[0], 0, -1)] == [
+        "j3",
+        "j2",
+        "j1",
+        "j0",
+    ]
 
 
 @pytest.mark.parametrize("keep", [0, 1, 200])
@@ -54,7 +60,7 @@ def test_a_stream_keeps_about_as_many_as_it_should(gate: Gate, raw: Any, keep: i
     for _ in range(4):
         assert gate.context.link.run(topic.open().forward(0, Forward("stream", None, keep), 100)).sent == 100
     # Whole nodes of a stream go, of a hundred entries each
-    kept = raw.xlen(topic.outboxes()[0])
+    kept = raw.xlen(topic.forward_targets()[0])
     assert keep <= kept <= keep + 100 if keep else kept == 400
 
 
@@ -89,20 +95,20 @@ def test_what_was_blocked_is_sent_on_too(gate: Gate) -> None:
     assert topic.stats().blocked == 2
     topic.ack(first)
     topic.forward("list")
-    assert topic.forward_due() + topic.forward_due() == 2
+    assert topic.forward_once() + topic.forward_once() == 2
     assert (topic.stats().pending, topic.stats()["forwarded_triggers"]) == (0, 2)
 
 
 def test_a_target_of_another_type_is_refused_and_nothing_is_moved(gate: Gate, raw: Any) -> None:
-    from idemgate import UnexpectedData
+    from idemgate.errors import UnexpectedData
 
     topic = gate.topic("jobs")
     topic.trigger("a", 1)
-    raw.set(topic.outboxes()[0], "text")
+    raw.set(topic.forward_targets()[0], "text")
     with pytest.raises(UnexpectedData, match="out: holds a string, expected a list"):
         gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 100))
     assert topic.stats().pending == 1
-    raw.delete(topic.outboxes()[0])
+    raw.delete(topic.forward_targets()[0])
 
 
 def test_what_makes_no_sense_is_refused(gate: Gate) -> None:
@@ -112,11 +118,11 @@ def test_what_makes_no_sense_is_refused(gate: Gate) -> None:
     with pytest.raises(InvalidArgument, match="keep"):
         topic.forward("list", keep=-1)
     with pytest.raises(DecodeError):
-        topic.received(b"no message")
+        topic.decode_forwarded(b"no message")
     with pytest.raises(DecodeError, match="message"):
-        topic.received({b"other": b""})
+        topic.decode_forwarded({b"other": b""})
     topic.forward("list")
-    with pytest.raises(InvalidArgument, match="sent on"):
+    with pytest.raises(InvalidArgument, match="is forwarded"):
         topic.handler(print)
 
 
@@ -129,7 +135,7 @@ def test_what_was_flushed_says_so_where_it_is_sent(gate: Gate, clock: Clock, raw
     # When it is sent on
     assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 1
     # Then it is due since the flush
-    (found,) = [topic.received(entry) for entry in raw.lrange(topic.outboxes()[0], 0, -1)]
+    (found,) = [topic.decode_forwarded(entry) for entry in raw.lrange(topic.forward_targets()[0], 0, -1)]
     assert (found.reason, found.due_at) == ("flush", clock.now())
 
 
@@ -138,7 +144,7 @@ def test_a_target_may_keep_one(gate: Gate, raw: Any) -> None:
     for key in ("a", "b", "c"):
         topic.trigger(key)
     assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 1), 100)).sent == 3
-    assert raw.llen(topic.outboxes()[0]) == 1
+    assert raw.llen(topic.forward_targets()[0]) == 1
 
 
 def test_forwarding_nothing_writes_nothing(gate: Gate, everything: Any) -> None:

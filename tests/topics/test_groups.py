@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, UnexpectedData
+from idemgate import Gate, InvalidArgument
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 
 
@@ -158,7 +159,7 @@ async def test_a_group_waits_for_a_retry_that_was_joined_unless_its_caller_named
     assert await keys_taken(topic) == ([] if named else ["k"])
 
 
-@pytest.mark.parametrize("end", ["nack", "give_back", "lapse"])
+@pytest.mark.parametrize("end", ["nack", "release", "lapse"])
 async def test_a_group_lets_a_key_go_that_moved_to_another(face: Any, clock: Clock, end: str) -> None:
     # Given a delivery of one group, and behind it a trigger of its key for another group
     topic = face.topic("orders", backoff=0, lease="30s")
@@ -365,7 +366,7 @@ async def test_a_group_that_is_none_of_ours_is_named_before_anything_is_taken(
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # When the next of it would go, then that is said, and nothing is written
-    with pytest.raises(UnexpectedData, match=":busy: holds under ann what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":busy: holds corrupt data under ann"):
         await topic.take(1)
     assert everything() == before
 
@@ -384,6 +385,6 @@ async def test_what_lapses_between_two_groups_is_not_touched_where_either_is_non
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # Then that is said, and nothing is written
-    with pytest.raises(UnexpectedData, match=":busy: holds under ann what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":busy: holds corrupt data under ann"):
         await topic.take(1)
     assert everything() == before

@@ -8,9 +8,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import Gate, Topic, Trigger, UnexpectedData
+from idemgate import Gate, Topic, Trigger
 from idemgate.core.calls import Call
-from idemgate.core.chunks import BYTES, portions
+from idemgate.core.chunks import BYTES, split_batches
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement
 from idemgate.topics.messages import Delivery, Forward, Taken
@@ -23,7 +24,7 @@ LARGE = "x" * 50_000
 def taken(topic: Topic, n: int = 100) -> Taken:
     """What one script call takes."""
     calls = topic.open()
-    return topic.opening.context.link.run(calls.take(0, n))
+    return topic.definition.context.link.run(calls.take(0, n))
 
 
 def keys_of(deliveries: list[Delivery[Any]]) -> list[str]:
@@ -54,7 +55,7 @@ async def put(topic: Any, clock: Clock, n: int, payload: object = LARGE, **more:
     ],
 )
 def test_a_portion_is_a_number_and_a_number_of_bytes_or_one(sizes: list[int], lengths: list[int]) -> None:
-    found = portions(list(enumerate(sizes)), lambda entry: entry[1], 4)
+    found = split_batches(list(enumerate(sizes)), lambda entry: entry[1], 4)
     assert [len(part) for part in found] == lengths
     assert [entry for part in found for entry in part] == list(enumerate(sizes))
 
@@ -123,7 +124,7 @@ async def test_a_turn_ends_and_takes_by_bytes(gate: Gate, clock: Clock) -> None:
     topic, run = gate.topic("t"), gate.context.link.run
     keys = await put(topic.aio, clock, 4)
     first = taken(topic).deliveries
-    turned = run(topic.open().turn(0, [Settlement("ack", one) for one in first], 100))
+    turned = run(topic.open().settle_and_take(0, [Settlement("ack", one) for one in first], 100))
     assert turned.settled.outcomes == ["ok", "ok"]
     assert keys_of(turned.taken.deliveries) == keys[2:]
 
@@ -250,10 +251,10 @@ async def test_large_messages_are_sent_on_a_few_a_call(
     first = gate.context.link.run(topic.open().forward(0, Forward(kind, None, 0), 100))
     assert (first.sent, first.more) == (2, True)
     topic.forward(kind)
-    assert await face.topic("t").forward_due() == 3
-    (box,) = topic.outboxes()
+    assert await face.topic("t").forward_once() == 3
+    (box,) = topic.forward_targets()
     entries = raw.lrange(box, 0, -1) if kind == "list" else [fields for _, fields in raw.xrange(box)]
-    assert keys_of([topic.received(entry) for entry in entries]) == keys
+    assert keys_of([topic.decode_forwarded(entry) for entry in entries]) == keys
 
 
 @pytest.mark.parametrize("verb", ["redrive", "delete"])
@@ -268,7 +269,7 @@ async def test_large_letters_are_moved_a_few_a_call(
     assert len(letters) == 7
     ids = [one.id for one in letters]
     first = gate.context.link.run(
-        gate.topic("t").open().exhume(0, verb, [one.partition("-")[2] for one in ids] if named else [])
+        gate.topic("t").open().take_dead(0, verb, [one.partition("-")[2] for one in ids] if named else [])
     )
     assert (first.taken, first.left, first.seen) == (2, 5, 2)
     assert await getattr(topic.dead, verb)(ids if named else None) == 5
@@ -276,7 +277,7 @@ async def test_large_letters_are_moved_a_few_a_call(
 
 
 async def test_large_letters_beyond_the_cap_are_discarded(face: Any, clock: Clock) -> None:
-    topic = face.topic("t", max_dead=2)
+    topic = face.topic("t", max_dead_letters=2)
     await put(topic, clock, 9)
     for one in await topic.take(9):
         await topic.bury(one)
@@ -288,7 +289,7 @@ async def test_large_messages_are_moved_to_other_slots(face: Any, clock: Clock) 
     topic = face.topic("t", priority=True, slots=1)
     keys = await put(topic, clock, 9)
     held = await topic.take(2)
-    assert (await topic.reslot(2)).moved >= 9
+    assert (await topic.reshard(2)).moved >= 9
     assert await topic.ack(held) == ["ok", "ok"]
     assert sorted(keys_of(await topic.take(9))) == keys[2:]
 
@@ -324,7 +325,7 @@ async def test_a_large_value_that_is_none_of_ours_is_refused(
     before = everything()
     # When it is taken, kept or ended, then that is said, and nothing is written
     for verb in ("extend", "ack") if part == "flight" else ("take",):
-        with pytest.raises(UnexpectedData, match="holds under k what idemgate has not written"):
+        with pytest.raises(UnexpectedData, match="holds corrupt data under k"):
             await getattr(topic, verb)(delivery if part == "flight" else 1)
         assert everything() == before
 
@@ -343,7 +344,7 @@ async def test_a_large_delivery_that_holds_another_kind_of_value_is_refused(
     before = everything()
     # When it is kept or ended, then that is said, and nothing is written
     for verb in (topic.extend, topic.ack):
-        with pytest.raises(UnexpectedData, match="holds under k what idemgate has not written"):
+        with pytest.raises(UnexpectedData, match="holds corrupt data under k"):
             await verb(delivery)
         assert everything() == before
 
@@ -570,12 +571,12 @@ async def test_a_call_behind_one_whose_answer_was_spoilt_is_refused(
         raw.hset(told, request, "spoilt")
     before = everything()
     # Then nobody can say whether the second may go, and nothing is written
-    with pytest.raises(UnexpectedData, match="holds what is no reply of ours"):
+    with pytest.raises(UnexpectedData, match="holds a corrupt reply"):
         gate.context.link.run(second)
     assert everything() == before
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "give_back"])
+@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "release"])
 async def test_deliveries_end_by_the_bytes_of_what_waits_behind_them(face: Any, raw: Any, verb: str) -> None:
     topic = face.topic("t", merge="first", max_attempts=2)
     held = await behind(topic, 6)
@@ -605,7 +606,7 @@ async def test_a_turn_that_cannot_end_all_takes_nothing(gate: Gate, everything: 
     topic = gate.topic("t", merge="first")
     held = await behind(topic.aio, 3)
     await topic.aio.trigger("due")
-    call = topic.open().turn(0, [Settlement("ack", one) for one in held], 10)
+    call = topic.open().settle_and_take(0, [Settlement("ack", one) for one in held], 10)
     first = replied(gate, call)
     # Then it took nothing, and says that there is work
     assert first[2:] == [first[1], 0, b"ok", b"ok", b"left"]
@@ -629,7 +630,7 @@ async def test_letters_meet_what_they_join_by_bytes(face: Any, gate: Gate) -> No
     await topic.trigger_many([(f"k{number}", "small") for number in range(5)])
     await topic.bury(await topic.take(5))
     await grown(topic, 5)
-    first = gate.context.link.run(gate.topic("t").open().exhume(0, "redrive", []))
+    first = gate.context.link.run(gate.topic("t").open().take_dead(0, "redrive", []))
     assert (first.taken, first.left, first.seen) == (2, 3, 2)
     assert await topic.dead.redrive() == 3
     assert {one.count for one in await topic.take(5)} == {2}
@@ -664,7 +665,7 @@ async def test_what_is_left_is_done_where_its_slot_has_moved(gate: Gate, clock: 
     ends = topic.open().settle_many([Settlement("ack", one) for one in held])
     assert {replied(gate, call)[-1] for call in puts.calls} == {5}
     assert {replied(gate, call)[-1] for call in ends.calls} == {b"left"}
-    topic.reslot(2)
+    topic.reshard(2)
     # When copies of them come, then all is done, in its order
     assert [one.status for one in gate.context.link.run_all(puts)] == ["merged"] * 200
     assert gate.context.link.run_all(ends) == ["ok"] * 5

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate, ServerRejected, Trigger
+from idemgate import Gate, Trigger
+from idemgate.errors import ServerRejected
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 from tests.conftest import Face
@@ -105,7 +106,7 @@ async def test_what_ends_work_goes_on(face: Face, clock: Clock, everything: Dump
     assert await topic.ack(taken["ack"]) == "ok"
     assert await topic.nack(taken["nack"], reason="why", delay="10s") == "ok"
     assert await topic.bury(taken["bury"], reason="why") == "dead"
-    assert await topic.give_back(taken["give"]) == "ok"
+    assert await topic.release(taken["give"]) == "ok"
     assert await topic.extend(taken["extend"]) == "ok"
     assert await topic.cancel("cancelled") == "in_flight"
     assert await topic.cancel("pending") == "cancelled"
@@ -153,7 +154,7 @@ async def test_groups_and_limits_go_on_too(face: Face, clock: Clock, everything:
     assert (stats.ready, stats.blocked, stats.in_flight, stats.dead) == (4, 4, 1, 1)
     # And nothing new goes out, or half so
     await _refused(topic.take(10), everything)
-    await _refused(topic.forward_due(), everything)
+    await _refused(topic.forward_once(), everything)
 
 
 async def test_a_second_ack_is_answered(face: Face, full: Any) -> None:

@@ -38,7 +38,7 @@ async def _deliver(merged: Any, face: Any) -> Any:
     """Takes the one delivery that is due, calls the handler as a worker does, acks; what the function returned."""
     topic = face.topic(merged.topic.name)
     (delivery,) = await topic.take(10)
-    returned = merged.topic.opening.handler(delivery)
+    returned = merged.topic.definition.handler(delivery)
     if inspect.isawaitable(returned):
         returned = await returned
     assert await topic.ack(delivery) == "ok"
@@ -103,7 +103,7 @@ async def test_an_async_function_stays_one(face: Any, gate: Gate) -> None:
     # When it is triggered twice, its handler is awaited with the merged arguments
     await _trigger(f, face, "k", 1)
     await _trigger(f, face, a="k", n=2)
-    assert inspect.iscoroutinefunction(f.topic.opening.handler)
+    assert inspect.iscoroutinefunction(f.topic.definition.handler)
     assert await _deliver(f, face) == "k3"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import DecodeError, Gate, append, union
+from idemgate import Gate, append, union
+from idemgate.errors import DecodeError
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 

@@ -114,7 +114,13 @@ CASES = {
         ),
     ),
 }
-LIMITS: dict[str, Any] = {"lease": 20, "max_attempts": 3, "retention": 60, "max_dead": 2, "remember": 30}
+LIMITS: dict[str, Any] = {
+    "lease": 20,
+    "max_attempts": 3,
+    "dead_retention": 60,
+    "max_dead_letters": 2,
+    "dedup_retention": 30,
+}
 KEYS = ("a", "b", "c", "d", "e")
 LENGTH = 60
 EXAMPLES = 1 + int(os.environ.get("IDEMGATE_STEPS", "11000")) // (LENGTH - 1) // len(CASES)
@@ -314,7 +320,7 @@ class Machine(RuleBasedStateMachine):
         model = self.models[slot]
         turned = self._run(
             slot,
-            self.calls.turn(slot, ending, n),
+            self.calls.settle_and_take(slot, ending, n),
             lambda reply: (_settled(model, ending), model.take(n, [key for key, _ in reply[1][0]])),
             lambda answer: (answer.settled.outcomes, _taken(answer.taken)),
         )
@@ -376,7 +382,7 @@ class Machine(RuleBasedStateMachine):
         verb = any_of.choice(["redrive", "delete"])
         known = [letter.token for letter in model.dead] + [one.token for one in self.deliveries[-1:]]
         tokens = any_of.sample(known, min(len(known), any_of.randrange(3)))
-        call = self.calls.exhume(slot, verb, [str(token) for token in tokens])
+        call = self.calls.take_dead(slot, verb, [str(token) for token in tokens])
         self._run(slot, call, lambda _: model.exhume(verb, tokens))
 
     def _redefine(self, any_of: Random) -> None:

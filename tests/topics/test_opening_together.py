@@ -21,13 +21,13 @@ async def test_many_may_use_a_topic_first(face: Any) -> None:
 def test_one_is_told_of_it_when_another_has_begun_to_make_it(gate: Gate) -> None:
     # Given two threads that were both told that there is no such topic
     topic, told = gate.topic("t"), threading.Barrier(2)
-    opening = topic.opening
-    answer = gate.context.link.run(opening.ask())
+    definition = topic.definition
+    answer = gate.context.link.run(definition.open_call())
     ended: list[bool] = []
 
     def hear() -> None:
         told.wait(30)
-        ended.append(opening.answered(answer))
+        ended.append(definition.apply_open_reply(answer))
 
     threads = [threading.Thread(target=hear) for _ in range(2)]
     for one in threads:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import DecodeError, Gate, InvalidArgument, PolicyChanged, Trigger, UnexpectedData, append, union
+from idemgate import Gate, InvalidArgument, Trigger, append, union
 from idemgate.core.keys import PARTS
+from idemgate.errors import DecodeError, PolicyChanged, UnexpectedData
 from idemgate.testing import Clock
 
 NAN = float("nan")
@@ -53,9 +54,9 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"backoff": []}, r"backoff=\[\]: has no delays\. Pass"),
     ({"backoff": ["1s", -3]}, r"backoff\[1\]=-3: is negative\. Pass"),
     ({"backoff": NAN}, r"backoff=nan: is not a finite number\. Pass"),
-    ({"retention": 0}, r"retention=0: is zero\. Pass"),
-    ({"max_dead": -1}, r"max_dead=-1: not a positive whole number\. Use"),
-    ({"remember": "soon"}, r"remember='soon': is not a duration\. Pass"),
+    ({"dead_retention": 0}, r"dead_retention=0: is zero\. Pass"),
+    ({"max_dead_letters": -1}, r"max_dead_letters=-1: not a positive whole number\. Use"),
+    ({"dedup_retention": "soon"}, r"dedup_retention='soon': is not a duration\. Pass"),
     ({"merge": "newest"}, r"merge='newest': no such merge policy\. Use one of last, first"),
     ({"merge": {}}, r"merge=\{\}: not a merge policy\. Use"),
     ({"merge": 7}, r"merge=7: not a merge policy\. Use"),
@@ -247,7 +248,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"merge": "append"}, {"merge": append(1000)}, {"merge": append(7)}),
     ({"merge": {"a": "sum", "b": "min"}}, {"merge": {"b": "min", "a": "sum", "*": "last"}}, {"merge": {"a": "sum"}}),
     ({"slots": 4}, {"slots": 4}, {"slots": 8}),
-    ({"remember": "2h"}, {"remember": 7200}, {"remember": "1h"}),
+    ({"dedup_retention": "2h"}, {"dedup_retention": 7200}, {"dedup_retention": "1h"}),
     ({"priority": True}, {"priority": True}, {"priority_boost": "1s"}),
     ({"priority_boost": "2s"}, {"priority_boost": 2, "priority": True}, {"priority_boost": "3s"}),
     ({"group_concurrency": 2}, {"group_concurrency": 2}, {"group_concurrency": 3}),
@@ -382,7 +383,7 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "ack": lambda: topic.ack(delivery),
         "nack": lambda: topic.nack(delivery),
         "bury": lambda: topic.bury(delivery),
-        "give_back": lambda: topic.give_back(delivery),
+        "release": lambda: topic.release(delivery),
         "extend": lambda: topic.extend(delivery),
         "cancel": lambda: topic.cancel("k"),
         "reschedule": lambda: topic.reschedule("k", delay=1),
@@ -393,7 +394,7 @@ def _verbs(topic: Any, delivery: Any) -> dict[str, Callable[[], Awaitable[Any]]]
         "next_due": topic.next_due,
         "pause": topic.pause,
         "resume": topic.resume,
-        "forward_due": topic.forward_due,
+        "forward_once": topic.forward_once,
         "dead.list": topic.dead.list,
         "dead.redrive": topic.dead.redrive,
         "dead.delete": lambda: topic.dead.delete(["0-1"]),
@@ -457,8 +458,8 @@ async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on
     async def next_keys() -> list[str]:
         if not onward:
             return [one.key for one in await topic.take(5)]
-        sent, (box,) = await topic.forward_due(5), sent_on.outboxes()
-        return [sent_on.received(entry).key for entry in raw.lrange(box, -sent, -1)]
+        sent, (box,) = await topic.forward_once(5), sent_on.forward_targets()
+        return [sent_on.decode_forwarded(entry).key for entry in raw.lrange(box, -sent, -1)]
 
     slot = f"ig1:{{{namespace}:topic:t:0/1}}"
     if damage == "spoilt":
@@ -535,7 +536,7 @@ async def test_a_slot_of_another_layout_is_left_alone(
     # Given a slot that a later version of this library wrote
     key = f"ig1:{{{namespace}:topic:t:0/1}}:facts".encode()
     raw.hset(key, "v", "2")
-    await _all_refuse(topic, delivery, everything, key, "says layout 2, this program knows layout 1")
+    await _all_refuse(topic, delivery, everything, key, "has layout 2, this version supports layout 1")
 
 
 @pytest.mark.damages("wrong-type")

@@ -9,13 +9,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import DecodeError, DeletedTopic, Gate, InvalidArgument, Trigger, UnexpectedData
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.cli import main
-from idemgate.errors import TopicInUse
+from idemgate.errors import DecodeError, TopicInUse, UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.plans import performed
-from idemgate.topics.registry import registered
-from idemgate.topics.reshard import _begin, _purge, forgetting, resizing
+from idemgate.topics.plans import run_plan
+from idemgate.topics.registry import find_entry
+from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard
+from idemgate.types import DeletedTopic
 from tests.conftest import Awaited, Face
 
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -49,7 +50,7 @@ async def test_a_store_tells_its_topics(face: Face, looking: Any, clock: Clock, 
     # Then another program reads what they are and how much is where
     mail, found = await looking.stored_topics()
     assert (found.name, found.slots, found.policy.window, found.changing_to) == ("renders", 4, 60_000, None)
-    assert found.policy.stored() == renders.policy.stored()
+    assert found.policy.pack_stored() == renders.policy.pack_stored()
     assert found.stats == await renders.stats()
     assert (found.stats.ready, found.stats.in_flight, found.stats.dead, found.stats["accepted"]) == (7, 2, 1, 10)
     assert (mail.name, mail.slots, mail.stats.scheduled, mail.stats.next_due, mail.stats.paused) == (
@@ -89,8 +90,8 @@ async def test_an_entry_that_is_none_of_ours_is_said(
     raw.hset(f"ig1:{{{face.gate.namespace}:topics}}", *NOTED[field])
     before = everything()
     # When anybody goes by it, then it is an error that says so, and nothing is written
-    for ask in (looking.stored_topics, lambda: topic.reslot(4), topic.forget, lambda: topic.forget(discard=True)):
-        with pytest.raises((UnexpectedData, DecodeError), match=r"holds under t|not a policy"):
+    for ask in (looking.stored_topics, lambda: topic.reshard(4), topic.delete, lambda: topic.delete(discard=True)):
+        with pytest.raises((UnexpectedData, DecodeError), match=r"of topic t|expected a policy"):
             await ask()
     assert everything() == before
 
@@ -110,7 +111,7 @@ async def test_a_counter_that_is_no_number_is_said(face: Face, looking: Any, raw
     await topic.trigger("k", 1)
     raw.hset(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:facts", "accepted", "many")
     for ask in (topic.stats, looking.stored_topics):
-        with pytest.raises(DecodeError, match=r"not counters of ours: .*many"):
+        with pytest.raises(DecodeError, match=r"expected counters: .*many"):
             await ask()
 
 
@@ -118,18 +119,18 @@ async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Cl
     # Given a topic whose slots were changed, and which is empty again
     topic = face.topic("t", window="60s", slots=2)
     await topic.trigger_many([Trigger(f"k{i}", event_id=f"e{i}") for i in range(20)])
-    await topic.reslot(4)
+    await topic.reshard(4)
     clock.advance("60s")
     await topic.ack(await topic.take(100))
     # When it is forgotten
-    gone = await topic.forget()
+    gone = await topic.delete()
     # Then it is gone, but for what expires by itself
     assert (gone.known, gone.pending, gone.in_flight, gone.dead) == (True, 0, 0, 0)
     assert await looking.stored_topics() == []
-    assert all(0 < topic.opening.context.link.command("PTTL", key) <= 86_400_000 for key in everything())
+    assert all(0 < topic.definition.context.link.command("PTTL", key) <= 86_400_000 for key in everything())
     assert {key.partition(b"}:")[2] for key in everything()} == {b"facts", b"told0", b"told1"} - {b"told1"}
     # And to forget it once more is nothing
-    assert await topic.forget() == DeletedTopic(False, 0, 0, 0)
+    assert await topic.delete() == DeletedTopic(False, 0, 0, 0)
 
 
 @pytest.mark.parametrize("held", ["pending", "in_flight", "dead"])
@@ -143,11 +144,11 @@ async def test_one_that_holds_something_is_kept(face: Face, clock: Clock, held: 
     before = everything()
     # Then it is not forgotten, nothing is written, and it goes on as before
     with pytest.raises(TopicInUse, match=r"topic 't': it holds .*\b6 .*discard=True"):
-        await topic.forget()
+        await topic.delete()
     assert everything() == before
     assert (await topic.trigger("k0", 1)).accepted
     # Unless that is said; then what was discarded is counted
-    gone = await topic.forget(discard=True)
+    gone = await topic.delete(discard=True)
     assert getattr(gone, held) == 6
     assert sum((gone.pending, gone.in_flight, gone.dead)) == (6 if held == "pending" else 7)
 
@@ -156,13 +157,13 @@ async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: 
     # Given a topic that is found to be empty
     topic = face.topic("t", slots=2)
     await topic.ack(await topic.take(10))
-    plan = forgetting(await gate.topic("t").aio.open(), _entry(gate, "t"), False)
+    plan = plan_delete(await gate.topic("t").aio.open(), _entry(gate, "t"), False)
     looked = gate.context.link.run_all(next(plan))
     # When a message comes before it is closed
     await topic.trigger("k", 1)
     # Then the topic is not forgotten, and goes on
     with pytest.raises(TopicInUse, match="it holds 1 pending"):
-        performed(_resumed(plan, looked), gate.context.link.run_all)
+        run_plan(_resumed(plan, looked), gate.context.link.run_all)
     assert (await topic.trigger("k", 2)).status == "merged"
     assert [(one.name, one.changing_to) for one in gate.stored_topics()] == [("t", None)]
 
@@ -170,8 +171,8 @@ async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: 
 @pytest.mark.parametrize(
     ("begun", "said"),
     [
-        (0, "it is being forgotten; let that end first: idemgate forget t"),
-        (4, "it is being given 4 slots; let that end first: idemgate slots t 4"),
+        (0, "it is being deleted; let that end first: idemgate forget t"),
+        (4, "it is being resharded to 4 slots; let that end first: idemgate slots t 4"),
     ],
 )
 async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gate, begun: int, said: str) -> None:
@@ -182,25 +183,25 @@ async def test_a_change_that_was_begun_ends_before_another(face: Face, gate: Gat
     assert gate.context.link.run(_begin(calls, begun)).word == "changing"
     # Then no other one begins, and it is said which is to end
     with pytest.raises(TopicInUse) as told:
-        await topic.reslot(8)
+        await topic.reshard(8)
     assert str(told.value) == f"topic 't': {said}"
     if begun:
         with pytest.raises(TopicInUse) as told:
-            await topic.forget(discard=True)
+            await topic.delete(discard=True)
         assert str(told.value) == f"topic 't': {said}"
-        assert (await topic.reslot(begun)).after == begun
+        assert (await topic.reshard(begun)).after == begun
     # And the one that was begun goes on
-    assert await topic.forget(discard=True) == DeletedTopic(True, 1, 0, 0)
+    assert await topic.delete(discard=True) == DeletedTopic(True, 1, 0, 0)
 
 
 def test_what_was_made_only_just_now_is_forgotten_and_what_never_was_has_no_slots(gate: Gate) -> None:
     # Given a topic that somebody made after the registry was asked for it
     made = gate.topic("t").open()
-    assert performed(forgetting(made, None, True), gate.context.link.run_all) == DeletedTopic(True, 0, 0, 0)
+    assert run_plan(plan_delete(made, None, True), gate.context.link.run_all) == DeletedTopic(True, 0, 0, 0)
     # And one that nobody made
-    never = gate.topic("u").opening.provisional()
+    never = gate.topic("u").definition.build_calls()
     with pytest.raises(InvalidArgument, match="no such topic in the store"):
-        performed(resizing(never, 4, lambda _: None), gate.context.link.run_all)
+        run_plan(plan_reshard(never, 4, lambda _: None), gate.context.link.run_all)
 
 
 def test_who_comes_late_to_a_slot_that_is_open_again_discards_nothing(gate: Gate) -> None:
@@ -222,7 +223,7 @@ async def test_one_whose_slots_hold_what_is_not_ours_is_left_alone(face: Face, r
     # When it is to be forgotten, then nothing is written
     for discard in (False, True):
         with pytest.raises(UnexpectedData, match="holds a list"):
-            await topic.forget(discard=discard)
+            await topic.delete(discard=discard)
     assert everything() == before
 
 
@@ -234,7 +235,7 @@ def _resumed(plan: Any, answers: Any) -> Any:
 
 
 def _entry(gate: Gate, name: str) -> Any:
-    return gate.context.link.run(registered(gate.namespace, gate.context.clock, name))
+    return gate.context.link.run(find_entry(gate.namespace, gate.context.clock, name))
 
 
 async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str, clock: Clock) -> None:
@@ -244,7 +245,7 @@ async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str
     await used.trigger("k", 1)
     clock.advance("60s")
     (taken,) = await used.take(1)
-    await face.topic("t", window="60s", slots=4).forget(discard=True)
+    await face.topic("t", window="60s", slots=4).delete(discard=True)
     # When it goes on
     assert (await used.trigger("k", 2)).status == "scheduled"
     assert await used.ack(taken) == "lost"
@@ -252,7 +253,7 @@ async def test_who_still_uses_it_makes_it_anew(face: Face, other: Gate, url: str
     (found,) = await face.stored_topics()
     assert (found.name, found.slots, found.stats.scheduled) == ("t", 4, 1)
     # And where it is forgotten again, and somebody else makes it with other slots, that program goes by these
-    await face.topic("t", window="60s", slots=4).forget(discard=True)
+    await face.topic("t", window="60s", slots=4).delete(discard=True)
     with Gate(url, namespace=other.namespace, clock=clock) as third:
         third.topic("t", window="60s", slots=2).trigger("k")
         assert (await used.trigger("k")).status == "merged"
@@ -265,7 +266,7 @@ async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
     for killed in range(1, 20):
         topic = gate.topic(f"t{killed}", slots=2).aio
         await topic.trigger_many([(f"k{i}", i) for i in range(6)])
-        plan = forgetting(await topic.open(), _entry(gate, topic.name), True)
+        plan = plan_delete(await topic.open(), _entry(gate, topic.name), True)
         batch = plan.send(gate.context.link.run_all(next(plan)))  # it has looked, which changes nothing
         try:
             for _ in range(killed):
@@ -276,9 +277,9 @@ async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
         # When it is killed after any of them, that can be seen
         assert [one.changing_to for one in gate.stored_topics() if one.name == topic.name] == [0]
         # Then it is gone when it is said again
-        with pytest.raises(TopicInUse, match=r"being forgotten; .*: idemgate forget t\d+$"):
-            await topic.reslot(4)
-        await topic.forget(discard=True)
+        with pytest.raises(TopicInUse, match=r"being deleted; .*: idemgate forget t\d+$"):
+            await topic.reshard(4)
+        await topic.delete(discard=True)
         assert topic.name not in [one.name for one in gate.stored_topics()]
         assert (await topic.trigger("k")).status == "scheduled"
     assert steps > 3
@@ -319,7 +320,8 @@ def test_topics_are_listed_changed_and_forgotten(
         assert command("slots", "images", "8")[1] == "images has 8 slots already\n"
         (found,) = json.loads(command("topics", "--json")[1])
         assert found["policy"] == {
-            "edge": "trailing", "merge": {"n": "sum", "*": "last"}, "remember": 86400.0, "slots": 8, "window": 3600.0,
+            "edge": "trailing", "merge": {"n": "sum", "*": "last"}, "dedup_retention": 86400.0, "slots": 8,
+            "window": 3600.0,
         }  # fmt: skip
         assert (found["name"], found["slots"], found["scheduled"], found["counters"]) == (
             "images", 8, 9, {"accepted": 9},

@@ -13,9 +13,9 @@ from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement, TopicCalls, failed
+from idemgate.topics.calls import Settlement, TopicCalls, nack_items
 from idemgate.topics.messages import Forward
-from idemgate.topics.reshard import _close, _Entry, _load, _of_slot, _retell, _unload
+from idemgate.topics.reshard import _close, _Entry, _list_replies, _load, _of_slot, _unload
 from tests.scripts.states import MESSAGE
 
 Dumps = Callable[[], dict[bytes, bytes]]
@@ -91,12 +91,14 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "trigger, behind": lambda stage: stage.calls.trigger(Trigger("flying", 3)),
     "trigger_many": lambda stage: stage.calls.trigger_many([Trigger("new", n) for n in range(5)]).calls[0],
     "take": lambda stage: stage.calls.take(0, 10),
-    "turn": lambda stage: stage.calls.turn(0, [Settlement("ack", stage.flying)], 10),
-    "turn, nothing to take": lambda stage: stage.calls.turn(0, [Settlement("nack", stage.other, 5, "why")], 0),
+    "turn": lambda stage: stage.calls.settle_and_take(0, [Settlement("ack", stage.flying)], 10),
+    "turn, nothing to take": lambda stage: stage.calls.settle_and_take(
+        0, [Settlement("nack", stage.other, 5, "why")], 0
+    ),
     "ack": _settle("ack"),
     "nack": _settle("nack"),
     "bury": _settle("bury"),
-    "nack, some items": lambda stage: stage.calls.settle(0, [failed(stage.other, [2], 5, "why")]),
+    "nack, some items": lambda stage: stage.calls.settle(0, [nack_items(stage.other, [2], 5, "why")]),
     "return": _settle("return"),
     "defer": _settle("defer"),
     "forward": lambda stage: stage.calls.forward(0, Forward("list", None, 0), 10),
@@ -114,9 +116,9 @@ MUTATING: dict[str, Callable[[Stage], Call[Any]]] = {
     "flush": lambda stage: stage.calls.flush("late"),
     "flush, nothing": lambda stage: stage.calls.flush("new"),
     "flush all": lambda stage: stage.calls.flush_slot(0),
-    "redrive": lambda stage: stage.calls.exhume(0, "redrive", []),
-    "redrive, by id": lambda stage: stage.calls.exhume(0, "redrive", [stage.letter.id.partition("-")[2]]),
-    "delete": lambda stage: stage.calls.exhume(0, "delete", []),
+    "redrive": lambda stage: stage.calls.take_dead(0, "redrive", []),
+    "redrive, by id": lambda stage: stage.calls.take_dead(0, "redrive", [stage.letter.id.partition("-")[2]]),
+    "delete": lambda stage: stage.calls.take_dead(0, "delete", []),
 }
 
 
@@ -189,7 +191,7 @@ async def test_a_late_copy_of_a_turn_takes_nothing_that_it_did_not_take(
     # Given a turn that ended one delivery, one "lost", and took the next two
     stage.topic.trigger("second", 1)
     stranger = Delivery("t", 0, b"other", 7, 1, stage.other._message)
-    call = stage.calls.turn(0, [Settlement("ack", stage.other), Settlement("nack", stranger, 5)], 2)
+    call = stage.calls.settle_and_take(0, [Settlement("ack", stage.other), Settlement("nack", stranger, 5)], 2)
     outcomes, (taken, lapsed) = await stage.run(call)
     assert (outcomes, [one[0] for one in taken], lapsed) == (["ok", "lost"], ["ripe", "second"], 0)
     # And one of them ended, and another message is due
@@ -201,7 +203,7 @@ async def test_a_late_copy_of_a_turn_takes_nothing_that_it_did_not_take(
     assert everything() == before
     # And where it had taken nothing, a copy takes nothing either
     stage.topic.pause()
-    again = stage.calls.turn(0, [Settlement("nack", stage.flying, 5)], 2)
+    again = stage.calls.settle_and_take(0, [Settlement("nack", stage.flying, 5)], 2)
     first = await stage.run(again)
     assert first == (["ok"], ([], 0))
     stage.topic.resume()
@@ -218,7 +220,7 @@ async def test_what_is_wrong_with_the_next_message_does_not_keep_a_delivery_from
     pending = stage.calls.keys(0)[1]
     raw.hset(pending, "ripe", b"no message")
     # When a turn ends a delivery, and would take that next
-    outcomes, taken = await stage.run(stage.calls.turn(0, [Settlement("ack", stage.other)], 2))
+    outcomes, taken = await stage.run(stage.calls.settle_and_take(0, [Settlement("ack", stage.other)], 2))
     # Then it has ended, and the next take says what is wrong
     assert (outcomes, taken) == (["ok"], ([], 0))
     with pytest.raises(UnexpectedData, match="ripe") as caught:
@@ -233,13 +235,17 @@ async def test_a_remembered_reply_that_is_none_of_ours_is_named(
 ) -> None:
     # Given a call whose reply is remembered, and is not as it was written
     ends = [Settlement("ack", stage.other)]
-    call = {"take": stage.calls.take(0, 1), "settle": stage.calls.settle(0, ends), "turn": stage.calls.turn(0, ends, 0)}
+    call = {
+        "take": stage.calls.take(0, 1),
+        "settle": stage.calls.settle(0, ends),
+        "turn": stage.calls.settle_and_take(0, ends, 0),
+    }
     await stage.run(call[verb])
     (told,) = [key for key in stage.calls.keys(0) if b":told" in key and raw.exists(key)]
     raw.hset(told, mapping={name: b"spoilt" for name in raw.hkeys(told) if name})
     before = everything()
     # When a copy of it comes, then it is told which key is to blame, and has no effect
-    with pytest.raises(UnexpectedData, match="no reply of ours") as caught:
+    with pytest.raises(UnexpectedData, match="a corrupt reply") as caught:
         await stage.run(call[verb])
     assert caught.value.redis_key == told.decode()
     assert everything() == before
@@ -254,13 +260,13 @@ async def test_replies_are_shown_with_the_requests_they_were_given_to(stage: Sta
         clock.advance("30s")
         await stage.run(call)
     # Then of each log all of them are shown, and nothing else
-    shown = [await stage.run(_retell(stage.calls, 0, log, b"0")) for log in (0, 1)]
+    shown = [await stage.run(_list_replies(stage.calls, 0, log, b"0")) for log in (0, 1)]
     names = [entry.name for _, entries in shown for entry in entries]
     assert {bytes(call.args[1])[2:16] for call in calls} <= {*names}
     assert all(len(name) == 14 for name in names)
     # And of what is older, nothing
     clock.advance("90s")
-    assert [await stage.run(_retell(stage.calls, 0, log, b"0")) for log in (0, 1)] == [(b"0", []), (b"0", [])]
+    assert [await stage.run(_list_replies(stage.calls, 0, log, b"0")) for log in (0, 1)] == [(b"0", []), (b"0", [])]
 
 
 @pytest.mark.damages("undecodable")
@@ -280,7 +286,7 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
         *([calls.flush_slot(0)] if part == "pending" else []),
         calls.settle(0, [Settlement("ack", stage.flying)]),
         calls.settle(0, [Settlement("nack", stage.flying, 5)]),
-        calls.turn(0, [Settlement("nack", stage.flying, 5)], 2),
+        calls.settle_and_take(0, [Settlement("nack", stage.flying, 5)], 2),
         *([calls.extend(0, [stage.flying])] if part == "flight" else []),
     ):
         # Then whatever would change it says so, and changes nothing

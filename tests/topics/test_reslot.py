@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, PolicyChanged, ServerRejected, StoreUnavailable, Trigger, UnexpectedData
+from idemgate import Gate, InvalidArgument, StoreUnavailable, Trigger
 from idemgate.core.calls import Batch
 from idemgate.core.keys import slot_of
-from idemgate.errors import TopicInUse
+from idemgate.errors import PolicyChanged, ServerRejected, TopicInUse, UnexpectedData
 from idemgate.testing import Clock, audit
-from idemgate.topics.reshard import ReshardProgress, resizing
+from idemgate.topics.reshard import ReshardProgress, plan_reshard
 from tests.conftest import Awaited, Face
 
 KEYS = [f"k{i}" for i in range(40)]
@@ -75,7 +75,7 @@ async def test_everything_is_as_it_was(face: Face, clock: Clock, conserved: Any,
     flying = await _filled(topic, clock)
     seen = await _seen(topic)
     # When it is given another number of slots
-    done = await topic.reslot(after)
+    done = await topic.reshard(after)
     # Then nobody sees a difference but in that number
     assert (done.before, done.after) == ((before, after) if before != after else (after, after))
     assert topic.policy.slots == after
@@ -107,7 +107,7 @@ async def test_everything_is_as_it_was(face: Face, clock: Clock, conserved: Any,
 async def test_nothing_stays_behind(face: Face, clock: Clock, everything: Callable[[], dict[bytes, bytes]]) -> None:
     topic = face.topic("t", **_policy(4))
     await _filled(topic, clock)
-    await topic.reslot(1)
+    await topic.reshard(1)
     left = [key.decode().partition("}:") for key in everything() if b"/4}" in key]
     assert {part for _, _, part in left} == {"facts"}
     assert len(left) == 4
@@ -123,7 +123,7 @@ async def test_a_program_that_did_not_notice_goes_on(
     stale = late.aio if face.awaiting else Awaited(late)
     flying = await _filled(stale, clock)
     # When the other gives it another number of slots
-    await topic.reslot(after)
+    await topic.reshard(after)
     # Then whatever the first asks is answered in the new slots
     assert (await stale.trigger(KEYS[0], 2)).status == "merged"
     assert {one.status for one in await stale.trigger_many([(key, 3) for key in KEYS])} == {"merged"}
@@ -153,7 +153,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "dead": lambda topic: topic.dead.list(5),
     "redrive": lambda topic: topic.dead.redrive(),
     "delete": lambda topic: topic.dead.delete(),
-    "forward": lambda topic: topic.forward_due(),
+    "forward": lambda topic: topic.forward_once(),
 }
 
 
@@ -172,7 +172,7 @@ async def test_the_first_call_after_it_is_the_same_as_without(
         clock.set(clock.microseconds() / 1_000_000 - 120)
     clock.advance("200s")
     # When one of them is given other slots
-    await face.topic("t", **_policy(before)).reslot(after)
+    await face.topic("t", **_policy(before)).reshard(after)
     # Then the program is answered alike
     answers = [await VERBS[verb](topic) for topic in stale]
     shown = [_shown(answer) for answer in answers]
@@ -198,7 +198,7 @@ async def _ended(topic: Any, flying: dict[str, Any], conserved: Any) -> None:
 async def _steps(gate: Gate, name: str, slots: int, most: int) -> int:
     """Performs at most that many steps of a change; how many it did."""
     calls, link = gate.topic(name).open(), gate.context.link
-    plan = resizing(calls, slots, lambda _: None)
+    plan = plan_reshard(calls, slots, lambda _: None)
     batch: Batch[list[Any]] = next(plan)
     for step in range(most):
         try:
@@ -229,9 +229,9 @@ async def test_killed_anywhere_it_goes_on(
         assert (stored.changing_to, stored.slots) == (after, before)
         assert sum((stored.stats.in_flight, stored.stats.dead)) >= seen[0][4] + seen[0][5]
         # And begun anew it ends, and nothing is lost or there twice
-        with pytest.raises(TopicInUse, match=f"it is being given {after} slots; .*: idemgate slots \\S+ {after}$"):
-            await topic.reslot(64)
-        await topic.reslot(after)
+        with pytest.raises(TopicInUse, match=f"being resharded to {after} slots; .*: idemgate slots \\S+ {after}$"):
+            await topic.reshard(64)
+        await topic.reshard(after)
         assert await _seen(topic) == seen
         await _ended(topic, flying, conserved)
 
@@ -241,7 +241,7 @@ async def test_two_at_once_do_no_harm(gate: Gate, other: Gate, clock: Clock) -> 
     topic = gate.topic("t", **_policy(2)).aio
     await _filled(topic, clock)
     seen = await _seen(topic)
-    plans = [resizing(one.topic("t", **_policy(2)).open(), 8, lambda _: None) for one in (gate, other)]
+    plans = [plan_reshard(one.topic("t", **_policy(2)).open(), 8, lambda _: None) for one in (gate, other)]
     batches = [next(plan) for plan in plans]
     while plans:
         for at in reversed(range(len(plans))):
@@ -265,13 +265,13 @@ async def test_one_that_slept_through_its_change_and_the_way_back_does_nothing(
         topic = gate.topic(name, **_policy(1)).aio
         flying = await _filled(topic, clock)
         seen = await _seen(topic)
-        plan = resizing(await topic.open(), 2, lambda _: None)
+        plan = plan_reshard(await topic.open(), 2, lambda _: None)
         batch: Batch[list[Any]] = next(plan)
         for _ in range(slept):
             batch = plan.send(gate.context.link.run_all(batch))
         answers = gate.context.link.run_all(batch)
-        await other.topic(name, **_policy(1)).aio.reslot(2)
-        await other.topics[name].aio.reslot(1)
+        await other.topic(name, **_policy(1)).aio.reshard(2)
+        await other.topics[name].aio.reshard(1)
         # Then what it does when it wakes up changes nothing, but for a change that it only now begins
         with suppress(StopIteration):
             while True:
@@ -286,14 +286,14 @@ async def test_a_late_copy_of_any_step_changes_nothing(gate: Gate, clock: Clock)
     # Given every call of a change
     topic = gate.topic("t", **_policy(2)).aio
     await _filled(topic, clock)
-    plan, sent = resizing(await topic.open(), 8, lambda _: None), []
+    plan, sent = plan_reshard(await topic.open(), 8, lambda _: None), []
     try:
         batch = next(plan)
         while True:
             sent.append(batch)
             batch = plan.send(gate.context.link.run_all(batch))
     except StopIteration:
-        gate.topic("t").opening.lay_out(8)
+        gate.topic("t").definition.set_slots(8)
     seen = await _seen(topic)
     # When each arrives once more, after it
     for batch in sent:
@@ -319,7 +319,7 @@ async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Cl
     seen = await _seen(topic)
     # When they are sent again after the topic was given other slots, once and again
     for slots in (8, 4):
-        await topic.reslot(slots)
+        await topic.reshard(slots)
         assert [gate.context.link.run_all(batch) for batch in lost] == answers
         # Then nothing was done twice
         assert await _seen(topic) == seen
@@ -328,10 +328,10 @@ async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Cl
 async def test_one_window_makes_one_delivery_across_it(face: Face, clock: Clock) -> None:
     topic = face.topic("t", window="60s", merge="append", slots=1)
     await topic.trigger_many([(key, "before") for key in KEYS])
-    await topic.reslot(4)
+    await topic.reshard(4)
     clock.advance("30s")
     await topic.trigger_many([(key, "after") for key in KEYS])
-    await topic.reslot(2)
+    await topic.reshard(2)
     clock.advance("29s")
     assert await topic.take(100) == []
     clock.advance("1s")
@@ -344,9 +344,9 @@ async def test_ranks_pause_and_rate_hold(face: Face, clock: Clock) -> None:
     await topic.trigger_many([Trigger(f"{p}-{i}", priority=p) for p in range(5) for i in range(4)])
     clock.advance("1s")
     first = await topic.take(1)  # ranks the rest
-    await topic.give_back(first)
+    await topic.release(first)
     await topic.pause()
-    await topic.reslot(1)
+    await topic.reshard(1)
     assert (await topic.stats()).paused
     assert await topic.take(5) == []
     await topic.resume()
@@ -366,7 +366,7 @@ async def test_one_key_in_two_slots_becomes_one(face: Face, clock: Clock, conser
     await topic.bury(flying[1])
     await topic.trigger_many([Trigger("k", "again", group=group) for group in groups])
     # When they come into one slot
-    await topic.reslot(1)
+    await topic.reshard(1)
     # Then one of its deliveries is still in flight; the others count as lapsed, and are tried again
     assert sorted(await topic.ack(flying[2:])) == ["lost"] * (len(flying) - 3) + ["ok"]
     stats = await topic.stats()
@@ -383,12 +383,12 @@ async def test_one_key_in_two_slots_becomes_one(face: Face, clock: Clock, conser
 
 async def test_what_two_slots_remember_of_one_key_becomes_one(face: Face, clock: Clock) -> None:
     # Given an event and a version that are remembered in several slots, since the key came with several groups
-    topic = face.topic("t", slots=16, remember="100s")
+    topic = face.topic("t", slots=16, dedup_retention="100s")
     groups = [f"group{i}" for i in range(12)]
     await topic.trigger_many([Trigger("k", n, group=group, event_id="e") for n, group in enumerate(groups)])
     await topic.trigger_many([Trigger("v", n, group=group, version=9 - n) for n, group in enumerate(groups[:8])])
     # When they come into one slot
-    await topic.reslot(1)
+    await topic.reshard(1)
     # Then the event is a duplicate there, and the newest version counts, for as long as it would have
     clock.advance("99s")
     assert (await topic.trigger("k", event_id="e")).status == "duplicate"
@@ -401,20 +401,20 @@ async def test_what_two_slots_remember_of_one_key_becomes_one(face: Face, clock:
 async def test_a_number_that_is_none_is_refused(face: Face, slots: Any) -> None:
     topic = face.topic("t", window="60s", slots=2)
     with pytest.raises(InvalidArgument, match="slots"):
-        await topic.reslot(slots)
+        await topic.reshard(slots)
     assert topic.policy.slots == 2
 
 
 async def test_a_limit_that_could_not_be_shared_out_is_refused(face: Face) -> None:
     topic = face.topic("t", concurrency=4, slots=2)
     with pytest.raises(InvalidArgument, match="less than the 8 slots"):
-        await topic.reslot(8)
+        await topic.reshard(8)
 
 
 async def test_who_says_a_former_number_gets_the_stored_one(face: Face, other: Gate) -> None:
     topic = face.topic("t", window="60s", slots=2)
     await topic.trigger("k")
-    await topic.reslot(8)
+    await topic.reshard(8)
     # A program started with the former number, also one that redefines something else
     again = other.topic("t", window="60s", slots=2)
     assert again.trigger("k").status == "merged"
@@ -439,7 +439,7 @@ async def test_while_a_part_is_moved_its_callers_wait(gate: Gate, other: Gate, c
     with pytest.raises(StoreUnavailable, match="being moved") as caught:
         stale.trigger("k")
     assert caught.value.executed == "no"
-    await topic.reslot(2)
+    await topic.reshard(2)
     assert stale.trigger("k").accepted
 
 
@@ -451,7 +451,7 @@ async def test_letters_of_one_token_in_two_slots_stay_two(face: Face, clock: Clo
     assert len({one.token for one in taken}) < len(taken)
     # When some are buried before their slots become one, some after, and some that are taken then, while no time passes
     await topic.bury(taken[:6])
-    await topic.reslot(1)
+    await topic.reshard(1)
     assert await topic.bury(taken[6:]) == ["dead"] * 6
     await topic.trigger_many([(f"late{i}", i) for i in range(6)])
     assert await topic.bury(await topic.take(100)) == ["dead"] * 6
@@ -480,10 +480,10 @@ async def test_a_user_who_may_not_ask_all_of_it_moves_nothing(
     # When it changes the slots again and again, and is refused somewhere
     for _ in range(3):
         with pytest.raises(ServerRejected):
-            await lacking.topic("t", **_policy(2)).aio.reslot(8)
+            await lacking.topic("t", **_policy(2)).aio.reshard(8)
     await lacking.aio.close()
     # Then one who may goes on, and nothing is missing or counted twice
-    assert (await topic.reslot(8)).after == 8
+    assert (await topic.reshard(8)).after == 8
     assert await _seen(topic) == seen
     assert set(await topic.ack(list(flying.values()))) == {"ok"}
 
@@ -493,7 +493,7 @@ async def test_a_user_who_may_wake_nobody_may_change_the_slots(gate: Gate, users
     url = users("admin")
     raw.execute_command("ACL", "SETUSER", url.partition("://")[2].partition(":")[0], "-publish")
     with Gate(url, namespace=gate.namespace, timeout="1s") as hushed:
-        assert hushed.topic("t", slots=2).reslot(4).moved >= len(KEYS)
+        assert hushed.topic("t", slots=2).reshard(4).moved >= len(KEYS)
     assert gate.topic("t").stats().pending == len(KEYS)
 
 
@@ -506,7 +506,7 @@ async def test_a_policy_that_is_redefined_meanwhile_is_the_one_that_stays(face: 
         if progress.done == 1:
             other.topic("t", slots=2, window="5s", redefine=True).open()
 
-    assert (await topic.reslot(4, redefine)).after == 4
+    assert (await topic.reshard(4, redefine)).after == 4
     # Then it has that policy, and those slots
     (stored,) = other.stored_topics()
     assert (stored.policy.window, stored.slots, stored.changing_to) == (5_000, 4, None)
@@ -526,7 +526,7 @@ async def test_a_slot_that_holds_what_is_not_ours_is_found_before_anything_is_cl
     before = everything()
     # When it is to be given those, then nothing is written, and it goes on as it was
     with pytest.raises(UnexpectedData, match="holds a list"):
-        await topic.reslot(4)
+        await topic.reshard(4)
     assert everything() == before
     raw.delete(key)
     assert len(await topic.take(100)) == len(KEYS)
@@ -540,7 +540,7 @@ async def test_what_stands_nowhere_is_scheduled_when_the_slots_change(face: Face
     raw.zrem(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:due", "k")
     assert await topic.take(10) == []
     # When the number of slots is changed
-    await topic.reslot(2)
+    await topic.reshard(2)
     # Then it is found
     assert [one.payload for one in await topic.take(10)] == [1]
 
@@ -549,7 +549,7 @@ async def test_a_rate_that_is_used_up_is_so_in_every_layout(face: Face, clock: C
     topic = face.topic("t", slots=1, rate="1/60s")
     await topic.trigger_many([Trigger(f"k{i}", i) for i in range(20)])
     assert len(await topic.take(10)) == 1
-    assert (await topic.reslot(2)).moved >= 20
+    assert (await topic.reshard(2)).moved >= 20
     assert await topic.take(10) == []
     clock.advance("120s")
     assert len(await topic.take(10)) == 2
@@ -559,7 +559,7 @@ async def test_how_far_it_is_is_told(face: Face) -> None:
     topic = face.topic("t", slots=2)
     await topic.trigger_many([(key, 1) for key in KEYS])
     told: list[ReshardProgress] = []
-    done = await topic.reslot(4, told.append)
+    done = await topic.reshard(4, told.append)
     assert done.moved >= len(KEYS)
     assert told[-1] == ReshardProgress(2, 2, done.moved)
     # While a part is moved, and when it is done
@@ -570,7 +570,7 @@ async def test_how_far_it_is_is_told(face: Face) -> None:
 async def test_the_same_number_of_slots_moves_nothing(face: Face) -> None:
     topic = face.topic("t", slots=2)
     await topic.trigger("k", 1)
-    done = await topic.reslot(2)
+    done = await topic.reshard(2)
     assert (done.before, done.after, done.moved) == (2, 2, 0)
 
 
@@ -599,7 +599,7 @@ async def test_a_key_of_two_groups_keeps_no_place_in_the_other(
     await topic.trigger("k", 2, group=b)
     await topic.trigger("next", 3, group=a)
     # When they come into one slot
-    await topic.reslot(1)
+    await topic.reshard(1)
     # Then it is not handed out beside the live one, and its former group goes on
     sound(face.gate)
     assert [one.key for one in await topic.take(10)] == ["next"]
@@ -627,7 +627,7 @@ async def test_no_group_waits_for_a_time_named_in_another(
         await topic.trigger(f"other{number}", 3, group=far)
         await topic.trigger(f"beside{number}", 3, group=held)
         # When they come into one slot
-        await topic.reslot(1)
+        await topic.reshard(1)
         # Then both groups go on
         sound(face.gate)
         clock.advance("2s")
@@ -635,7 +635,7 @@ async def test_no_group_waits_for_a_time_named_in_another(
         assert sorted(one.key for one in taken) == [f"beside{number}", f"other{number}"]
         await topic.ack(taken)
         await topic.cancel(key, group=a)
-        await topic.reslot(2)
+        await topic.reshard(2)
 
 
 async def test_a_key_that_left_its_group_holds_none(face: Face, sound: Any) -> None:
@@ -646,7 +646,7 @@ async def test_a_key_that_left_its_group_holds_none(face: Face, sound: Any) -> N
     await topic.nack(await topic.take(1), delay="1h")
     await topic.trigger(key, 2)
     # When they come into one slot
-    await topic.reslot(1)
+    await topic.reshard(1)
     # Then nothing holds the group, nor the one without a name
     sound(face.gate)
     await topic.flush(key)
@@ -668,7 +668,7 @@ async def test_a_group_does_not_wait_for_a_delivery_of_another(
     if lined:
         assert await topic.take(10) == []
     # When they come into one slot
-    await topic.reslot(1)
+    await topic.reshard(1)
     # Then what waits in the other group goes on, and the key once its delivery is done
     sound(face.gate)
     (other,) = await topic.take(10)
@@ -690,7 +690,7 @@ async def test_a_line_goes_on_behind_a_delivery_that_counts_as_lapsed(
     await topic.trigger_many([Trigger(f"in-{group}", 1, group=group) for group in (a, b)])
     assert await topic.take(10) == []
     # When they come into one slot
-    await topic.reslot(1)
+    await topic.reshard(1)
     # Then the group of the one that counts as lapsed goes on, and the other when its delivery is done
     sound(face.gate)
     lapsed, kept = (a, b) if slot_of(a.encode(), 2) == 1 else (b, a)
@@ -710,7 +710,7 @@ async def test_whatever_is_done_between_changes_no_group_has_more_live_deliverie
     live: list[Any] = []
     for number in range(50):
         clock.advance("10ms")  # two slots grant the same token only in the same microsecond
-        verb = drawn.choice(["trigger", "trigger", "trigger", "take", "end", "reslot"])
+        verb = drawn.choice(["trigger", "trigger", "trigger", "take", "end", "reshard"])
         if verb == "trigger":
             delay = {"delay": "30s"} if drawn.random() < 0.2 else {}
             await topic.trigger(f"k{drawn.randrange(3)}", number, group=drawn.choice(several), **delay)
@@ -718,10 +718,10 @@ async def test_whatever_is_done_between_changes_no_group_has_more_live_deliverie
             live += await topic.take(1)
         elif verb == "end" and live:
             one = live.pop(drawn.randrange(len(live)))
-            ends = [topic.ack, topic.give_back, lambda d: topic.nack(d, delay=drawn.choice(["0s", "20s"]))]
+            ends = [topic.ack, topic.release, lambda d: topic.nack(d, delay=drawn.choice(["0s", "20s"]))]
             await drawn.choice(ends)(one)
-        elif verb == "reslot":
-            await topic.reslot(drawn.choice([1, 2, 4]))
+        elif verb == "reshard":
+            await topic.reshard(drawn.choice([1, 2, 4]))
         if live:
             held = await topic.extend(live)
             live = [one for one, answer in zip(live, held, strict=True) if answer == "ok"]
@@ -745,7 +745,7 @@ async def test_what_comes_back_in_another_slot_may_be_flushed_with_all_others(fa
     (running,) = await topic.take(1)
     if part == "dead":
         await topic.bury(running)
-    await topic.reslot(2)
+    await topic.reshard(2)
     if part == "dead":
         await topic.dead.redrive()
         (running,) = await topic.take(1)

@@ -36,44 +36,46 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, reco
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ending needs no token": (
-        "one key", "topics/settle", "if not d or d[1] ~= given[2 * i] then", "if not d then"),
+        "one key", "topics/settle", "if not d or d[1] ~= endings[2 * i] then", "if not d then"),
     "a key in flight is scheduled": (
         "one key", "topics/trigger",
         'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
-    "a take is not remembered": ("one key", "topics/take", "if given then", "if false then"),
-    "a trigger is not remembered": ("one key", "topics/trigger", "if given then", "if false then"),
+    "a take is not remembered": ("one key", "topics/take", "if known_reply then", "if false then"),
+    "a trigger is not remembered": ("one key", "topics/trigger", "if known_reply then", "if false then"),
     "what is behind is forgotten": ("one key", "topics/settle", "if behind[key] then", "if false then"),
     "what was cancelled is tried again": (
         "one key", "topics/settle", "elseif d[3] == 1 then", "elseif false then"),
     "attempts are not counted": (
-        "one key", "topics/take", "packed = attempted(m, packed)", "packed = packed or cmsgpack.pack(m)"),
+        "one key", "topics/take", "packed = pack_attempt(m, packed)", "packed = packed or cmsgpack.pack(m)"),
     "what lapses is lost": (
-        "one key", "topics/take", 'add("folded", restore(K, p, key, m, again(key, d, m), "retry"))', ""),
+        "one key", "topics/take", 'add_count("folded", requeue(K, p, key, m, retry_time(key, d, m), "retry"))', ""),
     "tokens do not rise": ("one key", "topics/take", "last = fence(last, now_us)", "last = now_us"),
-    "what is cancelled stays scheduled": ("one key", "topics/cancel", "unplace(K, key, m)\n  redis.call", "redis.call"),
+    "what is cancelled stays scheduled": (
+        "one key", "topics/cancel", "unschedule(K, key, m)\n  redis.call", "redis.call"),
     "leases lapse at once": (
         "one key", "topics/take", 'redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms,',
         'redis.call("ZRANGEBYSCORE", K.lease, "-inf", "+inf",'),
-    "a redriven letter stays": ("one key", "topics/exhume", 'redis.call("HDEL", K.grave, id)', ""),
+    "a redriven letter stays": ("one key", "topics/take_dead", 'redis.call("HDEL", K.grave, id)', ""),
     "a group is never full": ("one group", "topics/take", "if #inside >= limit then", "if false then"),
-    "an ending keeps its group": ("one group", "topics/settle", "vacate(K, one[1], one[2], p.group_limit)", ""),
+    "an ending keeps its group": ("one group", "topics/settle", "group_leave(K, one[1], one[2], p.group_limit)", ""),
     "what was not heard of is not taken again": (
         "lost replies", "topics/take", "if d and d[2] == origin then", "if false then"),
     "what was not heard of ends twice": (
-        "lost replies", "topics/settle", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+        "lost replies", "topics/settle", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
     "a turn ends anew what it ended": (
-        "turns", "topics/turn", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
-    "a copy of a turn takes more": ("turns", "topics/turn", "(not given or told(K, ARGV[5], now_ms))", "true"),
+        "turns", "topics/settle_and_take", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
+    "a copy of a turn takes more": (
+        "turns", "topics/settle_and_take", "(not known_reply or recall_reply(K, ARGV[5], now_ms))", "true"),
     "a turn ends what is another's": (
-        "turns", "topics/turn", "elseif not d or d[1] ~= given[2 * i] then", "elseif not d then"),
+        "turns", "topics/settle_and_take", "elseif not d or d[1] ~= endings[2 * i] then", "elseif not d then"),
     "a turn takes beside what it has not let go": (
-        "turns", "topics/turn", "vacate(K, one[1], one[2], p.group_limit)", ""),
+        "turns", "topics/settle_and_take", "group_leave(K, one[1], one[2], p.group_limit)", ""),
     "what is buried is tried again": ("dead letters", "topics/settle", 'if verb == "bury" then', "if false then"),
-    "what is redriven is at its end": ("dead letters", "topics/exhume", "m[5], m[7] = 0, 0", ""),
-    "what is deleted stays": ("dead letters", "topics/exhume", 'redis.call("HDEL", K.grave, id)', ""),
-    "what is deleted is not counted": ("dead letters", "topics/exhume", "deleted_triggers = triggers", ""),
+    "what is redriven is at its end": ("dead letters", "topics/take_dead", "m[5], m[7] = 0, 0", ""),
+    "what is deleted stays": ("dead letters", "topics/take_dead", 'redis.call("HDEL", K.grave, id)', ""),
+    "what is deleted is not counted": ("dead letters", "topics/take_dead", "deleted_triggers = triggers", ""),
     "redriving does not know its copies": (
-        "dead letters", "topics/exhume", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+        "dead letters", "topics/take_dead", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
     "what is given back was tried": ("times", "topics/settle", "m[5] = m[5] - 1\n", "\n"),
     "anybody extends": ("times", "topics/extend", "if d and d[1] == fences[i] then", "if d then"),
     "a heartbeat holds nothing": ("times", "topics/extend", 'redis.call("ZADD", K.lease, unpack(ends))', ""),
@@ -81,7 +83,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "another time is not a caller's": (
         "times", "topics/reschedule", 'm[4], m[6], m[7] = due, "time", 1', 'm[4], m[6], m[7] = due, "time", 0'),
     "rescheduling does not know its copies": (
-        "times", "topics/reschedule", "local given = told(K, ARGV[2], now_ms)", "local given = nil"),
+        "times", "topics/reschedule", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
     "what is cancelled in flight goes on": ("times", "topics/cancel", "d[3] = 1", ""),
 }  # fmt: skip
 

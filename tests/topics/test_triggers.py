@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, Trigger, UnexpectedData, append
+from idemgate import Gate, InvalidArgument, Trigger, append
 from idemgate.core import keys
+from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 
 At = Callable[[float], datetime]
@@ -38,7 +39,7 @@ async def test_an_event_triggers_once(face: Any) -> None:
 
 
 async def test_an_event_is_remembered_beyond_its_delivery_for_a_time(face: Any, clock: Clock) -> None:
-    topic = face.topic("t", remember="10m")
+    topic = face.topic("t", dedup_retention="10m")
     # Given an event that was delivered and acked
     await topic.trigger("k", event_id=7)
     assert len(await _finish(topic)) == 1
@@ -93,7 +94,7 @@ async def test_an_older_version_is_dropped(face: Any) -> None:
 
 
 async def test_a_version_is_remembered_beyond_its_delivery(face: Any, clock: Clock) -> None:
-    topic = face.topic("t", remember="1h")
+    topic = face.topic("t", dedup_retention="1h")
     await topic.trigger("k", version=2**53)
     assert [one.version for one in await _finish(topic)] == [2**53]
     # When an older one comes after the delivery, it is dropped, until `remember` is over
@@ -112,7 +113,7 @@ async def test_a_version_is_remembered_beyond_its_delivery(face: Any, clock: Clo
     [
         ("ack", [("b", ["2", "3"], 1)]),
         ("nack", [("b", ["1", "2", "3"], 2)]),
-        ("give_back", [("b", ["1", "2", "3"], 1)]),
+        ("release", [("b", ["1", "2", "3"], 1)]),
         ("bury", [("b", ["2", "3"], 1)]),
         ("lapse", [("b", ["1", "2", "3"], 2)]),
     ],
@@ -322,7 +323,7 @@ async def test_many_writers_lose_nothing(gate: Gate, conserved: Any) -> None:
 
 
 def test_facts_are_forgotten_when_their_time_has_passed(gate: Gate, raw: Any, clock: Clock) -> None:
-    topic, memo = gate.topic("t", remember="60s"), keys.slot(gate.namespace, "t", 0, 1)[7]
+    topic, memo = gate.topic("t", dedup_retention="60s"), keys.slot(gate.namespace, "t", 0, 1)[7]
     for key in ("a", "b"):
         topic.trigger(key, version=1)
     clock.advance("61s")
@@ -418,7 +419,7 @@ async def test_a_pending_message_that_is_none_of_ours_is_named(
     await topic.trigger("k")
     raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:pending", "k", "spoilt")
     before = everything()
-    with pytest.raises(UnexpectedData, match=":pending: holds under k what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":pending: holds corrupt data under k"):
         await topic.trigger("k")
     assert everything() == before
 
@@ -429,6 +430,6 @@ async def test_a_remembered_version_that_is_none_is_named(face: Any, raw: Any, e
     await topic.trigger("k", version=1)
     raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:memo", "vk", "spoilt")
     before = everything()
-    with pytest.raises(UnexpectedData, match=":memo: holds under vk what idemgate has not written"):
+    with pytest.raises(UnexpectedData, match=":memo: holds corrupt data under vk"):
         await topic.trigger("k", version=2)
     assert everything() == before

@@ -15,25 +15,15 @@ import idemgate
 from idemgate import (
     Adaptive,
     AioClaim,
-    AioClaimBatch,
     AioGate,
-    AioTopic,
     AlreadyInProgress,
     Claim,
-    ClaimBatch,
-    DeadLetter,
-    DedupValue,
     Delivery,
-    Execution,
     Gate,
     IdemgateError,
-    Message,
     PartialFailure,
-    Peek,
     Receipt,
-    Record,
     RedisMembership,
-    Stats,
     Topic,
     Trigger,
     append,
@@ -42,6 +32,18 @@ from idemgate import (
 )
 from idemgate.subscribers import Expired
 from idemgate.testing import Clock
+from idemgate.types import (
+    AioClaimBatch,
+    AioTopic,
+    ClaimBatch,
+    DeadLetter,
+    DedupValue,
+    Execution,
+    Message,
+    Peek,
+    Record,
+    Stats,
+)
 
 gate = Gate("redis://localhost:6379/0", namespace="shop", timeout="5s", max_bytes=1000, clock=Clock())
 assert_type(gate, Gate)
@@ -95,7 +97,7 @@ with_everything(1, "b", 1.0, c=True, d=b"")
     max_attempts=3,
     retry=tenacity.Retrying(stop=tenacity.stop_after_attempt(3)),
     max_result_bytes=100,
-    remember=10,
+    cache_size=10,
     shadow=True,
 )
 def every_option(k: str) -> str:
@@ -264,7 +266,7 @@ async def awaiting_merge() -> None:
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
-images = gate.topic("images", window="2s", merge=append(10), slots=4, backoff=["1s", 5], retention="30d")
+images = gate.topic("images", window="2s", merge=append(10), slots=4, backoff=["1s", 5], dead_retention="30d")
 tags = gate.topic("tags", quiet=1, max_delay=10, max_size=100, merge=union(100))
 waits = gate.topic("waits", backoff=tenacity.wait_exponential(max=60))
 assert_type(images, Topic)
@@ -291,7 +293,7 @@ def on_some_images(delivery: Delivery[list[str]]) -> PartialFailure:
     return PartialFailure([item for item in delivery.payload if item], "empty", delay="5s")
 
 
-sessions = gate.expiry("sessions", "session:*", notifications="set", scan="1m")
+sessions = gate.on_expired("sessions", "session:*", notifications="set", scan="1m")
 
 
 @sessions.handler
@@ -300,7 +302,7 @@ async def ended(gone: Expired) -> None:
     assert_type(gone.until, datetime | None)
     assert_type(sessions.track(gone.key), Literal["tracked", "lasting", "absent"])
     assert_type(await sessions.aio.untrack(gone.key), Literal["cancelled", "in_flight", "absent"])
-    gate.expiry("others", "other:*", notifications="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    gate.on_expired("others", "other:*", notifications="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @sessions.handler  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
@@ -350,9 +352,9 @@ async def awaiting_topics() -> None:
     assert_type(await topic.peek("k"), Peek)
     assert_type(await topic.stats(), Stats)
     assert_type(await topic.dead.list(), list[DeadLetter])
-    async with gate.aio.worker(members=True) as worker:
+    async with gate.aio.worker(membership="redis") as worker:
         assert_type(worker.limits, dict[str, int])
-    gate.aio.worker(members=RedisMembership(gate, ttl="5s"))
-    gate.aio.worker(members="redis")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    gate.aio.worker(membership=RedisMembership(gate, ttl="5s"))
+    gate.aio.worker(membership="members")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     gate.topic("adaptive", adaptive=Adaptive(most=50, target="1s", errors=(TimeoutError,)))
     gate.topic("adaptive", adaptive=50)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate import Adaptive, InvalidArgument, Overloaded, Retry
-from idemgate.topics.adaptive import WINDOW, Ended, Limit, after, first
+from idemgate import Adaptive, InvalidArgument, Retry
+from idemgate.errors import Overloaded
+from idemgate.topics.adaptive import WINDOW, HandlerEnd, Limit, initial_limit, update_limit
 
 FAST, SLOW = 0.05, 0.5
 
@@ -22,8 +23,8 @@ def window(adaptive: Adaptive, state: Limit, seconds: float, overloaded: int = 0
     """A whole window of handlers that began now; those that were turned away end first."""
     began = max(state.since, 0.0)
     for number in range(max(state.limit, WINDOW)):
-        event = Ended(began, began + seconds, number < overloaded, state.limit if running is None else running)
-        found = after(adaptive, state, event)
+        event = HandlerEnd(began, began + seconds, number < overloaded, state.limit if running is None else running)
+        found = update_limit(adaptive, state, event)
         if found.limit != state.limit:
             return found
         state = found
@@ -31,7 +32,7 @@ def window(adaptive: Adaptive, state: Limit, seconds: float, overloaded: int = 0
 
 
 def limits(adaptive: Adaptive, windows: Sequence[float], state: Limit | None = None) -> list[int]:
-    state = state or first(adaptive)
+    state = state or initial_limit(adaptive)
     found = []
     for seconds in windows:
         state = window(adaptive, state, seconds)
@@ -59,7 +60,7 @@ def test_without_a_target_slow_is_what_is_slower_than_usual() -> None:
 
 def test_too_many_turned_away_are_a_bad_window_at_once() -> None:
     adaptive = Adaptive(target="1s", overload=0.1)
-    state = first(adaptive)._replace(limit=20)
+    state = initial_limit(adaptive)._replace(limit=20)
     assert window(adaptive, state, FAST, overloaded=2).limit == 40
     halved = window(adaptive, state, FAST, overloaded=3)
     assert (halved.limit, halved.ended, halved.doubling) == (10, 0, False)
@@ -67,17 +68,17 @@ def test_too_many_turned_away_are_a_bad_window_at_once() -> None:
 
 def test_what_began_before_the_limit_changed_says_nothing_about_it() -> None:
     adaptive = Adaptive(target="100ms")
-    state = window(adaptive, first(adaptive)._replace(limit=40), SLOW)
+    state = window(adaptive, initial_limit(adaptive)._replace(limit=40), SLOW)
     assert (state.limit, state.since) == (20, SLOW)
     # When the other handlers of that time end, slow as well
-    assert after(adaptive, state, Ended(0.1, 0.7, True, 40)) == state
+    assert update_limit(adaptive, state, HandlerEnd(0.1, 0.7, True, 40)) == state
     # Then only those count that began after it
-    assert after(adaptive, state, Ended(0.6, 0.7, True, 20)).overloaded == 1
+    assert update_limit(adaptive, state, HandlerEnd(0.6, 0.7, True, 20)).overloaded == 1
 
 
 def test_a_limit_that_is_not_used_up_does_not_grow() -> None:
     adaptive = Adaptive(target="100ms")
-    state = first(adaptive)._replace(limit=8)
+    state = initial_limit(adaptive)._replace(limit=8)
     assert window(adaptive, state, FAST, running=7).limit == 8
     assert window(adaptive, state, FAST, running=8).limit == 16
     assert window(adaptive, state, SLOW, running=1).limit == 4
@@ -89,14 +90,14 @@ def test_where_the_limit_stays_what_runs_from_before_still_counts() -> None:
     state = window(adaptive, Limit(8, since=1.0), FAST, running=1)
     assert (state.limit, state.since, state.ended) == (8, 1.0, 0)
     # Then a handler that began before its end is counted into the next
-    assert after(adaptive, state, Ended(1.01, 2.0, False, 1)).ended == 1
+    assert update_limit(adaptive, state, HandlerEnd(1.01, 2.0, False, 1)).ended == 1
 
 
 def test_how_long_those_took_that_were_turned_away_is_not_counted() -> None:
     adaptive = Adaptive()
-    state = after(adaptive, first(adaptive), Ended(0.0, 5.0, True, 1))
+    state = update_limit(adaptive, initial_limit(adaptive), HandlerEnd(0.0, 5.0, True, 1))
     assert (state.ended, state.overloaded, state.seconds, state.mean) == (1, 1, 0.0, 0.0)
-    assert after(adaptive, state, Ended(0.0, 0.25, False, 1)).mean == 0.25
+    assert update_limit(adaptive, state, HandlerEnd(0.0, 0.25, False, 1)).mean == 0.25
 
 
 @pytest.mark.parametrize(
@@ -118,11 +119,11 @@ def test_whatever_happens_it_keeps_its_bounds_and_its_steps(
     events: list[tuple[float, float, bool, int, int]], least: int, most: int, target: float | None
 ) -> None:
     adaptive = Adaptive(least=least, most=most, target=target)
-    states, now = [first(adaptive)], 0.0
+    states, now = [initial_limit(adaptive)], 0.0
     for gap, took, overloaded, running, old in events:
         now += gap / 10
         began = now - took if old else max(now - took, states[-1].since)
-        states.append(after(adaptive, states[-1], Ended(began, now, overloaded, running)))
+        states.append(update_limit(adaptive, states[-1], HandlerEnd(began, now, overloaded, running)))
     backed_off = False
     for before, then in pairwise(states):
         assert least <= then.limit <= most
@@ -167,7 +168,7 @@ def load(downstream: Downstream, states: list[Limit], adaptive: Adaptive, ends: 
                 took = 0.001 if refused else downstream.takes() * chance.uniform(0.9, 1.1)
                 heapq.heappush(heap, (now + took, worker, now, refused))
         now, worker, began, refused = heapq.heappop(heap)
-        states[worker] = after(adaptive, states[worker], Ended(began, now, refused, running[worker]))
+        states[worker] = update_limit(adaptive, states[worker], HandlerEnd(began, now, refused, running[worker]))
         running[worker] -= 1
         downstream.running -= 1
         seen.append([state.limit for state in states])

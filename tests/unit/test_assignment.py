@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemgate import InvalidArgument
-from idemgate.membership.rendezvous import mine, owner, slot_id
+from idemgate.membership.rendezvous import owned_slots, owner, slot_id
 
 names = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=12, unique=True)
 
@@ -31,7 +31,7 @@ def test_the_order_of_the_members_does_not_matter(members: list[str], order: ran
 def test_the_shares_are_what_each_owns_and_together_everything(members: list[str]) -> None:
     owned = owners(members)
     for member in members:
-        assert mine(member, members, "t", 64) == {number for number, who in owned.items() if who == member}
+        assert owned_slots(member, members, "t", 64) == {number for number, who in owned.items() if who == member}
 
 
 @given(names, st.text(min_size=1, max_size=20))
@@ -71,6 +71,6 @@ def test_topics_are_divided_independently() -> None:
 
 
 def test_who_is_not_there_serves_nothing() -> None:
-    assert mine("me", ["you"], "t", 8) == frozenset()
-    with pytest.raises(InvalidArgument, match="nobody is there"):
+    assert owned_slots("me", ["you"], "t", 8) == frozenset()
+    with pytest.raises(InvalidArgument, match="there are no members"):
         owner("t:0", [])

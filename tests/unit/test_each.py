@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from idemgate.core.calls import Each, Unfinished
+from idemgate.core.calls import Incomplete, PerKeyCall
 from idemgate.errors import DecodeError, UnexpectedData
 from idemgate.lua import script
 
 KEYS = (b"a", b"b", b"c", b"d", b"e")
 
 
-def call(keys: tuple[bytes, ...] = KEYS) -> Each[int]:
+def call(keys: tuple[bytes, ...] = KEYS) -> PerKeyCall[int]:
     words = [b"now", b"common", *(word for key in keys for word in (b"owner of " + key, b"of " + key))]
-    return Each(script("guard/claim"), keys, words, lambda reply: int(reply[0]), 2)
+    return PerKeyCall(script("guard/claim"), keys, words, lambda reply: int(reply[0]), 2)
 
 
 def test_a_reply_that_is_none_of_ours_spoils_no_other() -> None:
@@ -30,7 +30,7 @@ def test_one_key_is_answered_without_an_array() -> None:
 
 
 def test_what_is_left_is_asked_for_in_one_call() -> None:
-    with pytest.raises(Unfinished) as found:
+    with pytest.raises(Incomplete) as found:
         call().answer([[1], [2]])
     rest = found.value.rest
     assert [one.keys for one in rest.calls] == [(b"c", b"d", b"e")]

@@ -11,28 +11,28 @@ import msgpack
 import pytest
 
 import idemgate
-from idemgate.audit.findings import KINDS, Finding, Report, quoted
+from idemgate.audit.findings import KINDS, Finding, Report, quote_argument
 from idemgate.audit.keys import (
-    check_change,
-    check_crew,
-    check_lasting,
+    check_members,
     check_page,
+    check_persistent,
     check_record,
-    check_sizes,
-    sizes,
+    check_reshard_mark,
+    check_slot_counts,
+    parse_slot_counts,
 )
 from idemgate.audit.slot import (
     AHEAD_US,
     Contents,
-    Declared,
-    Large,
     Slot,
+    SlotTooLarge,
+    TopicEntry,
     balance,
     check_slot,
-    declared,
-    far_token,
-    moment,
+    decode_topic_entry,
+    format_time,
     read_slot,
+    token_problem,
 )
 from idemgate.core.codec import Codec
 from idemgate.core.keys import PARTS, slot_of
@@ -64,9 +64,9 @@ def test_every_kind_that_is_found_is_explained_and_no_other() -> None:
 
 
 def test_what_mends_it_is_a_command() -> None:
-    sources = [path.read_text() for path in [ROOT / "audit/keys.py", ROOT / "audit/slot.py"]]
+    sources = [path.read_text() for path in [ROOT / "audit/keys.py", *(ROOT / "audit/slot").glob("*.py")]]
     calls = [one for source in sources for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)]
-    made = [one for one in calls if ast.unparse(one.func) == "seen.finding" and len(one.args) > 3]
+    made = [one for one in calls if ast.unparse(one.func) == "view.finding" and len(one.args) > 3]
     words = {one.args[3].value for one in made if isinstance(one.args[3], ast.Constant)}
     assert words == {"HDEL", "HSET", "HSETNX", "PERSIST", "PEXPIRE", "ZADD", "ZREM"}
 
@@ -102,33 +102,34 @@ def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
     ],
 )
 def test_a_word_is_written_as_redis_cli_reads_it(word: bytes | str, written: str) -> None:
-    assert quoted(word) == written
+    assert quote_argument(word) == written
 
 
 def test_a_moment_that_no_calendar_has_is_shown_as_its_number() -> None:
-    assert moment(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
-    assert moment(1e300) == "1e+300"
+    assert format_time(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
+    assert format_time(1e300) == "1e+300"
 
 
 def test_a_rate_lets_a_slot_rest_for_its_burst_and_one_more() -> None:
     facts = {"slots": 4, "merge": {"op": "last"}, "rate": "1/60", "burst": 9}
-    assert declared(msgpack.packb(facts), False) == Declared(4, 1, merge_of("last"), False, 10 * 4 * 60_000_000)
+    expected = TopicEntry(4, 1, merge_of("last"), False, 10 * 4 * 60_000_000)
+    assert decode_topic_entry(msgpack.packb(facts), False) == expected
 
 
 def test_a_key_that_goes_this_very_moment_goes() -> None:
-    assert [one.kind for one in check_lasting(b"k", 0)] == ["expires"]
-    assert [*check_lasting(b"k", -1)] == []
+    assert [one.kind for one in check_persistent(b"k", 0)] == ["expires"]
+    assert [*check_persistent(b"k", -1)] == []
 
 
 @pytest.mark.parametrize("token", [-1, 2**53])
 def test_a_token_that_scripts_cannot_count_is_named(token: int) -> None:
-    assert "scripts count exactly" in far_token(token, 10**15)
-    assert far_token(10**15, 10**15) == ""
+    assert "scripts count exactly" in token_problem(token, 10**15)
+    assert token_problem(10**15, 10**15) == ""
 
 
 def test_a_token_may_be_a_day_ahead_of_the_clock() -> None:
-    assert far_token(10**15 + AHEAD_US, 10**15) == ""
-    assert "more than a day ahead" in far_token(10**15 + AHEAD_US + 1, 10**15)
+    assert token_problem(10**15 + AHEAD_US, 10**15) == ""
+    assert "more than a day ahead" in token_problem(10**15 + AHEAD_US + 1, 10**15)
 
 
 # -- what is beside slots ---------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def test_what_never_ends_is_told_and_what_ends_at_once_is_not() -> None:
     ],
 )
 def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what: str, mend: str) -> None:
-    (found,) = check_change(b"r", "t", change, {"t": None})
+    (found,) = check_reshard_mark(b"r", "t", change, {"t": None})
     assert (found.kind, found.key, found.what) == ("changing", "r", what)
     assert found.mend == f"unless a command is at it now: {mend}"
 
@@ -163,14 +164,14 @@ def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what
 )
 def test_what_is_held_somebody_holds_who_has_not_left(said: bytes | None, alive: list[bytes], kinds: list[str]) -> None:
     facts = {} if said is None else {b"m:m": said}
-    told = [*check_crew({b"alive": 1, b"held": 1}, {b"t:0": b"m"}, dict.fromkeys(alive, 9), facts, 0)]
+    told = [*check_members({b"alive": 1, b"held": 1}, {b"t:0": b"m"}, dict.fromkeys(alive, 9), facts, 0)]
     assert [(one.kind, one.key, one.mend) for one in told] == [(kind, "held", "HDEL held t:0") for kind in kinds]
 
 
 @pytest.mark.parametrize(("noted", "numbers"), [(b"", []), (b"1 16384", [1, 16_384]), (b"16385", None), (b"0", None)])
 def test_a_topic_had_as_many_slots_as_one_can_have(noted: bytes, numbers: list[int] | None) -> None:
-    assert sizes(noted) == numbers
-    kinds = [one.kind for one in check_sizes(b"r", b"t was", noted)]
+    assert parse_slot_counts(noted) == numbers
+    kinds = [one.kind for one in check_slot_counts(b"r", b"t was", noted)]
     assert kinds == ([] if numbers is not None else ["undecodable"])
 
 
@@ -190,7 +191,7 @@ def found(slot: Slot = SLOT, facts: dict[bytes, bytes] | None = None, **parts: A
     """What is wrong with a slot of a topic that merges by "last"."""
     known = {b"v": b"1", b"fence": b"%d" % (NOW * 1000), b"lease": b"1000", **(facts or {})}
     return check_slot(
-        slot, contents(facts=known, **parts), Declared(slot.slots, 1, merge_of("last"), False, 0), Codec()
+        slot, contents(facts=known, **parts), TopicEntry(slot.slots, 1, merge_of("last"), False, 0), Codec()
     )
 
 
@@ -270,6 +271,6 @@ def test_a_slot_that_was_emptied_for_good_can_still_be_counted() -> None:
 
 def test_what_an_audit_of_a_slot_answers_is_a_slot_or_its_size() -> None:
     asked = read_slot(SLOT, None, 1, 1)
-    assert asked.answer([b"large", NOW, 5, 700]) == Large(5, 700)
+    assert asked.answer([b"large", NOW, 5, 700]) == SlotTooLarge(5, 700)
     with pytest.raises(DecodeError, match="a part of -4 entries"):
         asked.answer([b"ok", NOW, -4])

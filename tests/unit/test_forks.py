@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from idemgate.core.forks import freed_at_fork
+from idemgate.core.forks import lock_reset_at_fork
 from idemgate.core.tokens import _Prefix, token
 
 
 class Holder:
     def __init__(self) -> None:
-        self.lock = freed_at_fork(self, "lock")
+        self.lock = lock_reset_at_fork(self, "lock")
 
 
 def in_child(work: Callable[[], bytes]) -> bytes:
@@ -57,7 +57,7 @@ def test_a_lock_that_was_held_is_free_in_a_child() -> None:
 def test_it_is_so_from_the_first_import() -> None:
     code = (
         "import os; from idemgate.core import forks, tokens; h = type('H', (), {})();"
-        "h.lock = forks.freed_at_fork(h, 'lock');"
+        "h.lock = forks.lock_reset_at_fork(h, 'lock');"
         "h.lock.acquire(); mine = tokens.token()[:10]; pid = os.fork();"
         "pid or os._exit(2 * (tokens.token()[:10] == mine) + (not h.lock.acquire(timeout=1)));"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from idemgate.core.functions import hints_of, qualified_name
+from idemgate.core.validation import qualified_name, type_hints
 
 
 class Handles:
@@ -38,5 +38,5 @@ def test_annotations_that_cannot_be_read_are_none() -> None:
     def odd(x: Any) -> None: ...
 
     odd.__annotations__ = {"x": "no such name"}
-    assert hints_of(plain) == {"x": int, "return": str}
-    assert hints_of(odd) == {}
+    assert type_hints(plain) == {"x": int, "return": str}
+    assert type_hints(odd) == {}

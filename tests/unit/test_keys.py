@@ -203,7 +203,7 @@ def test_the_pages_of_kept_values_are_known_for_what_they_are() -> None:
 
 def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
     page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
-    table = page.partition("## Topics")[2].partition("## Members")[0]
+    table = page.partition("## Find the keys of a topic")[2].partition("## Find the members")[0]
     named = [name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall("`(.+?)`", row)]
     assert sorted(named) == sorted(keys.PARTS)
     # And a key of each is known for what it is
@@ -217,7 +217,7 @@ def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
     [(0, 1, 4, [0, 1, 2, 3]), (1, 2, 8, [1, 3, 5, 7]), (1, 8, 2, [1]), (3, 8, 2, []), (2, 4, 4, [2])],
 )
 def test_a_slot_becomes_others_which_have_what_it_had(number: int, before: int, after: int, found: list[int]) -> None:
-    assert [*keys.heirs(number, before, after)] == found
+    assert [*keys.successor_slots(number, before, after)] == found
     # And those are where what it had belongs now
     mine = [name for n in range(200) if keys.slot_of(name := b"k%d" % n, before) == number]
     assert after < before or {keys.slot_of(name, after) for name in mine} == {*found}

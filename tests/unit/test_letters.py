@@ -8,36 +8,36 @@ import msgpack
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.topics.dead_letters import PAGE, Chosen, Pages, place_of
+from idemgate.topics.dead_letters import PAGE, DeadFilter, DeadLetter, DeadPages, decode_dead_letter, position_of
 from idemgate.topics.merge import merge_of
-from idemgate.topics.messages import DeadLetter, Message, letter_of
+from idemgate.topics.messages import Message
 
 
 def test_a_reason_in_another_encoding_is_shown_all_the_same() -> None:
     message = msgpack.packb([1, 2, 2, 2, 1, b"now", 0, b"", b"\x01\xc0", b"", b"", b"", 1, 0], use_bin_type=False)
     packed = msgpack.packb([b"k", message, b"caf\xe9", 7, 1], use_bin_type=False)
-    assert letter_of(0, b"1", packed, merge_of("last"), Codec()).reason == "caf\ufffd"
+    assert decode_dead_letter(0, b"1", packed, merge_of("last"), Codec()).reason == "caf\ufffd"
 
 
 @pytest.mark.parametrize(
     ("chosen", "most", "size"),
     [
-        (Chosen(), None, PAGE),
-        (Chosen(), 7, 7),
-        (Chosen(), PAGE + 1, PAGE),
-        (Chosen(key="k*"), 7, PAGE),
-        (Chosen(reason="no"), 7, PAGE),
+        (DeadFilter(), None, PAGE),
+        (DeadFilter(), 7, 7),
+        (DeadFilter(), PAGE + 1, PAGE),
+        (DeadFilter(key="k*"), 7, PAGE),
+        (DeadFilter(reason="no"), 7, PAGE),
     ],
 )
 def test_a_page_is_as_large_as_what_is_wanted_and_no_larger_than_a_script_may_show(
-    chosen: Chosen, most: int | None, size: int
+    chosen: DeadFilter, most: int | None, size: int
 ) -> None:
-    assert Pages(chosen, most).size == size
+    assert DeadPages(chosen, most).size == size
 
 
 def test_where_nothing_is_left_it_ends() -> None:
-    pages = Pages(Chosen(), 7)
-    assert pages.turn((0, [])) == []
+    pages = DeadPages(DeadFilter(), 7)
+    assert pages.add_page((0, [])) == []
     assert (pages.at, pages.found) == (None, [])
 
 
@@ -51,30 +51,30 @@ _MESSAGE = Message(msgpack.packb(_PLACES), merge_of("last"), Codec())
 
 
 def test_it_goes_on_until_all_were_seen() -> None:
-    pages = Pages(Chosen())
+    pages = DeadPages(DeadFilter())
     # When a page shows some of all, then the next begins behind its last one
-    assert len(pages.turn((5, [_letter(1), _letter(2)]))) == 2
-    assert pages.at == place_of(_letter(2))
+    assert len(pages.add_page((5, [_letter(1), _letter(2)]))) == 2
+    assert pages.at == position_of(_letter(2))
     # And one that is not the first says by itself nothing of how many there are: others were deleted meanwhile
-    assert len(pages.turn((2, [_letter(3), _letter(4)]))) == 2
-    assert pages.at == place_of(_letter(4))
-    pages.turn((2, []))
+    assert len(pages.add_page((2, [_letter(3), _letter(4)]))) == 2
+    assert pages.at == position_of(_letter(4))
+    pages.add_page((2, []))
     assert pages.at is None
 
 
 def test_a_first_page_with_all_of_them_is_the_only_one() -> None:
-    pages = Pages(Chosen())
-    pages.turn((2, [_letter(1), _letter(2)]))
+    pages = DeadPages(DeadFilter())
+    pages.add_page((2, [_letter(1), _letter(2)]))
     assert pages.at is None
 
 
 def test_as_many_as_were_wanted_are_found_and_no_more_are_asked_for() -> None:
-    pages = Pages(Chosen(key="k[1-3]"), 2)
-    assert pages.turn((9, [_letter(7), _letter(1), _letter(8)])) == [_letter(1)]
+    pages = DeadPages(DeadFilter(key="k[1-3]"), 2)
+    assert pages.add_page((9, [_letter(7), _letter(1), _letter(8)])) == [_letter(1)]
     assert pages.at is not None
-    pages.turn((9, [_letter(2)]))
+    pages.add_page((9, [_letter(2)]))
     assert (pages.at, pages.found) == (None, [_letter(1), _letter(2)])
     # A page is as large as what is still wanted
-    some = Pages(Chosen(), 7)
-    some.turn((9, [_letter(n) for n in range(4)]))
+    some = DeadPages(DeadFilter(), 7)
+    some.add_page((9, [_letter(n) for n in range(4)]))
     assert some.size == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate.worker.clock_offset import DRIFT, UNKNOWN, Offset, narrowed
+from idemgate.worker.clock_offset import DRIFT, UNKNOWN, Offset, narrow
 
 TRIP = st.floats(0, 50)
 """Milliseconds of a request, of an answer, or between two of them."""
@@ -14,7 +14,7 @@ REAL = st.floats(1e12, 2e12)
 
 
 def _told(offset: Offset, real: float, at: float, there: float, back: float) -> Offset:
-    return narrowed(offset, int(at + there + real), at, at + there + back)
+    return narrow(offset, int(at + there + real), at, at + there + back)
 
 
 @given(real=REAL, trips=TRIPS)
@@ -54,4 +54,4 @@ def test_a_clock_that_was_set_is_believed_at_once() -> None:
 
 
 def test_a_server_whose_clock_began_anew_is_believed() -> None:
-    assert narrowed(UNKNOWN, 5, 1000, 1001) == Offset(-996, -994, 1001)
+    assert narrow(UNKNOWN, 5, 1000, 1001) == Offset(-996, -994, 1001)

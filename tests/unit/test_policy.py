@@ -11,7 +11,7 @@ import pytest
 
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import append
-from idemgate.topics.policy import Policy, differing, from_stored, policy_of, reconciled
+from idemgate.topics.policy import Policy, diff_policies, from_stored, merge_declarations, policy_of
 
 PLAIN: dict[str, Any] = {
     "window": None,
@@ -24,9 +24,9 @@ PLAIN: dict[str, Any] = {
     "lease": "30s",
     "max_attempts": 17,
     "backoff": None,
-    "retention": "30d",
-    "max_dead": 10_000,
-    "remember": "24h",
+    "dead_retention": "30d",
+    "max_dead_letters": 10_000,
+    "dedup_retention": "24h",
 }
 
 
@@ -53,12 +53,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"slots": True}, "slots", "power of two"),
     ({"slots": "8"}, "slots", "power of two"),
     ({"max_attempts": 0}, "max_attempts", "at least 1"),
-    ({"max_dead": -1}, "max_dead", "at least 1"),
+    ({"max_dead_letters": -1}, "max_dead_letters", "at least 1"),
     ({"window": -1}, "window", ""),
     ({"window": 0}, "window", ""),
     ({"quiet": float("nan")}, "quiet", ""),
     ({"lease": "soon"}, "lease", ""),
-    ({"retention": None}, "retention", ""),
+    ({"dead_retention": None}, "dead_retention", ""),
     ({"merge": "newest"}, "merge", "no such merge policy"),
     ({"priority_boost": 0}, "priority_boost", ""),
     ({"group_concurrency": 0}, "group_concurrency", "at least 1"),
@@ -88,7 +88,7 @@ WORKING: list[dict[str, Any]] = [
     {"quiet": timedelta(seconds=5), "max_delay": "5s", "max_size": 1},
     {"window": "1h", "edge": "leading"},
     {"quiet": "1s", "edge": "leading", "merge": "first"},
-    {"merge": {"n": "sum", "a": append(5), "*": "first"}, "remember": "1m"},
+    {"merge": {"n": "sum", "a": append(5), "*": "first"}, "dedup_retention": "1m"},
     {"priority": True},
     {"priority_boost": "10s", "group_concurrency": 4},
     {"slots": 4, "concurrency": 4, "rate": "100/m", "burst": 7},
@@ -98,39 +98,39 @@ WORKING: list[dict[str, Any]] = [
 @pytest.mark.parametrize("facts", WORKING, ids=str)
 def test_what_is_stored_is_read_back(facts: dict[str, Any]) -> None:
     made = policy(**facts)
-    assert from_stored(made.stored(), made) == made
-    assert from_stored(made.stored(), policy(lease="9s")).lease == 9000
-    assert differing(made.stored(), made.stored()) == ({}, {})
+    assert from_stored(made.pack_stored(), made) == made
+    assert from_stored(made.pack_stored(), policy(lease="9s")).lease == 9000
+    assert diff_policies(made.pack_stored(), made.pack_stored()) == ({}, {})
 
 
 def test_only_what_changes_the_meaning_of_a_trigger_is_stored() -> None:
-    stored = policy(window="1s").stored()
-    same = {"lease": "1s", "max_attempts": 3, "backoff": "1s", "retention": "1d", "max_dead": 5}
-    assert policy(window="1s", **same).stored() == stored
+    stored = policy(window="1s").pack_stored()
+    same = {"lease": "1s", "max_attempts": 3, "backoff": "1s", "dead_retention": "1d", "max_dead_letters": 5}
+    assert policy(window="1s", **same).pack_stored() == stored
     for name, value in {
         "window": "2s",
         "max_size": 3,
         "merge": "sum",
         "slots": 2,
-        "remember": "1h",
+        "dedup_retention": "1h",
         "priority": True,
         "group_concurrency": 2,
         "concurrency": 4,
         "rate": 9,
     }.items():
-        assert policy(**{"window": "1s", name: value}).stored() != stored
+        assert policy(**{"window": "1s", name: value}).pack_stored() != stored
 
 
 def test_equal_policies_are_stored_as_equal_bytes() -> None:
     assert (
-        policy(window="60s", merge={"a": "sum", "b": "max"}).stored()
-        == policy(window=timedelta(minutes=1), merge={"b": "max", "a": "sum"}).stored()
+        policy(window="60s", merge={"a": "sum", "b": "max"}).pack_stored()
+        == policy(window=timedelta(minutes=1), merge={"b": "max", "a": "sum"}).pack_stored()
     )
 
 
 def test_a_difference_is_told_as_it_was_written() -> None:
-    before, after = policy(window="60s", slots=4).stored(), policy(quiet="2s", slots=4, merge="sum").stored()
-    assert differing(before, after) == (
+    before, after = policy(window="60s", slots=4).pack_stored(), policy(quiet="2s", slots=4, merge="sum").pack_stored()
+    assert diff_policies(before, after) == (
         {"window": 60.0, "quiet": None, "merge": {"op": "last"}},
         {"window": None, "quiet": 2.0, "merge": {"op": "sum"}},
     )
@@ -162,13 +162,13 @@ def test_a_script_is_told_what_it_needs_and_no_more() -> None:
 
 
 def test_a_slot_gets_its_share_of_the_limits() -> None:
-    assert policy(slots=4).limits(0) == (0, 0, 0)
-    shares = [policy(slots=4, concurrency=6, rate="8/s", burst=9).limits(slot) for slot in range(4)]
+    assert policy(slots=4).slot_limits(0) == (0, 0, 0)
+    shares = [policy(slots=4, concurrency=6, rate="8/s", burst=9).slot_limits(slot) for slot in range(4)]
     assert shares == [(2, 500_000, 3), (2, 500_000, 2), (1, 500_000, 2), (1, 500_000, 2)]
     # However many there may be, one waits for the next
-    assert [policy(slots=slots, rate=1_000_000).limits(0)[1] for slots in (1, 2, 4)] == [1, 2, 4]
+    assert [policy(slots=slots, rate=1_000_000).slot_limits(0)[1] for slots in (1, 2, 4)] == [1, 2, 4]
     # None has no burst at all, which would be no delivery ever
-    assert policy(slots=4, rate=1000, burst=1).limits(3) == (0, 4000, 1)
+    assert policy(slots=4, rate=1000, burst=1).slot_limits(3) == (0, 4000, 1)
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(None, 1), ("1/s", 1), ("4/s", 1), ("16/s", 2), ("100/s", 10)])
@@ -187,30 +187,30 @@ def test_a_rate_is_one_a_day_to_a_million_a_second() -> None:
 @pytest.mark.parametrize("stored", [1, [1], "text", None])
 def test_what_is_stored_and_no_map_is_no_policy(stored: Any) -> None:
     with pytest.raises(DecodeError) as refused:
-        differing(policy().stored(), msgpack.packb(stored))
-    assert refused.value.why == "it is not a policy of ours"
+        diff_policies(policy().pack_stored(), msgpack.packb(stored))
+    assert refused.value.why == "expected a policy, got another type"
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("edge", "middle"), ("edge", None), ("priority", 2), ("rate", "1/"), ("rate", "-1")]
 )
 def test_what_is_stored_and_none_of_its_values_is_no_policy(name: str, value: Any) -> None:
-    facts = msgpack.unpackb(policy(rate=5).stored())
-    with pytest.raises(DecodeError, match=r"it is not a policy of ours: .* is not one of its values"):
+    facts = msgpack.unpackb(policy(rate=5).pack_stored())
+    with pytest.raises(DecodeError, match=r"expected a policy: .* is not one of its values"):
         from_stored(msgpack.packb(facts | {name: value}), policy())
 
 
 @pytest.mark.parametrize(
     ("name", "said", "other"),
-    [("lease", "5s", "6s"), ("max_attempts", 5, 6), ("retention", "1h", "2h"), ("max_dead", 7, 8)],
+    [("lease", "5s", "6s"), ("max_attempts", 5, 6), ("dead_retention", "1h", "2h"), ("max_dead_letters", 7, 8)],
 )
 def test_what_is_said_once_of_a_topic_counts_wherever_that_was(name: str, said: Any, other: Any) -> None:
     one, silent = policy(**{name: said}), policy()
-    for found in (reconciled(silent, one), reconciled(one, silent), reconciled(one, one)):
+    for found in (merge_declarations(silent, one), merge_declarations(one, silent), merge_declarations(one, one)):
         assert getattr(found, name) == getattr(one, name) != getattr(silent, name)
     # And of a backoff, whoever names one
     patient = policy(backoff="7s")
-    for found in (reconciled(silent, patient), reconciled(patient, silent)):
+    for found in (merge_declarations(silent, patient), merge_declarations(patient, silent)):
         assert found.backoff.ms(1) == 7_000
-    with pytest.raises(InvalidArgument, match=f"^{name}=.*this program said {getattr(one, name)} before"):
-        reconciled(one, policy(**{name: other}))
+    with pytest.raises(InvalidArgument, match=f"^{name}=.*this program declared {getattr(one, name)} before"):
+        merge_declarations(one, policy(**{name: other}))

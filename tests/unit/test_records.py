@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from idemgate.guard.calls import Claims
-from idemgate.guard.record import stored
+from idemgate.guard.record import decode_record
 
 
 def _long(letter: bytes, owner: bytes, print_: bytes, data: bytes) -> bytes:
-    """As `lua/lib/record.lua` packs it."""
+    """As `lua/lib/record/pack_record.lua` packs it."""
     numbers = b"".join(number.to_bytes(width, "big") for number, width in ((7, 7), (8, 6), (9, 6), (1, 4), (0, 4)))
     lease = (30_000).to_bytes(6, "big")
     return b"\xc1" + letter + numbers + lease + b"\1" + _short(owner) + _short(print_) + data
@@ -35,11 +35,11 @@ def _short(text: bytes) -> bytes:
 @pytest.mark.parametrize("fingerprint", [b"", b"f" * 16])
 def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, owner: bytes, fingerprint: bytes) -> None:
     packed = _long(letter, owner, fingerprint, b"data")
-    assert stored(packed) == (state, kind, b"data", 7, 8)
+    assert decode_record(packed) == (state, kind, b"data", 7, 8)
     # What is cut within its fields is none
     for cut in (1, len(packed) - len(b"data") - 1):
-        with pytest.raises(ValueError, match="no state of ours"):
-            stored(packed[:cut])
+        with pytest.raises(ValueError, match="unknown state or truncated fields"):
+            decode_record(packed[:cut])
 
 
 @pytest.mark.parametrize(
@@ -51,23 +51,23 @@ def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, own
 )  # fmt: skip
 def test_the_short_form_says_what_was_done_at_the_first_attempt(code: int, kind: bytes, beside: int) -> None:
     head = bytes([code]) + struct.pack(">Q", 7)[1:] + b"\0\1\0\2"
-    found = stored(head + b"x" * beside + b"data")
+    found = decode_record(head + b"x" * beside + b"data")
     assert found == ("failed" if kind == b"e" else "done", kind, b"data", 7, 120_001)
-    assert stored(head + b"x" * beside).data == b""
-    with pytest.raises(ValueError, match="no state of ours"):
-        stored((head + b"x" * beside)[:-1])
+    assert decode_record(head + b"x" * beside).data == b""
+    with pytest.raises(ValueError, match="unknown state or truncated fields"):
+        decode_record((head + b"x" * beside)[:-1])
 
 
 @pytest.mark.parametrize("packed", [b"", b"text", bytes([194]), bytes([247]) + b"x" * 40, b"\xc1"])
 def test_anything_else_is_none(packed: bytes) -> None:
-    with pytest.raises(ValueError, match=r"no state of ours|no record of this program"):
-        stored(packed)
+    with pytest.raises(ValueError, match=r"unknown state|unknown first byte"):
+        decode_record(packed)
 
 
 @pytest.mark.parametrize("code", [*range(240, 248), 0, 192, 194])
 def test_what_begins_as_no_record_does_is_none(code: int) -> None:
-    with pytest.raises(ValueError, match="as no record of this program does"):
-        stored(bytes([code]) + bytes(40))
+    with pytest.raises(ValueError, match="unknown first byte"):
+        decode_record(bytes([code]) + bytes(40))
 
 
 @pytest.mark.parametrize(("left_ms", "state", "left"), [(2, "in_progress", 0.002), (1, "in_progress", 0.001),

@@ -8,12 +8,12 @@ from itertools import islice
 import pytest
 
 from idemgate import InvalidArgument
-from idemgate.topics.cron import recurring
+from idemgate.topics.cron import build_recurring
 
 
 def test_occurrences_follow_the_local_clock() -> None:
     # Given nine o'clock in Berlin, across the change to summer time
-    daily = recurring("report", "0 9 * * *", "Europe/Berlin", {"kind": "daily"})
+    daily = build_recurring("report", "0 9 * * *", "Europe/Berlin", {"kind": "daily"})
     found = list(islice(daily.after(datetime(2026, 3, 27, 12, tzinfo=UTC)), 3))
     # Then the instants move by an hour, and each has its own key and event id
     assert [trigger.at for trigger in found] == [
@@ -31,7 +31,7 @@ def test_occurrences_follow_the_local_clock() -> None:
 
 def test_in_an_hour_that_is_repeated_nothing_is_planned_for_what_has_been() -> None:
     # Given half past two in Berlin in the night in which summer time ends
-    nightly = recurring("n", "30 2 * * *", "Europe/Berlin", None)
+    nightly = build_recurring("n", "30 2 * * *", "Europe/Berlin", None)
     first, next_day = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
     # Then before it, it and that of the next night are planned
     assert [one.at for one in islice(nightly.after(first - timedelta(minutes=1)), 2)] == [first, next_day]
@@ -52,4 +52,4 @@ def test_in_an_hour_that_is_repeated_nothing_is_planned_for_what_has_been() -> N
 )
 def test_what_is_no_schedule_is_refused(name: str, cron: str, zone: str, word: str) -> None:
     with pytest.raises(InvalidArgument, match=word):
-        recurring(name, cron, zone, None)
+        build_recurring(name, cron, zone, None)

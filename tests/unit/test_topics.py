@@ -7,12 +7,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate.core.calls import Unfinished
+from idemgate.core.calls import Incomplete
 from idemgate.core.chunks import BATCH
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
 from idemgate.errors import InvalidArgument
-from idemgate.topics.calls import FEW, Opened, Settlement, TopicCalls, failed, most_of
+from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, max_settlements, nack_items
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
 from tests.unit.test_policy import policy
@@ -36,11 +36,15 @@ def delivery(key: bytes = b"k", slot: int = 0, packed: bytes | None = None, **fa
 
 def test_fewer_end_in_a_call_where_any_is_more_than_acknowledged() -> None:
     acked, failing = Settlement("ack", delivery()), Settlement("nack", delivery())
-    assert (most_of([acked] * 3), most_of([acked, failing]), most_of([failing])) == (BATCH, FEW, FEW)
+    assert (max_settlements([acked] * 3), max_settlements([acked, failing]), max_settlements([failing])) == (
+        BATCH,
+        MAX_MIXED_SETTLEMENTS,
+        MAX_MIXED_SETTLEMENTS,
+    )
 
 
 def test_what_fails_and_names_no_delay_is_tried_again_at_once() -> None:
-    assert Settlement("nack", delivery()).words(3) == (3, "nack", 0, "")
+    assert Settlement("nack", delivery()).args(3) == (3, "nack", 0, "")
 
 
 def key_of(slot: int) -> bytes:
@@ -56,31 +60,31 @@ def test_a_closed_slot_is_opened_again_only_where_nobody_changes_its_topic(to: i
     # Given a slot that is closed, of a topic that has as many slots as ever
     topic = calls()
     asked = topic.trigger(Trigger("k", 1))
-    assert asked.elsewhere is not None
-    batch = asked.elsewhere.there(Opened("same", topic.policy.stored(), to), b"a change")
+    assert asked.redirect is not None
+    batch = asked.redirect.resolve(OpenReply("same", topic.policy.pack_stored(), to), b"a change")
     # Then the same is asked again, and before that, unless the topic is being changed or forgotten, the slot is opened
-    scripts = ["topics/reopen", "topics/trigger"] if opened else ["topics/trigger"]
+    scripts = ["reshard/reopen", "topics/trigger"] if opened else ["topics/trigger"]
     assert [one.script.name for one in batch.calls] == scripts
     assert batch.join([True, "receipt"][-len(scripts) :]) == "receipt"
 
 
 def test_a_delivery_that_cannot_be_read_is_of_the_slot_with_the_rest_of_its_number() -> None:
-    assert calls(slots=2).home(delivery(slot=5, packed=b"\xc1")) == 1
-    assert calls(slots=2).home(delivery(key_of(0), slot=5)) == 0
+    assert calls(slots=2).slot_of_delivery(delivery(slot=5, packed=b"\xc1")) == 1
+    assert calls(slots=2).slot_of_delivery(delivery(key_of(0), slot=5)) == 0
 
 
 def test_what_ends_in_slots_that_were_one_is_told_as_one() -> None:
     ends = [Settlement("ack", delivery(key_of(slot))) for slot in (1, 0, 1)]
-    asked: Any = calls().settle(0, ends).elsewhere
-    batch = asked.again(calls(slots=2), 0)
+    asked: Any = calls().settle(0, ends).redirect
+    batch = asked.rebuild(calls(slots=2), 0)
     assert len(batch.calls) == 2
     found = batch.join([Settled(["ok", "lost"], 0, NOW), Settled(["dead"], NOW + 9, NOW - 1)])
     assert found == Settled(["ok", "dead", "lost"], NOW + 9, NOW)
 
 
 def test_what_is_taken_from_several_slots_for_one_is_told_as_one() -> None:
-    asked: Any = calls().take(0, 5).elsewhere
-    batch = asked.again(calls(slots=4), 0)
+    asked: Any = calls().take(0, 5).redirect
+    batch = asked.rebuild(calls(slots=4), 0)
     taken = [Taken([], 1, due, now) for due, now in ((NOW + 5, 1), (0, 2), (NOW + 3, 3), (NOW + 4, 4))]
     # The next time is the earliest of those that have one
     assert batch.join(taken) == Taken([], 4, NOW + 3, 4)
@@ -119,10 +123,10 @@ def test_a_receipt_says_when_by_the_servers_clock() -> None:
 def test_a_priority_ranks_exactly(options: dict[str, Any], most: int) -> None:
     topic = calls(**options)
     for priority in (most, -most, 0):
-        assert topic.checked(Trigger("k", priority=priority))
+        assert topic.pack_trigger(Trigger("k", priority=priority))
     for priority in (most + 1, -most - 1, True, 1.0):
         with pytest.raises(InvalidArgument, match="not an integer that ranks exactly"):
-            topic.checked(Trigger("k", priority=priority))  # type: ignore[arg-type]
+            topic.pack_trigger(Trigger("k", priority=priority))  # type: ignore[arg-type]
 
 
 # -- going out --------------------------------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ def test_a_priority_ranks_exactly(options: dict[str, Any], most: int) -> None:
 def test_what_one_call_left_is_asked_for_in_more_and_told_as_one() -> None:
     # Given five deliveries of which a call ended one
     asked = calls().settle(0, [Settlement("ack", delivery(b"k%d" % n)) for n in range(5)])
-    with pytest.raises(Unfinished) as left:
+    with pytest.raises(Incomplete) as left:
         asked.answer([b"ok", NOW, 0, b"ok", *[b"left"] * 4])
     # Then the rest goes by twice as many a call, and the last of them says what is next
     rest = left.value.rest
@@ -142,9 +146,9 @@ def test_what_one_call_left_is_asked_for_in_more_and_told_as_one() -> None:
 
 def test_of_what_failed_as_a_whole_all_is_tried_again() -> None:
     one = delivery(merge=append(5))
-    assert failed(one, ["x"], 9, "no") == Settlement("nack", one, 9, "no")
-    assert failed(one, [], 9, "no") == Settlement("ack", one)
-    assert Settlement("nack", one, 9, "no").words(3) == (3, "nack", 9, "no")
+    assert nack_items(one, ["x"], 9, "no") == Settlement("nack", one, 9, "no")
+    assert nack_items(one, [], 9, "no") == Settlement("ack", one)
+    assert Settlement("nack", one, 9, "no").args(3) == (3, "nack", 9, "no")
 
 
 def test_every_reply_tells_the_servers_time() -> None:

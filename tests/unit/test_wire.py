@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from idemgate.core.codec import limits as wire
-from idemgate.core.codec.decoding import unpacked
+from idemgate.core.codec.decoding import unpack
 from idemgate.errors import DecodeError
 
 SHORT = [bytes([0xA0 + n]) + b"\xc4" * n for n in range(32)]
@@ -51,7 +51,7 @@ def test_an_extension_is_as_long_as_its_header_says_and_one_of_ours(size: int) -
             with pytest.raises(ValueError, match=r"cut short|more bytes"):
                 wire.measure(other, 3, 9)
     for code in (0, 10, 127):
-        with pytest.raises(ValueError, match=f"ext id {code} is not one of ours"):
+        with pytest.raises(ValueError, match=f"ext id {code} is unknown"):
             wire.measure(msgpack.packb([msgpack.ExtType(code, bytes(size))]), 3, 9)
 
 
@@ -69,14 +69,14 @@ def test_a_byte_that_is_never_written_is_told() -> None:
 
 
 def test_how_deep_bytes_may_nest_is_counted_by_what_could_begin_a_container() -> None:
-    assert wire.nests_little(msgpack.packb([[1]]), 2)
-    assert not wire.nests_little(msgpack.packb([[1]]), 1)
-    assert wire.nests_little(b"\xc4\x03abc", 0)
+    assert wire.nests_at_most(msgpack.packb([[1]]), 2)
+    assert not wire.nests_at_most(msgpack.packb([[1]]), 1)
+    assert wire.nests_at_most(b"\xc4\x03abc", 0)
     assert wire.looks_plain(msgpack.packb([[1]]), 2) is True
     assert wire.looks_plain(msgpack.packb([[1]]), 1) is False
     # Also where the innermost is empty
     for empty in ({}, []):
-        assert not wire.nests_little(msgpack.packb([[empty]]), 2)
+        assert not wire.nests_at_most(msgpack.packb([[empty]]), 2)
         assert wire.looks_plain(msgpack.packb([[empty]]), 2) is False
 
 
@@ -96,7 +96,7 @@ def test_after_a_header_of_a_long_container_it_goes_on() -> None:
 
 def test_what_a_script_packed_nests_sixteen_levels_and_no_more() -> None:
     sixteen = b"\x91" * 16 + b"\x01"
-    assert str(unpacked(sixteen, "a thing")).count("[") == 16
+    assert str(unpack(sixteen, "a thing")).count("[") == 16
     for deeper in (b"\x91" + sixteen, b"\x92" + sixteen + b"\xda\x20\x00" + b"x" * 8192):
-        with pytest.raises(DecodeError, match="it is not a thing of ours: it nests deeper than 16 levels"):
-            unpacked(deeper, "a thing")
+        with pytest.raises(DecodeError, match="expected a thing: it nests deeper than 16 levels"):
+            unpack(deeper, "a thing")

@@ -34,7 +34,7 @@ class Watched(RedisMembership):
     def at_rest(self) -> bool:
         if self._failures:
             return self.cut_off
-        return self._resting and min(self._due, self._holdings.seizes_at) > self._now()
+        return self._resting and min(self._due, self._ownership.takes_over_at) > self._now()
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
@@ -44,15 +44,15 @@ class Watched(RedisMembership):
         async with super().listening():
             yield
 
-    async def announce(self, said: Any) -> Any:
+    async def heartbeat(self, said: Any) -> Any:
         if self.cut_off:
             raise StoreUnavailable("cut off", "no")
-        return await super().announce(said)
+        return await super().heartbeat(said)
 
-    async def _rest(self) -> None:
+    async def _sleep(self) -> None:
         self._resting = True
         try:
-            await super()._rest()
+            await super()._sleep()
         finally:
             self._resting = False
 

@@ -55,8 +55,8 @@ async def test_members_divide_the_slots_and_hand_them_over(make: Any, eventually
         async def handle(delivery: Any) -> None:
             seen[delivery.key] += 1
 
-    async with gates[0].aio.worker(members=True) as first:
-        async with gates[1].aio.worker(members=True) as second:
+    async with gates[0].aio.worker(membership="redis") as first:
+        async with gates[1].aio.worker(membership="redis") as second:
             both = (first.membership, second.membership)
             await eventually(
                 lambda: sum(len(one.assigned("t")) for one in both) == SLOTS and all(one.assigned("t") for one in both),
@@ -145,7 +145,7 @@ async def test_a_topic_in_use_gets_more_slots(make: Any, clock: Clock) -> None:
     clock.advance("61s")
     [running] = await topic.aio.take(1)
     # When the number of its slots is changed, by another program
-    await make().aio.topic("t").reslot(SLOTS)
+    await make().aio.topic("t").reshard(SLOTS)
     # Then nothing is lost: who took goes on to hold it, and the rest is taken, once, by the program that did not notice
     assert await topic.aio.ack(running) == "ok"
     taken = await topic.aio.take(1000)

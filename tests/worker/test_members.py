@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, ServerRejected, StoreError, StoreUnavailable, UnexpectedData
+from idemgate import Gate, InvalidArgument, StoreError, StoreUnavailable
 from idemgate.core import keys
+from idemgate.errors import ServerRejected, UnexpectedData
 from idemgate.membership import calls as members
 from idemgate.membership.member import RedisMembership
-from idemgate.membership.ownership import Announcement, Roll
+from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.membership.rendezvous import owner, slot_id
 from idemgate.testing import Clock
 from tests.proxy import Proxy
@@ -30,8 +31,8 @@ async def world(request: pytest.FixtureRequest, gate: Gate, clock: Clock) -> Asy
     await made.close()
 
 
-async def attendance(world: World) -> members.Attendance:
-    return await world.gate.aio.context.aio_link.run(members.attendance(world.gate.namespace, "workers", world.clock))
+async def list_members(world: World) -> members.MemberList:
+    return await world.gate.aio.context.aio_link.run(members.list_members(world.gate.namespace, "workers", world.clock))
 
 
 async def eventually(fact: Callable[[], bool]) -> None:
@@ -48,7 +49,7 @@ async def test_alone_it_serves_everything(world: World) -> None:
     assert hand.assigned == ALL | {("u", 0)}
     assert hand.membership.members == (hand.membership.member,)
     # And the store knows
-    seen = await attendance(world)
+    seen = await list_members(world)
     assert seen.members[hand.membership.member].topics == {"t", "u"}
     assert seen.members[hand.membership.member].lapses_ms == (world.now + TTL) * 1000
     assert set(seen.holders) == hand.assigned
@@ -62,7 +63,7 @@ async def test_members_divide_the_slots_by_rendezvous(world: World) -> None:
     owners = {slot: hand.membership.member for slot, hand in world.owners().items()}
     names = [hand.membership.member for hand in hands]
     assert owners == {slot: owner(slot_id(*slot), names) for slot in ALL}
-    assert {hand.membership.generation for hand in hands} == {(await attendance(world)).generation}
+    assert {hand.membership.generation for hand in hands} == {(await list_members(world)).generation}
 
 
 async def test_slots_of_a_topic_go_to_those_that_serve_it(world: World) -> None:
@@ -91,7 +92,7 @@ async def test_another_number_of_slots_is_learnt_by_one_after_the_other(world: W
     names = [hand.membership.member for hand in hands]
     expected = {("t", slot): owner(slot_id("t", slot), names) for slot in range(after)}
     assert {slot: hand.membership.member for slot, hand in world.owners().items()} == expected
-    assert (await attendance(world)).holders == expected
+    assert (await list_members(world)).holders == expected
 
 
 async def test_a_clock_that_is_set_back_ends_and_prolongs_nothing(world: World) -> None:
@@ -141,7 +142,7 @@ async def test_lost_keys_are_written_anew_and_the_generation_still_rises(world: 
     raw.delete(*keys.members(world.gate.namespace, "workers"))
     await world.pass_time(INTERVAL)
     assert hand.membership.generation > before
-    assert set((await attendance(world)).holders) == hand.assigned == ALL
+    assert set((await list_members(world)).holders) == hand.assigned == ALL
 
 
 # -- handing over -----------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ async def test_a_slot_moves_when_it_is_drained(world: World) -> None:
         await world.pass_time(INTERVAL)
     await eventually(lambda: new.assigned == {one})
     assert old.draining == slots - {one}
-    assert world.gate.counters["members.seized"] == 0
+    assert world.gate.counters["members.taken_over"] == 0
 
 
 async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(world: World) -> None:
@@ -182,7 +183,7 @@ async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(world: 
     assert new.assigned == set()
     await world.pass_time(INTERVAL)
     assert new.assigned == slots
-    assert world.gate.counters["members.seized"] == len(slots)
+    assert world.gate.counters["members.taken_over"] == len(slots)
     # And when the old worker's handlers end at last, that changes nothing
     old.running.clear()
     await world.pass_time(2 * INTERVAL)
@@ -222,7 +223,7 @@ async def test_who_stops_is_succeeded_slot_by_slot_and_ends_with_the_last(world:
     assert world.hands == [new]
     await world.pass_time(INTERVAL)
     assert new.assigned == ALL
-    assert list((await attendance(world)).members) == [new.membership.member]
+    assert list((await list_members(world)).members) == [new.membership.member]
 
 
 async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> None:
@@ -234,7 +235,7 @@ async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> N
     assert hand.task.done()
     assert world.gate.counters["members.undrained"] == 64
     # And nobody holds anything
-    assert (await attendance(world))[2:] == ({}, {})
+    assert (await list_members(world))[2:] == ({}, {})
 
 
 async def test_the_last_one_to_leave_leaves_nothing_that_stays_for_ever(world: World, raw: Any) -> None:
@@ -260,7 +261,7 @@ async def test_the_slots_of_the_killed_are_taken_when_its_time_has_passed(world:
     # And within ttl + ttl/3, with no grace time: nobody is there to drain
     await world.pass_time(2 * INTERVAL)
     assert one.assigned == ALL
-    assert world.gate.counters["members.seized"] == 0
+    assert world.gate.counters["members.taken_over"] == 0
 
 
 async def test_the_cut_off_stops_taking_before_others_take_over(url: str, gate: Gate, clock: Clock) -> None:
@@ -312,15 +313,15 @@ async def test_it_is_the_same_on_the_servers_own_clock(url: str, namespace: str)
     await eventually(lambda: len(one.assigned("t")) == 64)
     tasks.append(asyncio.create_task(two.run(stop, T)))
     await eventually(lambda: 0 < len(one.assigned("t")) == 64 - len(two.assigned("t")) < 64)
-    while two.member not in (roll := await one.attendance()).holders.values():
+    while two.member not in (roll := await one.list_members()).holders.values():
         await asyncio.sleep(0.005)
     tasks[1].cancel()
     await eventually(lambda: len(one.assigned("t")) == 64)
     # Then its slots are taken when its announcement has lapsed, not before, by the server's clock
-    assert (await one.attendance()).now_ms >= roll.members[two.member].lapses_ms
+    assert (await one.list_members()).now_ms >= roll.members[two.member].lapses_ms
     stop.set()
     await tasks[0]
-    assert (await one.attendance())[2:] == ({}, {})
+    assert (await one.list_members())[2:] == ({}, {})
     await gate.aio.close()
 
 
@@ -335,7 +336,7 @@ async def test_a_lost_reply_changes_nothing(url: str, gate: Gate, clock: Clock) 
         await world.pass_time(INTERVAL)
         assert hand.assigned == ALL
         assert hand.membership.generation == generation
-        assert far_gate.counters["members.store_away"] == 0
+        assert far_gate.counters["members.store_unavailable"] == 0
         await world.close()
         await far_gate.aio.close()
         far_gate.close()
@@ -344,20 +345,22 @@ async def test_a_lost_reply_changes_nothing(url: str, gate: Gate, clock: Clock) 
 # -- the scripts ------------------------------------------------------------------------------------------------------
 
 
-def said(member: str, number: int, wanted: tuple[tuple[str, int], ...] = (), **more: Any) -> Announcement:
-    return Announcement(member, number, ("t",), 0, (), (), wanted)._replace(**more)
+def said(member: str, number: int, wanted: tuple[tuple[str, int], ...] = (), **more: Any) -> HeartbeatRequest:
+    return HeartbeatRequest(member, number, ("t",), 0, (), (), wanted)._replace(**more)
 
 
-async def first_said(gate: Gate, member: str, wanted: tuple[tuple[str, int], ...] = (), **more: Any) -> Announcement:
+async def first_said(
+    gate: Gate, member: str, wanted: tuple[tuple[str, int], ...] = (), **more: Any
+) -> HeartbeatRequest:
     """Announces a member, number 1; returns the next announcement, number 2, that knows the generation."""
     first = said(member, 1, **more)
-    roll = await gate.aio.context.aio_link.run(members.announce(gate.namespace, "g", gate.context.clock, first, 9000))
+    roll = await gate.aio.context.aio_link.run(members.heartbeat(gate.namespace, "g", gate.context.clock, first, 9000))
     return first._replace(number=2, generation=roll.generation, wanted=wanted)
 
 
 async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock: Clock, raw: Any) -> None:
-    def announce(one: Announcement) -> Any:
-        return gate.aio.context.aio_link.run(members.announce(gate.namespace, "g", clock, one, 9000))
+    def announce(one: HeartbeatRequest) -> Any:
+        return gate.aio.context.aio_link.run(members.heartbeat(gate.namespace, "g", clock, one, 9000))
 
     first = await first_said(gate, "m", (("t", 1),))
     second = first._replace(number=3, wanted=(), released=(("t", 1),))
@@ -374,7 +377,7 @@ async def test_a_late_copy_of_an_announcement_changes_nothing(gate: Gate, clock:
     assert await gate.aio.context.aio_link.run(members.leave(gate.namespace, "g", clock, "m"))
     with pytest.raises(ServerRejected, match="has left"):
         await announce(second)
-    seen = await gate.aio.context.aio_link.run(members.attendance(gate.namespace, "g", clock))
+    seen = await gate.aio.context.aio_link.run(members.list_members(gate.namespace, "g", clock))
     assert (seen.members, seen.holders) == ({}, {})
 
 
@@ -383,14 +386,14 @@ async def test_nobody_gets_a_slot_for_members_of_another_day(gate: Gate, clock: 
     link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
     late = await first_said(gate, "late")
     holder = await first_said(gate, "holder", (("t", 1),))
-    await link.run(members.announce(*group, holder, 9000))
+    await link.run(members.heartbeat(*group, holder, 9000))
     # When it seizes the one and wants the other, it gets neither, and learns who is there
-    roll = await link.run(members.announce(*group, late._replace(seized=(("t", 1),), wanted=(("t", 2),)), 9000))
+    roll = await link.run(members.heartbeat(*group, late._replace(taken_over=(("t", 1),), wanted=(("t", 2),)), 9000))
     assert roll.holders == {("t", 1): "holder", ("t", 2): ""}
     assert roll.members is not None
     # And with that it gets both
-    again = late._replace(number=3, generation=roll.generation, seized=(("t", 1),), wanted=(("t", 2),))
-    roll = await link.run(members.announce(*group, again, 9000))
+    again = late._replace(number=3, generation=roll.generation, taken_over=(("t", 1),), wanted=(("t", 2),))
+    roll = await link.run(members.heartbeat(*group, again, 9000))
     assert roll == (again.generation, None, {("t", 1): "late", ("t", 2): "late"})
 
 
@@ -399,14 +402,14 @@ async def test_nothing_of_the_gone_stays(gate: Gate, clock: Clock, raw: Any) -> 
     link, group = gate.aio.context.aio_link, (gate.namespace, "g", clock)
     for name, slots in (("killed", (("u", 1), ("u", 2))), ("left", (("t", 1),))):
         second = await first_said(gate, name, slots, topics=("t", "u"))
-        roll = await link.run(members.announce(*group, second, 9000))
+        roll = await link.run(members.heartbeat(*group, second, 9000))
         assert set(roll.holders.values()) == {name}
     await link.run(members.leave(*group, "left"))
     clock.advance("2m")
-    roll = await link.run(members.announce(*group, await first_said(gate, "there", (("t", 1),)), 9000))
+    roll = await link.run(members.heartbeat(*group, await first_said(gate, "there", (("t", 1),)), 9000))
     # Then only that one is known
     assert roll.holders == {("t", 1): "there"}
-    assert list((await link.run(members.attendance(*group))).members) == ["there"]
+    assert list((await link.run(members.list_members(*group))).members) == ["there"]
     alive, facts, held = keys.members(gate.namespace, "g")
     assert raw.zrange(alive, 0, -1) == [b"there"]
     assert set(raw.hkeys(facts)) == {b"v", b"g", b"m:there"}
@@ -420,7 +423,7 @@ async def test_a_full_server_does_not_end_a_membership(gate: Gate, clock: Clock,
     second = await first_said(gate, "m", (("t", 1),))
     raw.config_set("maxmemory", 1)
     try:
-        roll = await link.run(members.announce(*group, second, 9000))
+        roll = await link.run(members.heartbeat(*group, second, 9000))
     finally:
         raw.config_set("maxmemory", 0)
     assert roll.holders == {("t", 1): "m"}
@@ -441,7 +444,7 @@ async def test_keys_of_others_are_refused_untouched(gate: Gate, clock: Clock, ra
 @pytest.mark.damages("wrong-type")
 async def test_another_layout_is_refused(gate: Gate, raw: Any) -> None:
     raw.hset(keys.members(gate.namespace, "workers")[1], "v", 2)
-    with pytest.raises(UnexpectedData, match="says layout 2"):
+    with pytest.raises(UnexpectedData, match="has layout 2"):
         await RedisMembership(gate).run(asyncio.Event(), T)
 
 
@@ -454,15 +457,15 @@ async def test_a_store_that_is_away_at_the_start_is_an_error() -> None:
 
 async def test_one_that_is_away_just_after_the_first_announcement_is_waited_for(gate: Gate) -> None:
     class Interrupted(RedisMembership):
-        async def announce(self, said: Announcement) -> Roll:
+        async def heartbeat(self, said: HeartbeatRequest) -> HeartbeatReply:
             if 2 <= said.number <= 3:
                 raise StoreUnavailable("away", "no")
-            return await super().announce(said)
+            return await super().heartbeat(said)
 
     membership, stop = Interrupted(gate), asyncio.Event()
     task = asyncio.create_task(membership.run(stop, T))
     await eventually(lambda: task.done() or len(membership.assigned("t")) == 64)
-    assert gate.counters["members.store_away"] == 2
+    assert gate.counters["members.store_unavailable"] == 2
     stop.set()
     await eventually(lambda: bool(membership.draining("t")))
     membership.release("t", membership.draining("t"))
@@ -481,11 +484,11 @@ async def test_when_a_member_leaves_the_others_are_another_generation(gate: Gate
     # Given two members
     run, group = gate.aio.context.aio_link.run, (gate.namespace, "g", clock)
     for name in ("stays", "leaves"):
-        await run(members.announce(*group, members.Announcement(name, 1, ("t",), 0, (), (), ()), 10_000))
-    before = (await run(members.attendance(*group))).generation
+        await run(members.heartbeat(*group, members.HeartbeatRequest(name, 1, ("t",), 0, (), (), ()), 10_000))
+    before = (await run(members.list_members(*group))).generation
     # When one of them leaves, then whoever looks divides the slots anew
     assert await run(members.leave(*group, "leaves"))
-    assert (await run(members.attendance(*group))).generation > before
+    assert (await run(members.list_members(*group))).generation > before
 
 
 async def test_to_leave_what_one_is_no_member_of_changes_nothing(gate: Gate, raw: Any, clock: Clock) -> None:

@@ -90,7 +90,7 @@ async def test_every_slot_is_served_within_the_bound_whatever_happens(
     # And the worst cases did come up
     assert watch.longest >= TTL
     assert watch.shared > 0
-    assert world.gate.counters["members.seized"] > 0
+    assert world.gate.counters["members.taken_over"] > 0
     assert world.gate.counters["members.lapsed"] > 0
     fault = "members join, leave, die, are cut off or get stuck: each slot has one taker, within the stated bound"
     record_fault(fault, changes, promises="P14", seed=7, slots_with_two_takers=0)

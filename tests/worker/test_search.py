@@ -41,17 +41,17 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "tokens do not rise": ("guard/claim", "fence(last, now_us)", "1"),
     "what is done is kept for no time": ("guard/complete", "now_ms + span, now_ms", "now_ms + 1, now_ms"),
     "anybody gives back": ("guard/release", 'state == "p" and owner == ARGV[at]', 'state == "p"'),
-    "what is given back is done": ("guard/release", 'record("r", ""', 'record("d", "n"'),
+    "what is given back is done": ("guard/release", 'pack_record("r", ""', 'pack_record("d", "n"'),
     "what lapses has another name": (
-        "topics/take", 'add("folded", restore(K,', 'm[13] = m[13] + 1; add("folded", restore(K,'),
+        "topics/take", 'add_count("folded", requeue(K,', 'm[13] = m[13] + 1; add_count("folded", requeue(K,'),
     "what was joined keeps its name": (
         "topics/take", "old[1] = old[1] + new[1]", "new[3], new[13] = old[3], old[13]"),
     "what is put off has another name": (
         "topics/settle", "m[5], m[7] = m[5] - 1, 0", "m[5], m[7], m[3] = m[5] - 1, 0, m[3] + 1"),
     "what is put off was tried": ("topics/settle", "m[5], m[7] = m[5] - 1, 0", "m[7] = 0"),
-    "an ending needs no token": ("topics/settle", "if not d or d[1] ~= given[2 * i] then", "if not d then"),
+    "an ending needs no token": ("topics/settle", "if not d or d[1] ~= endings[2 * i] then", "if not d then"),
     "what lapses is lost": (
-        "topics/take", 'add("folded", restore(K, p, key, m, again(key, d, m), "retry"))', ""),
+        "topics/take", 'add_count("folded", requeue(K, p, key, m, retry_time(key, d, m), "retry"))', ""),
 }  # fmt: skip
 
 

@@ -70,13 +70,13 @@ async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, 
             def handle(heard: Heard) -> None:
                 ran[event_id(heard)] += 1
 
-            gate.on(namespace)(guarded(handle))
+            gate.subscribe(namespace)(guarded(handle))
         else:
 
             async def handle_async(heard: Heard) -> None:
                 ran[event_id(heard)] += 1
 
-            gate.on(namespace)(guarded(handle_async))
+            gate.subscribe(namespace)(guarded(handle_async))
     async with AsyncExitStack() as stack:
         for gate in gates:
             await stack.enter_async_context(gate.aio.subscribers())
@@ -105,7 +105,7 @@ def key(heard):
     event = heard.json()["id"]
     return f"{event}-{os.getpid()}" if event == "end" else event
 
-@gate.on(namespace, concurrency=4)
+@gate.subscribe(namespace, concurrency=4)
 @gate.once(key=key, scope="replicas")
 def handle(heard: Heard) -> None:
     event = heard.json()["id"]
@@ -148,7 +148,7 @@ async def test_of_all_processes_one_handles_each_event(processes: Any, raw: Any,
 async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespace: str) -> None:
     # Given a callback on a pattern
     heard: list[Heard] = []
-    one.on(f"{namespace}.*", pattern=True)(heard.append)
+    one.subscribe(f"{namespace}.*", pattern=True)(heard.append)
     async with one.aio.subscribers():
         # When something is published to two channels that match and to one that does not
         raw.publish(f"{namespace}.eur", b"\xff1")
@@ -163,7 +163,9 @@ async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespac
 async def test_a_sync_callback_runs_in_a_thread_with_the_context(one: Gate, raw: Any, namespace: str) -> None:
     # Given a sync callback, and a context variable set before the subscribers start
     seen: list[tuple[str, bool]] = []
-    one.on(namespace)(lambda heard: seen.append((SCOPE.get(), threading.current_thread() is threading.main_thread())))
+    one.subscribe(namespace)(
+        lambda heard: seen.append((SCOPE.get(), threading.current_thread() is threading.main_thread()))
+    )
     SCOPE.set("inside")
     async with one.aio.subscribers():
         raw.publish(namespace, "x")
@@ -176,7 +178,7 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
     # Given a guard with a fingerprint, one key in progress elsewhere, one done, and a callback that may fail
     ran: list[str] = []
 
-    @one.on(namespace, concurrency=1)
+    @one.subscribe(namespace, concurrency=1)
     @one.once(key=event_id, scope="outcomes", on_done="raise", fingerprint=lambda heard: heard.json().get("amount", 0))
     def handle(heard: Heard) -> None:
         ran.append(event_id(heard))
@@ -207,7 +209,7 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
 async def test_a_lost_connection_is_counted_and_made_anew(one: Gate, raw: Any, namespace: str) -> None:
     # Given a subscriber that hears
     heard: list[bytes] = []
-    one.on(namespace)(lambda message: heard.append(message.data))
+    one.subscribe(namespace)(lambda message: heard.append(message.data))
     async with one.aio.subscribers():
         raw.publish(namespace, "before")
         await until(lambda: heard == [b"before"])
@@ -224,7 +226,7 @@ async def test_a_connection_that_falls_silent_is_noticed_and_made_anew(
     # Given a subscriber that listens, over a connection that swallows everything from some time on
     with Proxy(url) as proxy:
         gate, heard = replicas(1, proxy.url)[0], list[bytes]()
-        gate.on(namespace)(lambda one: heard.append(one.data))
+        gate.subscribe(namespace)(lambda one: heard.append(one.data))
         async with gate.aio.subscribers():
             raw.publish(namespace, "before")
             await until(lambda: heard == [b"before"])
@@ -243,7 +245,7 @@ async def test_a_connection_that_falls_silent_is_noticed_and_made_anew(
 async def test_a_subscriber_behind_a_black_hole_stops(replicas: Any, url: str, raw: Any, namespace: str) -> None:
     with Proxy(url) as proxy:
         gate = replicas(1, proxy.url)[0]
-        gate.on(namespace)(lambda _: None)
+        gate.subscribe(namespace)(lambda _: None)
         async with asyncio.timeout(30):
             async with gate.aio.subscribers():
                 proxy.black_hole = proxy.mute = True
@@ -255,7 +257,7 @@ async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, raw: A
     with Proxy(url) as proxy:
         gate = replicas(1, proxy.url)[0]
         heard: list[bytes] = []
-        gate.on(namespace)(lambda message: heard.append(message.data))
+        gate.subscribe(namespace)(lambda message: heard.append(message.data))
         proxy.drop_request(b"", times=5)
         # When the subscriber starts
         async with gate.aio.subscribers():
@@ -268,7 +270,7 @@ async def test_a_full_backlog_drops_what_comes_and_counts_it(one: Gate, raw: Any
     # Given one call at a time, a backlog of two, and a callback that waits
     release, ran = asyncio.Event(), list[bytes]()
 
-    @one.on(namespace, concurrency=1, backlog=2)
+    @one.subscribe(namespace, concurrency=1, backlog=2)
     async def handle(heard: Heard) -> None:
         ran.append(heard.data)
         await release.wait()
@@ -290,7 +292,7 @@ async def test_stopping_lets_what_was_heard_finish(one: Gate, raw: Any, namespac
     # Given one message at work and one that waits
     release, ran = asyncio.Event(), list[bytes]()
 
-    @one.on(namespace, concurrency=1)
+    @one.subscribe(namespace, concurrency=1)
     async def handle(heard: Heard) -> None:
         await release.wait()
         ran.append(heard.data)
@@ -310,7 +312,7 @@ async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: 
     # Given one message at work that will not end, and one that waits
     cancelled: list[str] = []
 
-    @one.on(namespace, concurrency=1)
+    @one.subscribe(namespace, concurrency=1)
     async def handle(heard: Heard) -> None:
         try:
             await asyncio.Event().wait()
@@ -344,7 +346,7 @@ def no_generator(heard: Heard) -> Any:
 def test_bad_input_is_refused_where_it_is_written(channel: str, options: Any, callback: Any, named: str) -> None:
     gate = Gate("redis://nowhere.invalid")
     with pytest.raises(InvalidArgument) as refused:
-        gate.on(channel, **options)(callback)
+        gate.subscribe(channel, **options)(callback)
     assert refused.value.name == named
     assert gate.subscribers == []
 

@@ -17,7 +17,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemgate import Gate, InvalidArgument, ServerRejected, Trigger
+from idemgate import Gate, InvalidArgument, Trigger
+from idemgate.errors import ServerRejected
 from idemgate.store.embedded.server import start
 from idemgate.subscribers import Expired, Expiry
 from idemgate.subscribers.expiry.glob import matcher
@@ -63,7 +64,7 @@ async def make(own: str, namespace: str) -> AsyncIterator[Make]:
 
 def listener(gate: Gate, ran: list[Expired], kind: str = "sync", **options: Any) -> Expiry:
     """The sessions of a gate, with a handler that keeps what it got."""
-    sessions = gate.expiry("sessions", options.pop("pattern", "session:*"), **options)
+    sessions = gate.on_expired("sessions", options.pop("pattern", "session:*"), **options)
     if kind == "sync":
         sessions.handler(ran.append)
     else:
@@ -134,7 +135,7 @@ from idemgate import Gate
 
 url, namespace = sys.argv[1:]
 gate = Gate(url, namespace=namespace)
-sessions = gate.expiry("sessions", "session:*", lease="2s")
+sessions = gate.on_expired("sessions", "session:*", lease="2s")
 
 @sessions.handler
 def ended(gone):
@@ -201,7 +202,7 @@ async def test_what_expires_while_nobody_listens_is_acted_on(
     ran = list[Expired]()
     first, web = make(clock=clock), make(clock=clock)
     listener(first, ran)
-    tracked = web.expiry("sessions", "session:*")
+    tracked = web.on_expired("sessions", "session:*")
     raw.set("session:seen", "x", px=60_000)
     raw.set("session:tracked", "x", px=60_000)
     async with working(first):
@@ -471,7 +472,7 @@ async def test_a_key_that_was_handled_by_a_worker_that_died_is_not_handled_again
     await expire_unheard(raw, "session:1")
     clock.advance("61s")
     (delivery,) = sessions.topic.take(1)
-    sessions.topic.opening.handler(delivery)
+    sessions.topic.definition.handler(delivery)
     # When its lease has ended, and another worker takes over
     clock.advance("31s")
     async with gate.aio.worker():
@@ -502,7 +503,7 @@ async def test_a_key_that_was_made_lasting_is_forgotten(make: Make, raw: Any, cl
 async def test_a_failed_handler_is_tried_again(kind: str, make: Make, raw: Any, eventually: Any) -> None:
     # Given a handler that fails twice
     gate, attempts = make(), list[int]()
-    sessions = gate.expiry("sessions", "session:*", backoff=0.001)
+    sessions = gate.on_expired("sessions", "session:*", backoff=0.001)
 
     def fail(gone: Expired) -> None:
         attempts.append(gone.delivery.attempt)
@@ -672,13 +673,13 @@ def test_bad_input_is_refused_where_it_is_written(name: Any, pattern: Any, optio
     gate = Gate("redis://nowhere.invalid")
     gate.topic("taken")
     with pytest.raises(InvalidArgument) as refused:
-        gate.expiry(name, pattern, **options)
+        gate.on_expired(name, pattern, **options)
     assert refused.value.name == named
     assert (gate.subscribers, list(gate.topics)) == ([], ["taken"])
 
 
 def test_what_cannot_be_a_handler_or_a_key_is_refused() -> None:
-    sessions = Gate("redis://nowhere.invalid").expiry("sessions", "session:*")
+    sessions = Gate("redis://nowhere.invalid").on_expired("sessions", "session:*")
     for wrong in ("print", lambda _: (yield)):
         with pytest.raises(InvalidArgument):
             sessions.handler(wrong)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
@@ -690,7 +691,7 @@ def test_what_cannot_be_a_handler_or_a_key_is_refused() -> None:
 
 async def test_a_plain_function_that_hands_on_a_coroutine_is_refused(make: Make, raw: Any, eventually: Any) -> None:
     gate = make()
-    sessions = gate.expiry("sessions", "session:*")
+    sessions = gate.on_expired("sessions", "session:*")
 
     async def soon(gone: Expired) -> None: ...
 

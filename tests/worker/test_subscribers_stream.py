@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate, InvalidArgument, ServerRejected
-from idemgate.errors import Bury, Retry
+from idemgate import Gate, InvalidArgument
+from idemgate.errors import Bury, Retry, ServerRejected
 from idemgate.subscribers import Entry
 from tests.claims import claims_of
 from tests.proxy import Proxy
@@ -409,7 +409,7 @@ async def test_a_stored_failure_is_given_up(one: Gate, stream: Log) -> None:
 
 async def test_the_dead_stream_has_an_end_and_says_so(one: Gate, stream: Log) -> None:
     # Given a dead stream of two
-    @one.stream(stream.name, group="billing", concurrency=1, dead=f"{stream.name}:lost", max_dead=2)
+    @one.stream(stream.name, group="billing", concurrency=1, dead=f"{stream.name}:lost", max_dead_letters=2)
     async def handle(entry: Entry) -> None:
         raise Bury
 
@@ -672,7 +672,7 @@ async def test_it_begins_when_the_store_is_there(replicas: Any, url: str, stream
 async def test_what_is_no_stream_ends_all_with_an_error(one: Gate, stream: Log) -> None:
     # Given a key that holds something else, and a subscriber beside that works
     stream.raw.set(stream.name, "text")
-    one.on(stream.name)(print)
+    one.subscribe(stream.name)(print)
     one.stream(stream.name, group="billing")(print)
     # When they start
     with pytest.raises(ServerRejected, match="WRONGTYPE"):
@@ -693,7 +693,7 @@ async def test_what_is_no_stream_ends_all_with_an_error(one: Gate, stream: Log) 
         pytest.param({"concurrency": 0}, "concurrency", id="no concurrency"),
         pytest.param({"reclaim": -1}, "reclaim", id="no duration"),
         pytest.param({"max_deliveries": 0}, "max_deliveries", id="no deliveries"),
-        pytest.param({"max_dead": 1.5}, "max_dead", id="no number"),
+        pytest.param({"max_dead_letters": 1.5}, "max_dead_letters", id="no number"),
         pytest.param({"dead": "orders"}, "dead", id="dead in the stream itself"),
     ],
 )

@@ -10,10 +10,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from idemgate import Bury, Gate, InvalidArgument, KeyReused, NoCurrentExecution, PolicyChanged, Retry, current
-from idemgate.errors import AttemptsExhausted, OutcomeUnknown
+from idemgate import Bury, Gate, InvalidArgument, KeyReused, Retry, current
+from idemgate.errors import AttemptsExhausted, NoCurrentExecution, OutcomeUnknown, PolicyChanged
 from idemgate.testing import Clock
-from idemgate.topics.merge import append, union, wrapped
+from idemgate.topics.merge import append, pack, union
 from idemgate.worker.worker import Worker
 
 
@@ -487,7 +487,7 @@ def test_run_without_anything_to_run_is_refused(gate: Gate) -> None:
 
 
 def test_run_refuses_a_name_without_a_handler_even_where_there_are_subscribers(gate: Gate) -> None:
-    gate.on("channel")(lambda heard: None)
+    gate.subscribe("channel")(lambda heard: None)
     with pytest.raises(InvalidArgument, match="'images': no handler is registered for it"):
         gate.run("images")
 
@@ -527,7 +527,7 @@ def test_a_topic_with_another_policy_ends_run(url: str, namespace: str) -> None:
     with Gate(url, namespace=namespace) as gate, Gate(url, namespace=namespace) as other:
         gate.topic("t", window="60s").open()
         other.topic("t", window="30s").handler(lambda delivery: None)
-        other.on(f"{namespace}-news")(lambda heard: None)
+        other.subscribe(f"{namespace}-news")(lambda heard: None)
         # Then the error is that of the topic, not a group of errors
         with pytest.raises(PolicyChanged, match=r"window is 60.0, asked 30.0"):
             other.run()
@@ -553,7 +553,7 @@ async def test_a_message_that_cannot_be_read_is_buried_and_the_others_run(
     topic.trigger_many([("bad", 1), ("good", 2)])
     pending = topic.open().keys(0)[1]
     fields = msgpack.unpackb(raw.hget(pending, "bad"), raw=True)
-    raw.hset(pending, "bad", wrapped([*fields[:5], 7, *fields[6:]]))
+    raw.hset(pending, "bad", pack([*fields[:5], 7, *fields[6:]]))
     # When both are due
     async with gate.aio.worker():
         await eventually(lambda: (gate.counters["worker.acked"], gate.counters["worker.buried"]) == (1, 1))

@@ -12,8 +12,8 @@ import pytest
 from idemgate import Gate
 from idemgate.core.calls import Call
 from idemgate.testing import Clock
-from idemgate.worker.consumer import Line
-from idemgate.worker.poller import Due
+from idemgate.worker.consumer import TopicConsumer
+from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
 
 
@@ -183,13 +183,13 @@ async def test_an_idle_worker_asks_each_slot_once_a_second(
     live: Gate, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     # Given a worker with four slots, one message far in the future, and nothing to do
-    pauses, real = list[float](), Line.pause
+    pauses, real = list[float](), TopicConsumer.pause
 
-    def pause(self: Line) -> float:
+    def pause(self: TopicConsumer) -> float:
         pauses.append(real(self))
         return pauses[-1]
 
-    monkeypatch.setattr(Line, "pause", pause)
+    monkeypatch.setattr(TopicConsumer, "pause", pause)
     topic = live.topic("t", slots=4)
     topic.handler(lambda delivery: None)
     await topic.aio.trigger("later", delay="1h")
@@ -208,9 +208,9 @@ async def test_a_worker_on_a_clock_that_stands_still_sleeps(
     gate: Gate, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, clock: Clock, eventually: Any
 ) -> None:
     # Given a message that is due in one millisecond of a clock that does not move
-    rounds, real = Counter[str](), Line.pause
+    rounds, real = Counter[str](), TopicConsumer.pause
 
-    def pause(self: Line) -> float:
+    def pause(self: TopicConsumer) -> float:
         rounds["pause"] += 1
         return real(self)
 
@@ -220,7 +220,7 @@ async def test_a_worker_on_a_clock_that_stands_still_sleeps(
     await topic.aio.trigger("a", delay="1ms")
     async with Worker(gate):
         await eventually(lambda: calls["topics/take"])
-        monkeypatch.setattr(Line, "pause", pause)
+        monkeypatch.setattr(TopicConsumer, "pause", pause)
         # When the worker waits for a whole poll
         asked = calls["topics/take"]
         await eventually(lambda: calls["topics/take"] > asked)
@@ -242,8 +242,8 @@ async def test_the_next_is_taken_with_the_end_of_the_last(gate: Gate, calls: Cou
     async with Worker(gate, concurrency=1, prefetch=0):
         await eventually(lambda: gate.counters["worker.acked"] == 20)
     # Then one call ends each and takes the next
-    assert calls["topics/turn"] > 10 > calls["topics/take"]
-    assert calls["topics/turn"] + calls["topics/settle"] == 20
+    assert calls["topics/settle_and_take"] > 10 > calls["topics/take"]
+    assert calls["topics/settle_and_take"] + calls["topics/settle"] == 20
 
 
 async def test_large_messages_are_taken_a_few_at_a_time_and_asked_for_again_at_once(
@@ -254,13 +254,13 @@ async def test_large_messages_are_taken_a_few_at_a_time_and_asked_for_again_at_o
     for number in range(7):
         await topic.aio.trigger(f"k{number}", "x" * 50_000)
         clock.advance("1ms")
-    due = Due(topic)
+    due = Poller(topic)
     await due.open()
     calls = topic.open()
     # When the first are taken, then it is known that there are more: nobody sleeps until the next poll
-    first = await due.ask(0, calls.take(0, 100))
+    first = await due.execute(0, calls.take(0, 100))
     assert (len(first.deliveries), due.pause()) == (2, 0)
-    await topic.aio.give_back(first.deliveries)
+    await topic.aio.release(first.deliveries)
     await due.close()
 
     @topic.handler

@@ -32,7 +32,7 @@ async def test_what_is_due_is_sent_on_and_nothing_before(
         # Then one millisecond more sends all, without a poll
         clock.advance("1ms")
         await eventually(lambda: gate.counters["worker.forwarded"] == 20)
-    found = [topic.received(entry) for box in topic.outboxes() for entry in raw.lrange(box, 0, -1)]
+    found = [topic.decode_forwarded(entry) for box in topic.forward_targets() for entry in raw.lrange(box, 0, -1)]
     assert {one.key: one.payload for one in found} == {str(n): [n, -n] for n in range(20)}
     stats = await topic.aio.stats()
     assert (stats.pending, stats.in_flight, stats["forwarded"]) == (0, 0, 20)
@@ -52,7 +52,7 @@ async def test_a_consumer_blocks_on_the_list_and_gets_it_when_it_is_due(live: Ga
         late = time.time() - began - 0.3
     # Then it wakes when the message is due, not before, and without a poll
     assert late >= -0.001
-    delivery = topic.received(entry)
+    delivery = topic.decode_forwarded(entry)
     assert (delivery.key, delivery.payload, delivery.attempt) == ("a", {"n": 1}, 1)
 
 
@@ -65,7 +65,7 @@ async def test_a_group_of_consumers_blocks_on_the_stream(live: Gate, raw: Any) -
     def consume(member: str) -> Any:
         ((_, [(entry_id, fields)]),) = raw.xreadgroup("workers", member, {stream: ">"}, count=1, block=20_000)
         assert raw.xack(stream, "workers", entry_id) == 1
-        return topic.received(fields)
+        return topic.decode_forwarded(fields)
 
     waiting = [asyncio.create_task(asyncio.to_thread(consume, member)) for member in ("ann", "bob")]
     async with live.aio.worker():
@@ -88,14 +88,14 @@ async def test_a_consumer_that_is_guarded_drops_what_is_repeated(live: Gate, raw
 
     async with live.aio.worker():
         await topic.aio.trigger("a", 1)
-        _, entry = await asyncio.to_thread(raw.blpop, topic.outboxes()[0], 20)
+        _, entry = await asyncio.to_thread(raw.blpop, topic.forward_targets()[0], 20)
         # When it gets the same entry twice, as after a crash between its work and its acknowledgement
         for _ in range(2):
-            await asyncio.to_thread(consume, topic.received(entry))
+            await asyncio.to_thread(consume, topic.decode_forwarded(entry))
         # And another message of the same key
         await topic.aio.trigger("a", 2)
-        _, entry = await asyncio.to_thread(raw.blpop, topic.outboxes()[0], 20)
-        await asyncio.to_thread(consume, topic.received(entry))
+        _, entry = await asyncio.to_thread(raw.blpop, topic.forward_targets()[0], 20)
+        await asyncio.to_thread(consume, topic.decode_forwarded(entry))
     # Then each message was worked at once
     assert done == [("a", 1), ("a", 2)]
 
@@ -111,14 +111,14 @@ async def test_a_paused_topic_sends_nothing_on_until_it_is_resumed(
         await topic.aio.pause()
         await topic.aio.trigger_many([(n, n) for n in range(10)])
         # Given that nobody gets anything out of it
-        assert await topic.aio.forward_due() == 0
+        assert await topic.aio.forward_once() == 0
         assert (await topic.aio.stats()).ready == 10
         assert live.counters["worker.forwarded"] == 0
         # When it is resumed
         await topic.aio.resume()
         # Then all is sent, without a poll
         await eventually(lambda: live.counters["worker.forwarded"] == 10)
-    assert sum(raw.llen(box) for box in topic.outboxes()) == 10
+    assert sum(raw.llen(box) for box in topic.forward_targets()) == 10
 
 
 async def test_more_than_one_call_can_carry_goes_on_at_once_through_several_workers(
@@ -133,7 +133,7 @@ async def test_more_than_one_call_can_carry_goes_on_at_once_through_several_work
     async with gates[0].aio.worker(), gates[1].aio.worker():
         await eventually(lambda: sum(gate.counters["worker.forwarded"] for gate in gates) == 3000)
     # Then each was sent once
-    found = [topics[0].received(fields) for box in topics[0].outboxes() for _, fields in raw.xrange(box)]
+    found = [topics[0].decode_forwarded(fields) for box in topics[0].forward_targets() for _, fields in raw.xrange(box)]
     assert sorted(one.payload for one in found) == list(range(3000))
     for gate in gates:
         await gate.aio.close()
@@ -152,8 +152,8 @@ async def test_what_a_handler_left_in_flight_is_sent_on_when_its_lease_ends(
     async with gate.aio.worker():
         clock.advance("30s")
         await eventually(lambda: gate.counters["worker.forwarded"] == 1)
-    (entry,) = raw.lrange(topic.outboxes()[0], 0, -1)
-    found = topic.received(entry)
+    (entry,) = raw.lrange(topic.forward_targets()[0], 0, -1)
+    found = topic.decode_forwarded(entry)
     # Then its message comes, with what is known of it
     assert (found.key, found.attempt, found.failure[:12]) == ("a", 2, "lease lapsed")
     assert gate.counters["worker.lapsed"] == 1
@@ -163,16 +163,16 @@ async def test_a_target_that_is_something_else_stops_its_slot_only(gate: Gate, r
     # Given a topic of two slots, one of which cannot be sent on
     topic = gate.topic("jobs", slots=2)
     topic.forward("list")
-    spoilt = topic.outboxes()[0]
+    spoilt = topic.forward_targets()[0]
     raw.set(spoilt, "text")
     async with gate.aio.worker():
         await topic.aio.trigger_many([(n, n) for n in range(20)])
-        await eventually(lambda: raw.llen(topic.outboxes()[1]))
-        await eventually(lambda: gate.counters["worker.store_away"] >= 2)
+        await eventually(lambda: raw.llen(topic.forward_targets()[1]))
+        await eventually(lambda: gate.counters["worker.store_unavailable"] >= 2)
         # When that is mended, nothing is missing
         raw.delete(spoilt)
         await eventually(lambda: gate.counters["worker.forwarded"] == 20)
-    assert sum(raw.llen(box) for box in topic.outboxes()) == 20
+    assert sum(raw.llen(box) for box in topic.forward_targets()) == 20
 
 
 async def test_recurring_triggers_can_be_sent_on(gate: Gate, clock: Clock, raw: Any, eventually: Any) -> None:
@@ -183,8 +183,8 @@ async def test_recurring_triggers_can_be_sent_on(gate: Gate, clock: Clock, raw: 
         await eventually(lambda: gate.counters["worker.planned"] == 1)
         clock.advance("1h")
         await eventually(lambda: gate.counters["worker.forwarded"] == 1)
-    (entry,) = raw.lrange(topic.outboxes()[0], 0, -1)
-    assert topic.received(entry).payload == 7
+    (entry,) = raw.lrange(topic.forward_targets()[0], 0, -1)
+    assert topic.decode_forwarded(entry).payload == 7
 
 
 def forward_until_killed(url: str, namespace: str) -> None:
@@ -217,29 +217,29 @@ def test_nothing_is_lost_or_sent_twice_by_workers_that_are_killed(url: str, name
             process.join()
         # And the rest is sent by one that lives
         topic.forward("list", target)
-        while topic.forward_due():
+        while topic.forward_once():
             pass
         # Then every message is there, once
-        found = [topic.received(entry) for entry in raw.lrange(target, 0, -1)]
+        found = [topic.decode_forwarded(entry) for entry in raw.lrange(target, 0, -1)]
         assert sorted(one.payload for one in found) == list(range(total))
         assert topic.stats().pending == 0
     raw.delete(target)
 
 
-async def test_forward_due_sends_at_most_as_many_as_asked(face: Any, clock: Clock, raw: Any) -> None:
+async def test_forward_once_sends_at_most_as_many_as_asked(face: Any, clock: Clock, raw: Any) -> None:
     # Given a program that owns its loop
     topic = face.topic("jobs", slots=2)
-    with pytest.raises(InvalidArgument, match="nobody said where to"):
-        await topic.forward_due()
+    with pytest.raises(InvalidArgument, match="no forward target"):
+        await topic.forward_once()
     face.gate.topic("jobs").forward("list")
     await topic.trigger_many([(n, n) for n in range(1100)])
     await topic.trigger("later", delay="1m")
     # When it sends on
-    assert await topic.forward_due(7) == 7
-    assert await topic.forward_due() == 1000
-    assert await topic.forward_due() == 93
-    assert await topic.forward_due() == 0
+    assert await topic.forward_once(7) == 7
+    assert await topic.forward_once() == 1000
+    assert await topic.forward_once() == 93
+    assert await topic.forward_once() == 0
     # Then what is due later is still there
     clock.advance("1m")
-    assert await topic.forward_due() == 1
+    assert await topic.forward_once() == 1
     assert (await topic.stats())["forwarded"] == 1101

@@ -203,11 +203,11 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
         watchdog = threading.Timer(5, os._exit, (9,))
         watchdog.daemon = True
         watchdog.start()
-        for beat in tuple(gate.context.heartbeat._beats):  # as leaving the parent's guarded code would
+        for beat in tuple(gate.context.heartbeat._renewals):  # as leaving the parent's guarded code would
             gate.context.heartbeat.remove(beat)
         with gate.claim("child") as claim:
             alive = [one for one in threading.enumerate() if one.name == "idemgate-heartbeat"]
-            kept = len(gate.context.heartbeat._beats)
+            kept = len(gate.context.heartbeat._renewals)
         gate.close()
         return 0 if claim.started and (len(alive), kept) == (1, 1) else 3
 

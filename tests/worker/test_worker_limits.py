@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from idemgate import Adaptive, Gate, InvalidArgument, Overloaded
+from idemgate import Adaptive, Gate, InvalidArgument
+from idemgate.errors import Overloaded
 from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
 

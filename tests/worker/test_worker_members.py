@@ -15,7 +15,7 @@ from idemgate import Gate, InvalidArgument, RedisMembership, StoreError, Trigger
 from idemgate.core.calls import Call
 from idemgate.core.keys import slot_of
 from idemgate.membership.member import Membership
-from idemgate.membership.rendezvous import mine
+from idemgate.membership.rendezvous import owned_slots
 from idemgate.store.aio import AsyncLink
 from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
@@ -51,7 +51,7 @@ class Hand:
         self.go = asyncio.Event()
         if not busy:
             self.go.set()
-        self.worker = Worker(gate, **{"concurrency": 20, "prefetch": 80, "members": members, **options})
+        self.worker = Worker(gate, **{"concurrency": 20, "prefetch": 80, "membership": members, **options})
 
     async def _handle(self, delivery: Any) -> None:
         self.started.append(delivery)
@@ -72,7 +72,7 @@ class Hand:
 
     def share(self) -> frozenset[int]:
         """What it is to serve in the end, of the members that it knows."""
-        return mine(self.membership.member, self.membership.members, "t", SLOTS)
+        return owned_slots(self.membership.member, self.membership.members, "t", SLOTS)
 
 
 Join = Callable[..., Any]
@@ -85,7 +85,7 @@ async def join(url: str, namespace: str, clock: Clock, monkeypatch: pytest.Monke
     real = AsyncLink.run
 
     async def run(self: AsyncLink, call: Call[Any], within: float | None = None) -> Any:
-        if call.script.name in ("topics/take", "topics/turn"):
+        if call.script.name in ("topics/take", "topics/settle_and_take"):
             slot = int(bytes(call.keys[0]).partition(b"}")[0].rpartition(b":")[2].partition(b"/")[0])
             for hand in hands:
                 hand.asked.update([slot] if hand.gate.aio.context.aio_link is self else [])
@@ -185,7 +185,7 @@ async def test_slots_are_handed_over_drained_and_what_was_not_started_at_once(
     await eventually(lambda: old.gate.counters["worker.acked"] + new.gate.counters["worker.acked"] == SLOTS + len(late))
     stats = await topic.aio.stats()
     assert (stats.pending, stats.in_flight, stats["lapsed"], stats["acked"]) == (0, 0, 0, SLOTS + len(late))
-    assert old.gate.counters["members.seized"] + new.gate.counters["members.seized"] == 0
+    assert old.gate.counters["members.taken_over"] + new.gate.counters["members.taken_over"] == 0
 
 
 async def test_a_handler_that_does_not_end_keeps_its_slot_for_the_grace_time_and_no_longer(
@@ -209,7 +209,7 @@ async def test_a_handler_that_does_not_end_keeps_its_slot_for_the_grace_time_and
     assert new.assigned == new.share()
     await eventually(lambda: {delivery.slot for delivery in new.handled} == new.share())
     assert not {delivery.key for delivery in new.handled} & set(keys.values())
-    assert new.gate.counters["members.seized"] == len(new.share())
+    assert new.gate.counters["members.taken_over"] == len(new.share())
 
 
 async def test_who_stops_hands_over_at_once_and_leaves_nothing(join: Join, eventually: Any, gate: Gate) -> None:
@@ -231,7 +231,7 @@ async def test_who_stops_hands_over_at_once_and_leaves_nothing(join: Join, event
     old.go.set()
     await eventually(lambda: new.assigned == ALL)
     await eventually(lambda: new.membership.members == (new.membership.member,))
-    seen = await new.membership.attendance()
+    seen = await new.membership.list_members()
     assert (set(seen.members), set(seen.holders.values())) == ({new.membership.member}, {new.membership.member})
     assert keys_of(old.handled) == sorted(keys[slot] for slot in running)
     await eventually(lambda: new.gate.counters["worker.acked"] + old.gate.counters["worker.acked"] == SLOTS)
@@ -252,7 +252,7 @@ async def test_with_fewer_slots_than_workers_the_rest_stands_by(
         async def handle(delivery: Any, number: int = number) -> None:
             seen.append(number)
 
-        workers.append(Worker(gate, members=True))
+        workers.append(Worker(gate, membership="redis"))
     async with workers[0], workers[1], workers[2]:
         for _ in workers:
             await eventually(lambda: sum(len(one.membership.assigned("t")) for one in workers if one.membership) == 1)
@@ -278,7 +278,7 @@ async def test_what_is_sent_on_is_sent_by_the_slots_own_worker(
             stack.push_async_callback(gate.aio.close)
             stack.callback(gate.close)
             gate.topic("t", **POLICY).forward("list")
-        first, second = [await stack.enter_async_context(gate.aio.worker(members=True)) for gate in gates]
+        first, second = [await stack.enter_async_context(gate.aio.worker(membership="redis")) for gate in gates]
         memberships = [worker.membership for worker in (first, second) if worker.membership is not None]
         await eventually(
             lambda: [one.members for one in memberships] == [tuple(sorted(o.member for o in memberships))] * 2
@@ -291,12 +291,12 @@ async def test_what_is_sent_on_is_sent_by_the_slots_own_worker(
         # Then each sent on what its slots held
         shares = [len(one.assigned("t")) for one in memberships]
         assert [gate.counters["worker.forwarded"] for gate in gates] == shares
-        assert {raw.llen(outbox) for outbox in topic.outboxes()} == {1}
+        assert {raw.llen(outbox) for outbox in topic.forward_targets()} == {1}
         # And all of it, when one has stopped
         second.stop()
         await eventually(lambda: len(memberships[0].assigned("t")) == SLOTS)
         await topic.aio.trigger_many([(key, 2) for key in one_a_slot("k").values()])
-        await eventually(lambda: {raw.llen(outbox) for outbox in topic.outboxes()} == {2})
+        await eventually(lambda: {raw.llen(outbox) for outbox in topic.forward_targets()} == {2})
 
 
 # -- killed, cut off, wrong -------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ async def test_a_worker_with_a_stale_assignment_is_harmless(join: Join, eventual
         hand.handled.append(delivery)
 
     for hand in hands:
-        hand.topic.opening.handler = lambda delivery, hand=hand: handle(hand, delivery)
+        hand.topic.definition.handler = lambda delivery, hand=hand: handle(hand, delivery)
     await topic.aio.trigger_many([Trigger(f"k{n}", f"g{n % 50}", group=f"g{n % 50}") for n in range(600)])
     await eventually(lambda: sum(len(hand.handled) for hand in hands) >= 600, within=30)
     await eventually(lambda: sum(hand.gate.counters["worker.acked"] for hand in hands) == 600)
@@ -371,7 +371,7 @@ async def test_a_worker_that_is_cut_off_stops_taking_and_comes_back(
         # When the store is away for one of them, for longer than its announcement holds
         far.membership.cut_off = proxy.black_hole = True
         proxy.cut_all()
-        await eventually(lambda: far.gate.counters["worker.store_away"] > 0)
+        await eventually(lambda: far.gate.counters["worker.store_unavailable"] > 0)
         for _ in range(int(TTL + INTERVAL)):
             clock.advance("1s")
             await at_rest(near)
@@ -400,7 +400,7 @@ async def test_a_membership_that_cannot_begin_is_an_error() -> None:
     gate = Gate("redis://127.0.0.1:1", namespace="x", timeout="50ms")
     gate.topic("t").handler(print)
     with pytest.raises(StoreError):
-        async with gate.aio.worker(members=True):
+        async with gate.aio.worker(membership="redis"):
             pass
     await gate.aio.close()
 
@@ -410,14 +410,14 @@ async def test_a_foreign_key_in_the_memberships_place_is_an_error_at_the_start(g
     gate.topic("t").handler(print)
     raw.set(f"ig1:{{{gate.namespace}:members:workers}}:alive", "mine")
     with pytest.raises(StoreError, match="holds a string"):
-        await gate.aio.worker(members=True).run(asyncio.Event())
+        await gate.aio.worker(membership="redis").run(asyncio.Event())
 
 
-@pytest.mark.parametrize("members", ["redis", None, 1, RedisMembership])
-def test_what_is_no_membership_is_refused(gate: Gate, members: Any) -> None:
+@pytest.mark.parametrize("membership", ["Redis", True, 1, RedisMembership])
+def test_what_is_no_membership_is_refused(gate: Gate, membership: Any) -> None:
     gate.topic("t").handler(print)
-    with pytest.raises(InvalidArgument, match="members"):
-        gate.aio.worker(members=members)
+    with pytest.raises(InvalidArgument, match="membership"):
+        gate.aio.worker(membership=membership)
 
 
 @pytest.mark.parametrize("heard", [False, True])
@@ -427,15 +427,15 @@ async def test_a_worker_that_is_cancelled_while_it_joins_is_no_member(gate: Gate
     under_way, go = asyncio.Event(), asyncio.Event()
 
     class Slow(RedisMembership):
-        async def announce(self, said: Any) -> Any:
+        async def heartbeat(self, said: Any) -> Any:
             if heard:
-                roll = await super().announce(said)
+                roll = await super().heartbeat(said)
             under_way.set()
             await go.wait()
-            return roll if heard else await super().announce(said)
+            return roll if heard else await super().heartbeat(said)
 
     membership = Slow(gate)
-    working = asyncio.create_task(gate.aio.worker(members=membership).run(asyncio.Event()))
+    working = asyncio.create_task(gate.aio.worker(membership=membership).run(asyncio.Event()))
     await under_way.wait()
     # When it is cancelled, once
     working.cancel()
@@ -444,7 +444,7 @@ async def test_a_worker_that_is_cancelled_while_it_joins_is_no_member(gate: Gate
     with pytest.raises(asyncio.CancelledError):
         await working
     # Then it has left, and holds nothing
-    assert (await membership.attendance())[2:] == ({}, {})
+    assert (await membership.list_members())[2:] == ({}, {})
 
 
 async def test_a_worker_that_is_cancelled_twice_while_it_joins_does_not_wait_for_the_store(gate: Gate) -> None:
@@ -452,11 +452,11 @@ async def test_a_worker_that_is_cancelled_twice_while_it_joins_does_not_wait_for
     under_way = asyncio.Event()
 
     class Hanging(RedisMembership):
-        async def announce(self, said: Any) -> Any:
+        async def heartbeat(self, said: Any) -> Any:
             under_way.set()
             await asyncio.Event().wait()
 
-    working = asyncio.create_task(gate.aio.worker(members=Hanging(gate)).run(asyncio.Event()))
+    working = asyncio.create_task(gate.aio.worker(membership=Hanging(gate)).run(asyncio.Event()))
     await under_way.wait()
     for _ in range(2):
         working.cancel()
@@ -469,9 +469,9 @@ async def test_a_worker_that_is_cancelled_twice_while_it_joins_does_not_wait_for
 async def test_one_membership_for_two_workers_at_once_is_refused(gate: Gate) -> None:
     membership, topic = RedisMembership(gate), gate.topic("t", **POLICY)
     topic.handler(print)
-    async with gate.aio.worker(members=membership):
+    async with gate.aio.worker(membership=membership):
         with pytest.raises(InvalidArgument, match="serves another worker already"):
-            await gate.aio.worker(members=membership).run(asyncio.Event())
+            await gate.aio.worker(membership=membership).run(asyncio.Event())
         # And the first one has not been disturbed
         assert membership.assigned("t") == ALL
 
@@ -485,8 +485,8 @@ async def test_a_membership_may_serve_one_worker_after_another(gate: Gate, event
 
     for turn in range(3):
         await topic.aio.trigger(turn)
-        async with gate.aio.worker(members=membership):
+        async with gate.aio.worker(membership=membership):
             await eventually(lambda turn=turn: gate.counters["worker.acked"] == turn + 1)
         assert membership.assigned("t") == frozenset()
     assert seen == ["0", "1", "2"]
-    assert (await membership.attendance())[2:] == ({}, {})
+    assert (await membership.list_members())[2:] == ({}, {})

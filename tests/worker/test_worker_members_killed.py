@@ -41,7 +41,7 @@ async def handle(delivery):
         await asyncio.Event().wait()
     await asyncio.sleep(0.002)
 
-gate.run(concurrency=32, members=RedisMembership(gate, ttl=ttl, grace=grace), grace=grace)
+gate.run(concurrency=32, membership=RedisMembership(gate, ttl=ttl, grace=grace), grace=grace)
 """
 
 
@@ -91,7 +91,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
         handled.append(delivery)
 
     membership = Watched(gate)
-    async with Worker(gate, members=membership, concurrency=SLOTS, prefetch=SLOTS):
+    async with Worker(gate, membership=membership, concurrency=SLOTS, prefetch=SLOTS):
         await topic.aio.trigger_many([(key, 1) for key in new])
 
         async def served(seconds: float) -> frozenset[int]:
@@ -105,7 +105,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
         assert await served(TTL - 1) < ALL
         # And has everything when that one's announcement lapsed, and an interval has passed
         assert await served(TTL + INTERVAL) == ALL
-        assert gate.counters["members.seized"] == 0
+        assert gate.counters["members.taken_over"] == 0
         await eventually(lambda: {one.key for one in handled} >= set(new), within=30)
         # And what the dead one held is handled when its lease is over
         clock.advance("20s")
@@ -149,8 +149,8 @@ async def test_processes_come_go_and_are_killed_under_load_and_nothing_is_lost(
 
     async def seen() -> tuple[int, int]:
         """How many members there are, and how many slots they hold."""
-        attendance = await membership.attendance()
-        return len(attendance.members), len(attendance.holders)
+        list_members = await membership.list_members()
+        return len(list_members.members), len(list_members.holders)
 
     await eventually(lambda: _is(seen(), (len(alive), SLOTS)), within=20)
     for process in alive:

@@ -1,4 +1,4 @@
-"""Recurring triggers: planned ahead by whatever workers there are, each occurrence one message, none skipped."""
+"""RecurringTrigger triggers: planned ahead by whatever workers there are, each occurrence one message, none skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, StoreUnavailable
 from idemgate.testing import Clock
-from idemgate.topics.cron import recurring
+from idemgate.topics.cron import build_recurring
 from idemgate.worker.worker import Worker
 
 
@@ -37,7 +37,7 @@ def planned(topic: Any) -> Any:
 
     async def look() -> bool:
         stats = await topic.aio.stats()
-        return (stats.pending, stats.in_flight) == (1, 0) and stats.next_due > topic.opening.context.clock.now()
+        return (stats.pending, stats.in_flight) == (1, 0) and stats.next_due > topic.definition.context.clock.now()
 
     return look
 
@@ -66,7 +66,7 @@ async def test_every_local_nine_o_clock_across_the_change_to_summer_time(
 @pytest.mark.parametrize("cron", ["30 2 * * *", "30 2,3 * * *", "*/15 * * * *", "15 1 * * MON-FRI"])
 def test_whenever_planning_begins_it_finds_the_same_occurrences(zone: str, cron: str) -> None:
     # Given all occurrences from before until after a change of the clocks
-    one = recurring("r", cron, zone, None)
+    one = build_recurring("r", cron, zone, None)
     for start in (at(2026, 3, 1), at(2026, 10, 1)):
         end = start + timedelta(days=36)
         times = [t.at for t in takewhile(lambda t, end=end: t.at < end, one.after(start))]
@@ -140,7 +140,7 @@ async def test_no_occurrence_is_skipped_while_the_store_is_away(
                 patch.setattr(gate.aio.context.aio_link, name, away)
             # When the time of five occurrences passes
             clock.advance("55m")
-            await eventually(lambda: gate.counters["worker.store_away"] >= 4)
+            await eventually(lambda: gate.counters["worker.store_unavailable"] >= 4)
             assert seen == []
         # Then all of them are handled once it is back, and the next one is planned
         await eventually(lambda: len(seen) == 5)
@@ -228,7 +228,7 @@ async def test_recurring_triggers_that_nobody_handles_are_refused(gate: Gate) ->
     gate.topic("other").handler(print)
     gate.topic("reports").every("0 9 * * *", name="daily")
     for topics in ((), ("reports",)):
-        with pytest.raises(InvalidArgument, match=r"recurring triggers \(daily\) but nobody handles them"):
+        with pytest.raises(InvalidArgument, match=r"recurring triggers \(daily\) but no handler and no forward target"):
             gate.aio.worker(*topics)
     # A worker for other topics is not concerned
     async with gate.aio.worker("other"):

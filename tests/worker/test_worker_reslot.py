@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from idemgate import Delivery, Gate
-from idemgate.membership.rendezvous import mine
-from idemgate.store.pubsub import Ear
+from idemgate.membership.rendezvous import owned_slots
+from idemgate.store.pubsub import Subscription
 from idemgate.testing import Clock
 from idemgate.worker.worker import Worker
 
@@ -21,13 +21,13 @@ async def test_it_serves_the_new_slots_and_hears_their_hints(
 ) -> None:
     # Given a worker in the middle of a delivery
     heard: set[bytes] = set()
-    real = Ear.add
+    real = Subscription.add
 
-    async def add(self: Ear, name: bytes, *args: Any, **options: Any) -> None:
+    async def add(self: Subscription, name: bytes, *args: Any, **options: Any) -> None:
         heard.add(name)
         await real(self, name, *args, **options)
 
-    monkeypatch.setattr(Ear, "add", add)
+    monkeypatch.setattr(Subscription, "add", add)
     topic, handled, go_on = gate.topic("t", slots=before), list[str](), asyncio.Event()
 
     @topic.handler
@@ -43,7 +43,7 @@ async def test_it_serves_the_new_slots_and_hears_their_hints(
                 await asyncio.sleep(0.01)
             # When another program gives the topic other slots
             with Gate(url, namespace=gate.namespace, clock=clock) as other:
-                await asyncio.to_thread(other.topic("t").reslot, after)
+                await asyncio.to_thread(other.topic("t").reshard, after)
                 await asyncio.to_thread(other.topic("t").trigger_many, [(f"k{i}", i) for i in range(20)])
             # Then it handles what comes there, and settles what it had
             while len(handled) < 20:
@@ -68,7 +68,7 @@ class Hand:
         self.topic.handler(self._handle)
         self.handled: list[tuple[str, int]] = []
         self.go = asyncio.Event()
-        self.worker = Worker(gate, members=True)
+        self.worker = Worker(gate, membership="redis")
 
     async def _handle(self, delivery: Delivery[Any]) -> None:
         if delivery.key.startswith("long"):
@@ -82,7 +82,7 @@ class Hand:
 
     def share(self, slots: int) -> frozenset[int]:
         assert self.worker.membership is not None
-        return mine(self.worker.membership.member, self.worker.membership.members, "t", slots)
+        return owned_slots(self.worker.membership.member, self.worker.membership.members, "t", slots)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 16), (16, 2), (1, 2)])
@@ -103,7 +103,7 @@ async def test_members_share_the_new_slots(
         await topic.trigger_many([(f"long{i}", i) for i in range(10)])
         await eventually(lambda: sum(hand.gate.counters["worker.taken"] for hand in hands) == 10)
         # When the topic is given other slots
-        await topic.reslot(after)
+        await topic.reshard(after)
         # Then they share these, and nobody was started anew
         await eventually(lambda: shared(hands, after))
         assert {slot for hand in hands for slot in hand.assigned} == set(range(after))

@@ -15,7 +15,7 @@ from idemgate.core.calls import Call
 from idemgate.store.aio import AsyncLink
 from idemgate.testing import Clock
 from idemgate.topics.messages import Taken
-from idemgate.worker.consumer import Line
+from idemgate.worker.consumer import TopicConsumer
 from idemgate.worker.worker import Worker
 
 Between = Callable[[Call[Any], Any], Any]
@@ -294,15 +294,15 @@ async def test_what_one_slot_gave_is_run_though_the_next_slot_fails(
     topic, handled = gate.topic("t", slots=2), []
     topic.handler(lambda delivery: handled.append(delivery.key))
     await topic.aio.trigger_many([(n, n) for n in range(8)])
-    real, taken, back = Line._take, [], asyncio.Event()
+    real, taken, back = TopicConsumer._take, [], asyncio.Event()
 
-    async def take(self: Line, calls: Any, slot: int, n: int) -> Any:
+    async def take(self: TopicConsumer, calls: Any, slot: int, n: int) -> Any:
         if taken and slot != taken[0] and not back.is_set():
             raise StoreUnavailable("away", "no")
         taken.append(slot)
         return await real(self, calls, slot, n)
 
-    monkeypatch.setattr(Line, "_take", take)
+    monkeypatch.setattr(TopicConsumer, "_take", take)
     async with gate.aio.worker():
         # Then what the first gave is run and acknowledged all the same
         await eventually(lambda: 0 < gate.counters["worker.acked"] == len(handled) < 8)
@@ -337,10 +337,10 @@ async def test_a_fault_of_the_worker_itself_is_not_hidden(
     topic = gate.topic("t")
     topic.handler(lambda delivery: None)
 
-    async def broken(self: Line, room: int) -> Any:
+    async def broken(self: TopicConsumer, room: int) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Line, "take", broken)
+    monkeypatch.setattr(TopicConsumer, "take", broken)
     # Then it is logged when it happens, and raised when the application leaves
     with pytest.raises(ZeroDivisionError):
         async with gate.aio.worker():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
-from idemgate.store.pubsub import Ear
+from idemgate.store.pubsub import Subscription
 from idemgate.testing import Clock
 
 
@@ -74,7 +74,7 @@ async def test_hints_may_all_be_lost(live: Gate, monkeypatch: pytest.MonkeyPatch
     # Given a worker that hears nothing
     async def deaf(*_: Any, **__: Any) -> None: ...
 
-    monkeypatch.setattr(Ear, "add", deaf)
+    monkeypatch.setattr(Subscription, "add", deaf)
     topic, seen = noting(live)
     async with live.aio.worker():
         await topic.aio.trigger("a")
@@ -139,7 +139,7 @@ async def test_a_slot_that_holds_something_foreign_does_not_stop_the_others(
     async with gate.aio.worker():
         await topic.aio.trigger("a")
         await eventually(lambda: len(seen) == 1)
-        await eventually(lambda: gate.counters["worker.store_away"] >= 2)
+        await eventually(lambda: gate.counters["worker.store_unavailable"] >= 2)
         await topic.aio.trigger("b")
         await eventually(lambda: len(seen) == 2)
         # When that is mended, its work is done too

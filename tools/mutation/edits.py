@@ -18,7 +18,8 @@ __all__ = ["Edit", "edits", "files", "text"]
 
 PACKAGE = Path(__file__).parents[2] / "idemgate"
 PURE = (
-    "core/*", "core/codec/*", "audit/*", "dedup/*", "membership/calls", "membership/ownership", "membership/rendezvous",
+    "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/calls", "membership/ownership",
+    "membership/rendezvous",
     "guard/attempt", "guard/calls", "guard/record", "store/durability", "subscribers/expiry/glob",
     "subscribers/expiry/rules", "topics/adaptive", "topics/batching", "topics/calls", "topics/cron",
     "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/policy", "topics/rate",
@@ -35,8 +36,9 @@ COUNTED = {
     ast.Mod: ("%", "*"), ast.BitAnd: ("&", "|"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
 }  # fmt: skip
 NAMED = frozenset({
-    "as_ours", "canonical", "check_encodes", "check_name", "digest", "each", "encode", "instant", "milliseconds",
-    "not_ours", "part_of", "text_of", "unpacked", "whole", "_field", "_ms", "_one_of", "_parsed", "_positive",
+    "wrap_decode_errors", "canonical", "check_encodes", "check_name", "digest", "check_iterable", "encode",
+    "instant", "milliseconds", "decode_error", "part_of", "text_of", "unpack", "check_int", "_field", "_ms",
+    "_one_of", "_parse", "_parsed", "_positive",
 })  # fmt: skip
 """What is handed a text only to name the value in an error."""
 EXTREMES = {"min": "max", "max": "min"}

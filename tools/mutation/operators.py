@@ -7,14 +7,18 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from idemgate import lua
 
 __all__ = ["Mutant", "files", "mutants", "sampled"]
 
-ROOMS = ("guard", "dedup", "topics", "members", "lib")
-HOT = re.compile(r"guard/|dedup/|topics/(trigger|take|settle|turn|cancel)$|lib/(taking|settling)$")
+FOLDER = Path(lua.__file__).parent
+ROOMS = ("guard", "dedup", "topics", "reshard", "members", "lib")
+HOT = re.compile(
+    r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$|lib/slot/(take_messages|settle_deliveries)$"
+)
 """What every message goes through: thrice as densely sampled, and judged first."""
 RULES: list[tuple[str, str, str]] = [
     ("==", r" == ", " ~= "),
@@ -73,7 +77,9 @@ class Mutant(NamedTuple):
 
 
 def files() -> list[str]:
-    return sorted(f"{room}/{path.stem}" for room in ROOMS for path in (lua._HERE / room).glob("*.lua"))
+    return sorted(
+        path.relative_to(FOLDER).with_suffix("").as_posix() for room in ROOMS for path in (FOLDER / room).rglob("*.lua")
+    )
 
 
 def mutants(file: str) -> Iterator[Mutant]:

@@ -35,7 +35,7 @@ time:
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to argparse's."""
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "demo",
         help="see it work, and check its promises",

@@ -23,11 +23,11 @@ RETENTION = "15m"
 def topic_of(gate: Gate, order: Order) -> Topic:
     """One delivery a path and window, with the ids of all events in it and the last of their other fields."""
     merge: MergeSpec = {"ids": append(100_000), "*": "last"}
-    return gate.topic(TOPIC, window=order.window, merge=merge, remember=RETENTION)
+    return gate.topic(TOPIC, window=order.window, merge=merge, dedup_retention=RETENTION)
 
 
 def subscribe(order: Order, report: Report) -> None:
-    """Hears every event, as all other subscribers do, and handles those that nobody else handled before."""
+    """Receive every event, as all subscribers do, and handle those that no other subscriber has handled."""
     gate = Gate(order.url, namespace=order.namespace)
     changes = topic_of(gate, order).aio
 
@@ -37,7 +37,7 @@ def subscribe(order: Order, report: Report) -> None:
         report.add("handled", (event["id"], event["path"], receipt.accepted))
         return True
 
-    @gate.on(order.channel)
+    @gate.subscribe(order.channel)
     async def hear(heard: Heard) -> None:
         event = heard.json()
         report.add("received", event["id"])

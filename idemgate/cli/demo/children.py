@@ -58,7 +58,7 @@ class Child:
 
     @property
     def ended(self) -> str:
-        """How it ended, in words; empty while it runs."""
+        """Return a text about the end of the process; empty while it runs."""
         code = self._process.poll()
         return "" if code is None else f"{self.name} ended with {code}"
 

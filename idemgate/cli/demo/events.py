@@ -1,4 +1,4 @@
-"""What the demo publishes: events of a file or made up, when each is due, and which are published twice."""
+"""Events of the demo: read from a file or generated, with their due times and their duplicates."""
 
 from __future__ import annotations
 
@@ -107,8 +107,15 @@ def made_up(count: int, seed: int) -> list[Event]:
 
 
 def read(path: Path, limit: int | None) -> list[Event]:
-    """The first `limit` events (None: all) of a file of JSON lines, gzipped or not. InvalidArgument names a line that is no
-    event."""
+    """Read events from a file of JSON lines, which may be gzipped.
+
+    Args:
+        path: The file.
+        limit: Most events to read; None means all.
+
+    Raises:
+        InvalidArgument: A line is not an event.
+    """
     events: list[Event] = []
     try:
         with path.open("rb") as raw:

@@ -16,13 +16,13 @@ __all__ = ["Live", "can_move"]
 
 
 def can_move(out: TextIO) -> bool:
-    """Whether this terminal can be written over (TERM=dumb cannot)."""
+    """Return True if the terminal can move its cursor (with TERM=dumb it cannot)."""
     console = Console(file=out)
     return console.is_terminal and not console.is_dumb_terminal
 
 
 class Live:
-    """Drawn eight times a second, by a thread of rich's; NO_COLOR is heeded by rich."""
+    """A live screen, drawn eight times a second by a thread of rich, which also respects NO_COLOR."""
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out, highlight=False)

@@ -1,4 +1,4 @@
-"""What a child process is told, and how it reports: JSON lines on its stdin and stdout."""
+"""Protocol between the demo and its child processes: JSON lines on stdin and stdout."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ PATIENCE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What every process of one demo has to know. `window` in seconds. Sent by stdin, not by argument: a URL may hold a
-    password."""
+    """The settings of one demo for its processes; `window` is in seconds.
+
+    They travel on stdin, since a URL may contain a password and arguments are visible.
+    """
 
     url: str
     namespace: str

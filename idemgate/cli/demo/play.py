@@ -14,12 +14,13 @@ from typing import Any
 from idemgate.cli.demo import report
 from idemgate.cli.demo.actors import topic_of
 from idemgate.cli.demo.children import Child, end
+from idemgate.cli.demo.choose import choose_screen
 from idemgate.cli.demo.events import Plan, made_up, plan_of, read
 from idemgate.cli.demo.order import Order
 from idemgate.cli.demo.promises import judge
 from idemgate.cli.demo.publishing import drain, publish, wait_until
 from idemgate.cli.demo.records import Records
-from idemgate.cli.demo.screen import Screen, chosen, took
+from idemgate.cli.demo.screen import Screen, took
 from idemgate.cli.signals import Interrupted, Signals, watching
 from idemgate.core import keys
 from idemgate.errors import IdemgateError, InvalidArgument, StoreError
@@ -46,7 +47,7 @@ def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda
     out = sys.stderr if options.json else sys.stdout
     began = time.monotonic()
     try:
-        with watching() as signals, chosen(out) as screen, _server(options.url, screen) as url:
+        with watching() as signals, choose_screen(out) as screen, _server(options.url, screen) as url:
             screen.say(report.opening(plan, options.subscribers, window))
             order = Order(url, f"demo-{secrets.token_hex(6)}", f"demo-{secrets.token_hex(6)}", window)
             _Stage(order, plan, records, screen, signals).run()
@@ -88,7 +89,7 @@ def _server(url: str | None, screen: Screen) -> Generator[str]:
 
 
 class _Stage:
-    """One performance: who takes part, and what is told of it."""
+    """One run of the demo: its processes and its screen."""
 
     def __init__(self, order: Order, plan: Plan, records: Records, screen: Screen, signals: Signals) -> None:
         self.order, self.plan, self.records, self.screen, self.signals = order, plan, records, screen, signals

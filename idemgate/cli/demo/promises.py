@@ -14,7 +14,7 @@ __all__ = ["PROMISES", "Promise", "judge"]
 SHOWN = 3
 LOSSES = (
     "channel.abandoned", "channel.dropped", "channel.failed", "channel.gaps", "channel.hopeless",
-    "once.lease_lost", "once.unsaved",
+    "once.lease_lost", "once.completion_lost",
     "worker.cut_short", "worker.dead", "worker.failed", "worker.lapsed", "worker.lost", "worker.unsettled",
 )  # fmt: skip
 
@@ -37,17 +37,24 @@ def judge(records: Records) -> list[Promise]:
 
 
 def received_by_all(records: Records) -> Iterable[str]:
-    """As often as it was published, by every subscriber: Pub/Sub itself keeps this only if the publisher is patient."""
+    """Check that every subscriber received each event as often as it was published.
+
+    Pub/Sub ensures this only if the publisher waits for slow subscribers.
+    """
     for number, received in enumerate(records.received, 1):
-        yield from _told(f"lost on the way to subscriber {number}", records.published - received)
-        yield from _told(f"received by subscriber {number} more often than published", received - records.published)
+        yield from _report_count(f"lost on the way to subscriber {number}", records.published - received)
+        yield from _report_count(
+            f"received by subscriber {number} more often than published", received - records.published
+        )
 
 
 def handled_once(records: Records) -> Iterable[str]:
     handled = Counter(one.id for one in records.handled)
-    yield from _told("never handled", [event for event in records.published if event not in handled])
-    yield from _told("handled more than once", [event for event, times in handled.items() if times > 1])
-    yield from _told("handled without being published", [event for event in handled if event not in records.published])
+    yield from _report_count("never handled", [event for event in records.published if event not in handled])
+    yield from _report_count("handled more than once", [event for event, times in handled.items() if times > 1])
+    yield from _report_count(
+        "handled without being published", [event for event in handled if event not in records.published]
+    )
 
 
 def duplicates_dropped(records: Records) -> Iterable[str]:
@@ -58,27 +65,29 @@ def duplicates_dropped(records: Records) -> Iterable[str]:
     received: Counter[str] = Counter()
     for one in records.received:
         received += one
-    yield from _told("received, but neither handled nor dropped", received - ended)
-    yield from _told("handled or dropped more often than received", ended - received)
+    yield from _report_count("received, but neither handled nor dropped", received - ended)
+    yield from _report_count("handled or dropped more often than received", ended - received)
 
 
 def delivered_once(records: Records) -> Iterable[str]:
     accepted = Counter(one.id for one in records.handled if one.accepted)
-    yield from _told("handled, but its trigger was refused", [one.id for one in records.handled if not one.accepted])
+    yield from _report_count(
+        "handled, but its trigger was refused", [one.id for one in records.handled if not one.accepted]
+    )
     delivered = Counter(event for delivery in records.deliveries for event in delivery.ids)
-    yield from _told("triggered, but in no delivery", accepted - delivered)
-    yield from _told("in more deliveries than it was triggered", delivered - accepted)
-    yield from _told("delivered under another path", _misplaced(records))
+    yield from _report_count("triggered, but in no delivery", accepted - delivered)
+    yield from _report_count("in more deliveries than it was triggered", delivered - accepted)
+    yield from _report_count("delivered under another path", _find_misplaced(records))
     wrong = [one.path for one in records.deliveries if one.count != len(one.ids) or one.dropped]
-    yield from _told("deliveries that do not name all they merged, for", wrong)
+    yield from _report_count("deliveries that do not name all they merged, for", wrong)
 
 
 def never_early(records: Records) -> Iterable[str]:
     early = [f"{one.path} by {-one.late_ms:.1f} ms" for one in records.deliveries if one.late_ms < 0]
-    yield from _told("delivered before they were due", early)
+    yield from _report_count("delivered before they were due", early)
     window = round(records.window * 1000)
     short = [one.path for one in records.deliveries if one.due_ms < one.first_ms + window]
-    yield from _told("due before their window had ended", short)
+    yield from _report_count("due before their window had ended", short)
 
 
 def nothing_failed(records: Records) -> Iterable[str]:
@@ -121,7 +130,7 @@ PROMISES: list[tuple[str, Callable[[Records], Iterable[str]]]] = [
 ]
 
 
-def _misplaced(records: Records) -> list[str]:
+def _find_misplaced(records: Records) -> list[str]:
     return [
         event
         for delivery in records.deliveries
@@ -130,7 +139,7 @@ def _misplaced(records: Records) -> list[str]:
     ]
 
 
-def _told(what: str, found: Counter[str] | list[str]) -> Iterable[str]:
+def _report_count(what: str, found: Counter[str] | list[str]) -> Iterable[str]:
     number = found.total() if isinstance(found, Counter) else len(found)
     if number:
         examples = ", ".join(islice(found, SHOWN))

@@ -55,7 +55,7 @@ def drain(records: Records, patience: float, look: Callable[[], None]) -> bool:
 
 
 def wait_until(done: Callable[[], bool], seconds: float, look: Callable[[], None]) -> bool:
-    """Whether it came true within that time."""
+    """Wait until `done` returns True; return False if the time is over first."""
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:

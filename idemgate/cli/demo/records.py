@@ -1,4 +1,4 @@
-"""What happened in a demo, as its processes reported it, and the numbers that are shown of it."""
+"""Reports of the demo's processes, and the numbers computed from them."""
 
 from __future__ import annotations
 
@@ -95,23 +95,23 @@ class Records:
 
     @property
     def lag(self) -> int:
-        """How many publications the slowest subscriber is behind."""
+        """Return how many publications the slowest subscriber is behind."""
         return self._published - min(self._heard)
 
     @property
     def left(self) -> int:
-        """Copies that nobody has finished with, and triggers that were not delivered; 0 = all is over."""
+        """Return the number of unfinished copies and undelivered triggers; 0 when all work is done."""
         with self._lock:
             copies = self._published * self.subscribers - self._dropped - len(self.handled)
             return abs(copies) + abs(self._accepted - self._merged)
 
     def lateness(self) -> list[float]:
-        """Of every delivery, sorted; ms after it was due."""
+        """Return the sorted lateness of all deliveries, ms after their due times."""
         with self._lock:
             return sorted(one.late_ms for one in self.deliveries)
 
     def numbers(self) -> dict[str, int | float]:
-        """What is shown while it runs and at its end. `merge_ratio`: triggers a delivery; lateness in ms."""
+        """Return the numbers to show. `merge_ratio` is triggers per delivery; lateness is in ms."""
         late = self.lateness()
         with self._lock:
             return {

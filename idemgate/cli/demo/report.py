@@ -1,4 +1,4 @@
-"""What the demo says in words: before it begins, when it is interrupted, and at its end."""
+"""Texts of the demo: at its start, after an interruption, and at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["as_json", "as_text", "interrupted", "opening"]
 
 
 def opening(plan: Plan, subscribers: int, window: float) -> str:
-    """What is about to be seen."""
+    """Return the text for the start."""
     told = [f"{plan.events:,} events of {plan.paths:,} paths, {subscribers} subscribers, a window of {took(window)}"]
     if plan.years:
         first, last = (datetime.fromtimestamp(ts, UTC) for ts in plan.years)

@@ -1,16 +1,15 @@
-"""What the demo shows: a live table where rich is installed and the output a terminal, else a line a second."""
+"""Screens of the demo: their protocol, plain lines, and the formatting of numbers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 if TYPE_CHECKING:
     from idemgate.cli.demo.records import Records
 
-__all__ = ["Lines", "Screen", "chosen", "rows", "took"]
+__all__ = ["Lines", "Screen", "rows", "took"]
 
 EVERY = 1.0
 LABELS = {
@@ -28,21 +27,21 @@ LABELS = {
 
 
 class Screen(Protocol):
-    """Shows how it goes, from entering to leaving."""
+    """A display of the demo's progress, from entering to leaving."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         ...
 
     def tick(self, phase: str, done: int, total: int, records: Records) -> None:
-        """How it stands now; called often, shown as often as makes sense. `done` of `total` are published."""
+        """Update the numbers; it may be called often. `done` of `total` events are published."""
         ...
 
 
 class Lines:
-    """A line a second, at most."""
+    """A screen that prints at most one line a second."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -76,18 +75,8 @@ _SHORT = {
 }
 
 
-def chosen(out: TextIO) -> Screen:
-    """Live where that works: rich is installed, and `out` is a terminal."""
-    if out.isatty() and find_spec("rich") is not None:
-        from idemgate.cli.demo.live import Live, can_move
-
-        if can_move(out):
-            return Live(out)
-    return Lines(out)
-
-
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Label and text of each number."""
+    """Return the label and the text of each number."""
     return [(label, shown_as(name, numbers[name])) for name, label in LABELS.items() if name in numbers]
 
 
@@ -100,7 +89,7 @@ def shown_as(name: str, value: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A span as people say it: 0.172 -> "172 ms", 522,415 -> "6d 1h"."""
+    """Format a duration: 0.172 -> "172 ms", 522,415 -> "6d 1h"."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:

@@ -25,7 +25,7 @@ EPILOG = "exit codes: 0 = no error (there may be warnings), 1 = an error, or the
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to argparse's."""
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "doctor",
         help="check a server, and with --audit what it holds",
@@ -67,7 +67,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _unless_away(name: str, look: Callable[[], T], failures: list[Told]) -> T | None:
-    """What is seen; None, and an error by that name among the failures, where the store does not let it be seen."""
+    """Return the result of `look`. On a store error, add it to the failures under that name and return None."""
     try:
         return look()
     except StoreError as error:

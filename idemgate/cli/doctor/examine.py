@@ -15,11 +15,11 @@ from idemgate.core.keys import check_name
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreError
 from idemgate.guard.calls import Claims
-from idemgate.store.durability import Asked, durability_of
+from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.inspection import Server, servers
 from idemgate.store.sync import SyncLink
-from idemgate.store.url import of_url
+from idemgate.store.url import endpoint_from_url
 
 __all__ = ["Namespace", "Told", "examined"]
 
@@ -35,17 +35,17 @@ SYNCED = 3.0
 
 
 class Namespace:
-    """Where to look, and what durability its gates ask for. InvalidArgument for what is no URL, no name, or no durability."""
+    """The namespace to examine, and the durability of its gates; raise InvalidArgument for invalid values."""
 
-    def __init__(self, url: str, name: str, durability: Asked = None) -> None:
+    def __init__(self, url: str, name: str, durability: DurabilityOption = None) -> None:
         self.name = check_name(name, "namespace")
-        self.durability = durability_of(durability, name)
+        self.durability = parse_durability(durability, name)
         if url.startswith("embedded:"):
-            from idemgate.store.embedded.server import shared
+            from idemgate.store.embedded.server import shared_server
 
-            url = shared(url).url
+            url = shared_server(url).url
         self.url = url
-        self.endpoint: Endpoint = of_url(url)
+        self.endpoint: Endpoint = endpoint_from_url(url)
 
 
 def examined(where: Namespace, *, writes: bool = True) -> list[Told]:
@@ -101,8 +101,10 @@ def _flags(server: Server) -> str | None:
 
 
 def _clocks(server: Server) -> tuple[float | None, float]:
-    """How far the server's clock is ahead of ours, and how much it gained while we watched for a moment; (None, 0.0)
-    where it may not be asked."""
+    """Return how far the server's clock is ahead, and how much it gained during a short wait.
+
+    The result is (None, 0.0) if the server may not be asked.
+    """
     try:
         before, ours = _time(server), time.time()
         time.sleep(0.1)
@@ -188,8 +190,7 @@ def _looked_for(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
 
 
 def _strangers(where: Namespace, found: list[Server]) -> tuple[Check, bool]:
-    """Keys of the namespace in another layout, as far as a bounded look goes; and whether somebody listens to keys
-    that expire."""
+    """Find keys of another layout with a bounded scan, and check for listeners to expiring keys."""
     strange: list[str] = []
     looked, whole, listens = 0, True, False
     for server in found:

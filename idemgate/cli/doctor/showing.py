@@ -1,4 +1,4 @@
-"""What the doctor says: coloured where rich is installed and the output a terminal, plain else; or JSON."""
+"""Output of the doctor: coloured if rich is installed and the output is a terminal, else plain; or JSON."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def _lines(where: Namespace, checks: list[Told], report: Report | None) -> Itera
 
 
 def _check(check: Check) -> Iterator[Line]:
-    yield from _wrapped(STYLES[check.state], f"  {WORDS[check.state]:<8} {check.name:<13}", check.what)
+    yield from _wrap(STYLES[check.state], f"  {WORDS[check.state]:<8} {check.name:<13}", check.what)
     if check.mend and check.state != "ok":
-        yield from _wrapped("cyan", f"{'':<24}mend: ", check.mend)
+        yield from _wrap("cyan", f"{'':<24}mend: ", check.mend)
 
 
-def _wrapped(style: str, head: str, text: str) -> Iterator[Line]:
+def _wrap(style: str, head: str, text: str) -> Iterator[Line]:
     width = max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
     options = {"break_long_words": False, "break_on_hyphens": False}
     whole = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), **options)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def _wrapped(style: str, head: str, text: str) -> Iterator[Line]:
 def _report(report: Report) -> Iterator[Line]:
     yield "bold", "\naudit"
     state = "ok" if report.sound else "error" if report.errors else "warning"
-    yield from _wrapped(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {_counted(report)}")
+    yield from _wrap(STYLES[state], f"  {WORDS[state]:<8} ", f"looked at {_format_counts(report)}")
     by_kind: defaultdict[str, list[Finding]] = defaultdict(list)
     for one in report.findings:
         by_kind[one.kind].append(one)
@@ -104,8 +104,8 @@ def _report(report: Report) -> Iterator[Line]:
         yield from _kind(kind, found)
 
 
-def _counted(report: Report) -> str:
-    """What was looked at; the states of records behind their number."""
+def _format_counts(report: Report) -> str:
+    """Format the counted objects; the states of records follow their number."""
     of = "records "
     states = [f"{n:,} {name.removeprefix(of)}" for name, n in report.counted.items() if name.startswith(of)]
     counted = {name: f"{n:,} {name.replace('_', ' ')}" for name, n in report.counted.items() if not name.startswith(of)}
@@ -117,9 +117,9 @@ def _counted(report: Report) -> str:
 def _kind(kind: str, found: list[Finding]) -> Iterator[Line]:
     first = found[0]
     yield STYLES[first.severity], f"  {WORDS[first.severity]:<8} {kind}, {len(found):,} found"
-    yield from _wrapped("", f"{'':<11}may come of: ", first.cause)
+    yield from _wrap("", f"{'':<11}may come of: ", first.cause)
     for one in found[:SHOWN]:
-        yield from _wrapped("", f"{'':<11}", f"{one.key}: {one.what}")
+        yield from _wrap("", f"{'':<11}", f"{one.key}: {one.what}")
         yield "cyan", f"{'':<13}mend: {one.remedy}"
     if len(found) > SHOWN:
         yield "dim", f"{'':<11}and {len(found) - SHOWN:,} more; --json has all"

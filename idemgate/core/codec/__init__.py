@@ -1,9 +1,13 @@
-"""Values to bytes and back: one version byte, then msgpack. Never pickle; no name in the data is imported.
+"""Encoding of values: one version byte, then msgpack. No pickle, and nothing is imported by a name in the data.
 
-Kept as they are: None, bool, int of any size, float, str, bytes, list, tuple, dict (any hashable keys),
-set, frozenset, aware datetime (its offset, not the name of its zone), date, timedelta, Decimal, UUID.
-Dataclasses and pydantic models are stored as the dict of their fields; `rebuild` (in `core.models`) makes
-them again from an annotation. Everything else is refused before anything is written.
+These types are restored exactly:
+
+- None, bool, int of any size, float, str, bytes, Decimal and UUID.
+- list, tuple, set, frozenset, and dict with any hashable keys.
+- aware datetime (with its offset, without the name of its zone), date and timedelta.
+
+A dataclass or pydantic model is stored as the dict of its fields. `rebuild` (in `core.codec.models`) restores it from
+an annotation. Any other type is rejected before anything is written.
 """
 
 from __future__ import annotations
@@ -12,25 +16,27 @@ from hashlib import blake2b
 from typing import Any
 
 from idemgate.core.codec.limits import looks_plain, measure
-from idemgate.core.codec.plain import Walk, pack, unpack
+from idemgate.core.codec.plain import ValueEncoder, pack, unpack
 from idemgate.errors import DecodeError, InvalidArgument
 
 __all__ = ["Codec", "canonical", "digest"]
 
 _VERSION = b"\x01"
-_SMALL = 4096  # a plain body up to here cannot make the unpacker ask for more than 64 lists of 4096: 2 MB
+_SMALL = 4096  # the unpacker of a smaller body allocates at most 64 lists of 4096 items: 2 MB
 _MAX_DEPTH = 64
 _SINGLE = frozenset({str, bool, type(None)})
-"""Types that msgpack keeps by itself, in one value each: nothing in the bytes is worth a look."""
+"""Scalar types that msgpack restores exactly, so their bytes need no check."""
 _LONE = frozenset((*range(0xA0, 0xC1), 0xC2, 0xC3, 0xD9, 0xDA, 0xDB))
-"""What such a value begins with: it asks for no more memory than it has bytes."""
+"""The first bytes of scalars. Unpacking one allocates no more memory than it has bytes."""
 
 
 class Codec:
-    """What `encode` accepts, `decode` of a codec with the same limits gives back equal and of the same types.
+    """An encoder and decoder with limits. A decoded value equals the encoded one and has the same types.
 
-    `max_bytes` counts the stored bytes, version byte included. `max_depth` counts nested containers; a
-    tuple or set counts twice. `max_items` counts every value inside: keys, values and containers.
+    Args:
+        max_bytes: the maximum stored bytes, including the version byte.
+        max_depth: the maximum nesting of containers, 1 to 128. A tuple or set counts twice.
+        max_items: the maximum number of values inside, where keys, values and containers each count.
     """
 
     __slots__ = ("_depth", "_small", "max_bytes", "max_depth", "max_items")
@@ -47,13 +53,18 @@ class Codec:
         self._depth = min(max_depth, _MAX_DEPTH)
 
     def encode(self, value: object, name: str = "payload") -> bytes:
-        """`value` as bytes. Raises InvalidArgument naming the member at fault, as in `payload['lines'][3]`."""
+        """Return `value` as bytes.
+
+        Raises:
+            InvalidArgument: a type is not supported or a limit is exceeded. The error names the member, such as
+                `payload['lines'][3]`.
+        """
         try:
             body = pack(value) if type(value) in _SINGLE else self._plain_body(value)
         except UnicodeEncodeError:
             body = None
         if body is None:
-            body = Walk(name, self.max_depth).packed(value)
+            body = ValueEncoder(name, self.max_depth).encode(value)
             self._check_measure(body, value, name)
         if len(body) >= self.max_bytes:
             problem = f"takes {len(body) + 1:,} bytes; the limit is {self.max_bytes:,}"
@@ -63,7 +74,11 @@ class Codec:
         return _VERSION + body
 
     def decode(self, data: bytes) -> Any:
-        """The value `encode` was given. Raises DecodeError, before taking memory, for anything else."""
+        """Return the value that `encode` encoded.
+
+        Raises:
+            DecodeError: the bytes are something else. Raised before memory is allocated for them.
+        """
         if data[:1] != _VERSION:
             raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
         if len(data) > self.max_bytes:
@@ -77,16 +92,17 @@ class Codec:
             raise DecodeError(str(error) or type(error).__name__) from error
 
     def _plain_body(self, value: object) -> bytes | None:
-        """For what msgpack keeps by itself: pack first, then look at the bytes. None: go the long way.
+        """Return the packed value if msgpack restores it exactly, else None.
 
-        msgpack writes bytearray, memoryview and its own ExtType without asking; they show as binary or ext.
+        It packs first and checks the bytes after. msgpack also packs bytearray, memoryview and its own ExtType; they
+        appear as binary or ext.
         """
         try:
             body = pack(value)
             if len(body) <= self.max_items and looks_plain(body, self.max_depth):
                 return body
             return body if measure(body, self.max_depth, self.max_items) else None
-        except Exception:  # noqa: BLE001 - whatever it was, the long way says where and why, or manages
+        except Exception:  # noqa: BLE001 - `ValueEncoder` handles the value, or names the member and the reason
             return None
 
     def _check_measure(self, body: bytes, value: object, name: str) -> None:
@@ -99,15 +115,20 @@ class Codec:
 
 
 def canonical(value: object, name: str = "value") -> bytes:
-    """Bytes that are equal only for equal values of the same types: for fingerprints and set members.
+    """Return bytes that are equal only for equal values of the same types, for fingerprints and set members.
 
-    The order of dicts and sets does not count. 1, 1.0 and True differ, so do a list and a tuple, and the
-    same moment in two zones. A model equals the dict of its fields. Raises InvalidArgument as `Codec.encode`
-    does; there is no size limit.
+    The order of dicts and sets is ignored. 1, 1.0 and True differ, as do a list and a tuple. The same time in two
+    zones differs too. A model equals the dict of its fields. There is no size limit.
+
+    Raises:
+        InvalidArgument: a type is not supported, as for `Codec.encode`.
     """
-    return Walk(name, _MAX_DEPTH, ordered=True).packed(value)
+    return ValueEncoder(name, _MAX_DEPTH, ordered=True).encode(value)
 
 
 def digest(value: object, size: int = 16, name: str = "value") -> bytes:
-    """BLAKE2b of `canonical(value)`, `size` bytes (1 to 64). It is stored: the same in every version."""
+    """Return the BLAKE2b digest of `canonical(value)`, 1 to 64 bytes.
+
+    Digests are stored, so the result must be the same in every version.
+    """
     return blake2b(canonical(value, name), digest_size=size).digest()

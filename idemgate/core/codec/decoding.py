@@ -1,5 +1,8 @@
-"""What our scripts packed, read back. Somebody else may have written there: what is none of ours is DecodeError, told
-before it takes memory."""
+"""Decoding of what the scripts packed.
+
+Another program may have written to the key, so data is not trusted: anything unexpected becomes DecodeError before it
+takes memory.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +12,47 @@ from typing import Any
 
 import msgpack
 
-from idemgate.core.codec.limits import measure, nests_little
+from idemgate.core.codec.limits import measure, nests_at_most
 from idemgate.errors import DecodeError
 
-__all__ = ["BROKEN", "as_ours", "not_ours", "unpacked"]
+__all__ = ["DECODE_ERRORS", "decode_error", "unpack", "wrap_decode_errors"]
 
-_DEPTH = 16
+_MAX_DEPTH = 16
 _SMALL = 4096
 
+DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors that reading data of an unexpected form can raise."""
 
-BROKEN = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What goes wrong with something stored that is not what we write."""
 
-
-def not_ours(what: str, error: Exception) -> DecodeError:
-    return DecodeError(f"it is not {what} of ours: {str(error) or type(error).__name__}")
+def decode_error(expected: str, error: Exception) -> DecodeError:
+    """Return the DecodeError for data that should be `expected`, such as "a message"."""
+    return DecodeError(f"expected {expected}: {str(error) or type(error).__name__}")
 
 
 @contextmanager
-def as_ours(what: str) -> Generator[None]:
-    """Whatever is broken inside is DecodeError, which names it."""
+def wrap_decode_errors(expected: str) -> Generator[None]:
+    """Turn every one of `DECODE_ERRORS` raised inside into a DecodeError that names what was expected."""
     try:
         yield
-    except BROKEN as error:
-        raise not_ours(what, error) from error
+    except DECODE_ERRORS as error:
+        raise decode_error(expected, error) from error
 
 
-def unpacked(packed: bytes, what: str, *, raw: bool = True) -> Any:
-    """The value in `packed`, strings as bytes (`raw`) or as text. It takes at most 100 bytes a byte, or 1 MiB.
+def unpack(packed: bytes, expected: str, *, raw: bool = True) -> Any:
+    """Return the value in `packed`. It takes at most 100 bytes of memory per byte, or 1 MiB.
 
-    A few bytes can ask for gigabytes, since the unpacker makes room for as many items as a header promises: what could
-    nest deeply is measured first.
+    Args:
+        packed: one value in msgpack.
+        expected: what it should be, for the error.
+        raw: return strings as bytes; False returns them as str.
+
+    Raises:
+        DecodeError: the bytes are malformed, or the value nests too deeply.
     """
+    # A few bytes can request gigabytes: the unpacker allocates as many items as a header promises.
     try:
-        if len(packed) > _SMALL or not nests_little(packed, _DEPTH):
-            measure(packed, _DEPTH, len(packed))
+        if len(packed) > _SMALL or not nests_at_most(packed, _MAX_DEPTH):
+            measure(packed, _MAX_DEPTH, len(packed))
         return msgpack.unpackb(packed, raw=raw, strict_map_key=False)
-    except BROKEN as error:
-        raise not_ours(what, error) from error
+    except DECODE_ERRORS as error:
+        raise decode_error(expected, error) from error

@@ -1,8 +1,8 @@
-"""The bytes of a packed value: the ext ids we own, and two ways to judge bytes before making objects.
+"""Checks of packed bytes before they are unpacked, and the msgpack ext ids of this library.
 
-`looks_plain` is two C calls and may say no to a plain value; `measure` looks at every header and is
-exact. Both exist because a few bytes can ask for gigabytes: nested array headers, each claiming the
-length of the whole message, are allocated by the unpacker before it notices that the values are missing.
+`looks_plain` is fast (two C calls) and may return False for a plain value. `measure` reads every header and is exact.
+They are needed because a few bytes can request gigabytes: the unpacker allocates the length that each nested array
+header claims before it finds the values missing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = [
     "UUID",
     "looks_plain",
     "measure",
-    "nests_little",
+    "nests_at_most",
 ]
 
-# Stored in Redis: a number is never used again for something else.
+# These numbers are stored in Redis, so a number must never get another meaning.
 DATETIME, DATE, TIMEDELTA, DECIMAL, UUID, BIG_INT, TUPLE, SET, FROZENSET = range(1, 10)
 
 _SCALARS = frozenset({DATETIME, DATE, TIMEDELTA, DECIMAL, UUID, BIG_INT})
-_BOXES = frozenset({TUPLE, SET, FROZENSET})  # their body is one packed array
+_BOXES = frozenset({TUPLE, SET, FROZENSET})  # the body of each is one packed array
 
-# What a first byte announces. Fixed: this many bytes in all. Long: this many bytes of length, then the text.
+# Sizes by the first byte. _FIXED: the bytes of the whole value. _LONG: the bytes of the length field before the data.
 _FIXED = bytes(
     [1] * 128 + [0] * 32 + list(range(1, 33)) + [1, 0, 1, 1] + [0] * 6
     + [5, 9, 2, 3, 5, 9, 2, 3, 5, 9] + [0] * 5 + [0] * 7 + [1] * 32
@@ -48,13 +48,13 @@ _SPECIAL = frozenset(_BIN) | _FIXED_EXT.keys() | _LONG_EXT.keys()
 _SINGLE = bytes(sorted(set(range(256)) - _CONTAINERS))
 _HARMLESS = bytes(sorted(set(range(256)) - _CONTAINERS - _SPECIAL))
 
-_SHORT_TEXT = b"|".join(  # by fours: the lookahead spares seven tries of eight
+_SHORT_TEXT = b"|".join(  # in groups of four: the lookahead skips seven of eight alternatives
     rb"(?=[\x%02x-\x%02x])(?:" % (first, first + 3)
     + b"|".join(rb"\x%02x.{%d}" % (lead, lead - 0xA0) for lead in range(first, first + 4))
     + b")"
     for first in range(0xA0, 0xC0, 4)
 )
-_RUN = re.compile(  # plain values and small containers, up to one whose length has to be read
+_RUN = re.compile(  # plain values and small containers, up to a value with a length field
     rb"(?s:[\x00-\xa0\xc0\xc2\xc3\xe0-\xff]++|[\xcb\xcf\xd3].{8}|[\xca\xce\xd2].{4}|[\xcd\xd1]..|[\xcc\xd0].|"
     + _SHORT_TEXT
     + rb")*+"
@@ -62,18 +62,27 @@ _RUN = re.compile(  # plain values and small containers, up to one whose length 
 
 
 def looks_plain(body: bytes, max_depth: int) -> bool:
-    """True: no binary or ext value is in it, and it cannot nest deeper than `max_depth`. False: perhaps."""
+    """Return True if the body has no binary or ext value and nests at most `max_depth` levels.
+
+    False means that neither is certain.
+    """
     suspects = body.translate(None, _HARMLESS)
     return len(suspects) <= max_depth and (_SPECIAL.isdisjoint(suspects) or _reads_plain(body))
 
 
-def nests_little(body: bytes, max_depth: int) -> bool:
-    """True: it cannot nest deeper than `max_depth`, since not more of its bytes could begin a container."""
+def nests_at_most(body: bytes, max_depth: int) -> bool:
+    """Return True if at most `max_depth` bytes can start a container, so it cannot nest deeper.
+
+    False means that it might.
+    """
     return len(body.translate(None, _SINGLE)) <= max_depth
 
 
 def _reads_plain(body: bytes) -> bool:
-    """Header by header, whatever holds what: bytes of floats and texts often look like a binary header."""
+    """Return True if no header is binary or ext.
+
+    Reads each header in turn, since bytes inside floats and texts often look like a binary header.
+    """
     pos = 0
     while (pos := _run_end(body, pos)) < len(body):
         lead = body[pos]
@@ -93,13 +102,20 @@ def _run_end(body: bytes, pos: int) -> int:
 
 
 def measure(body: bytes, max_depth: int, max_items: int) -> bool:
-    """Walk over exactly one packed value without making objects. True if no binary or ext value is in it.
+    """Check one packed value without creating objects.
 
-    Raises ValueError for anything malformed, cut short or followed by more bytes, for ext ids that are
-    not ours, for more than `max_items` values (keys, values and containers each count) and for more than
-    `max_depth` levels (a tuple or set is two: the ext and the array in it).
+    Args:
+        body: the packed value.
+        max_depth: the maximum number of levels. A tuple or set has two: the ext and the array in it.
+        max_items: the maximum number of values, where keys, values and containers each count.
+
+    Returns:
+        True if no binary or ext value is in it.
+
+    Raises:
+        ValueError: the bytes are malformed, truncated or followed by others, have an unknown ext id or exceed a limit.
     """
-    outer: list[tuple[int, int]] = []  # of the containers around: values to come, where it has to end (0: anywhere)
+    outer: list[tuple[int, int]] = []  # of each enclosing container: values left, and its end (0 if not fixed)
     left, end, pos, items, plain = 1, len(body), 0, 1, True
     try:
         while True:
@@ -133,7 +149,7 @@ def _check_limits(depth: int, max_depth: int, items: int, max_items: int) -> Non
 
 
 def _header(body: bytes, pos: int, lead: int) -> tuple[int, int, int]:
-    """(where to go on, values inside, where these have to end or 0) of a value whose size is not fixed."""
+    """Return (next position, number of values inside, their end or 0) of a value of variable size."""
     if lead < 0x90:
         return pos, 2 * (lead & 0x0F), 0
     if lead < 0xA0:
@@ -161,7 +177,7 @@ def _ext(body: bytes, pos: int, length: int) -> tuple[int, int, int]:
         return pos + 1, 1, end
     if code in _SCALARS or end > len(body):
         return end, 0, 0
-    raise ValueError(f"ext id {code} is not one of ours")
+    raise ValueError(f"ext id {code} is unknown")
 
 
 def _number(body: bytes, pos: int, width: int) -> tuple[int, int]:

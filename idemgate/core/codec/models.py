@@ -1,6 +1,6 @@
-"""Dataclasses, enums and pydantic models again, from decoded plain values and the annotation of the receiver.
+"""Reconstruction of dataclasses, enums and pydantic models from decoded values and the receiver's annotation.
 
-The annotation decides, never the data: no class is found by a name that was stored.
+Only the annotation selects a class. No class is looked up by a stored name.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ _ROWS = frozenset({list, tuple, set, frozenset})
 
 
 def rebuild(value: Any, annotation: object) -> Any:
-    """`value` as `annotation` describes it; what asks for no model comes back unchanged.
+    """Return `value` converted to the models in `annotation`; without a model it is unchanged.
 
-    Looks through list, dict, tuple and their abstract kin, Optional and unions (the first arm that fits,
-    as declared), Annotated, NewType, and the fields of dataclasses. Annotations have to be evaluated
-    (`typing.get_type_hints`): a string is no type and changes nothing. Fields that are missing take their
-    defaults, unknown ones are left out, so that two versions of a model can share a topic. Raises
-    DecodeError when the model refuses the value.
+    Supports list, dict, tuple and their abstract bases, Annotated, NewType and the fields of dataclasses. Of a union,
+    the first member that fits is used. Missing fields get their defaults and unknown ones are ignored, so two versions
+    of a model can share a topic.
+
+    Args:
+        value: a decoded value.
+        annotation: an evaluated annotation (`typing.get_type_hints`). A string is ignored.
+
+    Raises:
+        DecodeError: the model rejects the value.
     """
-    if not _concerns(annotation):
+    if not _has_model(annotation):
         return value
-    annotation = _bare(annotation)
+    annotation = _unwrap(annotation)
     if isinstance(annotation, type) and get_origin(annotation) is None:
-        return _model(value, annotation)
+        return _rebuild_model(value, annotation)
     origin: Any = get_origin(annotation)
-    arms = get_args(annotation)
+    members = get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _of_union(value, arms)
+        return _rebuild_union(value, members)
     if is_dataclass(origin):
-        return _model(value, origin)
-    return _members(value, arms)
+        return _rebuild_model(value, origin)
+    return _rebuild_members(value, members)
 
 
-def _bare(annotation: Any) -> Any:
-    """Without the wrappers that only tell people something: Annotated, NewType, `type X = ...`."""
+def _unwrap(annotation: Any) -> Any:
+    """Return the annotation without Annotated, NewType and `type X = ...`."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -56,22 +61,22 @@ def _bare(annotation: Any) -> Any:
             return annotation
 
 
-def _concerns(annotation: Any) -> bool:
-    """Whether there is anything to make in it; so a plain `dict[str, int]` is not walked for nothing."""
+def _has_model(annotation: Any) -> bool:
+    """Return True if the annotation contains a model. Avoids a walk over a plain `dict[str, int]`."""
     try:
-        return _concerns_cached(annotation)
-    except TypeError:  # unhashable, as Annotated[int, []] inside
+        return _has_model_cached(annotation)
+    except TypeError:  # an unhashable annotation, such as Annotated[int, []]
         return True
 
 
-def _concerns_here(annotation: Any) -> bool:
-    annotation = _bare(annotation)
+def _find_model(annotation: Any) -> bool:
+    annotation = _unwrap(annotation)
     if _is_model(annotation) or is_dataclass(get_origin(annotation)):
         return True
-    return any(_concerns(arm) for arm in get_args(annotation))
+    return any(_has_model(member) for member in get_args(annotation))
 
 
-_concerns_cached = lru_cache(maxsize=1024)(_concerns_here)
+_has_model_cached = lru_cache(maxsize=1024)(_find_model)
 
 
 def _is_model(annotation: Any) -> bool:
@@ -80,24 +85,27 @@ def _is_model(annotation: Any) -> bool:
     return _holds_fields(annotation) or issubclass(annotation, Enum)
 
 
-def _members(value: Any, arms: tuple[Any, ...]) -> Any:
+def _rebuild_members(value: Any, members: tuple[Any, ...]) -> Any:
     kind = cast(Any, type(value))
-    if kind is dict and len(arms) == 2:
-        return {rebuild(key, arms[0]): rebuild(item, arms[1]) for key, item in value.items()}
-    if kind is tuple and Ellipsis not in arms and len(arms) == len(value):
-        return tuple(rebuild(item, arm) for item, arm in zip(value, arms, strict=True))
-    if kind in _ROWS and arms:
-        return kind(rebuild(item, arms[0]) for item in value)
+    if kind is dict and len(members) == 2:
+        return {rebuild(key, members[0]): rebuild(item, members[1]) for key, item in value.items()}
+    if kind is tuple and Ellipsis not in members and len(members) == len(value):
+        return tuple(rebuild(item, member) for item, member in zip(value, members, strict=True))
+    if kind in _ROWS and members:
+        return kind(rebuild(item, members[0]) for item in value)
     return value
 
 
-def _of_union(value: Any, arms: tuple[Any, ...]) -> Any:
-    """The first arm that fits, as declared. Where none does, a single model among them has to say why."""
-    arms = tuple(_bare(arm) for arm in arms)
-    for arm in arms:
-        if _fits(value, arm):
-            return rebuild(value, arm)
-    models = [arm for arm in arms if _holds_fields(get_origin(arm) or arm)]
+def _rebuild_union(value: Any, members: tuple[Any, ...]) -> Any:
+    """Convert to the first member of the union that fits.
+
+    If none fits and the union has a single model, that model's error is raised.
+    """
+    members = tuple(_unwrap(member) for member in members)
+    for member in members:
+        if _fits(value, member):
+            return rebuild(value, member)
+    models = [member for member in members if _holds_fields(get_origin(member) or member)]
     return rebuild(value, models[0]) if len(models) == 1 and isinstance(value, dict) else value
 
 
@@ -105,9 +113,9 @@ def _holds_fields(kind: Any) -> bool:
     return isinstance(kind, type) and (is_dataclass(kind) or hasattr(cast(Any, kind), "model_validate"))
 
 
-def _fits(value: Any, arm: Any) -> bool:
-    """Whether this arm of a union is meant. Dataclasses fit by the names of their fields, as stored."""
-    kind: Any = get_origin(arm) or arm
+def _fits(value: Any, member: Any) -> bool:
+    """Return True if the value fits this member of a union. A dataclass fits by the names of its fields."""
+    kind: Any = get_origin(member) or member
     if kind is Any or not isinstance(kind, type):  # Any is a class
         return kind is Any
     if is_dataclass(kind) and isinstance(value, dict):
@@ -115,70 +123,70 @@ def _fits(value: Any, arm: Any) -> bool:
     if issubclass(kind, Enum):
         return any(value in (member, member.value) for member in kind)
     if _holds_fields(kind) and isinstance(value, dict):
-        return _validates(value, kind)
+        return _is_valid(value, kind)
     try:
         return isinstance(value, kind)
-    except TypeError:  # a TypedDict or a protocol: says nothing about instances
+    except TypeError:  # a TypedDict or a protocol has no instance check
         return False
 
 
-def _validates(value: Any, model: Any) -> bool:
+def _is_valid(value: Any, model: Any) -> bool:
     try:
-        _validated(value, model)
+        _validate(value, model)
     except ValueError:  # pydantic's ValidationError is one
         return False
     return True
 
 
-def _model(value: Any, model: Any) -> Any:
+def _rebuild_model(value: Any, model: Any) -> Any:
     if isinstance(value, model):
         return value
     try:
-        return _made(value, model)
+        return _construct(value, model)
     except DecodeError:
         raise
     except Exception as error:
-        told = _without_value(error, model)
-        if told is None:
+        problem = _redact(error, model)
+        if problem is None:
             raise DecodeError(f"it does not fit {model.__qualname__}: {error}") from error
-    # Out here, since an error keeps the one during which it was raised.
-    raise DecodeError(f"it does not fit {model.__qualname__}: {told}")
+    # Raised outside of `except`: the context of an error would show the stored value.
+    raise DecodeError(f"it does not fit {model.__qualname__}: {problem}")
 
 
-def _without_value(error: Exception, model: Any) -> str | None:
-    """What is wrong, where the error itself would show what was stored; None where its text is the model's own."""
+def _redact(error: Exception, model: Any) -> str | None:
+    """Return a description without the stored value, or None if the error's text does not contain it."""
     if issubclass(model, Enum):
         return "it is none of its members"
-    if not hasattr(error, "error_count"):  # that of pydantic's ValidationError
+    if not hasattr(error, "error_count"):  # pydantic's ValidationError has it
         return None
     problems = cast(Any, error).errors(include_input=False, include_url=False, include_context=False)
     return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
 
 
-def _made(value: Any, model: Any) -> Any:
+def _construct(value: Any, model: Any) -> Any:
     if issubclass(model, Enum):
         return model(value)
     if is_dataclass(model):
-        return _dataclass(cast(Any, value), model) if isinstance(value, dict) else value
-    return _validated(value, model)
+        return _build_dataclass(cast(Any, value), model) if isinstance(value, dict) else value
+    return _validate(value, model)
 
 
-def _validated(value: Any, model: Any) -> Any:
-    """Stored by the names of the fields; pydantic before 2.11 can only be asked for their aliases."""
+def _validate(value: Any, model: Any) -> Any:
+    """Validate by field names, as stored. pydantic before 2.11 supports aliases only."""
     if "by_name" in signature(model.model_validate).parameters:
         return model.model_validate(value, by_name=True)
     return model.model_validate(value)
 
 
-def _dataclass(value: dict[str, Any], model: Any) -> Any:
-    given: dict[str, Any] = {}
-    later: dict[str, Any] = {}
+def _build_dataclass(value: dict[str, Any], model: Any) -> Any:
+    arguments: dict[str, Any] = {}
+    late_fields: dict[str, Any] = {}
     for field, hint in _fields(model):
         if field.name in value:
-            (given if field.init else later)[field.name] = rebuild(value[field.name], hint)
-    made = model(**given)
-    for name, item in later.items():
-        object.__setattr__(made, name, item)  # as it was, frozen or not
+            (arguments if field.init else late_fields)[field.name] = rebuild(value[field.name], hint)
+    made = model(**arguments)
+    for name, item in late_fields.items():
+        object.__setattr__(made, name, item)  # also works for a frozen dataclass
     return made
 
 

@@ -1,7 +1,7 @@
-"""From any value to what msgpack can hold without changing it, and back: nothing is changed silently.
+"""Conversion of values to a form that msgpack restores exactly, and back.
 
-What a careless packer changes (tuples to lists, enums to numbers, bytearrays to bytes) either has an ext
-id of its own or is refused, with the way to it in the message: `payload['lines'][3]`.
+Plain msgpack changes some types: tuples become lists, enums numbers, bytearrays bytes. Here such a type has an ext id,
+or it is rejected with its path, such as `payload['lines'][3]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgpack import ExtType, Packer, unpackb
 from idemgate.core.codec import limits as wire
 from idemgate.errors import InvalidArgument
 
-__all__ = ["Walk", "from_ext", "pack", "unpack"]
+__all__ = ["ValueEncoder", "from_ext", "pack", "unpack"]
 
 _PACKER: Callable[..., Packer] = Packer  # the stubs do not know buf_size
 _AS_IS = frozenset({str, bool, NoneType, bytes})
@@ -45,7 +45,7 @@ _FIX = (
 
 
 class Place:
-    """A container in the payload: where it is, for the message, and what holds inside it."""
+    """A container in the payload: its path, for error messages, and the rules for its members."""
 
     __slots__ = ("depth", "hashed", "modelled", "parent", "step")
 
@@ -53,8 +53,8 @@ class Place:
         self.parent = parent
         self.step = step
         self.depth = depth
-        self.hashed = hashed  # in a dict key or a set: what comes back has to be hashable
-        self.modelled = modelled  # in a model: the annotation brings back what the value alone does not tell
+        self.hashed = hashed  # in a dict key or a set: the decoded value must be hashable
+        self.modelled = modelled  # in a model: its annotations restore types that the value alone does not
 
     def inside(self, step: object, *, levels: int = 1, modelled: bool = False) -> Place:
         return Place(self, step, self.depth + levels, self.hashed, self.modelled or modelled)
@@ -70,12 +70,12 @@ class Place:
 
 
 def _step(step: object) -> str:
-    """A key of another type may itself be what is refused: its repr may say anything."""
+    """Return a path step. Only str and int keys are shown: another key may itself be invalid."""
     return repr(step) if type(step) in (str, int) else f"<{type(step).__qualname__}>"
 
 
-class Walk:
-    """One pass over a value. `ordered` sorts maps by their keys, so that equal values give equal bytes."""
+class ValueEncoder:
+    """One pass over a value. `ordered` sorts maps by key, so equal values give equal bytes."""
 
     __slots__ = ("max_depth", "name", "ordered")
 
@@ -84,8 +84,8 @@ class Walk:
         self.max_depth = max_depth
         self.ordered = ordered
 
-    def packed(self, value: object) -> bytes:
-        """`value` in msgpack, or InvalidArgument naming the member that cannot be kept as it is."""
+    def encode(self, value: object) -> bytes:
+        """Return `value` in msgpack. Raises InvalidArgument that names a member which cannot be restored exactly."""
         try:
             return pack(self.plain(value, Place(None, self.name, 0, False, False), None))
         except UnicodeEncodeError as error:
@@ -93,7 +93,7 @@ class Walk:
             raise InvalidArgument(self.name, error.object, "holds half a surrogate pair", fix) from None
 
     def plain(self, value: object, outer: Place, step: object) -> object:
-        """`value`, the member `step` of `outer`, as something msgpack keeps."""
+        """Return `value`, the member `step` of `outer`, in a form that msgpack restores exactly."""
         kind = type(value)
         if kind in _AS_IS:
             return value
@@ -162,41 +162,47 @@ class Walk:
         return place
 
 
-_WRITERS: dict[type, Callable[[Walk, Any, Place, object], object]] = {
-    int: Walk.write_int,
-    float: Walk.write_float,
-    list: Walk.write_list,
-    dict: Walk.write_dict,
-    tuple: Walk.write_tuple,
-    set: Walk.write_set,
-    frozenset: Walk.write_set,
-    datetime: Walk.write_datetime,
-    date: lambda _walk, value, _outer, _step: ExtType(wire.DATE, value.isoformat().encode()),
-    timedelta: lambda _walk, value, _outer, _step: ExtType(wire.TIMEDELTA, _int_bytes(value // _MICROSECOND)),
-    Decimal: lambda _walk, value, _outer, _step: ExtType(wire.DECIMAL, str(value).upper().encode()),  # 1e5 by context
-    UUID: lambda _walk, value, _outer, _step: ExtType(wire.UUID, value.bytes),
+_WRITERS: dict[type, Callable[[ValueEncoder, Any, Place, object], object]] = {
+    int: ValueEncoder.write_int,
+    float: ValueEncoder.write_float,
+    list: ValueEncoder.write_list,
+    dict: ValueEncoder.write_dict,
+    tuple: ValueEncoder.write_tuple,
+    set: ValueEncoder.write_set,
+    frozenset: ValueEncoder.write_set,
+    datetime: ValueEncoder.write_datetime,
+    date: lambda _encoder, value, _outer, _step: ExtType(wire.DATE, value.isoformat().encode()),
+    timedelta: lambda _encoder, value, _outer, _step: ExtType(wire.TIMEDELTA, _int_bytes(value // _MICROSECOND)),
+    Decimal: lambda _encoder, value, _outer, _step: ExtType(
+        wire.DECIMAL, str(value).upper().encode()
+    ),  # 1e5 by context
+    UUID: lambda _encoder, value, _outer, _step: ExtType(wire.UUID, value.bytes),
 }
 
 
 def pack(tree: object) -> bytes:
-    """`tree` in msgpack, of exact types only. A new packer each time: none can be shared by threads."""
-    return _PACKER(strict_types=True, buf_size=1024).pack(tree)  # packb would take 256 KiB for it
+    """Return `tree` in msgpack, exact types only. Threads cannot share a packer, so each call creates one."""
+    return _PACKER(strict_types=True, buf_size=1024).pack(tree)  # packb allocates 256 KiB
 
 
 def unpack(body: bytes) -> Any:
-    """The value in `body`, passed by `measure` or `looks_plain`. Raises what msgpack and the readers do."""
+    """Return the value in `body`, which `measure` or `looks_plain` has accepted."""
     return unpackb(body, strict_map_key=False, ext_hook=from_ext)
 
 
 def from_ext(code: int, data: bytes) -> object:
+    """Return the value of an ext type. Raises ValueError for an unknown id."""
     read = _READERS.get(code)
     if read is None:
-        raise ValueError(f"ext id {code} is not one of ours")
+        raise ValueError(f"ext id {code} is unknown")
     return read(data)
 
 
 def _members(value: object, place: Place) -> dict[str, object] | None:
-    """The fields of a dataclass or pydantic model; None for all else, and for one that is a str or dict."""
+    """Return the fields of a dataclass or pydantic model.
+
+    None for any other value, and for a model that is also a str, dict or other built-in type.
+    """
     if isinstance(value, (type, str, bytes, int, float, list, tuple, dict, set, frozenset)):
         return None
     try:

@@ -1,28 +1,29 @@
---- Take the right to run keys, or say of each why not: each by itself. Replayed by the same tokens: the same answers.
+--- Claim keys, each independently: grant the right to run, or return why not. A retry with the same tokens gets the
+--- same answers.
 --- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] fingerprint, or ""
---- ARGV[3] how long the record of a claim stays, ms, so that attempts and checkpoint outlive the lease
---- ARGV[4] terms, packed as >I6I4BB: lease, ms; attempts allowed, 0 = any number; 1 = hold the key when this owner vanishes;
+--- ARGV[3] lifetime of a claimed record, ms: attempts and checkpoint outlive the lease
+--- ARGV[4] terms, packed as >I6I4BB: lease, ms; maximum attempts, 0 = unlimited; 1 = hold the key if this owner dies;
 ---         1 = the caller will wait for the end
 --- ARGV[5..] owner token, one a record
---- Returns the answer, of several an array of them, which ends where 128 KiB have been read: those behind are left for another call
+--- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         packed "s": started; then fence, attempt, times taken over as >I8I4I4; checkpoint or nothing
----         packed "d": done; then kind, fence, attempt, retention left ms as >c1I8I4I8; result
----         {"busy", now ms, lease left ms, attempt} {"reused", now ms} {"held", now ms, attempt} {"exhausted", now ms, attempts}
+---         packed "d": done; then kind, fence, attempt, remaining retention ms as >c1I8I4I8; result
+---         {"busy", now ms, remaining lease ms, attempt} {"reused", now ms} {"held", now ms, attempt} {"exhausted", now ms, attempts}
 ---         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/fields"
---- @include "lib/record"
---- @include "lib/most_bytes"
+--- @include "lib/record/unpack_record"
+--- @include "lib/record/pack_record"
+--- @include "lib/max_call_bytes"
 local print, now_us = ARGV[2], now(ARGV[1])
-local now_ms, several, met, i = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0
+local now_ms, answers, bytes_read, i = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0
 local span, allowed, hold, wait
 repeat
   i = i + 1
   local key, token, answer = KEYS[i], ARGV[i + 4], nil
-  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited = fields(redis.pcall("GET", key))
+  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited = unpack_record(redis.pcall("GET", key))
   local running = state == "p"
   if not running and state and ends <= now_ms then
     state, kind, attempts, taken, data = "absent", "", 0, 0, ""
@@ -51,8 +52,8 @@ repeat
     if left > 0 then
       local later, wanted = now_ms + left, wait == 1 and 1 or waited
       if wanted ~= waited or later ~= ends then
-        -- Where the clock was set back, the lease ends from now on as if it had begun now.
-        local again = record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted)
+        -- If the clock jumped back, the lease restarts from now.
+        local again = pack_record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted)
         redis.call("SET", key, again, "KEEPTTL")
       end
       answer = { "busy", now_ms, left, attempts }
@@ -62,15 +63,15 @@ repeat
       answer = { "exhausted", now_ms, attempts }
     else
       last, attempts, taken = fence(last, now_us), attempts + 1, running and taken + 1 or taken
-      -- The first write of all is one that the server refuses when out of memory: all or nothing.
-      local begun = record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0)
+      -- The first write is one that is refused when the server is out of memory: all or nothing.
+      local begun = pack_record("p", "", token, last, attempts, taken, now_ms + span, now_ms, print, data, span, hold, 0)
       redis.call("SET", key, begun, "PX", ARGV[3])
       answer = struct.pack(">c1I8I4I4", "s", last, attempts, taken) .. data
     end
   end
-  if not several then
+  if not answers then
     return answer
   end
-  several[i], met = answer, met + #(data or "")
-until i == #KEYS or met >= most_bytes
-return several
+  answers[i], bytes_read = answer, bytes_read + #(data or "")
+until i == #KEYS or bytes_read >= max_call_bytes
+return answers

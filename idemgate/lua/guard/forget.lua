@@ -1,22 +1,22 @@
---- Forget a key: the next claim is the first. A live claim is forgotten only by force. Leaves a tombstone for a minute, so that a
---- copy of this request gets the same answer; one that comes when others had their turn changes nothing. Replayed: the same answer.
+--- Forget a key, so that the next claim is the first. A live claim is forgotten only by force. A tombstone stays for
+--- a minute, so a retry gets the same answer. A late retry, after another claim, changes nothing.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] fencing token of what is to be forgotten, as inspected
---- ARGV[4] "1" = even while an owner's lease holds
---- ARGV[5] "1" = it was in progress when inspected: what has ended since is not what was meant
---- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now, or has ended)
----         {"busy", now ms, lease left ms, attempt} {"foreign", now ms, problem}
+--- ARGV[3] fencing token of the record to forget, as inspected
+--- ARGV[4] "1" = even while an owner's lease is live
+--- ARGV[5] "1" = it was in progress when inspected: a record completed since is another one
+--- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now, or was completed)
+---         {"busy", now ms, remaining lease ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/read"
---- @include "lib/record"
---- @include "lib/rewrite"
---- @include "lib/lease_holds"
---- @include "lib/wake"
+--- @include "lib/record/read_record"
+--- @include "lib/record/pack_record"
+--- @include "lib/record/replace_record"
+--- @include "lib/record/write_record"
+--- @include "lib/record/notify_waiters"
 local key, request = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local r, problem = read(key)
+local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
@@ -31,12 +31,12 @@ if r.fence ~= tonumber(ARGV[3]) or (state == "p") ~= (ARGV[5] == "1") then
   return { "changed", now_ms }
 end
 if state == "p" and ARGV[4] ~= "1" then
-  local left = lease_holds(key, r, now_ms)
+  local left = clamp_lease(key, r, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end
 end
--- Ended before it began, whatever the clock says: what reads it finds nothing.
-rewrite(key, record("r", "", request, r.fence, 0, 0, 0, now_ms, "", ""), 60000)
-wake(key, r.waited, r.owner)
+-- Its end is time 0, so readers find an expired record at any clock time.
+replace_record(key, pack_record("r", "", request, r.fence, 0, 0, 0, now_ms, "", ""), 60000)
+notify_waiters(key, r.waited, r.owner)
 return { "forgotten", now_ms }

@@ -1,15 +1,14 @@
---- Everything the record of a key says. Writes nothing.
+--- Return all fields of a key's record. Writes nothing.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
---- Returns {"ok", now ms, state, owner, fence, attempts, lease left ms, retention left ms, fingerprint, kind, result, checkpoint,
----         times taken over, "1" if held, entered at ms}; a state of "absent" has no meaning in the rest
+--- Returns {"ok", now ms, state, owner, fence, attempts, remaining lease ms, remaining retention ms, fingerprint, kind, result,
+---         checkpoint, times taken over, "1" if held, state entered at ms}; in state "absent" the rest has no meaning
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/read"
---- @include "lib/lease_left"
+--- @include "lib/record/read_record"
 local key = KEYS[1]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local r, problem = read(key)
+local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end

@@ -1,21 +1,21 @@
---- Mark a key as done before the work runs (at most once): one trip, no lease, no result. Replayed by the same token: the same answer.
+--- Mark a key as done before the work runs (at most once): one round trip, no lease, no result. A retry with the same
+--- token gets the same answer.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] owner token
 --- ARGV[3] retention, ms
 --- ARGV[4] fingerprint, or ""
---- Returns {"started", now ms, fence, attempt} {"done", now ms, kind, result, fence, attempt, done at ms, retention left ms}
----         {"busy", now ms, lease left ms, attempt} (claimed with a lease, elsewhere) {"reused", now ms}
----         {"held", now ms, attempt} (its owner vanished, and it waits for a decision) {"foreign", now ms, problem}
+--- Returns {"started", now ms, fence, attempt} {"done", now ms, kind, result, fence, attempt, done at ms, remaining retention ms}
+---         {"busy", now ms, remaining lease ms, attempt} (claimed with a lease, elsewhere) {"reused", now ms}
+---         {"held", now ms, attempt} (its owner died, and it waits for a decision) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/read"
---- @include "lib/write"
---- @include "lib/lease_holds"
+--- @include "lib/record/read_record"
+--- @include "lib/record/write_record"
 local key, token, retention, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
-local r, problem = read(key)
+local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
@@ -33,7 +33,7 @@ if finished then
     r.ends - now_ms }
 end
 if state == "p" then
-  local left = lease_holds(key, r, now_ms)
+  local left = clamp_lease(key, r, now_ms)
   if left > 0 then
     return { "busy", now_ms, left, r.attempts }
   end
@@ -43,7 +43,7 @@ if state == "p" then
 end
 
 local token_number = fence(r.fence, now_us)
-write(key, {
+write_record(key, {
   state = "d", kind = "n", owner = token, fence = token_number, attempts = 1, taken = 0, ends = now_ms + retention, since = now_ms,
   print = print, data = "",
 }, ARGV[3])

@@ -1,31 +1,30 @@
---- Mark many keys as done, of which only is asked whether each was the first: as guard/mark, without fingerprints. Not for a cluster, where
---- records live apart. Replayed by the same token: the same answer.
---- KEYS[1..] records, no two the same
+--- Mark many keys as done and return which of them were new: guard/mark without fingerprints. It does not work in a
+--- cluster, where records are in different hash slots. A retry with the same token gets the same answer.
+--- KEYS[1..] records, all different
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] owner token
 --- ARGV[3] retention, ms
 --- Returns {"ok", now ms, then one a record: "first" | "known"} {"foreign", now ms, problem} (nothing was marked)
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/read"
---- @include "lib/write"
---- @include "lib/lease_holds"
+--- @include "lib/record/read_record"
+--- @include "lib/record/write_record"
 local token, retention = ARGV[2], tonumber(ARGV[3])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local found = {}
 for i, key in ipairs(KEYS) do
-  local r, problem = read(key)
+  local r, problem = read_record(key)
   if not r then
     return { "foreign", now_ms, key .. " " .. problem }
   end
   found[i] = r
 end
 
-local function known(key, r)
+local function is_done_or_running(key, r)
   local state = r.state
   if state == "p" then
-    return r.print ~= "" or r.held == 1 or lease_holds(key, r, now_ms) > 0
+    return r.print ~= "" or r.held == 1 or clamp_lease(key, r, now_ms) > 0
   end
   return (state == "d" or state == "f") and r.ends > now_ms
 end
@@ -33,8 +32,8 @@ end
 local reply = { "ok", now_ms }
 for i, key in ipairs(KEYS) do
   local r = found[i]
-  if not known(key, r) then
-    write(key, {
+  if not is_done_or_running(key, r) then
+    write_record(key, {
       state = "d", kind = "n", owner = token, fence = fence(r.fence, now_us), attempts = 1, taken = 0, ends = now_ms + retention,
       since = now_ms, print = "", data = "",
     }, ARGV[3])

@@ -1,5 +1,5 @@
--- Writes something, so that a WAIT or WAITAOF behind it on the same connection covers all that was written before.
--- Out of memory it still can, as long as its key is there. One key, an hour.
+-- Write a key, so that a following WAIT or WAITAOF on the same connection covers all earlier writes. Without memory
+-- it still works while its key exists. The key lives for an hour.
 --
 -- KEYS[1]  the touched key of the namespace
 -- ->       1

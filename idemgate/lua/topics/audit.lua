@@ -1,17 +1,18 @@
---- Read a whole slot as it stands, open or closed, for the auditor, unless more is in it than asked. Writes nothing.
+--- Return the whole content of a slot for the auditor, open or closed, unless it exceeds the given limits.
+--- Writes nothing.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] most entries to read
---- ARGV[3] most bytes of messages, and of what is remembered, to read
---- Returns {"ok", now ms, then one list a part: its length, its values} (the parts: ms to live of the 14 keys, -1 = for ever,
+--- ARGV[2] maximum number of entries
+--- ARGV[3] maximum bytes of messages and dedup facts
+--- Returns {"ok", now ms, then one list a part: its length, its values} (the parts: ms to live of the 14 keys, -1 = no expiry,
 ---         -2 = no such key; due, lease, dead, fade, ready, line with scores; pending, flight, grave, facts, busy, memo with values)
 ---         {"large", now ms, entries, bytes} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/slot"
---- @include "lib/wrong"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem, closed = wrong(K)
+local problem, closed = validate_slot(K)
 if problem and not closed then
   return { "foreign", now_ms, problem }
 end
@@ -33,7 +34,7 @@ if entries > most or bytes > room then
 end
 
 local reply = { "ok", now_ms }
-local function tell_part(values)
+local function append_part(values)
   reply[#reply + 1] = #values
   for _, value in ipairs(values) do
     reply[#reply + 1] = value
@@ -46,11 +47,11 @@ end
 for i = 0, 1 do
   lives[#lives + 1] = redis.call("PTTL", K.told[i])
 end
-tell_part(lives)
+append_part(lives)
 for _, part in ipairs(scored) do
-  tell_part(redis.call("ZRANGE", K[part], 0, -1, "WITHSCORES"))
+  append_part(redis.call("ZRANGE", K[part], 0, -1, "WITHSCORES"))
 end
 for _, part in ipairs(packed) do
-  tell_part(redis.call("HGETALL", K[part]))
+  append_part(redis.call("HGETALL", K[part]))
 end
 return reply

@@ -1,24 +1,25 @@
---- Dead letters of the slot, newest first: at most as many as asked, and 128 KiB of them or one. Writes nothing.
+--- Return dead letters of the slot, newest first: at most the requested number, and at most 128 KiB or a single
+--- letter. Writes nothing.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] died then or later, ms
---- ARGV[3] died before, ms; or, with an id, then, and is older than that letter
+--- ARGV[2] earliest time of death, ms
+--- ARGV[3] end of the times of death, ms, exclusive; with an id, letters of that very ms with a lower id follow too
 --- ARGV[4] id or ""
---- ARGV[5] how many to show
+--- ARGV[5] maximum number of letters
 --- Returns {"ok", now ms, dead letters in all, then two a letter: id, letter} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/slot"
---- @include "lib/wrong"
---- @include "lib/sound"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
 local K, most = slot(KEYS), tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = wrong(K)
+local problem = validate_slot(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
 local ids = {}
 if ARGV[4] ~= "" then
-  -- The letter itself may be gone, so it is no place to count from.
+  -- The letter with that id may be gone, so its rank cannot be the starting point.
   for _, id in ipairs(redis.call("ZREVRANGEBYSCORE", K.dead, ARGV[3], ARGV[3])) do
     if id < ARGV[4] then
       ids[#ids + 1] = id
@@ -32,7 +33,7 @@ local reply, size = { "ok", now_ms, redis.call("ZCARD", K.dead) }, 0
 for i = 1, math.min(most, #ids) do
   local letter = redis.call("HGET", K.grave, ids[i])
   if not letter then
-    return { "foreign", now_ms, vacant(K.dead, ids[i]) }
+    return { "foreign", now_ms, missing_entry(K.dead, ids[i]) }
   end
   size = size + #letter
   if size > 131072 and i > 1 then

@@ -1,21 +1,21 @@
---- Heartbeat: the leases of these deliveries run anew from now. Naturally idempotent.
+--- Renew the leases of deliveries from now on (heartbeat). Idempotent.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] lease, ms
 --- ARGV[3..] two a delivery: key; fence
---- Returns {"ok", now ms, then one a delivery: "ok" | "cancelled" (still held, will not be tried again) | "lost"}
+--- Returns {"ok", now ms, then one a delivery: "ok" | "cancelled" (still held, not retried) | "lost"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/digits"
---- @include "lib/slot"
---- @include "lib/wrong"
---- @include "lib/sound"
---- @include "lib/delivery"
---- @include "lib/lean"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
+--- @include "lib/slot/delivery"
+--- @include "lib/validate/lean"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
-local problem = wrong(K)
+local problem = validate_slot(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
@@ -25,9 +25,9 @@ for i = 3, #ARGV, 2 do
 end
 local lease_end, held, ends = digits(now_ms + lease), {}, {}
 for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)) or {}) do
-  local d = packed and lean_delivery(packed)
+  local d = packed and validate_lean_delivery(packed)
   if packed and not d then
-    return { "foreign", now_ms, unsound(K.flight, keys[i]) }
+    return { "foreign", now_ms, corrupt_entry(K.flight, keys[i]) }
   end
   if d and d[delivery.fence] == fences[i] then
     held[#held + 1] = keys[i]
@@ -39,11 +39,13 @@ for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)
   end
 end
 if #held > 0 then
-  -- ZREM first: a server without memory refuses a script whose first write is ZADD, and a lease must outlive that.
+  -- ZREM comes first: a server without memory refuses a script whose first write is ZADD, and a lease must survive
+  -- that.
   redis.call("ZREM", K.lease, unpack(held))
   redis.call("ZADD", K.lease, unpack(ends))
 end
--- The last token tells how late it was at least, by which take finds a clock set back, and with the longest lease when all have ended.
+-- The last token records the latest known time. With it, take detects a clock that jumped back. The longest lease is
+-- stored for the time when all have ended.
 local facts = redis.call("HMGET", K.facts, "fence", "lease")
 if #held > 0 and (tonumber(facts[1]) or 0) < now_us - 1 then
   redis.call("HSET", K.facts, "fence", digits(now_us - 1))

@@ -1,44 +1,44 @@
---- Make pending messages due now: those of one key, or of the slot, soonest first: at most 500, then what stands behind deliveries of
---- their keys, which is due when these end: at most as many as one page of the leases names, and 128 KiB of them or one.
+--- Make pending messages due now: the one of a key, or those of the slot, soonest first. A call moves at most 500
+--- scheduled messages. Then it moves messages behind deliveries of their keys, which become due when those end. These
+--- are limited to one page of the leases, and to 128 KiB or a single message.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] key, or "" for all
---- ARGV[4] of all: "", or the page of the leases at which a call before this left off, or "last": once more the schedule, into which
----         deliveries that ended between two calls have put what stood behind them
---- ARGV[5..] keys of the page before it that that call left
---- Returns {"ok", now ms, moved, left (of all: how many are still due later), then of all: "", or what the next call says as ARGV[4..]} {"foreign", now ms, problem}
+--- ARGV[4] for all: "", or the cursor of the leases from the previous call, or "last": read the schedule once more, since
+---         deliveries settled between two calls have added to it
+--- ARGV[5..] keys of the previous page that are still to be moved
+--- Returns {"ok", now ms, moved, left (for all: number still due later), then for all: "" when done, or ARGV[4..] of the next call}
+---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/digits"
---- @include "lib/slot"
---- @include "lib/wrong"
---- @include "lib/sound"
---- @include "lib/told"
---- @include "lib/tell"
---- @include "lib/message"
---- @include "lib/head"
---- @include "lib/hint"
---- @include "lib/lean"
---- @include "lib/most_bytes"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
+--- @include "lib/replies/replies"
+--- @include "lib/slot/message"
+--- @include "lib/schedule/hint"
+--- @include "lib/validate/lean"
+--- @include "lib/max_call_bytes"
 local K, key = slot(KEYS), ARGV[3]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = wrong(K)
+local problem = validate_slot(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local given = told(K, ARGV[2], now_ms)
-if given then
-  return given
+local known_reply = recall_reply(K, ARGV[2], now_ms)
+if known_reply then
+  return known_reply
 end
 local later, page = "(" .. string.format("%.0f", now_ms), ARGV[4]
 local last = page == "last"
 local soon = key == "" and (page == "" or last) and redis.call("ZCOUNT", K.due, later, "+inf")
--- What stands behind deliveries, as much of it as goes: `behind`; the rest of its page.
+-- `behind`: messages behind deliveries that fit the budget; `rest`: the remaining keys of the page.
 local behind, rest = {}, {}
 if key ~= "" then
-  problem = broken(K, nil, { key })
+  problem = validate_keys(K, nil, { key })
 elseif not last and (not soon or soon <= 500) then
-  local names, room = { unpack(ARGV, 5) }, most_bytes
+  local names, room = { unpack(ARGV, 5) }, max_call_bytes
   if #names == 0 then
     local found = redis.call("ZSCAN", K.lease, page ~= "" and page or "0", "COUNT", 100)
     page = found[1]
@@ -52,7 +52,7 @@ elseif not last and (not soon or soon <= 500) then
       rest[#rest + 1] = one
     elseif size > 0 then
       behind[#behind + 1], room = one, room - size
-      problem = problem or not lean_message(redis.call("HGET", K.pending, one)) and unsound(K.pending, one)
+      problem = problem or not validate_lean_message(redis.call("HGET", K.pending, one)) and corrupt_entry(K.pending, one)
     end
   end
   if page == "0" and #rest == 0 then
@@ -63,10 +63,10 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 
--- Rewrites one message as due now. Returns how many that were.
-local function hasten(one)
+-- Rewrite one message as due now. Return the number of messages rewritten.
+local function make_due(one)
   local packed = redis.call("HGET", K.pending, one)
-  -- What stands before the accumulator is made anew, and all else left as it is.
+  -- Pack the fields before the accumulator again, and copy the rest.
   local front = packed and { cmsgpack.unpack_limit(packed, message.acc - 1, 1) }
   if not front or (tonumber(redis.call("ZSCORE", K.due, one)) or front[1 + message.due]) <= now_ms then
     return 0
@@ -78,33 +78,33 @@ local function hasten(one)
   return 1
 end
 
-local before, moved = head(K), 0
+local before, moved = earliest_due(K), 0
 if key ~= "" then
-  moved = hasten(key)
+  moved = make_due(key)
   if moved == 1 and redis.call("HEXISTS", K.flight, key) == 0 then
     redis.call("ZADD", K.due, now_ms, key)
-    hint(K, before, now_ms)
+    publish_hint(K, before, now_ms)
   end
-  return tell(K, ARGV[2], now_ms, { "ok", now_ms, moved, 0 })
+  return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, moved, 0 })
 end
 if soon then
   for _, one in ipairs(redis.call("ZRANGEBYSCORE", K.due, later, "+inf", "LIMIT", 0, 500)) do
-    -- The message is not rewritten: take and trigger see that the two times differ.
+    -- The message is not rewritten: take and trigger detect that the two times differ.
     redis.call("ZADD", K.due, now_ms, one)
     moved = moved + 1
   end
   if moved > 0 then
-    -- Their messages have other times now, and no trigger that is numbered above these.
+    -- These messages have other times now, up to this serial.
     local facts = redis.call("HMGET", K.facts, "accepted", "flushed")
     redis.call("HSET", K.facts, "flushed", digits(math.max(tonumber(facts[1]) or 0, tonumber(facts[2]) or 0)))
   end
-  hint(K, before, moved > 0 and now_ms or nil)
+  publish_hint(K, before, moved > 0 and now_ms or nil)
 end
 local left = (soon or 0) - moved
 if last and left == 0 then
   page = ""
 end
 for _, one in ipairs(behind) do
-  moved = moved + hasten(one)
+  moved = moved + make_due(one)
 end
-return tell(K, ARGV[2], now_ms, { "ok", now_ms, moved, left, page, unpack(rest) })
+return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, moved, left, page, unpack(rest) })

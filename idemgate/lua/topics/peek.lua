@@ -1,17 +1,17 @@
---- What is known of a key: its pending message, and its delivery in flight. Writes nothing.
+--- Return the state of a key: its pending message and its delivery in flight. Writes nothing.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] key
 --- Returns {"ok", now ms, message or "", due ms, fence or 0, lease end ms, message in flight or ""} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/slot"
---- @include "lib/wrong"
---- @include "lib/sound"
---- @include "lib/message"
---- @include "lib/delivery"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
+--- @include "lib/slot/message"
+--- @include "lib/slot/delivery"
 local K, key = slot(KEYS), ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = wrong(K) or broken(K, nil, { key })
+local problem = validate_slot(K) or validate_keys(K, nil, { key })
 if problem then
   return { "foreign", now_ms, problem }
 end

@@ -1,4 +1,4 @@
---- The stored policy of a topic. Writes nothing.
+--- Return the stored policy of a topic. Writes nothing.
 --- KEYS[1] topics
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] topic name

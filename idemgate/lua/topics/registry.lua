@@ -1,10 +1,10 @@
---- Every topic there is. Writes nothing.
+--- Return all topics. Writes nothing.
 --- KEYS[1] topics
 --- ARGV[1] now, us, or "" for the server's
---- Returns {"ok", now ms, then four a topic: name, policy, slots it is to have or -1 (nothing changes), slots it had, by spaces}
+--- Returns {"ok", now ms, then four a topic: name, policy, target slot count or -1 (no change), former slot counts, space-separated}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/noted"
+--- @include "lib/validate/parse_reshard_mark"
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local kind = redis.call("TYPE", KEYS[1]).ok
 if kind ~= "hash" and kind ~= "none" then
@@ -23,9 +23,9 @@ for _, name in ipairs(named) do
   reply[#reply + 1] = name
   reply[#reply + 1] = found[name]
   local was = found[name .. " was"]
-  local to = noted(found[name .. " to"], was)
+  local to = parse_reshard_mark(found[name .. " to"], was)
   if not to then
-    return { "foreign", now_ms, "holds under " .. name .. " to, or was, what is no number of slots" }
+    return { "foreign", now_ms, "holds a corrupt slot count of topic " .. name }
   end
   reply[#reply + 1] = to
   reply[#reply + 1] = was or ""

@@ -1,16 +1,16 @@
---- How many messages are where, and the slot's counters since it exists. Writes nothing.
+--- Return the number of messages per state, and the slot's counters. Writes nothing.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] "1" = also of a slot that is closed
+--- ARGV[2] "1" = read a closed slot, too
 --- Returns {"ok", now ms, scheduled, ready, waiting, blocked, in flight, dead, earliest due ms (0 = none), then two a
 ---         counter: name, value}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/slot"
---- @include "lib/wrong"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem, closed = wrong(K)
+local problem, closed = validate_slot(K)
 if problem and not (closed and ARGV[2] == "1") then
   return { "foreign", now_ms, problem }
 end

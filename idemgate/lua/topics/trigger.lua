@@ -1,64 +1,62 @@
---- Put triggers of one slot into a topic: each makes a pending message or merges into the one of its key.
---- A key in flight gets a new pending message, never merged into the running one.
+--- Accept triggers of one slot. Each creates a pending message, or merges into the pending one of its key. A key in
+--- flight gets a new pending message; the running one never changes.
 --- KEYS[1..14] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/policy)
---- ARGV[4] id of the request in front of it, or "": where some of that are left, all of this are, so that each key keeps its order
---- ARGV[5..] three a trigger: key; what it asks for (lib/asked); accumulator
---- Returns {"ok", now ms, a number a trigger...}: 8 * (when it is due, ms from now) + 0 to 4, which stand for these, then
----         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; or 5: it is left for
----         another request, as are all behind it, since 128 KiB have been read of what those before it join
+--- ARGV[3] policy (lib/slot/policy)
+--- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all, to keep per-key order
+--- ARGV[5..] three a trigger: key; options (lib/schedule/options); accumulator
+--- Returns {"ok", now ms, a number a trigger...}: 8 * (due time, ms from now) + 0 to 4, which stand for these, then
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; or 5: deferred
+---         to another request, as are all behind it, because this call has read 128 KiB of messages to merge with
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/slot"
---- @include "lib/wrong"
---- @include "lib/told"
---- @include "lib/tell"
---- @include "lib/weighed"
---- @include "lib/most_bytes"
---- @include "lib/bulky"
---- @include "lib/policy"
---- @include "lib/window"
---- @include "lib/asked"
---- @include "lib/fade"
---- @include "lib/count"
---- @include "lib/head"
---- @include "lib/hint"
---- @include "lib/header"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/replies/replies"
+--- @include "lib/slot/counters"
+--- @include "lib/max_call_bytes"
+--- @include "lib/slot/budget"
+--- @include "lib/slot/policy"
+--- @include "lib/schedule/due_by_policy"
+--- @include "lib/schedule/options"
+--- @include "lib/dedup/expire_facts"
+--- @include "lib/schedule/hint"
+--- @include "lib/slot/string_header"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local names, asks, ask = {}, {}, nil
+local names, all_options, options = {}, {}, nil
 for i = 5, #ARGV, 3 do
   local text, n = ARGV[i + 1], #names + 1
-  if not ask or text ~= ask.text then -- one after the other they often ask for the same
-    ask = asked(text, now_ms)
-    ask.noted = p.leading or ask.version ~= "" or ask.event ~= ""
+  if not options or text ~= options.text then -- one after the other they often ask for the same
+    options = parse_options(text, now_ms)
+    options.tracked = p.leading or options.version ~= "" or options.event ~= ""
   end
-  names[n], asks[n] = ARGV[i], ask
+  names[n], all_options[n] = ARGV[i], options
 end
-local problem = wrong(K)
+local problem = validate_slot(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local given = told(K, ARGV[2], now_ms)
-if given then
-  return given
+local known_reply = recall_reply(K, ARGV[2], now_ms)
+if known_reply then
+  return known_reply
 end
 
--- How many of the triggers go, one at least: as many as meet `most_bytes`. What is stored of a key is read where it is first met; of a
--- message that grows by each trigger an eighth counts each time, for its text is made anew. Where nothing large was ever held
--- (lib/weighed), nor a byte counts for many (lib/bulky), they meet no more than that by their number.
-local function reach()
+-- Return how many triggers fit into `max_call_bytes`, at least one. The stored data of a key counts when its key
+-- first appears. A message that grows with each trigger counts an eighth each time, because it is packed again. If
+-- the slot never held a large entry (track_large), and values are not merged one by one, the number of triggers
+-- bounds the bytes.
+local function count_accepted()
   local grows = p.merge.op == "append" or p.merge.op == "fields"
-  local large, sizes, room = bulky.is(p) or redis.call("HEXISTS", K.facts, "large") == 1, {}, most_bytes
+  local large, sizes, room = budget.by_value(p) or redis.call("HEXISTS", K.facts, "large") == 1, {}, max_call_bytes
   for n = 1, (grows or large) and #names or 0 do
     local key = names[n]
     local size = sizes[key]
-    local cost = size and (grows and bulky.bytes(p, size) / 8 or 0)
+    local cost = size and (grows and budget.cost(p, size) / 8 or 0)
     if not size then
       size = large and redis.call("HSTRLEN", K.pending, key) or 0
-      cost = large and bulky.bytes(p, size) + redis.call("HSTRLEN", K.flight, key) or 0
+      cost = large and budget.cost(p, size) + redis.call("HSTRLEN", K.flight, key) or 0
     end
     if cost > room and n > 1 then
       return n - 1
@@ -67,20 +65,20 @@ local function reach()
   end
   return #names
 end
-local prior = ARGV[4] ~= "" and told(K, ARGV[4], now_ms)
+local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
 if prior and prior[1] == "foreign" then
   return prior
 end
--- Those in front of these have to be done: a call that was not heard of, or has left some, goes again, and these behind it.
+-- Keep per-key order: if the preceding request is unknown or incomplete, do nothing. The client resends both.
 local waits = ARGV[4] ~= "" and (not prior or prior[#prior] == 5)
-local going = waits and 0 or #names > 1 and reach() or #names
-local stored = going > 0 and redis.call("HMGET", K.pending, unpack(names, 1, going)) or {}
-local before, flying = head(K), redis.call("HLEN", K.flight)
+local accepted = waits and 0 or #names > 1 and count_accepted() or #names
+local stored = accepted > 0 and redis.call("HMGET", K.pending, unpack(names, 1, accepted)) or {}
+local before, flying = earliest_due(K), redis.call("HLEN", K.flight)
 
--- What is needed where something is met, made there (`meet`), and the event ids that were read.
-local seen, admit, note, join, problem_of, store_seen
--- What is pending of the keys named here, as it was packed by this call or read and unpacked once; what is to be written of them,
--- together at the end; and when they are scheduled, false for those that are not, as far as it is known.
+-- The functions that `define_merging` defines, and the event ids that were read.
+local seen, check_dedup, remember_trigger, merge_trigger, validate_met, store_events_read
+-- Pending messages of these keys, packed by this call or unpacked once. Changes are written together at the end.
+-- `standing` caches scheduled times, false for keys that are not scheduled.
 local pending, words, changed, scheduled, standing = {}, {}, {}, {}, {}
 local earliest, shifted, pack = math.huge, false, cmsgpack.pack
 local function schedule_all()
@@ -92,67 +90,66 @@ end
 local function write_all()
   for key, m in pairs(changed) do
     words[#words + 1] = key
-    words[#words + 1] = weighed(K, pack(m))
+    words[#words + 1] = track_large(K, pack(m))
   end
   if #words > 0 then
     redis.call("HSET", K.pending, unpack(words))
   end
   schedule_all()
   if seen then
-    store_seen()
+    store_events_read()
   end
 end
 
--- What is needed where a trigger meets something: a message of its key, or what is remembered. Made then: making a function costs about as
--- much as asking for a key, and most triggers that come alone meet nothing.
-local function meet()
---- @include "lib/fold"
---- @include "lib/place"
---- @include "lib/unplace"
---- @include "lib/advance"
---- @include "lib/vacate"
---- @include "lib/remember"
---- @include "lib/recall"
---- @include "lib/events"
---- @include "lib/sound"
+-- Define what a trigger needs to merge or deduplicate. Creating a function costs about as much as querying a key, and
+-- most single triggers need none of these.
+local function define_merging()
+--- @include "lib/merge/merge_messages"
+--- @include "lib/schedule/schedule"
+--- @include "lib/schedule/unschedule"
+--- @include "lib/group/group"
+--- @include "lib/dedup/facts"
+--- @include "lib/dedup/events"
+--- @include "lib/validate/stored"
 
-  -- Says whether this trigger counts. What is remembered says its group, too: it decides to which slot it would have to go.
-  function admit(key, version, event, group)
-    if event ~= "" and witnessed(seen, event, now_ms) then
+  -- Check for a duplicate event, an outdated version or a closed window. A stored fact names its group, because the
+  -- group decides its slot after a reshard.
+  function check_dedup(key, version, event, group)
+    if event ~= "" and has_event(seen, event, now_ms) then
       return "duplicate"
     end
     if version ~= "" then
-      local held = recall(K, "v" .. key, now_ms)
+      local held = get_fact(K, "v" .. key, now_ms)
       if held and tonumber(version) < tonumber(string.match(held, "^[^ ]+")) then
         return "dropped"
       end
     end
-    if p.leading and recall(K, "k" .. key, now_ms) then
+    if p.leading and get_fact(K, "k" .. key, now_ms) then
       if p.quiet then
-        remember(K, "k" .. key, group, now_ms + p.quiet)
+        set_fact(K, "k" .. key, group, now_ms + p.quiet)
       end
       return "dropped"
     end
   end
 
-  function note(key, version, event, due, group)
+  function remember_trigger(key, version, event, due, group)
     if event ~= "" then
-      witness(seen, event, math.max(now_ms, due) + p.remember, now_ms)
+      add_event(seen, event, math.max(now_ms, due) + p.remember, now_ms)
     end
     if version ~= "" then
-      remember(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
+      set_fact(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
     end
     if p.leading then
-      remember(K, "k" .. key, group, now_ms + (p.window or p.quiet))
+      set_fact(K, "k" .. key, group, now_ms + (p.window or p.quiet))
     end
   end
 
-  -- Groups and lines are changed in the store: what was to be scheduled goes there first, and what is known of it may be so no more.
-  local function unsettle()
+  -- Group changes happen in the store, so scheduled times are written first and the cached ones are dropped.
+  local function flush_scheduled()
     schedule_all()
     shifted, standing = true, {}
   end
-  local function stands_at(key)
+  local function scheduled_at(key)
     if standing[key] == nil then
       schedule_all()
       standing[key] = tonumber(redis.call("ZSCORE", K.due, key)) or false
@@ -160,9 +157,9 @@ local function meet()
     return standing[key]
   end
 
-  -- A pending message was changed: it goes where it now belongs. One that held its group between two attempts, and was given another
-  -- time by its caller, holds it no longer. `old` are the places that say where it stood.
-  local function shift(key, old, stands, m, at)
+  -- Move a changed pending message to the set where it now belongs. If the caller set another time between two
+  -- attempts, the message leaves its group. `old` holds the fields that say where it was.
+  local function reschedule_merged(key, old, stands, m, at)
     local other = old[message.priority] ~= m[message.priority]
     local elsewhere = old[message.group] ~= m[message.group]
     if stands then
@@ -172,168 +169,170 @@ local function meet()
         scheduled[#scheduled + 1] = key
       end
     elseif old[message.due] ~= m[message.due] or other or elsewhere then
-      unsettle()
-      if unplace(K, key, old) then
-        place(K, key, m)
+      flush_scheduled()
+      if unschedule(K, key, old) then
+        schedule(K, key, m)
       end
     end
     local later = at or m[message.due] > (stands or old[message.due]) or elsewhere
     if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
       return
     end
-    unsettle()
+    flush_scheduled()
     if later then
-      vacate(K, old[message.group], key, p.group_limit)
+      group_leave(K, old[message.group], key, p.group_limit)
     else
-      -- It may have been the first of its group to go, and be so no more.
-      advance(K, m[message.group], p.group_limit)
+      -- The message may have been the next of its group and is no longer.
+      group_promote(K, m[message.group], p.group_limit)
     end
   end
 
-  -- One trigger into the pending message of its key. Returns its receipt. (Most are alike: what they have in common is made once.)
+  -- Merge one trigger into the pending message of its key, and return its receipt. The table for the new trigger is
+  -- created once and reused.
   local new = { 1, now_ms, now_ms, 0, 0, "", 0, "", "", "", "", "", 0, 0 }
   local ungrouped = { [message.group] = "" }
-  function join(key, old, ask, acc, serial)
-    -- Where and when it stands: scheduled; false behind a delivery of its key or its group, or when it is ready.
-    local stands = stands_at(key)
+  function merge_trigger(key, old, options, acc, serial)
+    -- The scheduled time, or false: behind a delivery of its key or group, or already ready.
+    local stands = scheduled_at(key)
     local stood = ungrouped
-    if not stands or old[message.group] .. ask.group ~= "" then
+    if not stands or old[message.group] .. options.group ~= "" then
       stood = {
         [message.due] = old[message.due], [message.priority] = old[message.priority], [message.group] = old[message.group],
         [message.rank] = old[message.rank],
       }
     end
-    new[message.version], new[message.acc], new[message.priority] = ask.version, acc, ask.priority
-    new[message.group], new[message.serial] = ask.group, serial
+    new[message.version], new[message.acc], new[message.priority] = options.version, acc, options.priority
+    new[message.group], new[message.serial] = options.group, serial
     local receipt = "merged"
-    local m = fold(p.merge, old, new)
+    local m = merge_messages(p.merge, old, new)
     if stands and stands ~= m[message.due] then
       m[message.due], m[message.why] = stands, "flush"
     end
-    if ask.at then
+    if options.at then
       receipt = "replaced"
-      m[message.due], m[message.why], m[message.pinned] = ask.at, "time", 1
+      m[message.due], m[message.why], m[message.pinned] = options.at, "time", 1
     elseif m[message.pinned] == 0 and m[message.attempts] == 0 and m[message.why] ~= "retry" then
-      -- A time that a caller named stands, and so does a retry's: neither is moved by the policy.
-      m[message.due], m[message.why] = window(p, m, false, now_ms)
+      -- The policy moves neither a time set by the caller nor a retry's time.
+      m[message.due], m[message.why] = due_by_policy(p, m, false, now_ms)
     end
     pending[key], changed[key] = m, m
-    shift(key, stood, stands, m, ask.at)
+    reschedule_merged(key, stood, stands, m, options.at)
     return receipt, m[message.due]
   end
 
-  -- What is wrong with what one trigger will meet, or nil: its pending message, its groups, the version and the events that are remembered.
-  function problem_of(key, packed, ask)
-    if ask.event ~= "" then
-      seen = seen or events(K)
-      if not readable(seen, bucket_of(seen, ask.event)) then
+  -- Return a problem with the stored data that one trigger will touch, or nil: pending message, groups, version,
+  -- events.
+  function validate_met(key, packed, options)
+    if options.event ~= "" then
+      seen = seen or load_events(K)
+      if not check_bucket(seen, bucket_of(seen, options.event)) then
         return seen.problem
       end
     end
     if packed and not pending[key] then
-      pending[key] = sound_message(packed, p.merge)
+      pending[key] = validate_message(packed, p.merge)
       if not pending[key] then
-        return unsound(K.pending, key)
+        return corrupt_entry(K.pending, key)
       end
     end
-    if ask.version ~= "" then
+    if options.version ~= "" then
       local name = "v" .. key
-      local held = recall(K, name, now_ms)
+      local held = get_fact(K, name, now_ms)
       if held and not tonumber(string.match(held, "^[^ ]+") or "") then
-        return unsound(K.memo, name)
+        return corrupt_entry(K.memo, name)
       end
     end
-    if packed and (ask.group ~= "" or pending[key][message.group] ~= "") then
-      return broken(K, p, { key }) or sound(K, ask.group, p.group_limit)
+    if packed and (options.group ~= "" or pending[key][message.group] ~= "") then
+      return validate_keys(K, p, { key }) or validate_group(K, options.group, p.group_limit)
     end
   end
 
-  function store_seen()
+  function store_events_read()
     store_events(seen)
   end
 end
 
--- What is common to new messages whose triggers ask for the same is packed once: the places of lib/message around the accumulator, which
--- only lacks a header that says how long it is.
+-- New messages with the same options share packed parts, which are packed once. They surround the accumulator, which
+-- only lacks its string header.
 local born = "\158" .. pack(1, now_ms, now_ms)
-local function begun(ask)
-  local due, why, pinned = ask.at, "time", 1
+local function prepare_new(options)
+  local due, why, pinned = options.at, "time", 1
   if not due then
-    due, why = window(p, { 1, now_ms, now_ms, now_ms, 0, "now" }, true, now_ms)
+    due, why = due_by_policy(p, { 1, now_ms, now_ms, now_ms, 0, "now" }, true, now_ms)
     pinned = 0
   end
-  ask.due, ask.score = due, string.format("%.0f", due)
-  ask.before = born .. pack(due, 0, why, pinned, ask.version)
-  ask.behind = ask.priority .. ask.group == "" and "\160\160\160" or pack("", ask.priority, ask.group)
-  return ask.before
+  options.due, options.score = due, string.format("%.0f", due)
+  options.before = born .. pack(due, 0, why, pinned, options.version)
+  options.behind = options.priority .. options.group == "" and "\160\160\160" or pack("", options.priority, options.group)
+  return options.before
 end
--- A new message is scheduled, unless its key is in flight.
-local function begin(key, ask, acc, serial)
-  local before, n = ask.before or begun(ask), #words
-  local m = before .. (p.raw and header.of(#acc) or "") .. acc .. ask.behind .. pack(serial) .. "\0"
-  pending[key], words[n + 1], words[n + 2] = m, key, #m > 1024 and weighed(K, m) or m
+-- Add a new message and schedule it, unless its key is in flight.
+local function add_message(key, options, acc, serial)
+  local before, n = options.before or prepare_new(options), #words
+  local m = before .. (p.raw and string_header.of(#acc) or "") .. acc .. options.behind .. pack(serial) .. "\0"
+  pending[key], words[n + 1], words[n + 2] = m, key, #m > 1024 and track_large(K, m) or m
   if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then
     n = #scheduled
-    scheduled[n + 1], scheduled[n + 2] = ask.score, key
-    if ask.due < earliest then
-      earliest = ask.due
+    scheduled[n + 1], scheduled[n + 2] = options.score, key
+    if options.due < earliest then
+      earliest = options.due
     end
   end
-  return "scheduled", ask.due
+  return "scheduled", options.due
 end
 
-local met = {}
-for n = 1, going do
-  if stored[n] or asks[n].noted then
-    if not join then
-      meet()
+local existing = {}
+for n = 1, accepted do
+  if stored[n] or all_options[n].tracked then
+    if not merge_trigger then
+      define_merging()
     end
-    problem = problem_of(names[n], stored[n], asks[n])
+    problem = validate_met(names[n], stored[n], all_options[n])
     if problem then
       return { "foreign", now_ms, problem }
     end
-    met[#met + 1] = stored[n] and names[n] or nil
+    existing[#existing + 1] = stored[n] and names[n] or nil
   end
 end
-if #met > 0 then
-  for n, score in ipairs(redis.call("ZMSCORE", K.due, unpack(met))) do
-    standing[met[n]] = tonumber(score) or false
+if #existing > 0 then
+  for n, score in ipairs(redis.call("ZMSCORE", K.due, unpack(existing))) do
+    standing[existing[n]] = tonumber(score) or false
   end
 end
--- The first write is one that the server refuses when out of memory: all or nothing.
+-- The first write is one that is refused when the server is out of memory: all or nothing.
 redis.call("HSETNX", K.facts, "v", "1")
 local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 local done, reply = {}, { "ok", now_ms }
 local before_all = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
 local serial = before_all
-for i = 5, 4 + 3 * going, 3 do
-  local key, ask, acc = ARGV[i], asks[(i - 2) / 3], ARGV[i + 2]
-  local receipt, due = ask.noted and admit(key, ask.version, ask.event, ask.group), now_ms
+for i = 5, 4 + 3 * accepted, 3 do
+  local key, options, acc = ARGV[i], all_options[(i - 2) / 3], ARGV[i + 2]
+  local receipt, due = options.tracked and check_dedup(key, options.version, options.event, options.group), now_ms
   if not receipt then
     local old = pending[key]
     serial = serial + 1
     if old then
-      if not join then
-        meet() -- a message of this call
+      if not merge_trigger then
+        define_merging() -- a message of this call
       end
       old = type(old) == "table" and old or cmsgpack.unpack(old)
-      receipt, due = join(key, old, ask, p.raw and acc or cmsgpack.unpack(acc), serial)
+      receipt, due = merge_trigger(key, old, options, p.raw and acc or cmsgpack.unpack(acc), serial)
     else
-      receipt, due = begin(key, ask, acc, serial)
+      receipt, due = add_message(key, options, acc, serial)
     end
-    if ask.noted then
-      note(key, ask.version, ask.event, due, ask.group)
+    if options.tracked then
+      remember_trigger(key, options.version, options.event, due, options.group)
     end
   end
   done[receipt] = (done[receipt] or 0) + 1
   reply[#reply + 1] = 8 * (due - now_ms) + codes[receipt]
 end
-for _ = going + 1, #names do
+for _ = accepted + 1, #names do
   reply[#reply + 1] = 5
 end
 done.scheduled, done.accepted = nil, serial - before_all
 write_all()
-count(K, done)
-fade(K, now_ms, #ARGV)
-hint(K, before, shifted and head(K) or earliest < math.huge and earliest)
-return tell(K, ARGV[2], now_ms, reply)
+add_counters(K, done)
+expire_facts(K, now_ms, #ARGV)
+publish_hint(K, before, shifted and earliest_due(K) or earliest < math.huge and earliest)
+return remember_reply(K, ARGV[2], now_ms, reply)

@@ -1,4 +1,4 @@
-"""The awaiting wires to a cluster, a `Line` for each node; which node is decided in `topology`."""
+"""Asynchronous access to a cluster, with one connection for each node. `topology` chooses the node."""
 
 from __future__ import annotations
 
@@ -9,153 +9,161 @@ from typing import Any
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.store.clients import async_client
-from idemgate.store.cluster.topology import WHO_SERVES, Address, Topology, Trip, Way, node_of
-from idemgate.store.connection_aio import Wire
+from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
+from idemgate.store.connection_aio import AsyncConnection
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.reconnecting import Line, Lines, line_of, raised
+from idemgate.store.reconnecting import MultiplexedConnection, ReconnectingConnection, make_connection, raise_if_error
 from idemgate.store.retry import FAILURES
 
-__all__ = ["ClusterLines"]
+__all__ = ["AsyncCluster"]
 
 
-class ClusterLines:
-    """As `cluster.ClusterWires`, for the running event loop only: what is asked of a node in one tick, by all tasks,
-    travels together."""
+class AsyncCluster:
+    """Sends each request to the node that serves its key, and follows redirects. It belongs to one event loop.
+
+    The requests of all tasks to one node travel together in one tick.
+    """
 
     def __init__(self, endpoint: Endpoint, seconds: float, connections: int) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
         self._connections = connections
         self._topology = Topology(endpoint.nodes)
-        self._nodes: dict[Address, Line | Lines] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._nodes: dict[Address, ReconnectingConnection | MultiplexedConnection] = {}
+        self._refresh_task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    def at_hand(self, key: bytes) -> Wire | None:
-        """The wire for a key if it can be written to at once. Who gets an error on it tells `suspect`, and asks again
-        with `ask`."""
-        node = None if self._topology.stale else self._topology.serving(key)
-        line = node and self._nodes.get(node)
-        return line.at_hand() if line else None
+    def ready_connection(self, key: bytes) -> AsyncConnection | None:
+        """Return the connection for a key if it accepts writes at once, else None.
 
-    def suspect(self, wire: Wire, error: Exception) -> None:
-        """Makes of an error heard on a wire that was at hand what it says of the nodes."""
-        for node, line in self._nodes.items():
-            if line.made(wire):
-                self._topology.follow(error, Way(node))
-        self._look()
+        After an error on it, call `report_error`, and send the request again with `execute`.
+        """
+        node = None if self._topology.stale else self._topology.find_owner(key)
+        known = node and self._nodes.get(node)
+        return known.ready_connection() if known else None
 
-    async def ask(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
-        """As that of `ClusterWires`."""
-        way = Way(await self._owner(key))
+    def report_error(self, connection: AsyncConnection, error: Exception) -> None:
+        """Update the slot table from an error on a connection of `ready_connection`."""
+        for node, known in self._nodes.items():
+            if known.owns(connection):
+                self._topology.redirect(error, Route(node))
+        self._refresh_if_due()
+
+    async def execute(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
+        """Send a request to the node of its key and return the reply, as `SyncCluster.execute` does."""
+        route = Route(await self._owner(key))
         try:
-            wire = await self._line(way.node).wire()
-            return await (wire.send(request) if seconds is None else wire.send_within(request, seconds))
+            connection = await self._connection(route.node).acquire()
+            return await (connection.send(request) if seconds is None else connection.send_within(request, seconds))
         except FAILURES as error:
-            there = self._topology.follow(error, way)
-            self._look()
-            if there is None:
+            target = self._topology.redirect(error, route)
+            self._refresh_if_due()
+            if target is None:
                 raise
-        (reply,) = await self._travel(Trip(self._topology, [key], there), [request])
-        return raised(reply)
+        (reply,) = await self._dispatch(RoutedBatch(self._topology, [key], target), [request])
+        return raise_if_error(reply)
 
-    async def ask_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
-        """As that of `ClusterWires`."""
-        await self._known()
-        return await self._travel(Trip(self._topology, keys), requests)
+    async def execute_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+        """Send each request to the node of its key and return the replies, as `SyncCluster.execute_all` does."""
+        await self._wait_for_table()
+        return await self._dispatch(RoutedBatch(self._topology, keys), requests)
 
-    async def ask_apart(self, key: bytes, request: bytes) -> Any:
-        """As `ask`, for what blocks on the server: over a connection of its own, whose reply may take any time.
-        Cancelling it drops that connection."""
-        trip = Trip(self._topology, [key], Way(await self._owner(key)))
-        while trip.legs:
-            (way,) = trip.legs
+    async def execute_dedicated(self, key: bytes, request: bytes) -> Any:
+        """Execute a request that blocks on the server, over a dedicated connection without a reply timeout.
+
+        Cancelling the caller drops the connection.
+        """
+        batch = RoutedBatch(self._topology, [key], Route(await self._owner(key)))
+        while batch.pending:
+            (route,) = batch.pending
             try:
-                async with self._line(way.node).apart() as wire:
-                    sent = [wire.send(one) for one in way.carry([request])]
-                    replies = way.bring(await asyncio.gather(*sent, return_exceptions=True))
+                async with self._connection(route.node).dedicated_connection() as connection:
+                    sent = [connection.send(one) for one in route.with_asking([request])]
+                    replies = route.drop_asking(await asyncio.gather(*sent, return_exceptions=True))
             except FAILURES as error:
                 replies = [error]
-            trip.arrived({way: replies})
-            self._look()
-        return raised(trip.replies[0])
+            batch.add_replies({route: replies})
+            self._refresh_if_due()
+        return raise_if_error(batch.replies[0])
 
-    async def _travel(self, trip: Trip, requests: Sequence[bytes]) -> list[Any]:
-        while trip.legs:
-            legs = {way: [requests[place] for place in places] for way, places in trip.legs.items()}
-            replies = await asyncio.gather(*(self._carried(way, asked) for way, asked in legs.items()))
-            trip.arrived(dict(zip(legs, replies, strict=True)))
-            self._look()
-        return trip.replies
+    async def _dispatch(self, batch: RoutedBatch, requests: Sequence[bytes]) -> list[Any]:
+        while batch.pending:
+            outgoing = {
+                route: [requests[position] for position in positions] for route, positions in batch.pending.items()
+            }
+            replies = await asyncio.gather(*(self._send_batch(route, part) for route, part in outgoing.items()))
+            batch.add_replies(dict(zip(outgoing, replies, strict=True)))
+            self._refresh_if_due()
+        return batch.replies
 
-    async def _carried(self, way: Way, requests: Sequence[bytes]) -> Sequence[Any]:
+    async def _send_batch(self, route: Route, requests: Sequence[bytes]) -> Sequence[Any]:
         try:
-            wire = await self._line(way.node).wire()
+            connection = await self._connection(route.node).acquire()
         except FAILURES as error:
             return [error] * len(requests)
-        # With nothing awaited between them they follow each other directly.
-        sent = [wire.send(one) for one in way.carry(requests)]
-        return way.bring(await asyncio.gather(*sent, return_exceptions=True))
+        # Without an await between them the requests stay adjacent, as ASKING requires.
+        sent = [connection.send(one) for one in route.with_asking(requests)]
+        return route.drop_asking(await asyncio.gather(*sent, return_exceptions=True))
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _line(self, node: Address) -> Line | Lines:
-        found = self._nodes.get(node)
-        if found is None:
-            pool = async_client(node_of(self._endpoint, node), self._seconds).connection_pool
-            found = self._nodes[node] = line_of(pool, min(self._seconds, SOCKET_TIMEOUT), self._connections)
-        return found
+    def _connection(self, node: Address) -> ReconnectingConnection | MultiplexedConnection:
+        known = self._nodes.get(node)
+        if known is None:
+            pool = async_client(node_endpoint(self._endpoint, node), self._seconds).connection_pool
+            known = self._nodes[node] = make_connection(pool, min(self._seconds, SOCKET_TIMEOUT), self._connections)
+        return known
 
     async def _owner(self, key: bytes) -> Address:
         if self._topology.stale:
-            await self._known()
-        return self._topology.owner(key)
+            await self._wait_for_table()
+        return self._topology.require_owner(key)
 
-    async def _known(self) -> None:
-        """Waits for the table only where nothing is known yet."""
-        self._look()
-        if self._reading is not None and not self._topology.primaries:
-            await asyncio.shield(self._reading)
+    async def _wait_for_table(self) -> None:
+        """Wait for the slot table while no node is known."""
+        self._refresh_if_due()
+        if self._refresh_task is not None and not self._topology.primaries:
+            await asyncio.shield(self._refresh_task)
 
-    def _look(self) -> None:
-        """Has the table read again if that is due."""
-        if self._reading is None and self._topology.due(monotonic()):
-            self._reading = asyncio.get_running_loop().create_task(self._read())
-            self._reading.add_done_callback(self._was_read)
+    def _refresh_if_due(self) -> None:
+        """Start to refresh the slot table if that is due."""
+        if self._refresh_task is None and self._topology.is_refresh_due(monotonic()):
+            self._refresh_task = asyncio.get_running_loop().create_task(self._refresh())
+            self._refresh_task.add_done_callback(self._finish_refresh)
 
-    def _was_read(self, reading: asyncio.Task[None]) -> None:
-        self._reading = None
-        if not reading.cancelled():
-            reading.exception()  # who waits for it hears of it, if anybody does
+    def _finish_refresh(self, refresh: asyncio.Task[None]) -> None:
+        self._refresh_task = None
+        if not refresh.cancelled():
+            refresh.exception()  # mark the exception as retrieved: perhaps no caller waits any more
 
-    async def _read(self) -> None:
-        failed: Exception | None = None
-        for node in self._topology.begin(monotonic()):
+    async def _refresh(self) -> None:
+        last_error: Exception | None = None
+        for node in self._topology.start_refresh(monotonic()):
             try:
-                if self._topology.read(node, await (await self._line(node).wire()).send(WHO_SERVES)):
+                if self._topology.apply_slots(node, await (await self._connection(node).acquire()).send(CLUSTER_SLOTS)):
                     break
             except FAILURES as error:
-                self._topology.doubt(node)
-                failed = error
+                self._topology.mark_unreachable(node)
+                last_error = error
         else:
-            self._topology.unread(failed)
-        self._keep(self._topology.primaries)
+            self._topology.fail_refresh(last_error)
+        self._close_others(self._topology.primaries)
 
-    def _keep(self, nodes: Container[Address]) -> None:
-        """Closes the lines to all others, once what was asked on them is answered."""
+    def _close_others(self, nodes: Container[Address]) -> None:
+        """Close the connections to all nodes but these, after their outstanding replies."""
         for node in [one for one in self._nodes if one not in nodes]:
             closing = asyncio.get_running_loop().create_task(self._nodes.pop(node).close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     async def drain(self) -> None:
-        for line in tuple(self._nodes.values()):
-            await line.drain()
+        for connection in tuple(self._nodes.values()):
+            await connection.drain()
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
-        self._keep(())
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
+            await asyncio.wait([self._refresh_task])
+        self._close_others(())
         if self._closing:
             await asyncio.wait(self._closing)

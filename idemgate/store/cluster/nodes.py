@@ -1,5 +1,7 @@
-"""The servers that hold keys themselves, each by itself: for what is not asked of one key, and for events, which a
-cluster does not pass on from node to node."""
+"""Asynchronous access to each server that holds keys.
+
+Key scans and keyspace events need every node: a cluster does not forward events between nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +11,41 @@ from typing import Any
 
 from idemgate.errors import StoreUnavailable
 from idemgate.store.clients import async_client, close_client
-from idemgate.store.cluster.topology import node_of, primaries_of
-from idemgate.store.endpoint import Endpoint, one_node
-from idemgate.store.pubsub import Ear
-from idemgate.store.retry import FAILURES, Patience
-from idemgate.store.shielded import to_the_end
+from idemgate.store.cluster.topology import node_endpoint, primaries_of
+from idemgate.store.endpoint import Endpoint, pick_node
+from idemgate.store.pubsub import Subscription
+from idemgate.store.retry import FAILURES, RetryBudget
+from idemgate.store.shielded import finish_despite_cancel
 
-__all__ = ["Node", "database", "owners", "primaries"]
+__all__ = ["Node", "database", "primaries", "primaries_from_slots"]
 
 
 class Node:
-    """One server, for the running event loop only; the caller closes it."""
+    """One server, for the running event loop only. The caller closes it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.name = str(endpoint)
-        self.ear = Ear(endpoint)
+        self.subscription = Subscription(endpoint)
         self._client = async_client(endpoint)
 
     async def command(self, *args: Any) -> Any:
-        """One plain command, sent once; StoreUnavailable, ServerRejected."""
+        """Execute one plain command, without retries.
+
+        Raises:
+            StoreUnavailable: the connection failed.
+            ServerRejected: the server refused the command.
+        """
         try:
             return await self._client.execute_command(*args)
         except FAILURES as error:
-            Patience(0).pause(error)
+            RetryBudget(0).next_delay(error)
             raise
 
     async def scan(self, pattern: str, count: int) -> AsyncGenerator[list[bytes]]:
-        """Its keys that match, in batches of about `count`. Each key that is there all the time at least once."""
+        """Yield batches of about `count` keys that match. A key that exists throughout the scan is yielded at least
+        once.
+        """
         cursor = None
         while cursor != 0:
             cursor, keys = await self.command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", count)
@@ -44,22 +53,29 @@ class Node:
             yield keys
 
     async def is_primary(self) -> bool:
-        """As it sees itself."""
+        """Return whether the server reports the role of a primary."""
         return bool((await self.command("ROLE"))[0] == b"master")
 
     async def close(self) -> None:
-        await self.ear.close()
+        await self.subscription.close()
         await close_client(self._client)
 
 
 async def primaries(endpoint: Endpoint, known: Iterable[Endpoint] = ()) -> list[Endpoint]:
-    """Where the keys are now: of a cluster every primary that has slots, as one of its nodes says; else the store
-    itself. StoreUnavailable if no node answers. `known` are nodes that may be asked, beside those of the URL."""
+    """Return the servers that hold the keys now: every primary of a cluster that has slots, else the store itself.
+
+    Args:
+        endpoint: the store.
+        known: further nodes to ask, in addition to those of the URL.
+
+    Raises:
+        StoreUnavailable: no node answered.
+    """
     if endpoint.kind != "cluster":
         return [endpoint]
-    named = [one_node(endpoint, number) for number in range(len(endpoint.nodes))]
+    from_url = [pick_node(endpoint, number) for number in range(len(endpoint.nodes))]
     error: Exception | None = None
-    for one in [*sample(seen := list(known), len(seen)), *named]:
+    for one in [*sample(shuffled := list(known), len(shuffled)), *from_url]:
         node = Node(one)
         try:
             slots = await node.command("CLUSTER", "SLOTS")
@@ -67,17 +83,17 @@ async def primaries(endpoint: Endpoint, known: Iterable[Endpoint] = ()) -> list[
             error = failure
             continue
         finally:
-            await to_the_end(node.close())
-        return owners(one, slots)
+            await finish_despite_cancel(node.close())
+        return primaries_from_slots(one, slots)
     raise StoreUnavailable(f"no node of {endpoint} answers", "no") from error
 
 
-def owners(asked: Endpoint, slots: list[Any]) -> list[Endpoint]:
-    """The primaries in the answer to CLUSTER SLOTS."""
-    address = asked.settings["host"], int(asked.settings["port"])
-    return [node_of(asked, one) for one in primaries_of(address, slots)]
+def primaries_from_slots(source: Endpoint, slots: list[Any]) -> list[Endpoint]:
+    """Return the primaries in a CLUSTER SLOTS reply. `source` is the node that replied."""
+    address = source.settings["host"], int(source.settings["port"])
+    return [node_endpoint(source, one) for one in primaries_of(address, slots)]
 
 
 def database(endpoint: Endpoint) -> int:
-    """The number of its database; a cluster has one."""
+    """Return the number of the endpoint's database. A cluster has only database 0."""
     return int(endpoint.settings.get("db") or 0)

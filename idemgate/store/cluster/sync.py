@@ -1,4 +1,4 @@
-"""The blocking wires to a cluster, node by node; which node is decided in `topology`."""
+"""Blocking access to a cluster, with one connection pool for each node. `topology` chooses the node."""
 
 from __future__ import annotations
 
@@ -8,125 +8,142 @@ from time import monotonic
 from typing import Any
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
+from idemgate.core.forks import fork_counter
 from idemgate.store.clients import CONNECTIONS, sync_client
-from idemgate.store.cluster.topology import WHO_SERVES, Address, Topology, Trip, Way, node_of
-from idemgate.store.connection import BlockingWire, Wires
+from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
+from idemgate.store.connection import Connection, ConnectionPool
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.forks import forks
 from idemgate.store.retry import FAILURES
 
-__all__ = ["ClusterWires"]
+__all__ = ["SyncCluster"]
 
 
-class ClusterWires:
-    """Asks for each key the node that serves it, and follows where nodes redirect.
+class SyncCluster:
+    """Sends each request to the node that serves its key, and follows redirects.
 
-    Safe to share between threads. A forked child makes its own connections, and keeps what is known of the cluster.
+    Safe to share between threads. A forked child opens its own connections and keeps the slot table.
     """
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
         self._topology = Topology(endpoint.nodes)
-        self._nodes: dict[Address, Wires] = {}
-        self._looking = threading.Lock()
-        self._forks = forks.count
+        self._nodes: dict[Address, ConnectionPool] = {}
+        self._refresh_lock = threading.Lock()
+        self._forks = fork_counter.count
 
-    def ask(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
-        """The reply, waited for at most `seconds` (None: as long as a connection allows); an error of the server is
-        raised. Raises ConnectionError, TimeoutError, ClusterDownError of redis-py."""
-        way = Way(self._owner(key))
+    def execute(self, key: bytes, request: bytes, seconds: float | None = None) -> Any:
+        """Send a request to the node of its key and return the reply.
+
+        Args:
+            key: the key that chooses the node.
+            request: the packed request.
+            seconds: the longest wait for the reply; None: the timeout of the connection.
+
+        Raises:
+            ResponseError: the server returned an error.
+            ConnectionError: a connection was lost.
+            TimeoutError: the reply did not arrive in time.
+            ClusterDownError: no known node serves the slot.
+        """
+        route = Route(self._owner(key))
         try:
-            return self._wires(way.node).ask(request, seconds=seconds)
+            return self._pool(route.node).execute(request, seconds=seconds)
         except FAILURES as error:
-            there = self._topology.follow(error, way)
-            if there is None:
+            target = self._topology.redirect(error, route)
+            if target is None:
                 raise
-        (reply,) = self._travel(Trip(self._topology, [key], there), [request])
+        (reply,) = self._dispatch(RoutedBatch(self._topology, [key], target), [request])
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def ask_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
-        """The replies of requests, each of which goes where its key is, with errors among them: the server's, and
-        those of the way to it. One write for each node; requests of one key go over one connection, in order."""
+    def execute_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+        """Send each request to the node of its key and return the replies. All errors are values among them.
+
+        Each node gets one write. Requests of one key use one connection, in order.
+        """
         if self._topology.stale:
-            self._look()
-        return self._travel(Trip(self._topology, keys), requests)
+            self._refresh_if_due()
+        return self._dispatch(RoutedBatch(self._topology, keys), requests)
 
-    def _travel(self, trip: Trip, requests: Sequence[bytes]) -> list[Any]:
-        while trip.legs:
-            legs = {way: [requests[place] for place in places] for way, places in trip.legs.items()}
-            trip.arrived(self._carried(legs))
-        return trip.replies
+    def _dispatch(self, batch: RoutedBatch, requests: Sequence[bytes]) -> list[Any]:
+        while batch.pending:
+            outgoing = {
+                route: [requests[position] for position in positions] for route, positions in batch.pending.items()
+            }
+            batch.add_replies(self._send_batches(outgoing))
+        return batch.replies
 
-    def _carried(self, legs: dict[Way, list[bytes]]) -> dict[Way, Sequence[Any]]:
-        """All is written before anything is read, so that the nodes work at the same time."""
-        replies: dict[Way, Sequence[Any]] = {}
-        sent: list[tuple[Way, Wires, BlockingWire]] = []
+    def _send_batches(self, outgoing: dict[Route, list[bytes]]) -> dict[Route, Sequence[Any]]:
+        """Write all requests before reading any reply, so that the nodes work in parallel."""
+        replies: dict[Route, Sequence[Any]] = {}
+        sent: list[tuple[Route, ConnectionPool, Connection]] = []
         try:
-            for way, requests in legs.items():
-                wires = self._wires(way.node)
+            for route, requests in outgoing.items():
+                pool = self._pool(route.node)
                 try:
-                    sent.append((way, wires, wires.send(way.carry(requests))))
+                    sent.append((route, pool, pool.send(route.with_asking(requests))))
                 except FAILURES as error:
-                    replies[way] = [error] * len(requests)
+                    replies[route] = [error] * len(requests)
             while sent:
-                way, wires, wire = sent.pop()
-                number = len(legs[way])
+                route, pool, connection = sent.pop()
+                number = len(outgoing[route])
                 try:
-                    replies[way] = way.bring(wires.collect(wire, len(way.carry(legs[way]))))
+                    replies[route] = route.drop_asking(
+                        pool.collect(connection, len(route.with_asking(outgoing[route])))
+                    )
                 except FAILURES as error:
-                    replies[way] = [error] * number
+                    replies[route] = [error] * number
         finally:
-            for _way, wires, wire in sent:
-                wires.drop(wire)
+            for _route, pool, connection in sent:
+                pool.discard(connection)
         return replies
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _wires(self, node: Address) -> Wires:
-        found = self._nodes.get(node)
-        if found is None:
-            pool = sync_client(node_of(self._endpoint, node), self._seconds).connection_pool
-            # Of two threads that make them at once one is heard; so far no connection was made.
-            found = self._nodes.setdefault(node, Wires(pool, min(self._seconds, SOCKET_TIMEOUT), CONNECTIONS))
-        return found
+    def _pool(self, node: Address) -> ConnectionPool:
+        known = self._nodes.get(node)
+        if known is None:
+            pool = sync_client(node_endpoint(self._endpoint, node), self._seconds).connection_pool
+            # Of two threads that create a pool one wins. Neither pool has connections yet.
+            known = self._nodes.setdefault(node, ConnectionPool(pool, min(self._seconds, SOCKET_TIMEOUT), CONNECTIONS))
+        return known
 
     def _owner(self, key: bytes) -> Address:
         if self._topology.stale:
-            self._look()
-        return self._topology.owner(key)
+            self._refresh_if_due()
+        return self._topology.require_owner(key)
 
-    def _look(self) -> None:
-        """Reads the table again if that is due. Others do not wait for it, unless nothing is known yet."""
-        if self._forks != forks.count:  # the thread that held the lock is not in this process
-            self._forks, self._looking = forks.count, threading.Lock()
-        if not self._looking.acquire(blocking=not self._topology.primaries):
+    def _refresh_if_due(self) -> None:
+        """Refresh the slot table if that is due. Other threads wait for it only while no node is known."""
+        if self._forks != fork_counter.count:  # the thread that held the lock does not exist in this process
+            self._forks, self._refresh_lock = fork_counter.count, threading.Lock()
+        if not self._refresh_lock.acquire(blocking=not self._topology.primaries):
             return
         try:
-            if self._topology.due(monotonic()):
-                self._read()
+            if self._topology.is_refresh_due(monotonic()):
+                self._refresh()
         finally:
-            self._looking.release()
+            self._refresh_lock.release()
 
-    def _read(self) -> None:
-        failed: Exception | None = None
-        for node in self._topology.begin(monotonic()):
+    def _refresh(self) -> None:
+        last_error: Exception | None = None
+        for node in self._topology.start_refresh(monotonic()):
             try:
-                if self._topology.read(node, self._wires(node).ask(WHO_SERVES)):
+                if self._topology.apply_slots(node, self._pool(node).execute(CLUSTER_SLOTS)):
                     break
             except FAILURES as error:
-                self._topology.doubt(node)
-                failed = error
+                self._topology.mark_unreachable(node)
+                last_error = error
         else:
-            self._topology.unread(failed)
-        self._keep(self._topology.primaries)
+            self._topology.fail_refresh(last_error)
+        self._close_others(self._topology.primaries)
 
-    def _keep(self, nodes: Container[Address]) -> None:
-        """Closes the wires to all others."""
+    def _close_others(self, nodes: Container[Address]) -> None:
+        """Close the connections to all nodes but these."""
         for node in [one for one in self._nodes if one not in nodes]:
             self._nodes.pop(node).close()
 
     def close(self) -> None:
-        self._keep(())
+        self._close_others(())

@@ -1,7 +1,7 @@
-"""Which node of a cluster is asked for which key: the table of slots, and what nodes say when it is wrong. No I/O.
+"""Choose the node of a cluster for each key: the slot table, and the redirects of nodes. No I/O.
 
-The table is what a node said last (CLUSTER SLOTS), put right slot by slot by MOVED. Whatever hints that it is wrong
-makes it stale: the drivers (`cluster`, `cluster_aio`) then read it again, at most every `REST` seconds.
+The table is the last CLUSTER SLOTS reply, corrected slot by slot by MOVED. Every hint of an error in it marks it stale.
+The callers (`cluster.sync`, `cluster.aio`) then refresh it, at most every `REFRESH_INTERVAL` seconds.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any, NamedTuple
 
 import redis.exceptions as rx
 
-from idemgate.core.codec.decoding import BROKEN
+from idemgate.core.codec.decoding import DECODE_ERRORS
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.resp import pack
-from idemgate.store.retry import is_passing
+from idemgate.store.retry import is_transient
 
 __all__ = [
     "ASKING",
-    "WHO_SERVES",
+    "CLUSTER_SLOTS",
     "Address",
+    "Route",
+    "RoutedBatch",
     "Topology",
-    "Trip",
-    "Way",
     "key_of",
-    "node_of",
+    "node_endpoint",
     "primaries_of",
     "slot_of",
 ]
 
 Address = tuple[str, int]
 ASKING = pack(("ASKING",))
-WHO_SERVES = pack(("CLUSTER", "SLOTS"))
+CLUSTER_SLOTS = pack(("CLUSTER", "SLOTS"))
 SLOTS = 16_384
-REST = 0.25
-"""Seconds between two readings of the table, however much is wrong with it."""
-REDIRECTIONS = 4
-"""Of one request within one try; further tries are bounded by the caller's deadline."""
+REFRESH_INTERVAL = 0.25
+"""The least seconds between two refreshes of the slot table."""
+MAX_REDIRECTS = 4
+"""The most redirects of one request within one try. The caller's deadline bounds the tries."""
 
 
 def slot_of(key: bytes) -> int:
-    """The slot of a key: of what stands within its first braces, if anything does."""
+    """Return the slot of a key: the hash of its hash tag, or of the whole key."""
     start = key.find(b"{") + 1
     if start:
         end = key.find(b"}", start)
@@ -55,200 +55,219 @@ def slot_of(key: bytes) -> int:
 
 
 def key_of(words: Sequence[Any]) -> bytes:
-    """The first key of a command. A command without a key goes to any node, and so it may be anything."""
+    """Return the first key of a command. A command without a key may go to any node, so any value will do."""
     name = words[0]
     if name in ("EVAL", "EVALSHA"):
-        found = words[3]
+        key = words[3]
     elif name in ("XREAD", "XREADGROUP"):
-        found = words[words.index("STREAMS") + 1]
+        key = words[words.index("STREAMS") + 1]
     else:
-        found = words[2 if name in ("XGROUP", "XINFO") else 1] if len(words) > 1 else b""
-    return found if isinstance(found, bytes) else str(found).encode()
+        key = words[2 if name in ("XGROUP", "XINFO") else 1] if len(words) > 1 else b""
+    return key if isinstance(key, bytes) else str(key).encode()
 
 
-def node_of(endpoint: Endpoint, address: Address) -> Endpoint:
-    """A node as an endpoint of its own, with the cluster's credentials and TLS."""
+def node_endpoint(endpoint: Endpoint, address: Address) -> Endpoint:
+    """Return a node as a separate endpoint, with the cluster's credentials and TLS."""
     return Endpoint("single", endpoint.settings | {"host": address[0], "port": address[1]})
 
 
-class Way(NamedTuple):
-    """Where a request goes; `asking`: with ASKING directly before it, since the slot is still on its way there."""
+class Route(NamedTuple):
+    """The node for a request. With `asking`, ASKING precedes it, because the slot is being migrated to that node."""
 
     node: Address
     asking: bool = False
 
-    def carry(self, requests: Sequence[bytes]) -> Sequence[bytes]:
-        """What is sent for these requests."""
+    def with_asking(self, requests: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the requests to send, with the ASKING requests."""
         return [part for request in requests for part in (ASKING, request)] if self.asking else requests
 
-    def bring(self, replies: Sequence[Any]) -> Sequence[Any]:
-        """Of the replies to what was sent those to the requests."""
+    def drop_asking(self, replies: Sequence[Any]) -> Sequence[Any]:
+        """Drop the replies to ASKING; return one reply per request."""
         return replies[1::2] if self.asking else replies
 
 
 class Topology:
-    """The table. Shared by threads: each change is one assignment, and a reader who sees the former state is
-    redirected."""
+    """The slot table. Threads share it without a lock.
 
-    __slots__ = ("_doubted", "_hint", "_others", "_read", "_seeds", "_table", "primaries", "stale")
+    Each change is one assignment. A thread that reads the previous state gets a redirect.
+    """
+
+    __slots__ = ("_hint", "_refreshed_at", "_replicas", "_seeds", "_table", "_unreachable", "primaries", "stale")
 
     def __init__(self, seeds: Sequence[Address]) -> None:
         self._seeds = seeds
         self._table: list[Address | None] = [None] * SLOTS
-        self._others: list[Address] = []
-        self._doubted: set[Address] = set()
+        self._replicas: list[Address] = []
+        self._unreachable: set[Address] = set()
         self._hint: Address | None = None
-        self._read = -REST
+        self._refreshed_at = -REFRESH_INTERVAL
         self.primaries: frozenset[Address] = frozenset()
         self.stale = True
 
-    def serving(self, key: bytes) -> Address | None:
-        """Who serves the key; None where nobody does, as far as known."""
+    def find_owner(self, key: bytes) -> Address | None:
+        """Return the node that serves the key, or None when none is known."""
         return self._table[slot_of(key)]
 
-    def owner(self, key: bytes) -> Address:
-        """As `serving`; raises ClusterDownError rather than None."""
-        found = self._table[slot_of(key)]
-        if found is None:
+    def require_owner(self, key: bytes) -> Address:
+        """Return the node that serves the key.
+
+        Raises:
+            ClusterDownError: no node is known. The table is marked stale.
+        """
+        owner = self._table[slot_of(key)]
+        if owner is None:
             self.stale = True
             raise rx.ClusterDownError(f"CLUSTERDOWN no known node serves slot {slot_of(key)}")
-        return found
+        return owner
 
-    # -- reading the table --------------------------------------------------------------------------------------------
+    # -- refreshing the table ------------------------------------------------------------------------------------------
 
-    def due(self, now: float) -> bool:
-        """Whether to read it again; `now` in seconds, monotonic."""
-        return self.stale and now >= self._read + REST
+    def is_refresh_due(self, now: float) -> bool:
+        """Return whether to refresh the table. `now` is in monotonic seconds."""
+        return self.stale and now >= self._refreshed_at + REFRESH_INTERVAL
 
-    def begin(self, now: float) -> list[Address]:
-        """Who is asked for it, one after the other: whom a MOVED named, other primaries, replicas, seeds; those
-        that failed since the last reading come last."""
-        self.stale, self._read = False, now
+    def start_refresh(self, now: float) -> list[Address]:
+        """Start a refresh and return the nodes to ask, one after the other.
+
+        The order is: the node of the last MOVED, the primaries, the replicas, the nodes of the URL. Nodes that failed
+        since the last refresh come last.
+        """
+        self.stale, self._refreshed_at = False, now
         first = [self._hint] if self._hint else []
-        known = [*first, *_shuffled(self.primaries), *_shuffled(self._others), *self._seeds]
-        return sorted(dict.fromkeys(known), key=self._doubted.__contains__)
+        candidates = [*first, *_shuffle(self.primaries), *_shuffle(self._replicas), *self._seeds]
+        return sorted(dict.fromkeys(candidates), key=self._unreachable.__contains__)
 
-    def read(self, asked: Address, reply: Sequence[Any]) -> bool:
-        """Takes over what a node answered to CLUSTER SLOTS; False if that is nothing."""
+    def apply_slots(self, source: Address, reply: Sequence[Any]) -> bool:
+        """Replace the table with a CLUSTER SLOTS reply. Return False when the reply names no node."""
         try:
-            table, others = _table_of(asked, reply)
-        except BROKEN:
+            table, replicas = _table_of(source, reply)
+        except DECODE_ERRORS:
             return False
-        found = frozenset(one for one in table if one is not None)
-        if found:
-            self._table, self.primaries, self._others = table, found, others
-            self._doubted, self._hint = set(), None
-        return bool(found)
+        primaries = frozenset(one for one in table if one is not None)
+        if primaries:
+            self._table, self.primaries, self._replicas = table, primaries, replicas
+            self._unreachable, self._hint = set(), None
+        return bool(primaries)
 
-    def unread(self, failed: Exception | None) -> None:
-        """Of all who were asked none had an answer; the last one failed so. Raises what that means for a request, which
-        was not sent; without an exception the former table goes on to be used."""
+    def fail_refresh(self, error: Exception | None) -> None:
+        """End a refresh in which no node returned the table. `error` is the last error. A known table stays in use.
+
+        Raises:
+            RedisError: `error`, when it is permanent. The request was not sent.
+            ClusterDownError: no node is known at all. The request was not sent.
+        """
         self.stale = True
-        if failed is not None and not is_passing(failed):
-            raise failed
+        if error is not None and not is_transient(error):
+            raise error
         if not self.primaries:
-            raise rx.ClusterDownError(f"CLUSTERDOWN no node says who serves which slots: {failed}") from failed
+            raise rx.ClusterDownError(f"CLUSTERDOWN no node returned the slot table: {error}") from error
 
-    def doubt(self, node: Address) -> None:
-        """It could not be asked."""
-        self._doubted.add(node)
+    def mark_unreachable(self, node: Address) -> None:
+        """Record that a node did not answer, and mark the table stale."""
+        self._unreachable.add(node)
         self.stale = True
 
-    # -- what nodes answer --------------------------------------------------------------------------------------------
+    # -- errors of nodes -----------------------------------------------------------------------------------------------
 
-    def follow(self, error: object, way: Way) -> Way | None:
-        """Where else to send a request that got this error; None if nowhere. Notes what that says of the table."""
+    def redirect(self, error: object, route: Route) -> Route | None:
+        """Return the route to retry a request after `error`, or None. Update the table from the error."""
         if not isinstance(error, rx.ResponseError):
             if isinstance(error, rx.RedisError):
-                self.doubt(way.node)
+                self.mark_unreachable(route.node)
             return None
-        found = _ELSEWHERE.fullmatch(str(error))
-        if found is None or int(found["slot"]) >= SLOTS:
-            self.stale = self.stale or str(error).partition(" ")[0] in _ILL
+        match = _REDIRECT.fullmatch(str(error))
+        if match is None or int(match["slot"]) >= SLOTS:
+            self.stale = self.stale or str(error).partition(" ")[0] in _STALE_WORDS
             return None
-        node = (way.node[0] if found["host"] in _UNNAMED else found["host"], int(found["port"]))
-        if found["word"] == "ASK":
-            return Way(node, asking=True)
-        self._table[int(found["slot"])] = self._hint = node
+        node = (route.node[0] if match["host"] in _NO_HOST else match["host"], int(match["port"]))
+        if match["word"] == "ASK":
+            return Route(node, asking=True)
+        self._table[int(match["slot"])] = self._hint = node
         self.stale = True
-        return Way(node)
+        return Route(node)
 
 
-_ILL = frozenset({"CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING"})
-"""With these a node says that another may serve its slots by now."""
-_UNNAMED = frozenset({"", "?"})
-_ELSEWHERE = re.compile(r"(?P<word>MOVED|ASK) (?P<slot>[0-9]{1,5}) (?P<host>\S*):(?P<port>[0-9]{1,5})(?: .*)?")
+_STALE_WORDS = frozenset({"CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING"})
+"""First words of errors that suggest a new owner of the node's slots."""
+_NO_HOST = frozenset({"", "?"})
+_REDIRECT = re.compile(r"(?P<word>MOVED|ASK) (?P<slot>[0-9]{1,5}) (?P<host>\S*):(?P<port>[0-9]{1,5})(?: .*)?")
 
 
-def _shuffled(nodes: Iterable[Address]) -> list[Address]:
-    known = list(nodes)
-    return sample(known, len(known))
+def _shuffle(nodes: Iterable[Address]) -> list[Address]:
+    candidates = list(nodes)
+    return sample(candidates, len(candidates))
 
 
-def _table_of(asked: Address, reply: Sequence[Any]) -> tuple[list[Address | None], list[Address]]:
-    """Who serves each slot, and all replicas."""
+def _table_of(source: Address, reply: Sequence[Any]) -> tuple[list[Address | None], list[Address]]:
+    """Return the primary of each slot, and all replicas."""
     table: list[Address | None] = [None] * SLOTS
-    others: list[Address] = []
+    all_replicas: list[Address] = []
     for first, last, primary, *replicas in reply:
         if not 0 <= first <= last < SLOTS:
-            raise ValueError(f"no slots: {first} to {last}")
-        table[first : last + 1] = [_address(primary, asked)] * (last + 1 - first)
-        others += [_address(one, asked) for one in replicas]
-    return table, others
+            raise ValueError(f"invalid slot range: {first} to {last}")
+        table[first : last + 1] = [_address(primary, source)] * (last + 1 - first)
+        all_replicas += [_address(one, source) for one in replicas]
+    return table, all_replicas
 
 
-def _address(node: Sequence[Any], asked: Address) -> Address:
-    """A node that does not tell its host is where it was asked; one that has no name ("?") may tell its address."""
+def _address(node: Sequence[Any], source: Address) -> Address:
+    """Return the address of a node in a CLUSTER SLOTS reply.
+
+    A node without a host has the host of the node that replied. A host of "?" may come with an IP address.
+    """
     host, port, *rest = node
     if host == b"?" and len(rest) > 1:
         facts = dict(zip(rest[1][::2], rest[1][1::2], strict=True))
         host = facts.get(b"ip")
-    return (host.decode() if host and host != b"?" else asked[0], int(port))
+    return (host.decode() if host and host != b"?" else source[0], int(port))
 
 
-def primaries_of(asked: Address, reply: Sequence[Any]) -> list[Address]:
-    """Primaries that serve slots, by an answer to CLUSTER SLOTS."""
-    return list(dict.fromkeys(_address(primary, asked) for _first, _last, primary, *_ in reply))
+def primaries_of(source: Address, reply: Sequence[Any]) -> list[Address]:
+    """Return the primaries with slots in a CLUSTER SLOTS reply."""
+    return list(dict.fromkeys(_address(primary, source) for _first, _last, primary, *_ in reply))
 
 
-class Trip:
-    """Requests on their way: send those of `legs` (way: their places), tell `arrived` the replies, until `legs` is
-    empty.
+class RoutedBatch:
+    """A batch of requests on its way through redirects. Send those of `pending` until it is empty.
 
-    Requests of one key keep their order: what follows a redirected one goes again behind it, so that it is executed
-    behind it, on the same connection.
+    `pending` maps each route to the positions of its requests; pass the replies to `add_replies`. Requests of one key
+    keep their order: those behind a redirected request follow it over the same connection.
     """
 
-    __slots__ = ("_hops", "_keys", "_topology", "legs", "replies")
+    __slots__ = ("_keys", "_rounds", "_topology", "pending", "replies")
 
-    def __init__(self, topology: Topology, keys: Sequence[bytes], way: Way | None = None) -> None:
-        """`way` is that of all of them; else each goes to the owner of its key, as far as known."""
+    def __init__(self, topology: Topology, keys: Sequence[bytes], route: Route | None = None) -> None:
+        """Route all requests to `route`; None: each to the owner of its key."""
         self._topology = topology
         self._keys = keys
-        self._hops = 0
+        self._rounds = 0
         self.replies: list[Any] = [None] * len(keys)
-        self.legs = _legs({place: way or Way(topology.owner(key)) for place, key in enumerate(keys)})
+        self.pending = _group_by_route(
+            {position: route or Route(topology.require_owner(key)) for position, key in enumerate(keys)}
+        )
 
-    def arrived(self, replies: Mapping[Way, Sequence[Any]]) -> None:
-        """The replies of all legs, errors among them."""
-        ways: dict[int, Way] = {}
-        behind: dict[bytes, Way] = {}
-        for way, places in self.legs.items():
-            follow = cache(partial(self._topology.follow, way=way))  # many have the same error
-            for place, reply in zip(places, replies[way], strict=True):
-                self.replies[place] = reply
-                key = self._keys[place]
-                there = behind.get(key) or (follow(reply) if isinstance(reply, Exception) else None)
-                if there is not None:
-                    ways[place] = behind[key] = there
-        self._hops += 1
-        self.legs = _legs(ways if self._hops <= REDIRECTIONS else {})
+    def add_replies(self, replies: Mapping[Route, Sequence[Any]]) -> None:
+        """Add the replies of all routes. Errors are values among them."""
+        routes: dict[int, Route] = {}
+        redirected: dict[bytes, Route] = {}
+        for route, positions in self.pending.items():
+            redirect = cache(partial(self._topology.redirect, route=route))  # many replies carry the same error
+            for position, reply in zip(positions, replies[route], strict=True):
+                self.replies[position] = reply
+                key = self._keys[position]
+                target = redirected.get(key) or (redirect(reply) if isinstance(reply, Exception) else None)
+                if target is not None:
+                    routes[position] = redirected[key] = target
+        self._rounds += 1
+        self.pending = _group_by_route(routes if self._rounds <= MAX_REDIRECTS else {})
 
 
-def _legs(ways: Mapping[int, Way]) -> dict[Way, list[int]]:
-    """In the order of nodes: who needs connections to several takes them in that order, so that no two wait for each
-    other."""
-    found: defaultdict[Way, list[int]] = defaultdict(list)
-    for place in sorted(ways):
-        found[ways[place]].append(place)
-    return dict(sorted(found.items()))
+def _group_by_route(routes: Mapping[int, Route]) -> dict[Route, list[int]]:
+    """Group positions by route, in the order of nodes.
+
+    Callers that need connections to several nodes take them in that order. So no two callers wait for each other.
+    """
+    grouped: defaultdict[Route, list[int]] = defaultdict(list)
+    for position in sorted(routes):
+        grouped[routes[position]].append(position)
+    return dict(sorted(grouped.items()))

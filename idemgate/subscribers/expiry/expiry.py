@@ -1,16 +1,20 @@
-"""Keys that expire: a due set that is the truth, and events that are hints.
+"""Expiry subscriptions: a due set as the source of truth, and expiry events as hints.
 
-The due set is a topic. Its messages are the keys that are known to expire, each due when it does; whoever works on the
-topic looks at the key first: if it lives on, it is due again when it expires then; if it is gone, the handler runs.
-That needs no event at all. Events bring into the set what is not in it yet, and make due what expired early or was not
-known; all listeners hear them, and the topic makes one message of it.
+The due set is a topic. Its messages are the keys that are known to expire, each due at its expiry. A worker checks each
+due key first. If the key still lives, it is scheduled again for its new expiry. If it is gone, the handler runs. That
+works without any event. Events add keys that are not in the set yet, and make keys due that expired early or unknown.
+All listeners receive them, and the topic merges them into one message.
 
-Whether a key that is gone was handled already is asked of its record (scope `expiry.<name>`), in which a claim
-remembers when it was last found gone: an event that arrives after that tells nothing new.
+The key's record (scope `expiry.<name>`) shows if a missing key was handled already. In it a claim stores when the key
+was last found missing. An event about an earlier time is stale.
 
-Counters: `expiry.acted`, `.renewed` (due, but it lived), `.deleted`, `.echoes` (handled before); `.heard` (expired
-events), `.registered` (keys put into the due set here), `.scans`, `.gaps`, `.dropped` (events, the backlog was full),
-`.unfit` (keys that are too long or empty), `.deaf` (a server was found not to say what expires), `.store_errors`.
+Counters:
+
+- `expiry.acted`, `.renewed` (due, but the key lived), `.deleted`, `.echoes` (handled before).
+- `expiry.heard` (expired events), `.registered` (keys put into the due set by this listener).
+- `expiry.scans`, `.gaps`, `.dropped` (events, since the backlog was full).
+- `expiry.unfit` (keys that are too long or empty).
+- `expiry.deaf` (a server was found to send no expiry events), `.store_errors`.
 """
 
 from __future__ import annotations
@@ -22,19 +26,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.functions import awaited
-from idemgate.core.keys import Key, is_ours, raw, text_of
-from idemgate.core.numbers import whole
+from idemgate.core.keys import Key, is_library_key, raw, text_of
+from idemgate.core.validation import check_int, is_async
 from idemgate.errors import AlreadyInProgress, InvalidArgument
-from idemgate.guard.attempt import Passage
+from idemgate.guard.attempt import ClaimAttempt
 from idemgate.guard.claim import AioClaim, Claim
 from idemgate.guard.decide import forget, forget_async
-from idemgate.guard.options import ClaimOptions, attempt_of
+from idemgate.guard.options import ClaimOptions, claim_attempt
 from idemgate.store.context import Context
-from idemgate.subscribers.callback import checked
+from idemgate.subscribers.callback import check_callback
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.subscribers.expiry.glob import matcher
-from idemgate.subscribers.expiry.listener import Hearing
+from idemgate.subscribers.expiry.listener import ExpiryListener
 from idemgate.subscribers.expiry.rules import Expired
 from idemgate.topics.messages import Delivery
 
@@ -50,8 +53,11 @@ Notifications = Literal["check", "set", "assume"]
 
 
 class Expiry:
-    """The expired keys of a pattern; make it with `gate.expiry`. `topic` is the due set, with its statistics, dead
-    letters, `pause` ...; `expiry.aio` has the same methods, awaiting."""
+    """An expiry subscription for a pattern of keys; create it with `gate.on_expired`.
+
+    `topic` is the due set, with its statistics, dead letters and `pause`. `expiry.aio` has the same methods for
+    asyncio.
+    """
 
     def __init__(
         self,
@@ -66,16 +72,16 @@ class Expiry:
         backlog: int,
     ) -> None:
         self.context = context
-        self.pattern = _pattern(pattern)
+        self.pattern = _check_pattern(pattern)
         if notifications not in ("check", "set", "assume"):
-            fix = 'Use "check", "set" (change the server\'s setting if need be) or "assume" (do not ask)'
+            fix = 'Use "check", "set" (change the server\'s setting if necessary) or "assume" (no check)'
             raise InvalidArgument("notifications", notifications, "no such choice", fix)
         self.notifications = notifications
         self.scan_seconds = milliseconds(scan, "scan") / 1000
         self.retention = milliseconds(retention, "retention") / 1000
         if self.retention * 1000 < expiry.ECHO_MS:
-            raise InvalidArgument("retention", retention, "events may arrive as late as that", 'Use at least "10s"')
-        self.backlog = whole("backlog", backlog)
+            raise InvalidArgument("retention", retention, "events may arrive that late", 'Use at least "10s"')
+        self.backlog = check_int("backlog", backlog)
         self.scope = f"expiry.{name}"
         self._matches = matcher(self.pattern.encode())
         self.topic = make_topic()  # last: bad options must leave no topic behind
@@ -85,45 +91,57 @@ class Expiry:
 
     @cached_property
     def aio(self) -> AioExpiry:
-        """The awaiting face."""
+        """The asyncio version of this object."""
         return AioExpiry(self)
 
     def handler(self, func: OnExpired) -> OnExpired:
-        """Registers the function, sync or async, that a worker calls with each key that is gone (`Expired`); returns it
-        unchanged.
+        """Register the function, sync or async, that a worker calls with each expired key (`Expired`).
 
-        At least once for each time that a key expired; never again after it has returned, for `retention`. What it
-        raises means what it means in a topic: again after the backoff, `Bury`, `Retry`, dead letters. A key that lives
-        again before it is tried (again) has not expired: the handler hears of it when it does.
+        It runs at least once for each time that a key expired. After it has returned, it does not run again for that
+        expiry within `retention`. Its exceptions mean the same as in a topic: retry after the backoff, `Bury`, `Retry`,
+        dead letters. A key that is created again before the (next) attempt has not expired: the handler runs when it
+        does.
+
+        Returns:
+            The function, unchanged.
         """
-        checked(func)
-        self.topic.handler(self._awaiting(func) if awaited(func) else self._blocking(func))
+        check_callback(func)
+        self.topic.handler(self._awaiting(func) if is_async(func) else self._blocking(func))
         return func
 
     def matches(self, key: bytes) -> bool:
-        """Whether this key is meant. Those of idemgate itself never are: handling them would make more of them."""
-        return self._matches(key) and not is_ours(key)
+        """Return True if the key matches the pattern. Idemgate's own keys never do: handling them would create more."""
+        return self._matches(key) and not is_library_key(key)
 
     def track(self, key: Key) -> Tracked:
-        """Puts a key that exists into the due set, so that its end is acted on whatever becomes of events. Do so after
-        each change of its time to live, if the server does not tell (flag `g`). Two round trips.
+        """Put an existing key into the due set, so that its expiry is handled even if its event is lost.
 
-        "tracked"; "lasting": it never expires; "absent": there is no such key. InvalidArgument for one that does not match.
+        Repeat this after each change of its time to live, unless the server sends generic events (flag `g`). It takes
+        two round trips.
+
+        Returns:
+            "tracked", "lasting" for a key that never expires, or "absent" for a key that does not exist.
+
+        Raises:
+            InvalidArgument: The key does not match the pattern.
         """
-        raw_key = self._meant(key)
+        raw_key = self._check_key(key)
         seen = self.context.link.run(self.look(raw_key))
         if seen.expires:
             self.topic.trigger_many([expiry.due(raw_key, seen)])
-        return _tracked(seen)
+        return _track_result(seen)
 
     def untrack(self, key: Key) -> Untracked:
-        """Takes a key out of the due set; call it before you delete one yourself. As `Topic.cancel`."""
-        return self.topic.cancel(self._meant(key))
+        """Remove a key from the due set; call it before deleting the key. See `Topic.cancel`."""
+        return self.topic.cancel(self._check_key(key))
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
-        """As `Subscriber.run`. It listens and keeps the due set; handlers run in workers. Raises ServerRejected where the
-        server does not say what expires."""
-        await Hearing(self).run(stop, grace, ready)
+        """Listen and keep the due set; see `Subscriber.run`. Handlers run in workers.
+
+        Raises:
+            ServerRejected: A server sends no expiry events.
+        """
+        await ExpiryListener(self).run(stop, grace, ready)
 
     def look(self, key: bytes) -> Any:
         return expiry.look(key, self.context.clock)
@@ -132,27 +150,27 @@ class Expiry:
         if n:
             self.context.counters.add(f"expiry.{what}", n)
 
-    def _meant(self, key: Key) -> bytes:
+    def _check_key(self, key: Key) -> bytes:
         found = raw(key)
         if not self.matches(found):
-            raise InvalidArgument("key", key, f"does not match {self.pattern!r}", "Nobody listens to that key")
+            raise InvalidArgument("key", key, f"does not match {self.pattern!r}", "Pass a key that matches the pattern")
         return found
 
-    # -- a key is due: the same steps, blocking and awaiting ----------------------------------------------------------
+    # -- the handler of a due key, blocking and asyncio --------------------------------------------------------------
 
     def _blocking(self, func: Callable[[Expired], object]) -> Callable[[Delivery[Any]], None]:
-        def when_due(delivery: Delivery[Any]) -> None:
+        def handle_due(delivery: Delivery[Any]) -> None:
             seen = self.context.link.run(self.look(delivery.raw_key))
             if seen.expires:
                 self.topic.trigger_many([expiry.due(delivery.raw_key, seen)])
-            if self._settled(delivery, seen):
+            if self._needs_no_handler(delivery, seen):
                 return
             claim = self._claim(delivery)
             if not claim.started:
-                if self._told(claim, delivery):
+                if self._was_handled(claim, delivery):
                     return
                 forget(self.context, delivery.raw_key, self.scope, force=False)
-                claim = _started(self._claim(delivery))
+                claim = _require_started(self._claim(delivery))
             try:
                 _refuse_awaitable(func(expiry.expired_of(delivery)))
             except BaseException:
@@ -161,21 +179,21 @@ class Expiry:
             claim.complete(seen.now_ms)
             self.count("acted")
 
-        return when_due
+        return handle_due
 
     def _awaiting(self, func: Callable[[Expired], Any]) -> Callable[[Delivery[Any]], Any]:
-        async def when_due(delivery: Delivery[Any]) -> None:
+        async def handle_due(delivery: Delivery[Any]) -> None:
             seen = await self.context.aio_link.run(self.look(delivery.raw_key))
             if seen.expires:
                 await self.topic.aio.trigger_many([expiry.due(delivery.raw_key, seen)])
-            if self._settled(delivery, seen):
+            if self._needs_no_handler(delivery, seen):
                 return
             claim = await self._aio_claim(delivery)
             if not claim.started:
-                if self._told(claim, delivery):
+                if self._was_handled(claim, delivery):
                     return
                 await forget_async(self.context, delivery.raw_key, self.scope, force=False)
-                claim = _started(await self._aio_claim(delivery))
+                claim = _require_started(await self._aio_claim(delivery))
             try:
                 await func(expiry.expired_of(delivery))
             except BaseException:
@@ -184,25 +202,25 @@ class Expiry:
             await claim.complete(seen.now_ms)
             self.count("acted")
 
-        return when_due
+        return handle_due
 
     def _claim(self, delivery: Delivery[Any]) -> Claim:
-        return Claim(self.context, self._attempt(delivery)).ask()
+        return Claim(self.context, self._attempt(delivery)).acquire()
 
     def _aio_claim(self, delivery: Delivery[Any]) -> AioClaim:
         return AioClaim(self.context, self._attempt(delivery))
 
-    def _attempt(self, delivery: Delivery[Any]) -> Passage:
+    def _attempt(self, delivery: Delivery[Any]) -> ClaimAttempt:
         options: ClaimOptions = {"scope": self.scope, "lease": self._lease, "retention": self.retention}
-        return attempt_of(self.context, delivery.raw_key, None, options)
+        return claim_attempt(self.context, delivery.raw_key, None, options)
 
     @property
     def _lease(self) -> float:
-        # That of the delivery, which is renewed and begins no later: nobody else gets this key before.
+        # The lease of the delivery, which is renewed and begins no later. So no other worker gets this key before.
         return self.topic.policy.lease / 1000
 
-    def _settled(self, delivery: Delivery[Any], seen: expiry.Look) -> bool:
-        """Whether there is nothing to do: it lives, or it was deleted."""
+    def _needs_no_handler(self, delivery: Delivery[Any], seen: expiry.Look) -> bool:
+        """Return True if there is nothing to handle: the key lives, or it was deleted."""
         if seen.alive:
             self.count("renewed")
         elif expiry.deleted(delivery):
@@ -211,8 +229,12 @@ class Expiry:
             return False
         return True
 
-    def _told(self, claim: Claim | AioClaim, delivery: Delivery[Any]) -> bool:
-        """Whether the handler was told of this already. AlreadyInProgress while another delivery may still run."""
+    def _was_handled(self, claim: Claim | AioClaim, delivery: Delivery[Any]) -> bool:
+        """Return True if the handler has handled this expiry already.
+
+        Raises:
+            AlreadyInProgress: Another delivery may still run.
+        """
         if claim.retry_after is not None:
             raise AlreadyInProgress(delivery.key, claim.retry_after)
         found = expiry.is_echo(delivery, claim.result)
@@ -221,30 +243,30 @@ class Expiry:
 
 
 class AioExpiry:
-    """As `Expiry`, awaiting."""
+    """An asyncio version of `Expiry`."""
 
     def __init__(self, blocking: Expiry) -> None:
         self._expiry = blocking
 
     async def track(self, key: Key) -> Tracked:
-        """As `Expiry.track`."""
-        raw_key = self._expiry._meant(key)
+        """Put an existing key into the due set; see `Expiry.track`."""
+        raw_key = self._expiry._check_key(key)
         seen = await self._expiry.context.aio_link.run(self._expiry.look(raw_key))
         if seen.expires:
             await self._expiry.topic.aio.trigger_many([expiry.due(raw_key, seen)])
-        return _tracked(seen)
+        return _track_result(seen)
 
     async def untrack(self, key: Key) -> Untracked:
-        """As `Expiry.untrack`."""
-        return await self._expiry.topic.aio.cancel(self._expiry._meant(key))
+        """Remove a key from the due set; see `Expiry.untrack`."""
+        return await self._expiry.topic.aio.cancel(self._expiry._check_key(key))
 
 
 AnyClaim = TypeVar("AnyClaim", bound="Claim | AioClaim")
 
 
-def _started(claim: AnyClaim) -> AnyClaim:
-    if not claim.started:  # somebody claimed it between our two questions
-        raise AlreadyInProgress(text_of(claim._passage.key), claim.retry_after or 1.0)
+def _require_started(claim: AnyClaim) -> AnyClaim:
+    if not claim.started:  # another worker claimed it between the two calls
+        raise AlreadyInProgress(text_of(claim._attempt.key), claim.retry_after or 1.0)
     return claim
 
 
@@ -252,16 +274,14 @@ def _refuse_awaitable(result: object) -> None:
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise InvalidArgument(
-            "handler", result, "a plain function returned what has yet to run", "Make it an `async def`"
-        )
+        raise InvalidArgument("handler", result, "a plain function returned an awaitable", "Make it an `async def`")
 
 
-def _tracked(seen: expiry.Look) -> Tracked:
+def _track_result(seen: expiry.Look) -> Tracked:
     return "tracked" if seen.expires else "lasting" if seen.alive else "absent"
 
 
-def _pattern(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidArgument("pattern", pattern, "not a pattern of keys", 'Use a text such as "session:*"')
     return pattern

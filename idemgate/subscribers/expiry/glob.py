@@ -1,4 +1,4 @@
-"""Patterns of keys as Redis reads them (KEYS, SCAN MATCH, PSUBSCRIBE), for names that arrive here."""
+"""Matching of keys against glob patterns, with the rules of Redis (KEYS, SCAN MATCH, PSUBSCRIBE)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["matcher"]
 
 
 def matcher(pattern: bytes) -> Callable[[bytes], bool]:
-    """Whether a key matches: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and a backslash before what is meant as it stands."""
+    """Return a function that matches keys: `*`, `?`, `[abc]`, `[a-z]`, `[^a]`, and a backslash to escape."""
     between, at = [b""], 0
     while at < len(pattern):
         if pattern[at : at + 1] == b"*":
@@ -23,16 +23,19 @@ def matcher(pattern: bytes) -> Callable[[bytes], bool]:
 
 
 def _starred(between: list[bytes]) -> bytes:
-    """What stands between stars, with these. Each but the last matches where it can first and is not tried elsewhere,
-    or somebody's key could take as long as it likes."""
+    """Join the parts between stars into one expression.
+
+    Each part but the last matches at the first possible place, without backtracking. Otherwise a hostile key could take
+    exponential time.
+    """
     if len(between) == 1:
         return between[0]
     first, *others, last = between
-    return first + b"".join(b"(?>.*?%b)" % one for one in others) + b".*" + last
+    return first + b"".join(b"(?>.*?%b)" % part for part in others) + b".*" + last
 
 
 def _part(pattern: bytes, at: int) -> tuple[bytes, int]:
-    """The expression of what stands there, and where the next part begins."""
+    """Return the expression for the part at a position, and the position of the next part."""
     one = pattern[at : at + 1]
     if one == b"?":
         return b".", at + 1
@@ -44,7 +47,7 @@ def _part(pattern: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
-    """What stands in brackets. One that is never closed ends with the pattern, as in Redis."""
+    """Return the expression for a bracket. An unclosed bracket ends with the pattern, as in Redis."""
     negated = pattern[at : at + 1] == b"^"
     at += negated
     allowed: set[int] = set()

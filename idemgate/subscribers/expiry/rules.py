@@ -1,4 +1,4 @@
-"""Keys of others that expire: what is asked of them, what is remembered, and what a due key means."""
+"""Rules for expiring keys: server settings, messages of the due set, and their interpretation."""
 
 from __future__ import annotations
 
@@ -35,23 +35,30 @@ __all__ = [
 
 EXPIRED = "expired"
 BORN = ("expire", "restore", "rename_to", "copy_to", "move_to")
-"""Events after which a key may have another time to live; all of class `g`."""
+"""Events that may change a key's time to live; all of class `g`."""
 GONE = ("del", "rename_from", "move_from")
-"""Events after which a key may be gone without having expired; all of class `g`."""
+"""Events that may remove a key without expiry; all of class `g`."""
 NEEDED = "Ex"
 WANTED = "Egx"
 _ALL = "g$lshzxetd"
-"""What `A` stands for in `notify-keyspace-events`."""
+"""The flags that `A` means in `notify-keyspace-events`."""
 
 ECHO_MS = 10_000
-"""How long after a key was handled an event of it, of which nothing else is known, is a late copy."""
+"""How long after a key was handled an event about it counts as a late copy, without other evidence, ms."""
 MERGE: dict[str, Name | Merge] = {"until": "last", "seen": "max", "gone": "max", "heard": "last"}
-"""Of a key in the due set: when it was to expire, when it was seen alive, when it was seen deleted (server's ms), and
-whether the server said (1) that it expired since it was last seen (0)."""
+"""Merge rules of a message in the due set.
+
+- `until`: when the key expires, server's ms.
+- `seen`, `gone`: when it was last seen alive, or deleted, server's ms.
+- `heard`: 1 after an expired event, reset to 0 when the key is seen alive.
+"""
 
 
 class Look(NamedTuple):
-    """What `look` saw, by the clock of the server that has the key. `left_ms` is -1 for a key that never expires."""
+    """The state of a key, by the clock of its server.
+
+    `left_ms` is -1 for a key that never expires, and -2 for a missing key.
+    """
 
     now_ms: int
     left_ms: int
@@ -67,12 +74,14 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A key that is gone. What it held is gone with it.
+    """An expired key. Its value is gone.
 
-    - `key` is its text, `raw_key` its bytes (text that is not UTF-8 is escaped).
-    - `heard`: the server said that it expired. If not, it was found gone when its time had come.
-    - `until`: when it was to expire, as far as that was known; None if only its event was heard.
-    - `delivery`: the attempt: `.attempt`, `.token`, `.lost` ...
+    Attributes:
+        key: The key as a string; bytes that are not UTF-8 are escaped.
+        raw_key: The key as bytes.
+        heard: True if the server sent an expired event. Otherwise the key was found missing when it was due.
+        until: The known time of expiry; None if only the event is known.
+        delivery: The delivery of this attempt, with `.attempt`, `.token` and `.lost`.
     """
 
     key: str
@@ -83,31 +92,34 @@ class Expired:
 
 
 def look(key: bytes, clock: Clock | None) -> Call[Look]:
-    return call("expiry/look", (key,), (stamp(clock),), lambda reply: Look(reply[1], reply[2]))
+    return call("expiry/ttl", (key,), (stamp(clock),), lambda reply: Look(reply[1], reply[2]))
 
 
-# -- what goes into the due set ---------------------------------------------------------------------------------------
+# -- messages for the due set -----------------------------------------------------------------------------------------
 
 
 def due(key: bytes, seen: Look) -> Trigger:
-    """It lives: due when it expires."""
+    """Build the message for a living key, due when the key expires."""
     left = min(seen.left_ms, LONGEST_MS)
     facts = {"until": seen.now_ms + left, "seen": seen.now_ms, "heard": 0}
     return Trigger(key, facts, delay=left / 1000)
 
 
 def timed_out(key: bytes) -> Trigger:
-    """Its event was heard: due now. All listeners hear it; their copies merge, and one that comes later is an echo.
-    No event id: it would still be remembered when the key, having lived on, expires after all."""
+    """Build the message for an expired event, due now.
+
+    All listeners receive the event; their messages merge, and a later one is an echo. There is no event id: it could
+    still be in the dedup set when a key that lived on expires later.
+    """
     return Trigger(key, {"heard": 1}, delay=0)
 
 
 def taken_away(key: bytes, seen: Look) -> Trigger:
-    """Somebody deleted it, or gave it another name: due now, to be dropped."""
+    """Build the message for a deleted or renamed key, due now, so that it is dropped."""
     return Trigger(key, {"gone": seen.now_ms}, delay=0)
 
 
-# -- what comes out of it ---------------------------------------------------------------------------------------------
+# -- due messages ----------------------------------------------------------------------------------------------------
 
 
 def _facts(delivery: Delivery[Any]) -> Mapping[str, int]:
@@ -121,18 +133,19 @@ def expired_of(delivery: Delivery[Any]) -> Expired:
 
 
 def deleted(delivery: Delivery[Any]) -> bool:
-    """Whether a key that is gone was deleted after it was last seen, rather than expired."""
+    """Return True if a missing key was deleted after it was last seen, rather than expired."""
     facts = _facts(delivery)
     return not facts.get("heard") and facts.get("gone", 0) > facts.get("seen", 0)
 
 
-def is_echo(delivery: Delivery[Any], told_ms: int) -> bool:
-    """Whether a key that is gone, and was handled when it was found gone at `told_ms`, is gone since then: nothing new
-    has happened. It was alive in between if it was seen later; and an event that comes much later was not of that
-    time."""
+def is_echo(delivery: Delivery[Any], handled_ms: int) -> bool:
+    """Return True if a missing key has been missing since `handled_ms`, when it was handled.
+
+    It was alive in between if it was seen later. An event much later than `handled_ms` concerns a later expiry.
+    """
     facts = _facts(delivery)
-    alive = facts.get("seen", 0) >= told_ms
-    event = bool(facts.get("heard")) and instant(delivery.last_at, "last_at") > told_ms + ECHO_MS
+    alive = facts.get("seen", 0) >= handled_ms
+    event = bool(facts.get("heard")) and instant(delivery.last_at, "last_at") > handled_ms + ECHO_MS
     return not alive and not event
 
 
@@ -140,11 +153,11 @@ def is_echo(delivery: Delivery[Any], told_ms: int) -> bool:
 
 
 def missing(flags: str, of: str = NEEDED) -> str:
-    """Those flags of `notify-keyspace-events` that are needed and not there."""
+    """Return the needed flags that a value of `notify-keyspace-events` lacks."""
     there = flags + _ALL if "A" in flags else flags
     return "".join(flag for flag in of if flag not in there)
 
 
 def added(flags: str) -> str:
-    """The setting with all that is of use, and with what it had."""
+    """Return the setting, extended by all useful flags."""
     return flags + missing(flags, WANTED)

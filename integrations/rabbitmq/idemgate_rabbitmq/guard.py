@@ -18,20 +18,18 @@ from pika.spec import Basic, BasicProperties
 
 from idemgate import (
     AioClaim,
-    AttemptsExhausted,
     Bury,
     Claim,
     Duration,
     Gate,
     InvalidArgument,
     KeyReused,
-    NotConfigured,
     OutcomeUnknown,
     Retry,
-    ServerRejected,
     StoreUnavailable,
-    milliseconds,
 )
+from idemgate.errors import AttemptsExhausted, NotConfigured, ServerRejected
+from idemgate.types import milliseconds
 
 __all__ = ["guarded"]
 

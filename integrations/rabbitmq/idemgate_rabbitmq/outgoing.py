@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import msgpack
 
-from idemgate import Delivery, Duration, InvalidArgument, Retry, milliseconds
+from idemgate import Delivery, Duration, InvalidArgument, Retry
+from idemgate.types import milliseconds
 
 __all__ = ["Address", "Encoding", "NotPublished", "Outgoing", "RoutingKey", "Unroutable", "decoded"]
 
@@ -69,8 +70,10 @@ class Address:
         self.seconds = milliseconds(timeout, "timeout") / 1000
 
     def outgoing(self, delivery: Delivery[Any]) -> Outgoing:
-        """The message of a delivery. InvalidArgument for a payload that the encoding does not have, and for a routing key that
-        is none: the worker buries these at once."""
+        """Build the message of a delivery.
+
+        Raises InvalidArgument for a payload that the encoding cannot hold and for a bad routing key: the worker buries
+        these at once."""
         asked = self._routing_key
         routing_key = delivery.topic if asked is None else _key(asked(delivery)) if callable(asked) else asked
         body, content_type = _encoded(delivery.payload, self._encoding)
@@ -86,8 +89,9 @@ def message_id(delivery: Delivery[Any]) -> str:
 
 
 def decoded(body: bytes, content_type: str | None) -> Any:
-    """The payload of a message that a publisher of this package sent. InvalidArgument for another content type, or a body
-    that is not of its own."""
+    """Decode the payload of a message that a publisher of this package sent.
+
+    Raises InvalidArgument for another content type or another body."""
     try:
         if content_type == JSON:
             return json.loads(body)

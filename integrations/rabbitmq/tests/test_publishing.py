@@ -143,11 +143,11 @@ async def test_sent_on_in_two_steps_a_message_keeps_its_id_whatever_is_triggered
     topic, publisher, tried = gate.topic("jobs", merge="append"), publish(routing_key=queue.name), []
     topic.forward("stream")
 
-    @gate.stream(topic.outboxes()[0], group="rabbitmq", reclaim="200ms")
+    @gate.stream(topic.forward_targets()[0], group="rabbitmq", reclaim="200ms")
     async def forward(entry: Any) -> None:
         first = not tried
         tried.append(entry.id)
-        await send(publisher, topic.received(entry.fields))
+        await send(publisher, topic.decode_forwarded(entry.fields))
         if first:
             raise ConnectionError("killed between the confirm and the acknowledgement")
 

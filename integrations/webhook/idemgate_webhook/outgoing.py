@@ -24,7 +24,7 @@ def checked_id(id: str) -> str:  # noqa: A002 - the specification's word
 
 
 def checked_url(url: str, https_only: bool, transport: httpx.AsyncBaseTransport) -> str:
-    """An absolute URL without credentials; InvalidArgument also for the text of an address that would be refused later."""
+    """Return an absolute URL without credentials. Raises InvalidArgument, also for an address refused later."""
     try:
         parsed = httpx.URL(url)
         host = parsed.raw_host.decode("ascii")

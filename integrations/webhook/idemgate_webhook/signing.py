@@ -10,7 +10,8 @@ from base64 import b64decode, b64encode
 from binascii import Error
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from idemgate import Duration, InvalidArgument, milliseconds
+from idemgate import Duration, InvalidArgument
+from idemgate.types import milliseconds
 
 __all__ = ["BadSignature", "Secrets", "new_secret", "secret_bytes", "sign", "verify"]
 

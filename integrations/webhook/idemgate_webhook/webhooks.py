@@ -11,20 +11,8 @@ from typing import Any
 
 import httpx
 
-from idemgate import (
-    AlreadyInProgress,
-    BackoffPolicy,
-    Bury,
-    Delivery,
-    Duration,
-    Gate,
-    InvalidArgument,
-    Receipt,
-    Record,
-    Retry,
-    Topic,
-    milliseconds,
-)
+from idemgate import AlreadyInProgress, Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic
+from idemgate.types import BackoffPolicy, Record, milliseconds
 from idemgate_webhook.answers import Attempt, History, described, history_of, retry_after, with_attempt
 from idemgate_webhook.guarded import Guarded
 from idemgate_webhook.outgoing import body_bytes, checked_id, checked_url
@@ -116,7 +104,8 @@ class Webhooks:
         attempts = max_attempts or (len(schedule) + 1 if isinstance(schedule, list | tuple) else len(SCHEDULE) + 1)
         # "first": what was sent first under an id is what goes out, every time.
         self.topic: Topic = gate.topic(
-            name, merge="first", backoff=schedule, max_attempts=attempts, retention=retention, remember=retention,
+            name, merge="first", backoff=schedule, max_attempts=attempts, dead_retention=retention,
+            dedup_retention=retention,
             slots=slots,
         )  # fmt: skip
         self.topic.handler(self.deliver)
@@ -147,8 +136,8 @@ class Webhooks:
         - `body`: what json.dumps takes; bytes are sent as they are. Written once: every attempt sends these bytes.
         - `owner`: whose URL it is, handed to a `secret` that is a callable.
 
-        Raises InvalidArgument before anything is written, also where the URL names a refused address; names are resolved,
-        and checked, at each attempt.
+        Raises InvalidArgument before anything is written, also if the URL names a refused address. Host names are
+        resolved and checked at each attempt.
         """
         message = self._message(id, url, body, owner)
         return self.topic.trigger(id, message, delay=delay, at=at, event_id="sent")

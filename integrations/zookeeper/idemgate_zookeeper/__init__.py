@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from idemgate import Announcement, Duration, Gate, InvalidArgument, Member, Roll
+from idemgate import Duration, Gate, InvalidArgument
+from idemgate.types import HeartbeatReply, HeartbeatRequest, Member
 from idemgate_zookeeper.wire import Wire
 
 __all__ = ["ZooKeeperMembership"]
@@ -22,7 +23,7 @@ Slot = tuple[str, int]
 
 
 class ZooKeeperMembership(Member):
-    """A Membership kept in ZooKeeper; `idemgate.Member` says what it promises. Each run has a session of its own.
+    """A Membership kept in ZooKeeper; `idemgate.types.Member` says what it promises. Each run has a session of its own.
 
     - `gate`: its counters count, and its `timeout` is how long it may take to join; its store is not asked.
     - `hosts`: "zk1:2181,zk2:2181", as kazoo takes them; a chroot at the end has to exist.
@@ -71,8 +72,8 @@ class ZooKeeperMembership(Member):
         finally:
             await asyncio.shield(wire.close())
 
-    async def announce(self, said: Announcement) -> Roll:
-        return await self._session.within(self.patience, self._announce(said))
+    async def heartbeat(self, said: HeartbeatRequest) -> HeartbeatReply:
+        return await self._session.within(self.heartbeat_timeout, self._announce(said))
 
     async def leave(self) -> None:
         await self._session.within(self.interval, self._leave())
@@ -84,17 +85,17 @@ class ZooKeeperMembership(Member):
         assert self._wire is not None, "asked for inside of listening only"
         return self._wire
 
-    async def _announce(self, said: Announcement) -> Roll:
+    async def _announce(self, said: HeartbeatRequest) -> HeartbeatReply:
         await asyncio.gather(*(self._free(slot) for slot in said.released))
         names, generation = await self._present(said)
         if generation == said.generation:
-            await asyncio.gather(*(self._session.delete(self._held(slot)) for slot in said.seized))
-            holders = await self._holders(said.seized + said.wanted, take=True)
-            return Roll(generation, None, holders)
-        holders = await self._holders(said.seized + said.wanted, take=False)
-        return Roll(generation, await self._members(names), holders)
+            await asyncio.gather(*(self._session.delete(self._held(slot)) for slot in said.taken_over))
+            holders = await self._holders(said.taken_over + said.wanted, take=True)
+            return HeartbeatReply(generation, None, holders)
+        holders = await self._holders(said.taken_over + said.wanted, take=False)
+        return HeartbeatReply(generation, await self._members(names), holders)
 
-    async def _present(self, said: Announcement) -> tuple[list[str], int]:
+    async def _present(self, said: HeartbeatRequest) -> tuple[list[str], int]:
         """Comes, stays or goes; then who is there, and the generation."""
         names, generation = await self._session.children(f"{self.path}/members")
         if (self.member in names) == bool(said.topics):

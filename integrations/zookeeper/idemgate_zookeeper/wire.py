@@ -17,7 +17,8 @@ from kazoo.exceptions import (  # type: ignore[import-untyped]  # pyright: ignor
     NoNodeError,
 )
 
-from idemgate import ServerRejected, StoreError, StoreUnavailable
+from idemgate import StoreError, StoreUnavailable
+from idemgate.errors import ServerRejected
 
 __all__ = ["Wire"]
 

@@ -24,7 +24,7 @@ class Hand:
         self.topic = self.gate.topic("t", slots=SLOTS)
         self.topic.handler(self._handle)
         self.membership = ZooKeeperMembership(self.gate, hosts, ttl=TTL, grace=10)
-        self.worker = self.gate.aio.worker(members=self.membership, grace=10)
+        self.worker = self.gate.aio.worker(membership=self.membership, grace=10)
         self.handled: list[Any] = []
 
     async def _handle(self, delivery: Any) -> None:

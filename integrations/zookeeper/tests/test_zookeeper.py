@@ -1,4 +1,4 @@
-"""Membership kept in ZooKeeper, on a real server: what `idemgate.Member` promises holds here, too."""
+"""Membership kept in ZooKeeper, on a real server: what `idemgate.types.Member` promises holds here, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from idemgate_zookeeper import ZooKeeperMembership
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from idemgate import Gate, InvalidArgument, Membership, ServerRejected, StoreUnavailable
+from idemgate import Gate, InvalidArgument, StoreUnavailable
+from idemgate.errors import ServerRejected
+from idemgate.types import Membership
 from integrations.zookeeper.tests.hand import SLOTS, Hand
 
 TTL, GRACE, TICK = 2.0, 30.0, 0.2
@@ -128,7 +130,7 @@ async def test_a_slot_that_is_not_drained_is_seized_after_the_grace_time(join: J
     moving = old.membership.draining("t")
     await eventually(lambda: new.assigned == moving)
     assert monotonic() - joined >= 1
-    assert gate.counters["members.seized"] == len(moving)
+    assert gate.counters["members.taken_over"] == len(moving)
     # And the old worker's late release does not take them from the new one
     old.finish(set(ALL))
     await asyncio.sleep(TTL)

@@ -1,0 +1,77 @@
+"""Checks of leases, fencing tokens and the rate limit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from idemgate.audit.findings import Finding, quote_argument
+from idemgate.audit.slot.view import SlotView, format_time, quote_name
+
+__all__ = ["AHEAD_US", "LEASE_MS", "check_leases", "check_rate", "check_tokens", "token_problem"]
+
+LEASE_MS = 7 * 86_400_000
+"""The maximum valid lease in ms if the slot does not record its longest lease."""
+AHEAD_US = 86_400_000_000
+"""The maximum lead of a token over the clock, in us. Tokens start at the clock and rise by one per grant."""
+_YEAR_US = 366 * 86_400_000_000
+
+
+def check_leases(view: SlotView) -> Iterator[Finding]:
+    for key in view.contents.lease.keys() - view.contents.flight.keys():
+        yield view.finding("orphan", "lease", f"{quote_name(key)} has a lease and no delivery", "ZREM", key)
+    for key in view.contents.flight.keys() - view.contents.lease.keys():
+        what = f"{quote_name(key)} has a delivery and no lease: it will never lapse"
+        mend = f"ZADD {quote_argument(view.slot.key('lease'))} {view.contents.now_ms} {quote_argument(key)}"
+        yield Finding("orphan", view.slot.key("flight"), what, mend)
+    now, latest = view.contents.now_ms, _latest_lease_end(view)
+    for key, score in view.contents.lease.items():
+        if score > latest and key in view.contents.flight:
+            ends = f"the lease of {quote_name(key)} ends at {format_time(score)}"
+            what = f"{ends}, and none of this slot can after {format_time(latest)}"
+            mend = f"ZADD {quote_argument(view.slot.key('lease'))} {now} {quote_argument(key)}"
+            yield Finding("lease", view.slot.key("lease"), f"{what}: it comes back too late if its owner dies", mend)
+
+
+def _latest_lease_end(view: SlotView) -> int:
+    """Return the latest valid end of a lease in ms: the time of the last token plus the longest lease used.
+
+    Every grant and heartbeat sets the token to its own time in us, rounded down by less than 1 ms.
+    """
+    granted = [view.facts.get(b"fence", 0), *(one.fence for one in view.flight.values())]
+    longest = view.facts.get(b"lease", 0)
+    return max(granted) // 1000 + longest + 1 if longest > 0 else view.contents.now_ms + LEASE_MS
+
+
+def check_rate(view: SlotView) -> Iterator[Finding]:
+    """Check that the rate limit does not block for over a year. An earlier rate may have set the time."""
+    latest = 1000 * view.contents.now_ms + max(_YEAR_US, view.topic.rest_us if view.topic else 0)
+    if (until := view.facts.get(b"rate", 0)) > latest:
+        what = f"the rate lets nothing be taken before {format_time(until / 1000)}"
+        yield view.finding("lease", "facts", what, "HDEL", b"rate")
+
+
+def check_tokens(view: SlotView) -> Iterator[Finding]:
+    """Check that the last token is the highest known, and that a key has no token twice."""
+    last = view.facts.get(b"fence", 0)
+    if problem := token_problem(last, view.contents.now_ms * 1000):
+        yield view.finding("fence", "facts", f"the slot's last token {problem}")
+    granted = [(one.fence, "flight", key) for key, one in view.flight.items()]
+    granted += [(one.fence, "grave", one.key) for one in view.grave.values()]
+    unread = b"fence" in view.contents.facts and b"fence" not in view.facts
+    for fence, part, key in granted:
+        if fence > last and not unread:
+            what = f"{quote_name(key)} has token {fence}, the slot's last one is {last or 'missing'}"
+            yield view.finding("fence", "facts", f"{what} ({part})", "HSET", "fence", max(one[0] for one in granted))
+    for (fence, key), times in Counter((fence, key) for fence, _, key in granted).items():
+        if times > 1:
+            yield view.finding("fence", "flight", f"{quote_name(key)} was granted token {fence} {times} times")
+
+
+def token_problem(token: int, now_us: int) -> str:
+    """Return what is wrong with a token that cannot have been granted yet; "" for a valid token."""
+    if not 0 <= token < 2**53:
+        return f"is {token}: scripts count exactly up to 2^53 only"
+    if token > now_us + AHEAD_US:
+        return f"is {token}, more than a day ahead of the clock, which says {now_us}"
+    return ""

@@ -1,0 +1,105 @@
+"""Checks of the schedule: every pending message has exactly one place, with equal times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import isfinite
+
+from idemgate.audit.findings import Finding, quote_argument
+from idemgate.audit.slot.view import SlotView, StoredMessage, format_time, placements, quote_name
+from idemgate.core.calls import text
+
+__all__ = ["check_copies", "check_placements", "check_scores", "check_unplaced"]
+
+_LARGE_BYTES = 1024 + 64
+"""Bytes above which a stored message makes the slot record that it holds large ones.
+
+Scripts read lengths only in such a slot. The 64 bytes on top exceed what a script adds to a stored message.
+"""
+
+
+def check_placements(view: SlotView) -> Iterator[Finding]:
+    """Check that each scheduled, ready or waiting key is pending, is not in flight and has one place only."""
+    for part, member, key in placements(view):
+        if key not in view.contents.pending:
+            yield view.finding("orphan", part, f"{quote_name(key)} stands here and is not pending", "ZREM", member)
+        elif key in view.contents.flight:
+            yield view.finding(
+                "misplaced", part, f"{quote_name(key)} stands here while it is in flight", "ZREM", member
+            )
+    places = Counter(key for _, _, key in placements(view))
+    for key, times in places.items():
+        if times > 1 and key in view.contents.pending:
+            parts = ", ".join(part for part, _, one in placements(view) if one == key)
+            yield view.finding("misplaced", "pending", f"{quote_name(key)} stands in {times} places: {parts}")
+
+
+def check_unplaced(view: SlotView) -> Iterator[Finding]:
+    """Check that each pending key has a place, or waits for the delivery of its key to end."""
+    placed = {key for _, _, key in placements(view)} | view.contents.flight.keys()
+    for key in view.contents.pending.keys() - placed:
+        what = f"{quote_name(key)} is pending and stands nowhere: it will never be delivered"
+        yield Finding("unplaced", view.slot.key("pending"), what, _schedule_command(view, key))
+
+
+def _schedule_command(view: SlotView, key: bytes) -> str:
+    due = view.pending[key].due if key in view.pending else view.contents.now_ms
+    return f"ZADD {quote_argument(view.slot.key('due'))} {due} {quote_argument(key)}"
+
+
+def check_scores(view: SlotView) -> Iterator[Finding]:
+    """Check that waiting members have score 0, so that they sort by name, and ready ones a finite score."""
+    for member, score in view.contents.line.items():
+        if score:
+            what = f"{quote_name(member)} has the score {score:g}, not 0, and so is not taken in its turn"
+            yield view.finding("disagrees", "line", what, "ZADD", 0, member)
+    for member, score in view.contents.ready.items():
+        if not isfinite(score):
+            yield view.finding(
+                "disagrees", "ready", f"{quote_name(member)} has the rank {score:g}, which no priority has"
+            )
+
+
+def check_copies(view: SlotView) -> Iterator[Finding]:
+    """Check that values stored twice are equal."""
+    places = Counter(key for _, _, key in placements(view))
+    for key, score in view.contents.due.items():
+        one = view.pending.get(key) if places[key] == 1 and key not in view.contents.flight else None
+        if one and score != one.due and not (score < one.due and _may_be_flushed(view, one)):
+            what = (
+                f"{quote_name(key)} is scheduled at {format_time(score)}, its message is due at {format_time(one.due)}"
+            )
+            yield Finding("disagrees", view.slot.key("due"), what, _schedule_command(view, key))
+    standing = [("ready", due, key, None) for due, key in view.ready.values()]
+    for part, due, key, group in [*standing, *(("line", due, key, group) for group, due, key in view.line.values())]:
+        one = view.pending.get(key)
+        if one and (due != one.due or group not in (None, one.group)):
+            yield view.finding(
+                "disagrees", part, f"{quote_name(key)} stands here with another time or group than its own"
+            )
+    for key, in_flight in view.flight.items():
+        message = in_flight.message
+        if (in_flight.triggers, in_flight.group, in_flight.due) != (
+            message.triggers,
+            message.group,
+            message.due,
+        ) or not message.attempts:
+            yield view.finding("disagrees", "flight", f"the delivery of {quote_name(key)} and its message differ")
+    for number, letter in view.grave.items():
+        if number != b"%d" % letter.fence or view.contents.dead.get(number, letter.died) != letter.died:
+            yield view.finding("disagrees", "grave", f"letter {text(number)} says another number or time")
+    large = [
+        name for part in (view.contents.pending, view.contents.grave) for name in part if len(part[name]) > _LARGE_BYTES
+    ]
+    if large and b"large" not in view.contents.facts:
+        what = (
+            f"{quote_name(large[0])} is large, and the slot does not say that it ever held such: a call may take long"
+        )
+        yield view.finding("disagrees", "facts", what, "HSET", "large", 1)
+
+
+def _may_be_flushed(view: SlotView, one: StoredMessage) -> bool:
+    """Return True if a flush of the slot may have made the message due earlier. A flush does not rewrite messages."""
+    unread = b"flushed" in view.contents.facts and b"flushed" not in view.facts
+    return unread or one.serial <= view.facts.get(b"flushed", 0)

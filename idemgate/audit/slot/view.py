@@ -1,0 +1,190 @@
+"""The decoded view of a slot that the checks work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgpack
+
+from idemgate.audit.findings import Finding, quote_argument
+from idemgate.audit.slot.contents import Contents, Slot, TopicEntry
+from idemgate.core.calls import text
+from idemgate.core.codec import Codec
+from idemgate.errors import IdemgateError
+from idemgate.topics.merge import Merge
+
+__all__ = [
+    "SlotView",
+    "StoredMessage",
+    "check_int",
+    "format_time",
+    "is_group_corrupt",
+    "placements",
+    "quote_name",
+    "unpack_array",
+]
+
+_NOT_COUNTED = (b"", b"v", b"opened", b"gone")
+"""The fields of the facts that are not numbers."""
+
+
+class StoredMessage(NamedTuple):
+    """The fields of a packed message that the checks need. Times are in ms."""
+
+    triggers: int
+    due: int
+    attempts: int
+    group: bytes
+    acc: Any
+    serial: int
+
+
+class InFlight(NamedTuple):
+    """A decoded entry of a delivery in flight."""
+
+    fence: int
+    due: int
+    triggers: int
+    group: bytes
+    message: StoredMessage
+
+
+class DeadMessage(NamedTuple):
+    """A decoded dead letter."""
+
+    key: bytes
+    died: int
+    fence: int
+    message: StoredMessage
+
+
+def unpack_array(packed: bytes, *lengths: int) -> list[Any]:
+    """Unpack an array of one of these lengths. Raises ValueError for anything else."""
+    found = msgpack.unpackb(packed, raw=True, strict_map_key=False)
+    if not isinstance(found, list) or len(found) not in lengths:  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError(f"not an array of {lengths[0]}")
+    return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def check_int(value: Any, least: int = 0) -> int:
+    """Return `value`. Raises ValueError if it is not an int of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{value!r} where a whole number belongs")
+    return value
+
+
+def _check_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{value!r} where a text belongs")
+    return value
+
+
+def _decode_message(packed: Any, merge: Merge | None, codec: Codec) -> StoredMessage:
+    fields = unpack_array(_check_bytes(packed), 14, 15)
+    for place in (1, 2, 12, 13):
+        check_int(fields[place])
+    for place in (5, 9):
+        _check_bytes(fields[place])
+    if merge is not None:
+        merge.lower(fields[8], codec)
+    return StoredMessage(
+        check_int(fields[0], 1),
+        check_int(fields[3]),
+        check_int(fields[4]),
+        _check_bytes(fields[11]),
+        fields[8],
+        fields[12],
+    )
+
+
+def _decode_in_flight(packed: bytes, merge: Merge | None, codec: Codec) -> InFlight:
+    fence, request, cancelled, due, count, group, message = unpack_array(packed, 7)
+    _check_bytes(request)
+    if cancelled not in (0, 1):
+        raise ValueError(f"{cancelled!r} where 0 or 1 belongs")
+    decoded = _decode_message(message, merge, codec)
+    return InFlight(check_int(fence, 1), check_int(due), check_int(count, 1), _check_bytes(group), decoded)
+
+
+def _decode_dead_letter(packed: bytes, merge: Merge | None, codec: Codec) -> DeadMessage:
+    key, message, reason, died, fence = unpack_array(packed, 5)
+    _check_bytes(reason)
+    return DeadMessage(_check_bytes(key), check_int(died), check_int(fence, 1), _decode_message(message, merge, codec))
+
+
+class SlotView:
+    """The decoded content of a slot. `unreadable` lists a finding for each corrupt entry."""
+
+    def __init__(self, slot: Slot, found: Contents, topic: TopicEntry | None, codec: Codec) -> None:
+        self.slot = slot
+        self.contents = found
+        self.topic = topic
+        self.unreadable: list[Finding] = []
+        merge = topic.merge if topic else None
+        self.pending = self._decode_all("pending", found.pending, lambda packed: _decode_message(packed, merge, codec))
+        self.flight = self._decode_all("flight", found.flight, lambda packed: _decode_in_flight(packed, merge, codec))
+        self.grave = self._decode_all("grave", found.grave, lambda packed: _decode_dead_letter(packed, merge, codec))
+        self.busy = self._decode_all("busy", found.busy, _parse_members)
+        numbers = {name: value for name, value in found.facts.items() if name not in _NOT_COUNTED}
+        self.facts: dict[bytes, int] = self._decode_all("facts", numbers, int)
+        self.ready = self._decode_all("ready", {member: member for member in found.ready}, _parse_ready)
+        self.line = self._decode_all("line", {member: member for member in found.line}, _parse_waiting)
+
+    def _decode_all(self, part: str, packed: dict[bytes, bytes], read: Callable[[bytes], Any]) -> dict[bytes, Any]:
+        decoded: dict[bytes, Any] = {}
+        for name, value in packed.items():
+            try:
+                decoded[name] = read(value)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError, IdemgateError) as error:
+                self.unreadable.append(self.finding("undecodable", part, f"{quote_name(name)} cannot be read: {error}"))
+        return decoded
+
+    def finding(self, kind: str, part: str, what: str, *mend: str | bytes | int) -> Finding:
+        """Build a finding. `mend` is the name of a redis-cli command, then its arguments after the key."""
+        words = [] if not mend else [str(mend[0]), quote_argument(self.slot.key(part)), *map(_quote_argument, mend[1:])]
+        return Finding(kind, self.slot.key(part), what, " ".join(words))
+
+
+def _quote_argument(value: str | bytes | int) -> str:
+    return str(value) if isinstance(value, int) else quote_argument(value)
+
+
+def _parse_members(packed: bytes) -> list[bytes]:
+    found = msgpack.unpackb(packed, raw=True)
+    return [_check_bytes(one) for one in found]
+
+
+def _parse_ready(member: bytes) -> tuple[int, bytes]:
+    return int(member[:15]), member[15:]
+
+
+def _parse_waiting(member: bytes) -> tuple[bytes, int, bytes]:
+    group, _, rest = member.partition(b"\0")
+    return group, *_parse_ready(rest.partition(b"\0")[2])
+
+
+def placements(view: SlotView) -> Iterator[tuple[str, bytes, bytes]]:
+    """Return every (part, member, key) that schedules a key or lets it wait."""
+    yield from (("due", key, key) for key in view.contents.due)
+    yield from (("ready", member, key) for member, (_, key) in view.ready.items())
+    yield from (("line", member, key) for member, (_, _, key) in view.line.items())
+
+
+def is_group_corrupt(view: SlotView, group: bytes) -> bool:
+    """Return True if the members of the group cannot be decoded."""
+    return group in view.contents.busy and group not in view.busy
+
+
+def quote_name(name: bytes) -> str:
+    """Return a key or name as a quoted Python string."""
+    return repr(text(name))
+
+
+def format_time(ms: float) -> str:
+    """Return a time in ms as ISO text in UTC, or the number if it is out of range."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms}"

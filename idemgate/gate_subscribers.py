@@ -1,0 +1,178 @@
+"""The methods of a gate that register subscribers: Pub/Sub channels, streams and expired keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
+
+from idemgate.core.durations import Duration
+from idemgate.errors import InvalidArgument
+from idemgate.store.context import Context
+from idemgate.topics.policy import ExpiryOptions, TopicOptions
+from idemgate.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from idemgate.subscribers import Entry as StreamEntry
+    from idemgate.subscribers import Expiry, Heard, Subscriber
+
+__all__ = ["SubscriberMethods"]
+
+MessageCallback = TypeVar("MessageCallback", bound="Callable[[Heard], object]")
+EntryCallback = TypeVar("EntryCallback", bound="Callable[[StreamEntry], object]")
+
+
+class SubscriberMethods:
+    """The part of `Gate` that registers subscribers."""
+
+    context: Context
+    topics: dict[str, Topic]
+    subscribers: list[Subscriber]
+
+    def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> Topic:
+        """Return a topic; see `Gate.topic`."""
+        raise NotImplementedError
+
+    def subscribe(
+        self,
+        channel: str,
+        *,
+        pattern: bool | None = None,
+        concurrency: int = 32,
+        backlog: int = 10_000,
+    ) -> Callable[[MessageCallback], MessageCallback]:
+        """Register a callback for the messages of a Redis Pub/Sub channel.
+
+        `gate.run()` or `async with gate.aio.subscribers()` starts the subscription. Every replica of the program
+        receives every message. With `once` below this decorator, one replica runs it; duplicates and keys in progress
+        elsewhere are dropped. Pub/Sub stores nothing: a message is lost after an error of the callback (logged), or
+        while the connection is down. The connection is restored. Counters: `channel.*`.
+
+        Args:
+            channel: the channel or pattern.
+            pattern: True subscribes to all matching channels, "prices.*". None: False; a name like a pattern is
+                invalid.
+            concurrency: the most callbacks at once; 1 keeps the order.
+            backlog: the most waiting messages. Further ones are dropped and counted (`channel.dropped`).
+
+        Returns:
+            A decorator that returns the function, sync or async, unchanged.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+
+        def register(func: MessageCallback) -> MessageCallback:
+            from idemgate.subscribers import Channel
+
+            subscriber = Channel(self.context, channel, func, pattern=pattern, concurrency=concurrency, backlog=backlog)
+            self.subscribers.append(subscriber)
+            return func
+
+        return register
+
+    def stream(
+        self,
+        stream: str,
+        *,
+        group: str,
+        consumer: str | None = None,
+        start: Literal["0", "$"] = "0",
+        concurrency: int = 32,
+        reclaim: Duration = "30s",
+        max_deliveries: int = 17,
+        dead: str | None = None,
+        max_dead_letters: int = 10_000,
+    ) -> Callable[[EntryCallback], EntryCallback]:
+        """Register a callback for the entries of a Redis stream, as a member of a consumer group.
+
+        One replica gets each entry, at least once. Guard the callback with `once` to run it once. An entry is
+        acknowledged when the callback has returned, or when its guard found the key done. While another owner runs
+        the key, the entry stays pending until that lease may end. After another error it stays pending for `reclaim`,
+        or the delay of `Retry`. After a permanent error (KeyReused, `Bury`, a stored failure, ...) or
+        `max_deliveries` attempts it moves to the dead stream, with reason and error. Counters: `stream.*`.
+
+        Args:
+            stream: the stream.
+            group: the consumer group. It is created if missing, with the stream.
+            consumer: the name of this member, unique among live members. None: a new name, removed at the end of the
+                run.
+            start: where a new group begins: "0" at the first entry, "$" at new entries.
+            concurrency: the most callbacks at once.
+            reclaim: take over an entry that was not renewed for this long. Use at least the lease of the guard, and
+                more than anything that blocks the event loop. It is renewed while the callback runs.
+            max_deliveries: attempts before an entry is dead.
+            dead: the dead stream. None: the name of the stream and ":dead".
+            max_dead_letters: the most entries of the dead stream.
+
+        Returns:
+            A decorator that returns the function, sync or async, unchanged.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+
+        def register(func: EntryCallback) -> EntryCallback:
+            from idemgate.subscribers import Stream
+
+            subscriber = Stream(
+                self.context, stream, func, group=group, consumer=consumer, start=start, concurrency=concurrency,
+                reclaim=reclaim, max_deliveries=max_deliveries, dead=dead, max_dead_letters=max_dead_letters,
+            )  # fmt: skip
+            self.subscribers.append(subscriber)
+            return func
+
+        return register
+
+    def on_expired(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        notifications: Literal["check", "set", "assume"] = "check",
+        scan: Duration = "5m",
+        retention: Duration = "1h",
+        backlog: int = 100_000,
+        **options: Unpack[ExpiryOptions],
+    ) -> Expiry:
+        """Handle the keys of a pattern that expire. Register the callback with `@expiry.handler`.
+
+        One of all listeners handles each key. Keys that expire without a listener are handled later. Run it with
+        `gate.run()`, or with both `gate.aio.subscribers()` and `gate.aio.worker()`. Subscribers fill the due set,
+        which is the topic `name`, and workers of that topic run the handler. Counters: `expiry.*`.
+
+        A key enters the due set when its time to live is set, if the server reports that (flag `g`), or with `track`,
+        and at the latest with the next scan. A key is missed only if it was not tracked, lived between two scans, and
+        expired while no listener received its event. A deletion is no expiry if the server reports it (flag `g`) or
+        after `untrack`. Otherwise it counts as one, because it looks the same.
+
+        Args:
+            name: the name of the due set.
+            pattern: a pattern as in SCAN, "session:*".
+            notifications: how to treat notify-keyspace-events, which needs "Ex" and should have "g". "check" raises
+                ServerRejected at the start. "set" adds the missing flags. "assume" is for users that may not read it.
+            scan: the interval between scans of all keys of the database by one of the listeners. Each listener also
+                scans at its start and after each gap.
+            retention: how long a handled key is stored, at least 10 s.
+            backlog: the most waiting events. Further ones are dropped and counted.
+            **options: `slots`, `lease`, `max_attempts` and `backoff`; see `topic`.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        from idemgate.subscribers import Expiry
+        from idemgate.subscribers.expiry.rules import ECHO_MS, MERGE
+
+        if name in self.topics:
+            raise InvalidArgument(
+                "name", name, "a topic of this gate has this name", "Choose another name for the due set"
+            )
+
+        def make_topic() -> Topic:
+            return self.topic(name, merge=MERGE, dedup_retention=ECHO_MS / 1000, **options)
+
+        expiry = Expiry(
+            self.context, name, make_topic, pattern, notifications=notifications, scan=scan, retention=retention,
+            backlog=backlog,
+        )  # fmt: skip
+        self.subscribers.append(expiry)
+        return expiry

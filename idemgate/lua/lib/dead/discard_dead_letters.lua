@@ -1,0 +1,27 @@
+--- @include "lib/slot/counters"
+--- @include "lib/slot/message"
+--- @include "lib/validate/stored"
+--- @include "lib/slot/budget"
+-- Discard and count dead letters past retention or beyond the maximum. One call discards at most 100 and stays within
+-- the byte budget.
+local function discard_dead_letters(K, p, now_ms)
+  local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - p.retention, "LIMIT", 0, 100)
+  local beyond = redis.call("ZCARD", K.dead) - p.max_dead
+  if #old == 0 and beyond > 0 then
+    old = redis.call("ZRANGE", K.dead, 0, math.min(beyond, 100) - 1)
+  end
+  if #old == 0 then
+    return
+  end
+  old = { unpack(old, 1, count_within_budget(K, p, old, max_call_bytes, "grave")) }
+  local triggers = 0
+  for _, packed in ipairs(redis.call("HMGET", K.grave, unpack(old))) do
+    -- Discard a corrupt dead letter as well: it is past its retention.
+    local found = unpack_table(packed)
+    local m = found and validate_message(found[2])
+    triggers = triggers + (m and m[message.count] or 0)
+  end
+  redis.call("HDEL", K.grave, unpack(old))
+  redis.call("ZREM", K.dead, unpack(old))
+  add_counters(K, { expired = #old, expired_triggers = triggers })
+end

@@ -1,8 +1,0 @@
--- Forgets facts whose time has passed, at most `limit` of them, so that no call pays for all.
-local function fade(K, now_ms, limit)
-  local old = redis.call("ZRANGEBYSCORE", K.fade, "-inf", now_ms, "LIMIT", 0, limit)
-  if #old > 0 then
-    redis.call("ZREM", K.fade, unpack(old))
-    redis.call("HDEL", K.memo, unpack(old))
-  end
-end

@@ -1,0 +1,100 @@
+-- Merge two accumulators of one policy, `a` being the older. Merging is associative, so triggers and requeued
+-- deliveries share it. The exception is the dropped count of a union, which counts an item once per rejected trigger.
+--   last, first   the packed payload
+--   count, sum    {number, 1 if it is a float}; from 2^53 on an integer becomes a float
+--   min, max      {number, packed payload}
+--   append        {items, dropped, the items' packed payloads, each wrapped as a msgpack string, concatenated}
+--   union         {dropped, {packed payload, ...}}
+--   fields        {[field] = accumulator of its own policy, ["\255"] = dropped, if any (no field name has that byte)}
+local merge
+local function merge_append(spec, a, b)
+  local room, size = spec.cap - a[1], spec.bytes - #a[3]
+  if a[2] > 0 then
+    room = 0 -- once full, closed: the list is the beginning of all payloads, without holes
+  end
+  if b[1] <= room and #b[3] <= size then
+    return { a[1] + b[1], b[2], a[3] .. b[3] }
+  end
+  local kept, from = 0, 0
+  while kept < b[1] and kept < room do
+    local after = cmsgpack.unpack_one(b[3], from)
+    if after == -1 then
+      after = #b[3]
+    end
+    if after > size then
+      break
+    end
+    kept, from = kept + 1, after
+  end
+  return { a[1] + kept, a[2] + b[2] + b[1] - kept, a[3] .. string.sub(b[3], 1, from) }
+end
+-- The items and byte size of every union that this call has added to.
+local looked_through = {}
+local function merge_union(spec, a, b)
+  local known, dropped = looked_through[a[2]] or { {}, 0, 0 }, a[1]
+  local seen, size = known[1], known[2]
+  for i = known[3] + 1, #a[2] do
+    seen[a[2][i]] = true
+    size = size + #a[2][i]
+  end
+  for _, item in ipairs(b[2]) do
+    if not seen[item] then
+      if dropped == 0 and #a[2] < spec.cap and size + #item <= spec.bytes then
+        a[2][#a[2] + 1] = item
+        seen[item] = true
+        size = size + #item
+      else
+        dropped = dropped + 1
+      end
+    end
+  end
+  looked_through[a[2]] = { seen, size, #a[2] }
+  return { dropped + b[1], a[2] }
+end
+local function merge_sum(a, b)
+  local total, float = a[1] + b[1], math.max(a[2], b[2])
+  if math.abs(total) >= 9007199254740992 then
+    float = 1
+  end
+  return { total, float }
+end
+-- Unnamed fields are limited to `merging.MAX_FIELDS`: each one costs every later trigger.
+local function merge_fields(spec, a, b)
+  local room, dropped = 1000, (a["\255"] or 0) + (b["\255"] or 0)
+  a["\255"], b["\255"] = nil, nil
+  for field in pairs(a) do
+    room = spec.fields[field] and room or room - 1
+  end
+  for field, acc in pairs(b) do
+    if a[field] ~= nil then
+      a[field] = merge(spec.fields[field] or spec.rest, a[field], acc)
+    elseif spec.fields[field] then
+      a[field] = acc
+    elseif room > 0 and dropped == 0 then
+      a[field], room = acc, room - 1
+    else
+      dropped = dropped + 1
+    end
+  end
+  a["\255"] = dropped > 0 and dropped or nil
+  return a
+end
+function merge(spec, a, b)
+  local op = spec.op
+  if op == "last" then
+    return b
+  elseif op == "first" then
+    return a
+  elseif op == "sum" or op == "count" then
+    return merge_sum(a, b)
+  elseif op == "min" then
+    return b[1] < a[1] and b or a
+  elseif op == "max" then
+    return b[1] > a[1] and b or a
+  elseif op == "append" then
+    return merge_append(spec, a, b)
+  elseif op == "union" then
+    return merge_union(spec, a, b)
+  end
+  return merge_fields(spec, a, b)
+end

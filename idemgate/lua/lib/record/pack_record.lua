@@ -1,0 +1,25 @@
+-- Pack the record of one idempotency key. The string starts with a byte that no UTF-8 text starts with. Numbers are
+-- big-endian. Its fields, as unpack_record and read_record return them:
+--   state     "p" in progress, "d" done, "f" done with a stored failure, "r" released
+--   kind      kind of result: "v" a value, "n" no storable value, "e" a failure (state "f"); "" before completion
+--   owner     owner token; the request id after a forced decision; "" after a completion, which is identified by its fence
+--   fence     last fencing token granted; attempts  attempts started; taken  times taken over
+--   ends      ms: lease end while in progress, else retention end; since  ms: time of the last state change
+--   print     fingerprint or ""; data  the result when done, a failure, else the checkpoint or ""
+--   lease     ms; held  1 = wait for a decision if the owner dies; waited  1 = a caller waits for the end; in progress only
+-- The long form holds any record: byte 193, state or kind, numbers, owner and fingerprint with their lengths, data.
+-- The short form is for keys done at the first attempt, which most are. It starts with byte 248, 250 or 252
+-- (completed, of kind "v", "n" or "e"), or 254 (marked; the owner's token follows). Add 1 if a fingerprint follows.
+-- Then come the fence, the ms from the fence's time until completion, and the retention in minutes.
+local function pack_record(state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited)
+  if kind ~= "" and attempts == 1 and taken == 0 then
+    local after, minutes = since - (fence - fence % 1000) / 1000, (ends - since) / 60000
+    if after >= 0 and after < 65536 and minutes % 1 == 0 and minutes < 65536 and (owner == "" or kind == "n" and #owner == 16)
+      and (print == "" or #print == 16) then
+      local code = owner ~= "" and 254 or kind == "v" and 248 or kind == "n" and 250 or 252
+      return struct.pack(">BI7I2I2", print == "" and code or code + 1, fence, after, minutes) .. owner .. print .. data
+    end
+  end
+  return struct.pack(">Bc1I7I6I6I4I4I6BBc0Bc0", 193, kind == "" and state or kind, fence, ends, since, attempts, taken,
+    lease or 0, (held or 0) + 2 * (waited or 0), #owner, owner, #print, print) .. data
+end

@@ -1,0 +1,13 @@
+-- Replace an existing record that was in another state. PEXPIRE comes first: a server without memory refuses a script
+-- whose first write is SET, and finished work must still be recorded. After another write (`wrote`), nothing is
+-- refused any more. A time of 0 ms deletes the key.
+local function replace_record(key, packed, ms, wrote)
+  if ms == 0 or ms == "0" then
+    redis.call("PEXPIRE", key, ms)
+  elseif wrote then
+    redis.call("SET", key, packed, "PX", ms)
+  else
+    redis.call("PEXPIRE", key, ms)
+    redis.call("SET", key, packed, "KEEPTTL")
+  end
+end

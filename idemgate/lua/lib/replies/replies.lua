@@ -1,0 +1,40 @@
+-- Return the stored reply of this request, or nil. Replies are stored for 30 to 60 s, longer than any retry. A
+-- request that was part of a larger one, sent to a slot that has moved, carries both ids. Its own id (16 bytes) comes
+-- first, and the reply found may be the larger one's. Only the last 14 bytes of an id are stored (8 random, 6 a
+-- counter). A reply's time counts from the start of its half minute. With its reply, an id takes 16 bytes instead of
+-- 32.
+local function recall_reply(K, request, now_ms)
+  local half = math.floor(now_ms / 30000)
+  for at = 1, math.max(#request, 1), 16 do
+    for back = 0, 1 do
+      local target = K.told[(half - back) % 2]
+      local found = redis.call("HMGET", target, "", string.sub(request, at + 2, at + 15))
+      if found[2] and tonumber(found[1]) == half - back then
+        local whole, reply = pcall(cmsgpack.unpack, found[2])
+        if whole and type(reply) == "table" and type(reply[2]) == "number" then
+          reply[2] = type(reply[1]) == "string" and (half - back) * 30000 + reply[2] or reply[2]
+          return reply
+        end
+        return { "foreign", now_ms, target .. " holds a corrupt reply" }
+      end
+    end
+  end
+end
+
+-- Store the reply of a request, so that a retry gets the same answer and has no second effect. Call it after the
+-- first write that may be refused when the server is out of memory.
+local function remember_reply(K, request, now_ms, reply)
+  local half = math.floor(now_ms / 30000)
+  local log = K.told[half % 2]
+  local period = redis.call("HGET", log, "")
+  if tonumber(period) ~= half then
+    redis.call("DEL", log)
+    redis.call("HSET", log, "", string.format("%.0f", half))
+    redis.call("PEXPIRE", log, 120000)
+  end
+  local timed = type(reply[1]) == "string" -- a word and the time; what `take` keeps of its own is not
+  reply[2] = timed and now_ms - half * 30000 or reply[2]
+  redis.call("HSET", log, string.sub(request, 3, 16), cmsgpack.pack(reply))
+  reply[2] = timed and now_ms or reply[2]
+  return reply
+end

@@ -1,0 +1,10 @@
+--- @include "lib/slot/message"
+-- Build the member of the ready set: it sorts by due time, then key.
+local function ready_member(due, key)
+  return string.format("%015.0f", due) .. key
+end
+
+-- Build the member of the waiting set: it sorts by group, rank (with priorities only), due time, then key.
+local function waiting_member(key, m)
+  return m[message.group] .. "\0" .. (m[message.rank] or "") .. "\0" .. ready_member(m[message.due], key)
+end

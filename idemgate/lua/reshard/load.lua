@@ -1,0 +1,210 @@
+--- Load a batch of another slot, once, while this slot is closed by the same change. Data of a key from two slots is
+--- merged. Pending messages merge; the second of two deliveries counts as lapsed. A message stays active in its group
+--- only if it was active before, and waits there no longer than before.
+--- KEYS[1..14] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] name of the change
+--- ARGV[3] policy (lib/slot/policy)
+--- ARGV[4] source slot
+--- ARGV[5] number of the batch; 0 = stored replies, which may be loaded twice
+--- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (half minute of a reply, expiry of an event id);
+---         value; "1" if active in its group
+--- Returns {"ok", now ms} {"open", now ms} (another change closed or reopened it) {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
+--- @include "lib/slot/message"
+--- @include "lib/slot/delivery"
+--- @include "lib/slot/policy"
+--- @include "lib/schedule/requeue"
+--- @include "lib/schedule/unschedule"
+--- @include "lib/group/group"
+--- @include "lib/schedule/set_members"
+--- @include "lib/schedule/schedule"
+--- @include "lib/dedup/events"
+--- @include "lib/digits"
+--- @include "lib/dead/dead_letters"
+--- @include "lib/slot/counters"
+local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem, closed = validate_slot(K)
+if problem and not closed then
+  return { "foreign", now_ms, problem }
+elseif closed ~= ARGV[2] then
+  return { "open", now_ms }
+end
+if number > 0 and number <= (tonumber(redis.call("HGET", K.facts, source)) or 0) then
+  return { "ok", now_ms }
+end
+local done = {}
+local function add(name, n)
+  done[name] = (done[name] or 0) + n
+end
+
+local function group_reenter(group, key, inside)
+  if inside == "1" then
+    group_enter(K, group, key, math.huge)
+  end
+end
+
+-- Merge a message with the pending one that another slot had of its key.
+local function merge_pending(key, m, inside, flying)
+  local group, waiting = m[message.group], cmsgpack.unpack(redis.call("HGET", K.pending, key))
+  local stood = waiting[message.due]
+  add("folded", requeue(K, p, key, m, m[message.due], m[message.why]))
+  if flying then
+    return
+  end
+  m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
+  if m[message.pinned] == 1 or m[message.group] ~= group and m[message.due] > stood then
+    -- No group waits for a time set by the caller, nor for a message that was not active in it.
+    group_leave(K, m[message.group], key, p.group_limit)
+  elseif m[message.group] == group then
+    group_reenter(group, key, inside)
+  end
+end
+
+local function put_back(kind, key, at, m)
+  if kind == "b" then
+    schedule(K, key, m)
+  elseif kind == "p" then
+    redis.call("ZADD", K.due, at, key)
+  elseif kind == "r" then
+    redis.call("ZADD", K.ready, at, ready_member(m[message.due], key))
+  else
+    redis.call("ZADD", K.line, 0, waiting_member(key, m))
+  end
+end
+
+local function load_pending(kind, key, at, packed, inside)
+  local m, flying = cmsgpack.unpack(packed), redis.call("HEXISTS", K.flight, key) == 1
+  if kind == "p" and tonumber(at) ~= m[message.due] then
+    m[message.due], m[message.why] = tonumber(at), "flush"
+    packed = cmsgpack.pack(m)
+  end
+  local group = m[message.group]
+  if redis.call("HEXISTS", K.pending, key) == 1 then
+    merge_pending(key, m, inside, flying)
+  else
+    redis.call("HSET", K.pending, key, track_large(K, packed))
+    if not flying then
+      put_back(kind, key, at, m)
+      group_reenter(group, key, inside)
+    end
+  end
+  if flying and (kind == "p" or kind == "r") then
+    -- The key now waits for a delivery of another group. Its own group does not wait for it, and the next member of
+    -- that group goes on.
+    group_promote(K, group, p.group_limit)
+  end
+end
+
+local function load_delivery(key, ends, packed, inside)
+  local m = cmsgpack.unpack(cmsgpack.unpack(packed)[delivery.message])
+  local group = m[message.group]
+  if redis.call("HEXISTS", K.flight, key) == 1 then
+    add("lapsed", 1)
+    add("folded", requeue(K, p, key, m, now_ms, "retry"))
+    group_promote(K, group, p.group_limit)
+    return
+  end
+  local waiting = redis.call("HGET", K.pending, key)
+  if waiting then
+    waiting = cmsgpack.unpack(waiting)
+    unschedule(K, key, waiting)
+    group_leave(K, waiting[message.group], key, p.group_limit)
+  end
+  redis.call("HSET", K.flight, key, track_large(K, packed))
+  redis.call("ZADD", K.lease, ends, key)
+  group_reenter(group, key, inside)
+end
+
+local function load_dead_letter(id, died, packed)
+  local letter = cmsgpack.unpack(packed)
+  letter[5] = free_dead_id(K, tonumber(id))
+  redis.call("HSET", K.grave, digits(letter[5]), track_large(K, cmsgpack.pack(letter)))
+  redis.call("ZADD", K.dead, died, digits(letter[5]))
+end
+
+local function load_fact(name, expires, value)
+  local current = tonumber(redis.call("ZSCORE", K.fade, name)) or 0
+  local held = redis.call("HGET", K.memo, name)
+  if held and string.sub(name, 1, 1) == "v" and current > now_ms
+    and (tonumber(string.match(held, "^[^ ]+")) or -math.huge) > tonumber(string.match(value, "^[^ ]+")) then
+    value = held
+  end
+  redis.call("HSET", K.memo, name, value)
+  redis.call("ZADD", K.fade, math.max(current, tonumber(expires)), name)
+end
+
+local function load_counter(name, value)
+  if name == "fence" or name == "rate" or name == "lease" then
+    local current = tonumber(redis.call("HGET", K.facts, name)) or 0
+    redis.call("HSET", K.facts, name, digits(math.max(current, tonumber(value) or 0)))
+  elseif name == "paused" then
+    redis.call("HSETNX", K.facts, name, value)
+  else
+    add_counters(K, { [name] = tonumber(value) })
+  end
+end
+
+local function load_reply(request, half, packed)
+  local log = tonumber(half) % 2
+  local period = tonumber(redis.call("HGET", K.told[log], "")) or 0
+  if period < tonumber(half) then
+    redis.call("DEL", K.told[log])
+    redis.call("HSET", K.told[log], "", half)
+    redis.call("PEXPIRE", K.told[log], 120000)
+  end
+  if period <= tonumber(half) then
+    redis.call("HSET", K.told[log], request, packed)
+  end
+end
+
+local seen, serial = load_events(K), tonumber(redis.call("HGET", K.facts, "flushed")) or 0
+for i = 6, #ARGV, 5 do
+  local kind, m = ARGV[i], nil
+  if kind == "f" then
+    m = validate_message(cmsgpack.unpack(ARGV[i + 3])[delivery.message])
+  elseif kind == "d" then
+    serial = math.max(serial, cmsgpack.unpack(cmsgpack.unpack(ARGV[i + 3])[2])[message.serial])
+  elseif not string.find(kind, "^[dmcte]$") then
+    m = validate_message(ARGV[i + 3])
+  end
+  problem = m and (validate_keys(K, p, { ARGV[i + 1] }) or validate_group(K, m[message.group], p.group_limit))
+  if kind == "e" and not check_bucket(seen, bucket_of(seen, ARGV[i + 1])) then
+    problem = seen.problem
+  end
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+  serial = m and math.max(serial, m[message.serial]) or serial
+end
+-- The first write is one that is refused as a whole when the server is out of memory.
+redis.call("HSET", K.facts, source, math.max(number, tonumber(redis.call("HGET", K.facts, source)) or 0))
+for i = 6, #ARGV, 5 do
+  local kind, name, at, value, inside = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  if kind == "f" then
+    load_delivery(name, at, value, inside)
+  elseif kind == "d" then
+    load_dead_letter(name, at, value)
+  elseif kind == "m" then
+    load_fact(name, at, value)
+  elseif kind == "e" and tonumber(at) > now_ms then
+    add_event(seen, name, tonumber(at), now_ms)
+  elseif kind == "c" then
+    load_counter(name, value)
+  elseif kind == "t" then
+    load_reply(name, at, value)
+  elseif kind ~= "e" then
+    load_pending(kind, name, at, value, inside)
+  end
+end
+store_events(seen)
+if serial > 0 then
+  -- This slot's own serials start lower, so loaded messages must count as flushed.
+  redis.call("HSET", K.facts, "flushed", digits(serial))
+end
+add_counters(K, done)
+return { "ok", now_ms }

@@ -1,0 +1,36 @@
+--- Count the content of a closed slot, or delete it for good. A marker that the slot is closed stays for a day. It
+--- rejects clients that still use the deleted topic.
+--- KEYS[1..14] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] name of the change
+--- ARGV[3] "1" = delete, "0" = count only
+--- Returns {"ok", now ms, pending, in flight, dead} {"open", now ms} (another change closed or reopened it) {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
+local K = slot(KEYS)
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem, closed = validate_slot(K)
+if problem and not closed then
+  return { "foreign", now_ms, problem }
+elseif closed ~= ARGV[2] then
+  return { "open", now_ms }
+end
+local purged = redis.call("HGET", K.facts, "gone")
+if purged then
+  purged = unpack_table(purged)
+  if not (purged and are_numbers(purged, { 1, 2, 3 })) then
+    return { "foreign", now_ms, corrupt_entry(K.facts, "gone") }
+  end
+  return { "ok", now_ms, purged[1], purged[2], purged[3] }
+end
+local found = { redis.call("HLEN", K.pending), redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead) }
+if ARGV[3] == "1" then
+  for _, part in ipairs({ "due", "pending", "lease", "flight", "dead", "grave", "facts", "memo", "fade", "ready", "busy", "line" }) do
+    redis.call("UNLINK", K[part])
+  end
+  redis.call("HSET", K.facts, "v", "closed " .. ARGV[2], "gone", cmsgpack.pack(found))
+  redis.call("PEXPIRE", K.facts, 86400000)
+end
+return { "ok", now_ms, found[1], found[2], found[3] }

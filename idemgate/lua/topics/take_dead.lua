@@ -1,0 +1,73 @@
+--- Remove dead letters: redrive them (pending again, attempts reset, due now), or delete them for good.
+--- KEYS[1..14] slot
+--- ARGV[1] now, us, or "" for the server's
+--- ARGV[2] request id
+--- ARGV[3] policy (lib/slot/policy)
+--- ARGV[4] "redrive" | "delete"
+--- ARGV[5] maximum number of letters, oldest first, if no id is given
+--- ARGV[6..] ids; a call handles 128 KiB of letters or a single one, and as many bytes of messages to merge with
+--- Returns {"ok", now ms, letters removed, letters left, ids handled} {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/slot/slot"
+--- @include "lib/validate/slot"
+--- @include "lib/validate/stored"
+--- @include "lib/replies/replies"
+--- @include "lib/schedule/requeue"
+--- @include "lib/slot/policy"
+--- @include "lib/slot/counters"
+--- @include "lib/schedule/hint"
+--- @include "lib/slot/budget"
+local K, p = slot(KEYS), policy(ARGV[3])
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local problem = validate_slot(K)
+if problem then
+  return { "foreign", now_ms, problem }
+end
+local known_reply = recall_reply(K, ARGV[2], now_ms)
+if known_reply then
+  return known_reply
+end
+local ids = { unpack(ARGV, 6) }
+if #ids == 0 then
+  ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
+end
+local accepted, keys = count_within_budget(K, p, ids, max_call_bytes, "grave"), {}
+for i = 1, accepted do
+  local id = ids[i]
+  local packed = redis.call("HGET", K.grave, id)
+  local letter = packed and unpack_table(packed)
+  if packed and not (letter and type(letter[1]) == "string" and validate_message(letter[2], p.merge)) then
+    return { "foreign", now_ms, corrupt_entry(K.grave, id) }
+  end
+  keys[i] = letter and letter[1] or ""
+end
+accepted = count_within_budget(K, p, keys, max_call_bytes, "pending", "flight")
+for i = 1, accepted do
+  problem = keys[i] ~= "" and validate_keys(K, p, { keys[i] })
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+end
+local before, taken, triggers, folded = earliest_due(K), 0, 0, 0
+for i = 1, accepted do
+  local id = ids[i]
+  local letter = redis.call("HGET", K.grave, id)
+  if letter then
+    letter = cmsgpack.unpack(letter)
+    local m = cmsgpack.unpack(letter[2])
+    redis.call("ZREM", K.dead, id)
+    redis.call("HDEL", K.grave, id)
+    taken, triggers = taken + 1, triggers + m[message.count]
+    if ARGV[4] == "redrive" then
+      m[message.attempts], m[message.pinned] = 0, 0
+      folded = folded + requeue(K, p, letter[1], m, now_ms, "redrive")
+    end
+  end
+end
+if taken > 0 and ARGV[4] == "redrive" then
+  add_counters(K, { redriven = taken, redriven_triggers = triggers, folded = folded })
+  publish_hint(K, before, now_ms)
+elseif taken > 0 then
+  add_counters(K, { deleted = taken, deleted_triggers = triggers })
+end
+return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, taken, redis.call("ZCARD", K.dead), accepted })

@@ -1,0 +1,261 @@
+"""The base of a topic's calls: its keys, its slots, and the redirect when a slot has moved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from random import randrange
+from typing import Any, NamedTuple, Self, TypeVar
+
+from idemgate.core import keys
+from idemgate.core.calls import Arg, Batch, Call, call, text
+from idemgate.core.chunks import BATCH, split_batches
+from idemgate.core.clock import Clock, stamp
+from idemgate.core.codec import Codec
+from idemgate.core.keys import Key
+from idemgate.core.tokens import token
+from idemgate.errors import DecodeError
+from idemgate.topics.batching import restore_order
+from idemgate.topics.messages import Delivery
+from idemgate.topics.policy import Policy, slots_of
+
+__all__ = ["BaseCalls", "OpenReply", "Rebuild", "open_topic", "stored_policy"]
+
+T = TypeVar("T")
+Rebuild = Callable[[Any, int], Batch[Any]]
+"""A function that builds a call again for another slot layout. It takes the calls of that layout and the old slot."""
+
+
+class OpenReply(NamedTuple):
+    """The reply of `open_topic`.
+
+    `word` is "made", "same", "changed", "differs" or "resized". "resized" means that the topic once had the requested
+    number of slots. `policy` is the stored policy; for "changed" it is the previous one. `to` is the target number of
+    slots of a running reshard, 0 while the topic is being deleted, else -1.
+    """
+
+    word: str
+    policy: bytes
+    to: int
+
+
+def open_topic(namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool) -> Call[OpenReply]:
+    """Build the call that creates a topic or compares its policy with the stored one."""
+    args = (stamp(clock), name, policy.pack_stored(), b"1" if redefine else b"0")
+    return call(
+        "topics/open",
+        (keys.topics(namespace),),
+        args,
+        lambda reply: OpenReply(text(reply[0]), reply[2], reply[3]),
+    )
+
+
+def stored_policy(namespace: str, clock: Clock | None, name: str) -> Call[bytes | None]:
+    """Build the call that returns the stored policy of a topic, or None if the topic does not exist."""
+    return call(
+        "topics/policy",
+        (keys.topics(namespace),),
+        (stamp(clock), name),
+        lambda reply: reply[2] if reply[0] == b"ok" else None,
+    )
+
+
+class SlotRedirect:
+    """The redirect of a call whose slot was closed: build the same request for the current slot layout."""
+
+    __slots__ = ("calls", "rebuild", "slot")
+
+    def __init__(self, calls: BaseCalls, slot: int, rebuild: Rebuild) -> None:
+        self.calls = calls
+        self.slot = slot
+        self.rebuild = rebuild
+
+    def lookup(self) -> Call[OpenReply]:
+        """Build the call that reads the layout from the registry. It creates a topic that was deleted."""
+        calls = self.calls
+        return open_topic(calls.namespace, calls.clock, calls.name, calls.policy, redefine=False)
+
+    def resolve(self, found: OpenReply, by: bytes) -> Batch[Any]:
+        """Build the calls for the layout that the registry returned. `by` is the change that closed the slot."""
+        calls = self.calls.resolve_layout(found)
+        batch = self.rebuild(calls, self.slot)
+        if calls is not self.calls or found.to >= 0:
+            return batch
+        # The slot is closed although no change is running: it was deleted with its topic and is needed again.
+        return Batch([calls.reopen(self.slot, by), *batch.calls], lambda answers: batch.join(answers[1:]))
+
+
+class BaseCalls:
+    """The part of `TopicCalls` that every kind of call uses."""
+
+    __slots__ = ("_policy", "_rules", "adopt", "clock", "codec", "name", "namespace", "policy")
+
+    def __init__(
+        self,
+        namespace: str,
+        name: str,
+        policy: Policy,
+        codec: Codec,
+        clock: Clock | None,
+        adopt: Callable[[int], None] = lambda _slots: None,
+    ) -> None:
+        """Create the calls of one topic.
+
+        `adopt` receives the number of slots after each registry lookup, unless a reshard is running.
+        """
+        self.namespace = namespace
+        self.name = name
+        self.policy = policy
+        self.codec = codec
+        self.clock = clock
+        self.adopt = adopt
+        self._policy = policy.for_scripts()
+        self._rules = policy.for_triggers()
+
+    def keys(self, slot: int) -> tuple[bytes, ...]:
+        """Return the Redis keys of a slot, in the order that scripts expect."""
+        return keys.slot(self.namespace, self.name, slot, self.policy.slots)
+
+    def slot_of(self, route: bytes) -> int:
+        """Return the slot of a route: a group, or a key without a group."""
+        return keys.slot_of(route, self.policy.slots)
+
+    def slot_of_delivery(self, delivery: Delivery[Any]) -> int:
+        """Return the current slot of a delivery. It may have been taken under another number of slots."""
+        try:
+            return self.slot_of(delivery.route)
+        except DecodeError:
+            return delivery.slot % self.policy.slots
+
+    # -- slot layouts -------------------------------------------------------------------------------------------------
+
+    def for_slots(self, slots: int) -> Self:
+        """Return the calls of the same topic with another number of slots."""
+        return self.for_policy(self.policy, slots)
+
+    def for_policy(self, policy: Policy, slots: int) -> Self:
+        """Return the calls of the same topic with another policy and number of slots."""
+        policy = replace(policy, slots=slots)
+        return type(self)(self.namespace, self.name, policy, self.codec, self.clock, self.adopt)
+
+    def resolve_layout(self, found: OpenReply) -> Self:
+        """Return the calls of the layout to try after this layout found a slot closed.
+
+        That is the stored layout, or the target of a running reshard. In the second case only the target is tried
+        until the slot is open.
+        """
+        stored, mine = slots_of(found.policy), self.policy.slots
+        if found.to < 0:
+            self.adopt(stored)
+        wanted = found.to if found.to > 0 and mine in (stored, found.to) else stored
+        return self if wanted == mine else self.for_slots(wanted)
+
+    def successor_slots(self, slot: int, before: BaseCalls) -> range:
+        """Return the slots of this layout that hold the content of a slot of layout `before`."""
+        return keys.successor_slots(slot, before.policy.slots, self.policy.slots)
+
+    def reopen(self, slot: int, change: bytes) -> Call[bool]:
+        """Build the call that opens a slot which `change` closed."""
+        return call("reshard/reopen", self.keys(slot), (stamp(self.clock), change), lambda _: True)
+
+    # -- building calls -----------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        script: str,
+        slot: int,
+        args: Sequence[Arg],
+        read: Callable[[list[Any]], Any],
+        rebuild: Rebuild | None = None,
+        *more: bytes,
+    ) -> Call[Any]:
+        request = call(f"topics/{script}", (*self.keys(slot), *more), (stamp(self.clock), *args), read)
+        if rebuild is not None:
+            request.redirect = SlotRedirect(self, slot, rebuild)
+        return request
+
+    def _call_for_key(
+        self, script: str, route: bytes, args: Sequence[Arg], read: Callable[[list[Any]], Any]
+    ) -> Call[Any]:
+        """Build a call about one key. Its arguments are the same in every layout."""
+        return self._call(
+            script,
+            self.slot_of(route),
+            args,
+            read,
+            lambda calls, _: single(calls._call_for_key(script, route, args, read)),
+        )
+
+    def _split_by_slot(
+        self,
+        entries: Iterable[Any],
+        slot_of: Callable[[Any], int],
+        build: Callable[[int, list[Any]], Call[Any]],
+        read: Callable[[Any], list[str]],
+        size_of: Callable[[Any], int],
+        most: int = BATCH,
+    ) -> Batch[list[str]]:
+        """Build one call per slot and batch of entries. Outcomes are joined in the order of the entries."""
+        found = list(entries)
+        if self.policy.slots == 1:
+            return Batch(
+                [build(0, batch) for batch in split_batches(found, size_of, most)],
+                lambda answers: flatten(read(answer) for answer in answers),
+            )
+        by_slot: defaultdict[int, list[int]] = defaultdict(list)
+        for position, entry in enumerate(found):
+            by_slot[slot_of(entry)].append(position)
+        sizes = list(map(size_of, found))
+        placed = [
+            (slot, batch)
+            for slot, positions in by_slot.items()
+            for batch in split_batches(positions, sizes.__getitem__, most)
+        ]
+        calls = [build(slot, [found[position] for position in batch]) for slot, batch in placed]
+        return Batch(
+            calls, lambda answers: restore_order([batch for _, batch in placed], [read(answer) for answer in answers])
+        )
+
+
+def single(request: Call[T]) -> Batch[T]:
+    """Return a batch of one call."""
+    return Batch([request], lambda answers: answers[0])
+
+
+def flatten(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return the items of all lists as one list."""
+    return [item for items in lists for item in items]
+
+
+def route_of(key: Key, group: Key | None) -> bytes:
+    """Return the route of a key: its group, or the key without a group. The route decides the slot."""
+    raw_key = keys.raw(key)
+    return raw_key if group is None else keys.raw(group)
+
+
+def split_request(request: bytes, n: int) -> list[bytes]:
+    """Return `n` request ids for the parts of one request.
+
+    Two parts may meet in one slot again. Distinct ids keep one part from receiving the remembered reply of the other.
+    """
+    return [request] if n == 1 else [token() + request for _ in range(n)]
+
+
+def divide(n: int, slots: int) -> list[int]:
+    """Divide `n` among the slots. The remainder starts at a random slot, so that no slot is always served last."""
+    first = randrange(slots)
+    return [n // slots + ((slot - first) % slots < n % slots) for slot in range(slots)]
+
+
+def earliest(times: Iterable[int]) -> int:
+    """Return the earliest of the times in ms. 0 means never."""
+    return min(filter(None, times), default=0)
+
+
+def next_batch_size(done: int) -> int:
+    """Return the size of the next batches after a script call completed `done` entries.
+
+    A call that stopped early would stop early again if it received all remaining entries.
+    """
+    return 2 * done or BATCH

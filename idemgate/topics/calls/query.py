@@ -1,0 +1,116 @@
+"""Calls that only read: one key, the counts of a topic, its dead letters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from idemgate.core import keys
+from idemgate.core.calls import Batch, Call, text
+from idemgate.core.codec.decoding import wrap_decode_errors
+from idemgate.core.keys import Key
+from idemgate.topics.calls.base import BaseCalls, flatten, route_of, single
+from idemgate.topics.dead_letters import DeadLetter, DeadPosition, decode_dead_letter
+from idemgate.topics.messages import Message, Peek, Stats, moment
+
+__all__ = ["QueryCalls"]
+
+_NOT_COUNTERS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"large", b"opened", b"batch", b"gone")
+"""Fields of a slot's metadata that are not counters."""
+
+
+class QueryCalls(BaseCalls):
+    """The calls that only read."""
+
+    __slots__ = ()
+
+    def peek(self, key: Key, group: Key | None = None) -> Call[Peek]:
+        """Build the call that returns the state of one key."""
+        merge, codec = self.policy.merge, self.codec
+
+        def read(reply: list[Any]) -> Peek:
+            pending, due, fence, lease_end, in_flight = reply[2:]
+            return Peek(
+                pending=Message(pending, merge, codec) if pending else None,
+                due_at=moment(due) if pending else None,
+                in_flight=Message(in_flight, merge, codec) if in_flight else None,
+                token=fence if in_flight else None,
+                lease_until=moment(lease_end) if in_flight else None,
+            )
+
+        return self._call_for_key("peek", route_of(key, group), (keys.raw(key),), read)
+
+    def time(self) -> Call[int]:
+        """Build the call that returns the server's time in ms."""
+        return self._call("stats", 0, (0,), lambda reply: reply[1], lambda calls, _: single(calls.time()))
+
+    def stats(self) -> Batch[Stats]:
+        """Build the calls that count the topic's messages: one script call per slot."""
+        return Batch([self._stats(slot) for slot in range(self.policy.slots)], _join_stats)
+
+    def _stats(self, slot: int) -> Call[list[Any]]:
+        """Build the call that returns a list of replies: one, or one per successor of a slot that has moved."""
+        return self._call(
+            "stats",
+            slot,
+            (0,),
+            lambda reply: [reply],
+            lambda calls, slot: Batch([calls._stats(target) for target in calls.successor_slots(slot, self)], flatten),
+        )
+
+    def depth(self, to: int) -> Batch[Stats]:
+        """Build the calls of `stats` for a topic that may be resharding to `to` slots.
+
+        They count both layouts and also read closed slots. `to` is 0 or less if no reshard is running.
+        """
+        layouts = [self] if to <= 0 else [self, self.for_slots(to)]
+        calls = [
+            layout._call("stats", slot, (1,), lambda reply: [reply])
+            for layout in layouts
+            for slot in range(layout.policy.slots)
+        ]
+        return Batch(calls, _join_stats)
+
+    def dead(
+        self, slot: int, since: int, n: int, before: DeadPosition | None = None
+    ) -> Call[tuple[int, list[DeadLetter]]]:
+        """Build the call that lists dead letters of a slot, newest first.
+
+        It returns the total in the slot and at most `n` letters, fewer if they are large. They died at `since` (ms)
+        or later, and before the position `before`. None means no upper bound.
+        """
+        before = before or DeadPosition()
+
+        def read(reply: list[Any]) -> tuple[int, list[DeadLetter]]:
+            letters = [
+                decode_dead_letter(slot, reply[i], reply[i + 1], self.policy.merge, self.codec)
+                for i in range(3, len(reply), 2)
+            ]
+            return reply[2], letters
+
+        def join_newest(answers: list[tuple[int, list[DeadLetter]]]) -> tuple[int, list[DeadLetter]]:
+            letters = flatten([letters for _, letters in answers])
+            letters.sort(key=lambda letter: letter.died_at, reverse=True)
+            return sum(total for total, _ in answers), letters[:n]
+
+        def rebuild(calls: Any, slot: int) -> Batch[tuple[int, list[DeadLetter]]]:
+            targets = calls.successor_slots(slot, self)
+            return Batch([calls.dead(target, since, n, before) for target in targets], join_newest)
+
+        return self._call("dead", slot, (since, before.ms, before.number, n), read, rebuild)
+
+
+def _join_stats(answers: list[list[list[Any]]]) -> Stats:
+    replies: list[list[Any]] = flatten(answers)
+    counters: dict[str, int] = defaultdict(int)
+    with wrap_decode_errors("counters"):
+        for reply in replies:
+            for name, value in zip(reply[9::2], reply[10::2], strict=True):
+                if name not in _NOT_COUNTERS and not name.startswith(b"from:"):
+                    counters[text(name)] += int(value)
+    sums = [sum(reply[i] for reply in replies) for i in range(2, 8)]
+    next_due_ms = min((reply[8] for reply in replies if reply[8]), default=0)
+    scheduled, ready, waiting, blocked, in_flight, dead = sums
+    paused = any(b"paused" in reply[9::2] for reply in replies)
+    next_due = moment(next_due_ms) if next_due_ms else None
+    return Stats(scheduled, ready, waiting, blocked, in_flight, dead, next_due, paused, dict(counters))

@@ -1,0 +1,236 @@
+"""The topic for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, TypeVar, cast, overload
+
+from idemgate.core.calls import Batch, Call
+from idemgate.core.chunks import BATCH
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keys import Key
+from idemgate.errors import StoreError
+from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.dead import AioDeadLetters
+from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
+from idemgate.topics.plans import run_plan_async
+from idemgate.topics.registry import find_entry
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
+from idemgate.topics.topic_base import (
+    BaseTopic,
+    Cancelled,
+    Deliveries,
+    Rescheduled,
+    check_count,
+    match_outcomes,
+    to_deliveries,
+)
+
+__all__ = ["AioTopic"]
+
+T = TypeVar("T")
+
+
+class AioTopic(BaseTopic):
+    """A topic for asyncio; create it with `gate.aio.topic`. The methods are those of `Topic`."""
+
+    @cached_property
+    def dead(self) -> AioDeadLetters:
+        """The dead letters: list, redrive, delete."""
+        return AioDeadLetters(self.definition.context, self.open)
+
+    async def open(self) -> TopicCalls:
+        """Create the topic, or check its policy, once. See `Topic.open`."""
+        definition = self.definition
+        while definition.calls is None:
+            definition.apply_open_reply(await definition.context.aio_link.run(definition.open_call()))
+        return definition.calls
+
+    async def run(self, build: Callable[[TopicCalls], Call[T]]) -> T:
+        """Run one call. See `Topic.run`."""
+        if self.definition.calls is None:
+            build(self.definition.build_calls())
+        calls = await self.open()
+        return await self.definition.context.aio_link.run(build(calls))
+
+    async def trigger(
+        self,
+        key: Key,
+        payload: object = None,
+        *,
+        priority: int | None = None,
+        group: Key | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        version: int | None = None,
+        event_id: Key | None = None,
+    ) -> Receipt:
+        """Send one trigger. See `Topic.trigger`.
+
+        Triggers of one tick of the event loop share a script call, and therefore its failure.
+        """
+        trigger = Trigger(
+            key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
+        )
+        if self.definition.calls is None:
+            self.definition.build_calls().pack_trigger(trigger)
+        calls = await self.open()
+        return await self.definition.coalescer().add(calls, calls.pack_trigger(trigger))
+
+    async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
+        """Send many triggers, in order. See `Topic.trigger_many`."""
+        checked = to_triggers(triggers)
+        return await self._run_all(lambda calls: calls.trigger_many(checked))
+
+    async def take(self, n: int = 1) -> list[Delivery[Any]]:
+        """Take due messages. See `Topic.take`. If the task is cancelled, the leases of taken messages lapse."""
+        deliveries: list[Delivery[Any]] = []
+        check_count(n)
+        calls = await self.open()
+        try:
+            for slot in self._rotate_slots(calls):
+                more = True
+                while more and len(deliveries) < n:
+                    taken = await self.definition.context.aio_link.run(
+                        calls.take(slot, min(n - len(deliveries), BATCH))
+                    )
+                    deliveries, more = deliveries + taken.deliveries, taken.more
+        except StoreError:
+            if not deliveries:
+                raise
+        return deliveries
+
+    async def forward_once(self, n: int = 1000) -> int:
+        """Forward the messages that are due now. See `Topic.forward_once`."""
+        to, calls, sent = self.definition.require_forward(), await self.open(), 0
+        try:
+            for slot in self._rotate_slots(calls):
+                more = True
+                while more and n > sent:
+                    reply = await self.definition.context.aio_link.run(calls.forward(slot, to, min(n - sent, BATCH)))
+                    sent, more = sent + reply.sent, reply.more
+        except StoreError:
+            if not sent:
+                raise
+        return sent
+
+    @overload
+    async def ack(self, deliveries: Delivery[Any]) -> Outcome: ...
+    @overload
+    async def ack(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
+    async def ack(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
+        """Acknowledge deliveries as done. See `Topic.ack`."""
+        return await self._settle(deliveries, self._build_settlements("ack", deliveries))
+
+    @overload
+    async def nack(
+        self, deliveries: Delivery[Any], *, items: object = None, delay: Duration | None = None, reason: str = ""
+    ) -> Outcome: ...
+    @overload
+    async def nack(
+        self, deliveries: Sequence[Delivery[Any]], *, delay: Duration | None = None, reason: str = ""
+    ) -> list[Outcome]: ...
+    async def nack(
+        self, deliveries: Deliveries, *, items: object = None, delay: Duration | None = None, reason: str = ""
+    ) -> Outcome | list[Outcome]:
+        """Report a failure, so that the message is retried. See `Topic.nack`."""
+        return await self._settle(deliveries, self._build_nacks(deliveries, items, delay, reason))
+
+    @overload
+    async def bury(self, deliveries: Delivery[Any], *, reason: str = "") -> Outcome: ...
+    @overload
+    async def bury(self, deliveries: Sequence[Delivery[Any]], *, reason: str = "") -> list[Outcome]: ...
+    async def bury(self, deliveries: Deliveries, *, reason: str = "") -> Outcome | list[Outcome]:
+        """Give up deliveries: move them to the dead letters. See `Topic.bury`."""
+        return await self._settle(deliveries, self._build_settlements("bury", deliveries, reason=reason))
+
+    @overload
+    async def release(self, deliveries: Delivery[Any]) -> Outcome: ...
+    @overload
+    async def release(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
+    async def release(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
+        """Return deliveries that were never started. See `Topic.release`."""
+        return await self._settle(deliveries, self._build_settlements("return", deliveries))
+
+    @overload
+    async def extend(self, deliveries: Delivery[Any], lease: Duration | None = None) -> Outcome: ...
+    @overload
+    async def extend(self, deliveries: Sequence[Delivery[Any]], lease: Duration | None = None) -> list[Outcome]: ...
+    async def extend(self, deliveries: Deliveries, lease: Duration | None = None) -> Outcome | list[Outcome]:
+        """Extend the leases of deliveries. See `Topic.extend`."""
+        lease_ms = None if lease is None else milliseconds(lease, "lease")
+        checked = to_deliveries(deliveries)
+        return match_outcomes(deliveries, await self._run_all(lambda calls: calls.extend_many(checked, lease_ms)))
+
+    async def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
+        """Cancel the message of a key. See `Topic.cancel`."""
+        return cast(Cancelled, await self.run(lambda calls: calls.cancel(key, group)))
+
+    async def reschedule(
+        self, key: Key, *, at: datetime | None = None, delay: Duration | None = None, group: Key | None = None
+    ) -> Rescheduled:
+        """Move the pending message of a key to another time. See `Topic.reschedule`."""
+        return cast(
+            Rescheduled, await self.run(lambda calls: calls.reschedule(Trigger(key, at=at, delay=delay, group=group)))
+        )
+
+    async def flush(self, key: Key | None = None, *, group: Key | None = None) -> int:
+        """Make pending messages due now. See `Topic.flush`."""
+        if key is not None:
+            return await self.run(lambda calls: calls.flush(key, group))
+        moved, calls = 0, await self.open()
+        waiting = [calls.flush_slot(slot) for slot in range(calls.policy.slots)]
+        while waiting:
+            reply = await self.definition.context.aio_link.run(waiting.pop())
+            moved += reply.moved
+            waiting += reply.more
+        return moved
+
+    async def pause(self) -> bool:
+        """Stop all deliveries until `resume`. See `Topic.pause`."""
+        return await self._run_all(lambda calls: calls.pause(True))
+
+    async def resume(self) -> bool:
+        """End a pause and wake the workers. See `Topic.resume`."""
+        return await self._run_all(lambda calls: calls.pause(False))
+
+    async def peek(self, key: Key, *, group: Key | None = None) -> Peek:
+        """Return the state of a key. See `Topic.peek`."""
+        return await self.run(lambda calls: calls.peek(key, group))
+
+    async def stats(self) -> Stats:
+        """Return message counts and counters. See `Topic.stats`."""
+        return await self._run_all(lambda calls: calls.stats())
+
+    async def reshard(
+        self, slots: int, on_progress: Callable[[ReshardProgress], object] = lambda _: None
+    ) -> ReshardResult:
+        """Change the number of slots while the topic is in use. See `Topic.reshard`."""
+        plan = plan_reshard(await self.open(), slots, on_progress)
+        result = await run_plan_async(plan, self.definition.context.aio_link.run_all)
+        self.definition.set_slots(result.after)
+        return result
+
+    async def delete(self, *, discard: bool = False) -> DeletedTopic:
+        """Delete the topic from the server. See `Topic.delete`."""
+        context = self.definition.context
+        entry = await context.aio_link.run(find_entry(context.namespace, context.clock, self.name))
+        plan = plan_delete(self.definition.build_calls(), entry, discard)
+        result = await run_plan_async(plan, context.aio_link.run_all)
+        self.definition.reset()
+        return result
+
+    async def next_due(self) -> datetime | None:
+        """Return the time at which the earliest pending message is due. See `Topic.next_due`."""
+        return (await self.stats()).next_due
+
+    async def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
+        if self.definition.calls is None:
+            build(self.definition.build_calls())
+        calls = await self.open()
+        return await self.definition.context.aio_link.run_all(build(calls))
+
+    async def _settle(self, deliveries: Deliveries, settlements: list[Settlement]) -> Outcome | list[Outcome]:
+        return match_outcomes(deliveries, await self._run_all(lambda calls: calls.settle_many(settlements)))

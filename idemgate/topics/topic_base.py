@@ -1,0 +1,186 @@
+"""The part of a topic that needs no I/O, shared by `Topic` and `AioTopic`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keys import Key, outbox, raw
+from idemgate.errors import DecodeError, InvalidArgument
+from idemgate.topics.calls import Settlement, TopicCalls, nack_items
+from idemgate.topics.cron import build_recurring
+from idemgate.topics.definition import TopicDefinition
+from idemgate.topics.messages import Delivery, Forward, Outcome
+from idemgate.topics.policy import Policy
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+__all__ = [
+    "BaseTopic",
+    "Cancelled",
+    "Deliveries",
+    "Rescheduled",
+    "check_count",
+    "match_outcomes",
+    "to_deliveries",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Cancelled = Literal["cancelled", "in_flight", "absent"]
+Rescheduled = Literal["rescheduled", "in_flight", "absent"]
+Deliveries = Delivery[Any] | Sequence[Delivery[Any]]
+
+
+class BaseTopic:
+    """The base of `Topic` and `AioTopic`."""
+
+    def __init__(self, definition: TopicDefinition) -> None:
+        self.definition = definition
+        self._first_slot = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the topic."""
+        return self.definition.name
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the topic."""
+        return self.definition.declared
+
+    def handler(self, func: F) -> F:
+        """Register the function that a worker calls with each delivery.
+
+        Args:
+            func: A function of one argument, the `Delivery`. It may be sync or async.
+
+        Returns:
+            The function, unchanged.
+
+        Raises:
+            InvalidArgument: The topic has another handler or a forward target, or `func` is a generator.
+        """
+        self.definition.set_handler(func)
+        return func
+
+    def forward(self, to: Literal["list", "stream"], target: Key | None = None, *, keep: int = 0) -> None:
+        """Let a worker move due messages into a Redis list or stream instead of handling them.
+
+        The move is atomic. A list grows at its right end; a stream entry has the field `message`. Consumers read with
+        BLPOP or XREADGROUP and decode entries with `decode_forwarded`. A consumer that crashes may read an entry
+        again: guard it by `once` on `delivery.token`.
+
+        Args:
+            to: "list" or "stream".
+            target: The key of the list or stream, on the same server as the topic. None means one key per slot, see
+                `forward_targets`. On a cluster it must be None.
+            keep: The approximate maximum number of entries in the target; the oldest are dropped first. 0 keeps all.
+
+        Raises:
+            InvalidArgument: An argument is invalid, or the topic has a handler.
+        """
+        if to not in ("list", "stream"):
+            raise InvalidArgument("to", to, "neither a list nor a stream", 'Use "list" or "stream"')
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
+            raise InvalidArgument("keep", keep, "not a number of entries", "Use 0 for all of them, or an int above it")
+        self.definition.set_forward(Forward(to, None if target is None else raw(target), keep))
+
+    def forward_targets(self) -> list[str]:
+        """Return the keys into which `forward` without a target moves messages, one per slot."""
+        slots, namespace = self.policy.slots, self.definition.context.namespace
+        return [outbox(namespace, self.name, slot, slots).decode() for slot in range(slots)]
+
+    def decode_forwarded(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Any]:
+        """Decode a forwarded message.
+
+        Args:
+            entry: An element of the list, or the fields of a stream entry.
+
+        Returns:
+            A delivery without a lease. It needs no acknowledgement.
+
+        Raises:
+            DecodeError: The entry is not a forwarded message.
+        """
+        packed = entry.get(b"message", entry.get("message")) if isinstance(entry, Mapping) else entry
+        if packed is None:
+            raise DecodeError("the fields hold no `message`")
+        return self.definition.build_calls().decode_forwarded(packed)
+
+    def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: object = None) -> None:
+        """Trigger the topic at each occurrence of a cron expression.
+
+        Each occurrence is one message, however many workers schedule it. Its key is `name`, "@" and the UTC time:
+        cancel that key to skip an occurrence.
+
+        A worker schedules each occurrence when the previous one has come. Without a running worker occurrences are
+        missed, except for the first. A worker that lost its connection schedules what it missed. An occurrence that
+        another worker scheduled meanwhile is repeated only after more than the topic's `dedup_retention`.
+
+        Args:
+            cron: A cron expression of five fields.
+            name: The name of this recurring trigger, unique in the topic.
+            tz: The time zone of the expression.
+            payload: The payload of every occurrence.
+
+        Raises:
+            InvalidArgument: The expression, the time zone or the name is invalid.
+            NotConfigured: The extra `cron` is not installed.
+        """
+        self.definition.add_recurring(build_recurring(name, cron, tz, payload))
+
+    def _rotate_slots(self, calls: TopicCalls) -> list[int]:
+        """Return all slots. Each call starts at another slot, so that no slot is always served last."""
+        slots = calls.policy.slots
+        self._first_slot = (self._first_slot + 1) % slots
+        return [(self._first_slot + i) % slots for i in range(slots)]
+
+    def _build_nacks(
+        self, deliveries: Deliveries, items: object, delay: Duration | None, reason: str
+    ) -> list[Settlement]:
+        settlements = self._build_settlements("nack", deliveries, delay, reason)
+        if items is None:
+            return settlements
+        if not isinstance(deliveries, Delivery):
+            raise InvalidArgument(
+                "items", items, "are those of one delivery", "Nack a delivery of which only some failed alone"
+            )
+        return [nack_items(deliveries, items, settlements[0].delay, reason)]
+
+    def _build_settlements(
+        self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = ""
+    ) -> list[Settlement]:
+        checked = to_deliveries(deliveries)
+        if verb == "nack" and delay is None:
+            backoff = self.policy.backoff
+            return [Settlement(verb, delivery, backoff.ms(delivery.attempt), reason) for delivery in checked]
+        delay_ms = 0 if delay is None else milliseconds(delay, "delay", zero=True)
+        return [Settlement(verb, delivery, delay_ms, reason) for delivery in checked]
+
+
+def to_deliveries(deliveries: Deliveries) -> list[Delivery[Any]]:
+    """Return one or many deliveries as a list. Raises InvalidArgument."""
+    checked = [deliveries] if isinstance(deliveries, Delivery) else list(deliveries)
+    for delivery in checked:
+        if not isinstance(delivery, Delivery):
+            raise InvalidArgument(
+                "deliveries", delivery, "not a delivery", "Pass what take() returned, one or a list of them"
+            )
+    return checked
+
+
+def check_count(n: int) -> None:
+    """Raise InvalidArgument unless `n` is an int of at least 0."""
+    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+        raise InvalidArgument("n", n, "not a number of deliveries", "Pass an int of at least 0")
+
+
+def match_outcomes(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:
+    """Return one outcome for one delivery, and a list for a sequence."""
+    checked = cast("list[Outcome]", outcomes)
+    return checked[0] if isinstance(deliveries, Delivery) else checked

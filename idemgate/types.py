@@ -1,0 +1,45 @@
+"""The types that the library returns or accepts and that most programs never import."""
+
+from __future__ import annotations
+
+from idemgate.core.backoff import BackoffPolicy
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.dedup.calls import DedupValue
+from idemgate.guard.batch import AioClaimBatch, ClaimBatch
+from idemgate.guard.calls import Record
+from idemgate.guard.current import Execution
+from idemgate.membership.member import Member, Membership
+from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
+from idemgate.topics.dead_letters import DeadLetter
+from idemgate.topics.decorator import MergedFunction
+from idemgate.topics.merge import Merge
+from idemgate.topics.messages import Message, Peek, Stats
+from idemgate.topics.registry import StoredTopic
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult
+from idemgate.topics.topic import AioTopic
+
+__all__ = [
+    "AioClaimBatch",
+    "AioTopic",
+    "BackoffPolicy",
+    "ClaimBatch",
+    "DeadLetter",
+    "DedupValue",
+    "DeletedTopic",
+    "Duration",
+    "Execution",
+    "HeartbeatReply",
+    "HeartbeatRequest",
+    "Member",
+    "Membership",
+    "Merge",
+    "MergedFunction",
+    "Message",
+    "Peek",
+    "Record",
+    "ReshardProgress",
+    "ReshardResult",
+    "Stats",
+    "StoredTopic",
+    "milliseconds",
+]

@@ -1,0 +1,142 @@
+"""The decisions of a guarded call for replies that a test cannot make a server send."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, LeaseLost
+from idemgate.guard import attempt as attempts
+from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
+from idemgate.guard.calls import Entry
+from idemgate.guard.options import once_options
+from tests.claims import claims_of
+
+GATE = Gate()
+
+
+def attempt_with(**changed: Any) -> ClaimAttempt:
+    """Return an attempt to claim the key "k" with these options."""
+    defaults = dict(zip(_NAMES, _DEFAULTS, strict=True))
+    options = once_options(GATE.context.codec, **{**defaults, **changed})
+    return ClaimAttempt(dataclasses.replace(options, scope="s"), claims_of(GATE), "k", b"")
+
+
+_NAMES = (
+    "scope", "retention", "lease", "on_done", "on_in_progress", "wait", "on_error", "on_lease_loss", "on_store_error",
+    "max_attempts", "retry", "at_most_once", "max_result_bytes", "shadow",
+)  # fmt: skip
+_DEFAULTS = (None, "24h", "30s", None, "raise", "30s", "release", "retry", "raise", None, None, False, None, False)
+
+
+def busy(left_ms: int) -> Entry:
+    return Entry("in_progress", left_ms=left_ms, attempt=1)
+
+
+def test_a_reply_for_a_released_token_means_a_lost_lease() -> None:
+    result = attempt_with().interpret_reply(Entry("stale"))
+    assert isinstance(result, DuplicateResult)
+    with pytest.raises(LeaseLost) as lost:
+        result.unwrap()
+    assert lost.value.key == "k"
+
+
+async def test_a_late_copy_of_a_released_claim_is_refused(face: Any, gate: Gate) -> None:
+    # Given a claim that was released
+    claim = await face.claim("k")
+    asked = (claim.inner if hasattr(claim, "inner") else claim)._attempt
+    await claim.release()
+    # When its request arrives once more, it does not take the key again
+    assert gate.context.link.run(asked.build_claim()).state == "stale"
+    assert (await face.inspect("k")).state == "released"
+    # And where the next owner runs, it is told so
+    await face.claim("k")
+    assert gate.context.link.run(asked.build_claim()).state == "in_progress"
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "seconds"), [(30_000, 1.0), (400, 0.4), (1, 0.01), (0, 0.01)], ids=["poll", "lease", "soon", "now"]
+)
+def test_a_waiting_caller_polls_when_the_lease_may_end_and_each_second(left_ms: int, seconds: float) -> None:
+    assert attempt_with(on_in_progress="wait").interpret_reply(busy(left_ms)) == WaitForOwner(seconds)
+
+
+def test_the_wait_time_counts_from_the_first_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(attempts, "monotonic", lambda: now[0])
+    waiting = attempt_with(on_in_progress="wait", wait="10s")
+    assert waiting.interpret_reply(busy(30_000)) == WaitForOwner(1.0)
+    now[0] += 9.75
+    assert waiting.interpret_reply(busy(30_000)) == WaitForOwner(0.25)
+    now[0] += 0.25
+    assert isinstance(waiting.interpret_reply(busy(30_000)), DuplicateResult)
+
+
+def test_options_are_immutable() -> None:
+    options = attempt_with().options
+    assert isinstance(options, OnceOptions)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.lease = 1  # type: ignore[misc]
+
+
+def test_the_done_cache_evicts_the_oldest_entry() -> None:
+    now = [1000.0]
+    cache, entry = DoneCache(2, lambda: now[0]), Entry("done")
+    cache.store(b"a", b"", entry, 5_000)
+    cache.store(b"b", b"print", entry, 1_000)
+    for name, fingerprint in ((b"a", b""), (b"b", b"print")):
+        cached = cache.lookup(name, fingerprint)
+        assert cached is not None
+        assert cached.entry is entry
+    # Another fingerprint is told apart, and learning again makes a key the newest
+    other = cache.lookup(b"b", b"another")
+    assert other is not None
+    assert other.entry.state == "reused"
+    cache.store(b"a", b"", entry, 5_000)
+    cache.store(b"c", b"", entry, 5_000)
+    assert cache.lookup(b"b", b"print") is None
+    # And each ends with its retention
+    now[0] += 5
+    assert cache.lookup(b"a", b"") is None
+    assert cache.lookup(b"never", b"") is None
+
+
+def test_an_attempt_has_one_owner_token() -> None:
+    attempt = attempt_with()
+    owner = attempt.owner
+    assert len(owner) == 16
+    assert attempt.build_claim().args.count(owner) == 1
+    assert attempt.owner == owner
+
+
+def test_the_cached_entry_has_the_token_of_the_completed_claim() -> None:
+    attempt = attempt_with()
+    attempt.entry = Entry("started", token=77)
+    attempt.result = b"v", b"data"
+    cached = attempt.build_done_entry()
+    assert (cached.state, cached.token, cached.left_ms, cached.kind, cached.result) == (
+        "done", 77, 86_400_000, b"v", b"data",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", ["wait", "raise", "skip"])
+def test_only_a_waiting_caller_requests_a_wakeup(choice: str) -> None:
+    _, _, _, terms, _ = attempt_with(on_in_progress=choice).build_claim().args
+    assert terms[-1] == (choice == "wait")
+
+
+def test_a_result_whose_type_name_is_invalid_still_completes() -> None:
+    odd = type("Odd", (), {})
+    odd.__qualname__ = "\ud800"
+    done = attempt_with()
+    assert done.build_completion(odd()).args[1] == b"n"
+    assert b"is a ?, which would come back as something else" in done.result[1]
+
+
+def test_the_reason_for_a_missing_result_may_be_invalid_utf8() -> None:
+    entry = Entry("done", kind=b"n", result=b"caf\xe9")
+    answer = attempt_with().interpret_reply(entry)
+    assert isinstance(answer, DuplicateResult)
+    assert str(answer.error).endswith("caf\ufffd")
