@@ -856,5 +856,5 @@ def test_slots_that_are_changed_to_and_fro_are_no_fault(gate: Gate, turns: int) 
 
 def test_the_documentation_explains_every_finding() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-    explained = page.partition("## What each finding means")[2]
+    explained = page.partition("## Repair a finding")[2]
     assert [kind for kind in KINDS if f"`{kind}`" not in explained] == []

@@ -125,26 +125,26 @@ async def test_claims_of_a_batch_keep_their_leases_until_their_completions_are_a
     check_done_once(gate, owner, "b", "paid")
 
 
-async def complete_guarded(aio: Any) -> None:
-    @aio._gate.once(key="{order}", **LEASE)
+async def complete_guarded(gate: Gate) -> None:
+    @gate.once(key="{order}", **LEASE)
     async def pay(order: str) -> str:
         return "paid"
 
     await pay("a")
 
 
-async def complete_claim(aio: Any) -> None:
-    async with aio.claim("a", **LEASE) as claim:
+async def complete_claim(gate: Gate) -> None:
+    async with gate.aio.claim("a", **LEASE) as claim:
         await claim.complete("paid")
 
 
-async def complete_batch(aio: Any) -> None:
-    async with aio.claim_many(["a"], **LEASE) as claims:
-        await aio.complete_many([(claims[0], "paid")])
+async def complete_batch(gate: Gate) -> None:
+    async with gate.aio.claim_many(["a"], **LEASE) as claims:
+        await gate.aio.complete_many([(claims[0], "paid")])
 
 
-async def leave_block(aio: Any) -> None:
-    async with aio.claim("a", **LEASE):
+async def leave_block(gate: Gate) -> None:
+    async with gate.aio.claim("a", **LEASE):
         pass
 
 
@@ -155,7 +155,7 @@ async def test_a_cancelled_caller_keeps_its_lease_until_its_completion_is_answer
 ) -> None:
     # Given a caller that is cancelled while its completion does not arrive
     proxy.swallow_request(COMPLETE, 1000)
-    calling = asyncio.create_task(complete(owner.gate.aio))
+    calling = asyncio.create_task(complete(owner.gate))
     await until(lambda: proxy.planned < 1000)
     calling.cancel()
     with suppress(asyncio.CancelledError):

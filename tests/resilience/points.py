@@ -1,7 +1,7 @@
 """Fail points: places at which a process kills itself with SIGKILL, as a power cut or an out-of-memory killer would.
 
 They are put around the links of a process that is to die, and nowhere else: the package knows nothing of them. A
-place is "before topic/take 2": instead of sending the second call of that script; "after topic/take 2": its reply was
+place is "before topics/take 2": instead of sending the second call of that script; "after topics/take 2": its reply was
 read, and nothing was done with it yet; or "after effect": a place that the scene itself names with `reach`. A
 "topics/settle_and_take" is a "topics/settle", too.
 """

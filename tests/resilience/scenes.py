@@ -160,7 +160,7 @@ def work(order: Order) -> Callable[[], object]:
 
     def idle() -> bool:
         ended = ("acked", "nacked", "buried", "returned", "deferred", "lost", "unsettled")
-        looked = times("after topic/take") >= topic.policy.slots
+        looked = times("after topics/take") >= topic.policy.slots
         return looked and counted["worker.taken"] == sum(counted[f"worker.{name}"] for name in ended)
 
     async def until_empty() -> None:

@@ -791,7 +791,7 @@ AWAITED: dict[type, dict[str, str]] = {
         **{name: name for name in ("cancel", "reschedule", "flush", "forward_once", "reshard")},
         "open": "trigger",
         "run": "trigger",
-        "forget": "forget a topic",
+        "delete": "forget a topic",
         "pause": "pause, resume",
         "resume": "pause, resume",
     },

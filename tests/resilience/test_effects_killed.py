@@ -26,12 +26,12 @@ START = 1_700_000_000.0
 LEASE = 0.06
 """Seconds. Heartbeats come every 10 ms; it lapses only when the test's clock says so."""
 AFTER_CREDIT = "after commit"
-AFTER_COMPLETION = "after once/complete"
+AFTER_COMPLETION = "after guard/complete"
 PLACES = {
     "before credit": 0,
     "before commit": 0,
     AFTER_CREDIT: 1,
-    "before once/complete": 1,
+    "before guard/complete": 1,
     AFTER_COMPLETION: 0,
 }
 """Where a process dies: how often the next owner credits again, unless the key was inserted with the credit."""

@@ -38,24 +38,24 @@ class Place(NamedTuple):
 
 
 PLACES = [
-    Place("before once/claim", 1),
-    Place("after once/claim", 1),
+    Place("before guard/claim", 1),
+    Place("after guard/claim", 1),
     Place("before effect", 1),
     Place("after effect", 2),  # the window
-    Place("before once/complete", 2),  # still the window: nothing was recorded
-    Place("after once/complete", 1),
-    Place("before once/release", 1, ("fails",)),
-    Place("after once/release", 1, ("fails",)),
-    Place("before once/renew", 1, ("linger",)),
-    Place("after once/renew", 1, ("linger",)),
-    Place("before once/renew 2", 1, ("linger",)),
-    Place("before once/checkpoint", 2, ("checkpoint",)),  # the window
-    Place("after once/checkpoint", 1, ("checkpoint",)),  # the next one knows
-    Place("before once/complete", 1, ("checkpoint",)),
-    Place("before topic/trigger", 1, ("trigger",)),
-    Place("after topic/trigger", 1, ("trigger",)),
-    Place("before topic/open", 1, ("trigger",)),
-    Place("after topic/policy", 1, ("trigger",)),
+    Place("before guard/complete", 2),  # still the window: nothing was recorded
+    Place("after guard/complete", 1),
+    Place("before guard/release", 1, ("fails",)),
+    Place("after guard/release", 1, ("fails",)),
+    Place("before guard/renew", 1, ("linger",)),
+    Place("after guard/renew", 1, ("linger",)),
+    Place("before guard/renew 2", 1, ("linger",)),
+    Place("before guard/checkpoint", 2, ("checkpoint",)),  # the window
+    Place("after guard/checkpoint", 1, ("checkpoint",)),  # the next one knows
+    Place("before guard/complete", 1, ("checkpoint",)),
+    Place("before topics/trigger", 1, ("trigger",)),
+    Place("after topics/trigger", 1, ("trigger",)),
+    Place("before topics/open", 1, ("trigger",)),
+    Place("after topics/policy", 1, ("trigger",)),
 ]
 
 

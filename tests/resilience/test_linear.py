@@ -28,7 +28,6 @@ from idemgate.guard import calls as claims
 from idemgate.guard.calls import Claims, Record
 from idemgate.lua import Script, script
 from idemgate.testing import Clock
-from tests.claims import claims_of
 from tests.guard.test_model import answer_of, facts_of
 from tests.proxy import Proxy
 from tests.resilience.linear import UNKNOWN, Operation, linearizable
@@ -128,8 +127,8 @@ class History:
             "resolve": (token(), self.seen, drawn.random() < 0.5, KEEP, b"v", DECIDED),
         }
         us = self._now(drawn, verb)
-        claims_of(gate).clock = Clock(us / 1_000_000)
-        call = getattr(claims_of(gate), verb)(claims_of(gate).key("s", "k"), *arguments[verb])
+        claims = Claims(self.namespace, Clock(us / 1_000_000))
+        call = getattr(claims, verb)(claims.key("s", "k"), *arguments[verb])
         assert int(call.args[0]) == us
         if drawn.random() < (0.3 if verb in DECISIONS else 0.15):  # most decisions are refused
             drawn.choice([self.proxy.cut_reply, self.proxy.double_request, self.proxy.hold_request])(_time(us))
@@ -195,7 +194,7 @@ SPOILT = {
     "a decision about what came since": ("guard/resolve", "r.fence ~= tonumber(ARGV[3])", "false"),
     "a decision about who is live": ("guard/resolve", "if left > 0 then", "if false then"),
     "a vanished owner that keeps a say": (
-        "guard/resolve", "ended(r, state, kind, request,", 'ended(r, state, kind, "",'),
+        "guard/resolve", "end_record(r, state, kind, request,", 'end_record(r, state, kind, "",'),
     "a note of a former owner": ("guard/checkpoint", "r.owner ~= token", "false"),
     "a lost lease that nobody counts": ("guard/claim", "running and taken + 1 or taken", "taken"),
     "a completion that does not know its copies": (

@@ -207,7 +207,7 @@ FORKS = """if True:
     gate = Gate(sys.argv[1], namespace=sys.argv[2])
     mine = gate.context.link.command("CLIENT", "ID")
     # A thread that is in the middle of everything that is locked for a moment
-    locks = [gate.counters._lock, gate._lock, gate.context.link._lock, gate.context.link._pool._available]
+    locks = [gate.counters._lock, gate.context._lock, gate.context.link._lock, gate.context.link._pool._available]
     held, go = threading.Event(), threading.Event()
     def hold():
         for lock in locks: lock.acquire()

@@ -34,22 +34,22 @@ class Place(NamedTuple):
 
 
 PLACES = [
-    Place("before topic/take"),
-    Place("after topic/take"),
-    Place("after topic/take 3"),
-    Place("before topic/settle"),
-    Place("after topic/settle"),
-    Place("before topic/settle 3"),
-    Place("after topic/settle 3"),
-    Place("before topic/turn"),
-    Place("after topic/turn"),
-    Place("after topic/turn", ("fails",)),
-    Place("before topic/settle", ("fails",)),
-    Place("after topic/settle", ("fails",)),
-    Place("before topic/extend", ("linger",)),
-    Place("after topic/extend", ("linger",)),
-    Place("before topic/trigger", ("trigger",)),
-    Place("after topic/trigger", ("trigger",)),
+    Place("before topics/take"),
+    Place("after topics/take"),
+    Place("after topics/take 3"),
+    Place("before topics/settle"),
+    Place("after topics/settle"),
+    Place("before topics/settle 3"),
+    Place("after topics/settle 3"),
+    Place("before topics/settle_and_take"),
+    Place("after topics/settle_and_take"),
+    Place("after topics/settle_and_take", ("fails",)),
+    Place("before topics/settle", ("fails",)),
+    Place("after topics/settle", ("fails",)),
+    Place("before topics/extend", ("linger",)),
+    Place("after topics/extend", ("linger",)),
+    Place("before topics/trigger", ("trigger",)),
+    Place("after topics/trigger", ("trigger",)),
     Place("in handler"),
     Place("in handler 4"),
 ]
@@ -191,7 +191,7 @@ def test_what_is_triggered_while_its_key_is_in_flight_in_a_dead_process_is_not_l
     assert one.run(flavour, die="in handler")["signal"] == 9
     # When its key is triggered again, before and after anybody noticed
     one.trigger("a")
-    assert one.run(flavour, die="after topic/take")["signal"] == 9
+    assert one.run(flavour, die="after topics/take")["signal"] == 9
     one.trigger("a")
     one.finish(flavour)
     # Then the last run has it all

@@ -530,7 +530,7 @@ def ask_crew(rig: Rig) -> dict[str, Call[Any]]:
     namespace, clock = rig.gate.namespace, rig.clock
 
     def says(member: str, number: int, *topics: str, **more: Any) -> Call[Any]:
-        said = {"generation": 0, "released": (), "seized": (), "wanted": ()} | more
+        said = {"generation": 0, "released": (), "taken_over": (), "wanted": ()} | more
         return members.heartbeat(namespace, "g", clock, HeartbeatRequest(member, number, topics, **said), 10_000)
 
     rig.ask(says("b", 1, "t"))

@@ -411,7 +411,7 @@ class Machine(RuleBasedStateMachine):
         if verb == "take" and sent.reply == ([], 0):
             return  # it had no effect, and its answer was not kept: a copy is another take
         answer = self.gate.context.link.run(copy)
-        if verb == "turn":
+        if verb == "settle_and_take":
             (outcomes, (taken, lapsed)), own = sent.reply, self._own(sent)
             assert (answer.settled.outcomes, _taken(answer.taken)) == (
                 outcomes,

@@ -104,8 +104,8 @@ class Thing:
 
 
 TRIGGERS: list[tuple[Any, dict[str, Any], str]] = [
-    ("last", {"key": ""}, r"key='': empty\. A key names"),
-    ("last", {"key": b""}, r"key=b'': empty\. A key names"),
+    ("last", {"key": ""}, r"key='': empty\. An empty key would"),
+    ("last", {"key": b""}, r"key=b'': empty\. An empty key would"),
     ("last", {"key": None}, r"key=None: a NoneType is not a key\. Use a str, bytes or int"),
     ("last", {"key": 1.5}, r"key=1\.5: a float is not a key\. Use"),
     ("last", {"key": True}, r"key=True: a bool is not a key\. Use"),

@@ -311,7 +311,7 @@ async def test_who_lost_the_reply_hears_it_in_the_new_slot(gate: Gate, clock: Cl
     flying = list((await _filled(topic, clock)).values())
     lost: list[Batch[Any]] = [
         calls.trigger_many([Trigger(key, 7) for key in KEYS]),
-        calls.settle_many(topic._settlements("ack", flying)),
+        calls.settle_many(topic._build_settlements("ack", flying)),
         Batch([calls.trigger(Trigger("once", 1))], list),
         Batch([calls.cancel(KEYS[3])], list),
     ]

@@ -127,7 +127,7 @@ async def test_the_limit_is_of_this_program_and_not_stored(url: str, gate: Gate)
         assert other.topic("t", window="1s").open().policy.adaptive is None
     # And one that names the topic twice says it once
     assert gate.topic("t", window="1s").policy.adaptive == Adaptive(most=3)
-    with pytest.raises(InvalidArgument, match="this program said"):
+    with pytest.raises(InvalidArgument, match="this program declared"):
         gate.topic("t", window="1s", adaptive=Adaptive(most=4))
     with pytest.raises(InvalidArgument, match="adaptive"):
         gate.topic("u", adaptive=5)  # type: ignore[arg-type]

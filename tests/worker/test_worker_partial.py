@@ -47,7 +47,7 @@ async def test_only_what_failed_is_handled_again(
         await eventually(lambda: gate.counters["worker.nacked"] == 1)
         peek = await topic.aio.peek("k")
         assert peek.pending is not None
-        assert (peek.pending.payload, peek.pending.failure) == ([1, 3, 5], "idemgate.errors.Failed: odd ones")
+        assert (peek.pending.payload, peek.pending.failure) == ([1, 3, 5], "idemgate.errors.PartialFailure: odd ones")
         # What is triggered before the retry joins it
         await topic.aio.trigger("k", 6)
         clock.advance("10s")
@@ -136,7 +136,7 @@ async def test_after_the_last_attempt_the_items_that_failed_are_dead(gate: Gate,
     async with gate.aio.worker():
         (letter,) = await eventually(topic.aio.dead.list)
     assert runs == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [2, 3, 4]]
-    assert (letter.payload, letter.count, letter.reason) == ([3, 4], 2, "idemgate.errors.Failed: still")
+    assert (letter.payload, letter.count, letter.reason) == ([3, 4], 2, "idemgate.errors.PartialFailure: still")
 
 
 @pytest.mark.parametrize("end", [_returns, _raises])
