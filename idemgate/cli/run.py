@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from importlib.util import find_spec
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from idemgate.cli import logs
 from idemgate.cli.arguments import count, span
@@ -77,8 +77,10 @@ def membership_at(target: str | None) -> Literal["redis"] | Membership | None:
     Raises:
         InvalidArgument: The value is neither "redis" nor the place of a membership.
     """
-    if target is None or target == "redis":
-        return cast('Literal["redis"] | None', target)
+    if target is None:
+        return None
+    if target == "redis":
+        return "redis"
     membership: Membership = import_object("--membership", target, Membership, "RedisMembership(gate)")
     return membership
 

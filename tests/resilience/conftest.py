@@ -73,7 +73,7 @@ def sound(sound: Callable[[Gate], None], namespaces: Namespaces) -> Callable[[Ga
 
 
 class Zygote:
-    """`zygote(scene="work", die="after topics/take", ...)`: runs that in a process of its own, and says how it ended."""
+    """`zygote(scene="work", die="after topics/take", ...)`: run that in its own process, and return how it ended."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(

@@ -76,7 +76,7 @@ class Expiry:
         if notifications not in ("check", "set", "assume"):
             fix = 'Use "check", "set" (change the server\'s setting if necessary) or "assume" (no check)'
             raise InvalidArgument("notifications", notifications, "no such choice", fix)
-        self.notifications = notifications
+        self.notifications: Notifications = notifications
         self.scan_seconds = milliseconds(scan, "scan") / 1000
         self.retention = milliseconds(retention, "retention") / 1000
         if self.retention * 1000 < expiry.ECHO_MS:
