@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from idemgate.subscribers.expiry.rules import added, missing
+from idemgate.subscribers.expiry.rules import add_event_flags, missing
 
 __all__ = ["OLDEST", "Check", "Seen", "State", "diagnose", "durable", "notifications"]
 
@@ -242,5 +242,5 @@ def notifications(flags: str | None) -> Check:
         return Check("expiry", "skipped", "no permission to read notify-keyspace-events")
     if missing(flags):
         what = f"gate.on_expired is used, and the server does not publish expired keys (flags {flags!r})"
-        return Check("expiry", "warning", what, _config_command("notify-keyspace-events", added(flags)))
+        return Check("expiry", "warning", what, _config_command("notify-keyspace-events", add_event_flags(flags)))
     return Check("expiry", "ok", "the server publishes expired keys")

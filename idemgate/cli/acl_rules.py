@@ -119,7 +119,7 @@ def rule(
     heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys if name != "seen"))
     if durable:
         ours.append(known["touched"])
-    asked = {command for role in chosen for command in _needed(role)}
+    asked = {command for role in chosen for command in _required_commands(role)}
     asked.update(_ALL.split(), _CLUSTER.split() if cluster else (), _DURABLE.split() if durable else ())
     if cluster and "INFO" in asked:
         asked.add(_STATE)
@@ -140,7 +140,7 @@ def _role(name: str) -> Role:
     return ROLES[name]
 
 
-def _needed(role: Role) -> set[str]:
+def _required_commands(role: Role) -> set[str]:
     return {command for name in role.scripts for command in commands(name)} | set(role.beside.split())
 
 

@@ -29,9 +29,9 @@ COLUMNS = ("topic", "slots", "scheduled", "ready", "waiting", "blocked", "in fli
 
 def add_to(commands: Any) -> None:
     """Adds the commands to argparse's."""
-    listing = _command(commands, "topics", listed, "show the topics that a store holds")
+    listing = _command(commands, "topics", list_topics, "show the topics that a store holds")
     listing.add_argument("--json", action="store_true", help="as JSON, with policies and counters")
-    slots = _command(commands, "slots", resized, "change the number of slots of a topic", SLOTS)
+    slots = _command(commands, "slots", reshard_topic, "change the number of slots of a topic", SLOTS)
     slots.add_argument("topic", metavar="TOPIC")
     slots.add_argument("slots", metavar="N", type=int, help="a power of two")
     forget = _command(commands, "forget", forgotten, "remove a topic", FORGET)
@@ -51,7 +51,7 @@ def _gate(options: argparse.Namespace) -> Gate:
     return Gate(url_of(options), namespace=options.namespace)
 
 
-def listed(options: argparse.Namespace) -> int:
+def list_topics(options: argparse.Namespace) -> int:
     """0, also if there is none."""
     with _gate(options) as gate:
         found = gate.stored_topics()
@@ -64,10 +64,10 @@ def listed(options: argparse.Namespace) -> int:
     return 0
 
 
-def resized(options: argparse.Namespace) -> int:
+def reshard_topic(options: argparse.Namespace) -> int:
     """0 when it has that many slots. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
-        done = _known(gate, options.topic).reshard(options.slots, _progress_printer())
+        done = _find_topic(gate, options.topic).reshard(options.slots, _progress_printer())
     if done.before == done.after:
         print(f"{options.topic} has {done.after} slots already")
     else:
@@ -78,7 +78,7 @@ def resized(options: argparse.Namespace) -> int:
 def forgotten(options: argparse.Namespace) -> int:
     """0 when it is gone. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
-        gone = _known(gate, options.topic).delete(discard=options.discard)
+        gone = _find_topic(gate, options.topic).delete(discard=options.discard)
     print(f"{options.topic} is forgotten", end="")
     if any((gone.pending, gone.in_flight, gone.dead)):
         print(f"; discarded: {gone.pending} pending, {gone.in_flight} in flight, {gone.dead} dead letters", end="")
@@ -86,7 +86,7 @@ def forgotten(options: argparse.Namespace) -> int:
     return 0
 
 
-def _known(gate: Gate, name: str) -> Topic:
+def _find_topic(gate: Gate, name: str) -> Topic:
     """Not one that this would make."""
     there = [one.name for one in gate.stored_topics()]
     if name not in there:

@@ -39,11 +39,11 @@ class Membership(Protocol):
     A worker uses it as follows:
 
     1. It calls `on_change(wake)`, then runs `run(stop, {topic: slots, ...})` in a separate task.
-    2. It takes from the slots in `assigned(topic)` only. There must be no `await` between that check and sending the
-       request. At first no slot is assigned.
+    2. It takes from the slots in `assigned_slots(topic)` only. There must be no `await` between that check and
+       sending the request. At first no slot is assigned.
     3. Whenever woken, and after each settlement, it returns unstarted deliveries of slots that are not in
-       `assigned(topic)`. It calls `release(topic, [slot])` for each slot in `draining(topic)` without deliveries: none
-       runs, is unsettled, or may come from a take under way. It never interrupts a running handler.
+       `assigned_slots(topic)`. It calls `release(topic, [slot])` for each slot in `draining(topic)` without
+       deliveries: none runs, is unsettled, or may come from a take under way. It never interrupts a running handler.
     4. If the number of a topic's slots changes, it calls `resize`. Members notice such a change one after the other.
     5. To stop, it sets `stop` and continues with step 3 until nothing is left. Then it awaits the task of `run`, which
        ends once all slots are released or the grace time is over. Other members begin to take over when `stop` is set.
@@ -80,13 +80,13 @@ class Membership(Protocol):
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever `assigned` or `draining` changes, in the event loop of `run`.
+        """Call `listener` whenever `assigned_slots` or `draining` changes, in the event loop of `run`.
 
         It is also called once after the first announcement, even without a change.
         """
         ...
 
-    def assigned(self, topic: str) -> frozenset[int]:
+    def assigned_slots(self, topic: str) -> frozenset[int]:
         """Return the slots to take from now. None is assigned after a whole `ttl` without a successful heartbeat."""
         ...
 
@@ -198,7 +198,7 @@ class Member(ABC):
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def assigned(self, topic: str) -> frozenset[int]:
+    def assigned_slots(self, topic: str) -> frozenset[int]:
         return self._assigned.get(topic, NONE) if self._now() < self._valid_until else NONE
 
     def draining(self, topic: str) -> frozenset[int]:
@@ -211,7 +211,7 @@ class Member(ABC):
         self.poke()
 
     def release(self, topic: str, slots: Iterable[int]) -> None:
-        kept = self.assigned(topic)
+        kept = self.assigned_slots(topic)
         if self._ownership.release((topic, slot) for slot in slots if slot not in kept):
             self._publish()
             self.poke()

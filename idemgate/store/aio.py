@@ -221,7 +221,7 @@ class AsyncLink:
             return call.answer(reply)
         except Incomplete as incomplete:
             rest = incomplete.rest
-            return rest.join([await self._retry(one, budget.renewed()) for one in rest.calls])  # type: ignore[no-any-return]
+            return rest.join([await self._retry(one, budget.renew()) for one in rest.calls])  # type: ignore[no-any-return]
         except SlotMoved as moved:
             redirect, by = call.redirect, moved.by
         assert redirect is not None, "SlotMoved needs a redirect"

@@ -112,7 +112,7 @@ class RetryBudget:
         self._tries = 0
         self._executed = "no"
 
-    def renewed(self) -> RetryBudget:
+    def renew(self) -> RetryBudget:
         """Return a fresh budget for the next of several sequential calls.
 
         The server has just answered, and a part of the work is done.

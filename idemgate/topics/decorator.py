@@ -136,7 +136,7 @@ def _build_handler(
 ) -> Callable[[Delivery[Any]], Any]:
     hints = type_hints(func)
     # An argument without an item to retry is passed as an empty list.
-    empty: dict[str, Any] = {name: [] for name in signature.parameters if merge.fields and merge.of(name).itemized}
+    empty: dict[str, Any] = {name: [] for name in signature.parameters if merge.fields and merge.of(name).has_items}
 
     def bind(delivery: Delivery[Any]) -> inspect.BoundArguments:
         arguments = {name: rebuild(value, hints.get(name)) for name, value in (empty | delivery.payload).items()}
@@ -164,6 +164,6 @@ def _add_arguments(result: Any, delivery: Delivery[Any], merge: Merge) -> Any:
     if isinstance(result, PartialFailure) and merge.fields and (fields := to_list(result.items)):
         mapped = isinstance(result.items, Mapping)
         given = cast("Mapping[str, Any]", result.items) if mapped else dict.fromkeys(fields, ...)
-        rest = {name: ... for name in delivery.payload if not merge.of(name).itemized}
+        rest = {name: ... for name in delivery.payload if not merge.of(name).has_items}
         result.items = rest | dict(given) if any(given.values()) else {}
     return result

@@ -73,11 +73,11 @@ class Merge:
             return float(acc[0]) if acc[1] else acc[0]
         if op in ("min", "max"):
             return codec.decode(acc[1])
-        if self.itemized:
+        if self.has_items:
             return [codec.decode(item) for item in self.items(acc)]
         return {name: self.of(name).lower(part, codec) for name, part in self.parts(acc).items()}
 
-    def dropped(self, acc: Any) -> int:
+    def count_dropped(self, acc: Any) -> int:
         """Return the number of items of an `append` or `union`, or of fields, beyond the limit."""
         op = self.spec["op"]
         if op == "append":
@@ -86,7 +86,7 @@ class Merge:
             return int(acc[0])
         if op == "fields":
             own = cast("dict[bytes, Any]", acc).get(_DROPPED, 0) if isinstance(acc, dict) else 0
-            return int(own) + sum(self.of(name).dropped(part) for name, part in self.parts(acc).items())
+            return int(own) + sum(self.of(name).count_dropped(part) for name, part in self.parts(acc).items())
         return 0
 
     @property
@@ -95,7 +95,7 @@ class Merge:
         return self.spec["op"] in ("append", "union", "fields")
 
     @property
-    def itemized(self) -> bool:
+    def has_items(self) -> bool:
         """True if the payload is a list of items."""
         return self.spec["op"] in ("append", "union")
 

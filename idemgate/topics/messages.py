@@ -181,7 +181,7 @@ class Message:
     def dropped(self) -> int:
         """The number of items beyond the limit of the merge policy."""
         with wrap_decode_errors("a payload"):
-            return self._merge.dropped(self._fields[8])
+            return self._merge.count_dropped(self._fields[8])
 
     def select_items(self, items: object) -> FailedItems:
         """Return the part of the payload that `items` names. Raises InvalidArgument; see `partial.select_items`."""

@@ -20,7 +20,7 @@ class FailedItems(NamedTuple):
     items: int
     of: int
 
-    def packed(self, failure: str) -> bytes:
+    def pack(self, failure: str) -> bytes:
         """Return the failed items in the format of `lua/lib/slot/settle_deliveries.lua`."""
         return pack((failure, self.items, self.acc))
 
@@ -112,4 +112,4 @@ def _items_by_field(items: object, known: Mapping[str, object], name: str) -> di
 
 def _count_items(policy: Merge, acc: Any) -> int:
     """Return the number of items of a field. A field without items counts as one."""
-    return max(1, len(policy.items(acc))) if policy.itemized else 1
+    return max(1, len(policy.items(acc))) if policy.has_items else 1

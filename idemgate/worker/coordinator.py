@@ -61,7 +61,7 @@ class SlotCoordinator:
         self._joined = asyncio.Event()
         self._closed = False
         for poller in pollers:
-            poller.assigned_slots = partial(membership.assigned, poller.topic.name)
+            poller.assigned_slots = partial(membership.assigned_slots, poller.topic.name)
             poller.on_resize = partial(self._on_resize, poller)
         membership.on_change(self._on_change)
 

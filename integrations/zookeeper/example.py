@@ -28,11 +28,11 @@ class Taker:
 
     @property
     def slots(self) -> int:
-        return len(self.membership.assigned("images"))
+        return len(self.membership.assigned_slots("images"))
 
     def changed(self) -> None:
         self.membership.release("images", self.membership.draining("images"))
-        print(f"{self.name} takes from {sorted(self.membership.assigned('images'))}")
+        print(f"{self.name} takes from {sorted(self.membership.assigned_slots('images'))}")
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -35,8 +35,8 @@ def test_kept_promises_are_kept() -> None:
     # Given records in which everything is as it should be
     records = kept()
     # Then no promise is broken, and nothing is left to wait for
-    assert [(promise.text, promise.broken) for promise in judge(records) if not promise.kept] == []
-    assert (records.left, records.lag) == (0, 0)
+    assert [(promise.text, promise.broken) for promise in judge(records) if not promise.is_kept] == []
+    assert (records.remaining, records.lag) == (0, 0)
     assert records.numbers() == {
         "published": 4, "copies_received": 8, "handled": 3, "duplicates_dropped": 5, "triggers": 3, "deliveries": 2,
         "merge_ratio": 1.5, "lateness_p50_ms": 0.2, "lateness_p99_ms": 2.0,
@@ -101,10 +101,10 @@ def test_what_has_to_be_waited_for() -> None:
     records.publish("d", "q")
     records.take(0, {"received": ["d"], "handled": [("d", "q", True)]})
     # Then the slowest subscriber is one behind, and two things are left
-    assert (records.lag, records.left) == (1, 2)
+    assert (records.lag, records.remaining) == (1, 2)
     # When both are reported
     records.take(1, {"received": ["d"], "dropped": ["d"]})
     records.take(0, {"delivered": [("q", ["d"], 1, 0, 1, 101, 101.0)]})
     # Then none
-    assert (records.lag, records.left) == (0, 0)
+    assert (records.lag, records.remaining) == (0, 0)
     assert isinstance(records.deliveries[-1], Delivered)

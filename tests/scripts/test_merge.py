@@ -62,8 +62,8 @@ def merged(client: redis.Redis, policy: MergeSpec, payloads: list[Any], cut: int
     lifted = [merge.lift(payload, CODEC) for payload in payloads]
     replies = client.execute_command("EVAL", FOLDS, 0, msgpack.packb(merge.spec), int(merge.raw), cut, *lifted)
     one, two = (msgpack.unpackb(reply, raw=True, strict_map_key=False) for reply in replies)
-    assert (merge.dropped(one) == 0) == (merge.dropped(two) == 0)
-    return merge.lower(one, CODEC), merge.lower(two, CODEC), merge.dropped(one)
+    assert (merge.count_dropped(one) == 0) == (merge.count_dropped(two) == 0)
+    return merge.lower(one, CODEC), merge.lower(two, CODEC), merge.count_dropped(one)
 
 
 def identical(left: Any, right: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idemgate import Bury, Gate, Retry, Trigger
 from idemgate.audit.slot import Slot, read_slot
-from idemgate.cli.doctor.examine import Namespace, examined
+from idemgate.cli.doctor.examine import Namespace, examine_store
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry import rules as expiry
@@ -391,12 +391,12 @@ def audits(on: Stage) -> None:
 
 
 def examines_only(on: Stage) -> None:
-    told = examined(Namespace(on.url, on.mine.namespace), writes=False)
+    told = examine_store(Namespace(on.url, on.mine.namespace), writes=False)
     assert {check.name for _, check in told if check.state == "error"} <= {"persistence"}, told
 
 
 def examines(on: Stage) -> None:
-    assert len(examined(Namespace(on.url, on.mine.namespace))) > 5
+    assert len(examine_store(Namespace(on.url, on.mine.namespace))) > 5
 
 
 async def until(on: Stage, happens: Callable[[], Any]) -> None:

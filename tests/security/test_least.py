@@ -14,7 +14,7 @@ import redis
 
 from idemgate import Gate
 from idemgate.cli.acl_rules import ROLES, rule
-from idemgate.cli.doctor.examine import Namespace, examined
+from idemgate.cli.doctor.examine import Namespace, examine_store
 from idemgate.errors import ServerRejected, StoreError
 from idemgate.store.embedded.server import find_server, start
 from idemgate.testing import Clock
@@ -146,7 +146,7 @@ def test_on_a_cluster_a_role_needs_what_is_printed_for_one_and_nothing_of_it_can
                 for _ in operator.move(claims_of(gate).key("claim", "k")[0].decode()):
                     assert gate.claim("k").state == "in_progress"
                 assert claim.complete(1)
-                examined(Namespace(url, namespace), writes=False)
+                examine_store(Namespace(url, namespace), writes=False)
             return {(one["reason"], one["object"]) for node in operator.nodes for one in node.acl_log()}
 
         assert refused() <= ASKED_IN_VAIN

@@ -22,7 +22,7 @@ def test_nobody_is_told_that_nothing_was_done_where_a_part_was() -> None:
     # Then what was asked first was certainly not done, and what was asked after a part of it may have been
     whole, begun = RetryBudget(0), RetryBudget(0)
     begun.mark_partial()
-    for budget, executed in ((whole, "no"), (begun, "unknown"), (whole.renewed(), "unknown")):
+    for budget, executed in ((whole, "no"), (begun, "unknown"), (whole.renew(), "unknown")):
         with pytest.raises(StoreUnavailable) as told:
             budget.next_delay(refusal)
         assert told.value.executed == executed
@@ -31,4 +31,4 @@ def test_nobody_is_told_that_nothing_was_done_where_a_part_was() -> None:
 def test_each_further_call_has_the_whole_time() -> None:
     late = RetryBudget(60, started=-1e9)
     assert late.remaining == 0
-    assert 0 < late.renewed().remaining <= 60
+    assert 0 < late.renew().remaining <= 60

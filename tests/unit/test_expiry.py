@@ -18,12 +18,12 @@ from idemgate.subscribers.expiry.rules import (
     GONE,
     MERGE,
     Look,
-    deleted,
     due,
     expired_of,
     is_echo,
     taken_away,
     timed_out,
+    was_deleted,
 )
 from idemgate.testing import Clock
 
@@ -109,7 +109,7 @@ def delivered(gate: Gate, clock: Clock) -> Any:
 def test_a_key_was_deleted_if_it_was_found_gone_after_it_was_last_seen_and_nobody_said_that_it_expired(
     delivered: Any, found: list[dict[str, int]], is_deleted: bool
 ) -> None:
-    assert deleted(delivered(*found)) is is_deleted
+    assert was_deleted(delivered(*found)) is is_deleted
 
 
 def test_until_is_what_was_known_last(delivered: Any) -> None:

@@ -110,7 +110,7 @@ def test_one_trigger_alone_respects_the_cap() -> None:
     lifted = _unpacked(union(2).lift([1, 2, 2, 3, 4], CODEC))
     # Then the rest is dropped and counted before anything is merged
     assert union(2).lower(lifted, CODEC) == [1, 2]
-    assert union(2).dropped(lifted) == 2
+    assert union(2).count_dropped(lifted) == 2
 
 
 def _unpacked(lifted: bytes) -> Any:

@@ -77,7 +77,7 @@ class Hand:
         for topic in self.topics:
             draining = self.membership.draining(topic)
             self.membership.release(topic, [number for number in draining if (topic, number) not in self.running])
-            for number in self.membership.assigned(topic):
+            for number in self.membership.assigned_slots(topic):
                 slot = (topic, number)
                 self.world.takes[slot].add(self)
                 if self.busy is None:
@@ -87,7 +87,7 @@ class Hand:
 
     @property
     def assigned(self) -> set[Slot]:
-        return {(topic, number) for topic in self.topics for number in self.membership.assigned(topic)}
+        return {(topic, number) for topic in self.topics for number in self.membership.assigned_slots(topic)}
 
     @property
     def draining(self) -> set[Slot]:

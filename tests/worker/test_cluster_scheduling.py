@@ -59,14 +59,17 @@ async def test_members_divide_the_slots_and_hand_them_over(make: Any, eventually
         async with gates[1].aio.worker(membership="redis") as second:
             both = (first.membership, second.membership)
             await eventually(
-                lambda: sum(len(one.assigned("t")) for one in both) == SLOTS and all(one.assigned("t") for one in both),
+                lambda: (
+                    sum(len(one.assigned_slots("t")) for one in both) == SLOTS
+                    and all(one.assigned_slots("t") for one in both)
+                ),
                 within=60,
             )
             # When messages come for all slots
             await topics[0].aio.trigger_many([(f"k{n}", n) for n in range(200)])
             await eventually(lambda: len(seen) == 200, within=60)
         # Then they were handled, and who stays gets the slots of who leaves
-        await eventually(lambda: len(first.membership.assigned("t")) == SLOTS, within=60)
+        await eventually(lambda: len(first.membership.assigned_slots("t")) == SLOTS, within=60)
         await topics[0].aio.trigger_many([(f"l{n}", n) for n in range(50)])
         await eventually(lambda: len(seen) == 250, within=60)
     assert set(seen.values()) == {1}

@@ -310,13 +310,13 @@ async def test_it_is_the_same_on_the_servers_own_clock(url: str, namespace: str)
     stop = asyncio.Event()
     tasks = [asyncio.create_task(one.run(stop, T))]
     one.on_change(lambda: one.release("t", one.draining("t")))
-    await eventually(lambda: len(one.assigned("t")) == 64)
+    await eventually(lambda: len(one.assigned_slots("t")) == 64)
     tasks.append(asyncio.create_task(two.run(stop, T)))
-    await eventually(lambda: 0 < len(one.assigned("t")) == 64 - len(two.assigned("t")) < 64)
+    await eventually(lambda: 0 < len(one.assigned_slots("t")) == 64 - len(two.assigned_slots("t")) < 64)
     while two.member not in (roll := await one.list_members()).holders.values():
         await asyncio.sleep(0.005)
     tasks[1].cancel()
-    await eventually(lambda: len(one.assigned("t")) == 64)
+    await eventually(lambda: len(one.assigned_slots("t")) == 64)
     # Then its slots are taken when its announcement has lapsed, not before, by the server's clock
     assert (await one.list_members()).now_ms >= roll.members[two.member].lapses_ms
     stop.set()
@@ -464,7 +464,7 @@ async def test_one_that_is_away_just_after_the_first_announcement_is_waited_for(
 
     membership, stop = Interrupted(gate), asyncio.Event()
     task = asyncio.create_task(membership.run(stop, T))
-    await eventually(lambda: task.done() or len(membership.assigned("t")) == 64)
+    await eventually(lambda: task.done() or len(membership.assigned_slots("t")) == 64)
     assert gate.counters["members.store_unavailable"] == 2
     stop.set()
     await eventually(lambda: bool(membership.draining("t")))

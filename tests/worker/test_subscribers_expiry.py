@@ -22,7 +22,7 @@ from idemgate.errors import ServerRejected
 from idemgate.store.embedded.server import start
 from idemgate.subscribers import Expired, Expiry
 from idemgate.subscribers.expiry.glob import matcher
-from idemgate.subscribers.expiry.rules import added, due, look, missing, timed_out
+from idemgate.subscribers.expiry.rules import add_event_flags, due, look, missing, timed_out
 from idemgate.testing import Clock
 from tests.cluster import agree, cluster, server, unused_ports, wait_for
 from tests.proxy import Proxy
@@ -630,7 +630,7 @@ async def test_who_may_not_ask_can_say_that_it_is_set(make: Make, own: str, raw:
 )
 def test_flags_are_added_and_none_is_dropped(flags: str, lacks: str, after: str) -> None:
     assert missing(flags) == lacks
-    assert added(flags) == after
+    assert add_event_flags(flags) == after
 
 
 # -- patterns and bad input -------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Hand:
 
     @property
     def assigned(self) -> frozenset[int]:
-        return frozenset(self.membership.assigned("t"))
+        return frozenset(self.membership.assigned_slots("t"))
 
     @property
     def draining(self) -> frozenset[int]:
@@ -255,7 +255,9 @@ async def test_with_fewer_slots_than_workers_the_rest_stands_by(
         workers.append(Worker(gate, membership="redis"))
     async with workers[0], workers[1], workers[2]:
         for _ in workers:
-            await eventually(lambda: sum(len(one.membership.assigned("t")) for one in workers if one.membership) == 1)
+            await eventually(
+                lambda: sum(len(one.membership.assigned_slots("t")) for one in workers if one.membership) == 1
+            )
             # Then one of them does the work
             seen.clear()
             await gates[0].topic("t").aio.trigger_many([(n, n) for n in range(50)])
@@ -283,18 +285,18 @@ async def test_what_is_sent_on_is_sent_by_the_slots_own_worker(
         await eventually(
             lambda: [one.members for one in memberships] == [tuple(sorted(o.member for o in memberships))] * 2
         )
-        await eventually(lambda: sum(len(one.assigned("t")) for one in memberships) == SLOTS)
+        await eventually(lambda: sum(len(one.assigned_slots("t")) for one in memberships) == SLOTS)
         # When there is a message in every slot
         topic = gates[0].topic("t")
         await topic.aio.trigger_many([(key, 1) for key in one_a_slot("k").values()])
         await eventually(lambda: sum(gate.counters["worker.forwarded"] for gate in gates) == SLOTS)
         # Then each sent on what its slots held
-        shares = [len(one.assigned("t")) for one in memberships]
+        shares = [len(one.assigned_slots("t")) for one in memberships]
         assert [gate.counters["worker.forwarded"] for gate in gates] == shares
         assert {raw.llen(outbox) for outbox in topic.forward_targets()} == {1}
         # And all of it, when one has stopped
         second.stop()
-        await eventually(lambda: len(memberships[0].assigned("t")) == SLOTS)
+        await eventually(lambda: len(memberships[0].assigned_slots("t")) == SLOTS)
         await topic.aio.trigger_many([(key, 2) for key in one_a_slot("k").values()])
         await eventually(lambda: {raw.llen(outbox) for outbox in topic.forward_targets()} == {2})
 
@@ -473,7 +475,7 @@ async def test_one_membership_for_two_workers_at_once_is_refused(gate: Gate) -> 
         with pytest.raises(InvalidArgument, match="serves another worker already"):
             await gate.aio.worker(membership=membership).run(asyncio.Event())
         # And the first one has not been disturbed
-        assert membership.assigned("t") == ALL
+        assert membership.assigned_slots("t") == ALL
 
 
 async def test_a_membership_may_serve_one_worker_after_another(gate: Gate, eventually: Any) -> None:
@@ -487,6 +489,6 @@ async def test_a_membership_may_serve_one_worker_after_another(gate: Gate, event
         await topic.aio.trigger(turn)
         async with gate.aio.worker(membership=membership):
             await eventually(lambda turn=turn: gate.counters["worker.acked"] == turn + 1)
-        assert membership.assigned("t") == frozenset()
+        assert membership.assigned_slots("t") == frozenset()
     assert seen == ["0", "1", "2"]
     assert (await membership.list_members())[2:] == ({}, {})

@@ -99,7 +99,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
             while (clock.microseconds() - began) / 1_000_000 < seconds:
                 clock.advance("1s")
                 await eventually(lambda: membership.at_rest, within=30)
-            return membership.assigned("t")
+            return membership.assigned_slots("t")
 
         # Then it takes nothing that the dead one may still take from
         assert await served(TTL - 1) < ALL

@@ -78,7 +78,7 @@ class Hand:
     @property
     def assigned(self) -> frozenset[int]:
         assert self.worker.membership is not None
-        return frozenset(self.worker.membership.assigned("t"))
+        return frozenset(self.worker.membership.assigned_slots("t"))
 
     def share(self, slots: int) -> frozenset[int]:
         assert self.worker.membership is not None

@@ -52,12 +52,12 @@ class Child:
             _reading(self._process.stdout, lambda line: heard(json.loads(line))),
             _reading(self._process.stderr, _first_of(name, said)),
         ]
-        with contextlib.suppress(BrokenPipeError):  # it ended already, as `ended` will say
+        with contextlib.suppress(BrokenPipeError):  # it ended already, as `failure` will say
             self._stdin.write(order.line())
             self._stdin.flush()
 
     @property
-    def ended(self) -> str:
+    def failure(self) -> str:
         """Return a text about the end of the process; empty while it runs."""
         code = self._process.poll()
         return "" if code is None else f"{self.name} ended with {code}"

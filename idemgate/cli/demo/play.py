@@ -52,7 +52,7 @@ def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda
             order = Order(url, f"demo-{secrets.token_hex(6)}", f"demo-{secrets.token_hex(6)}", window)
             _Stage(order, plan, records, screen, signals).run()
     except Interrupted as interrupted:
-        print(report.interrupted(records, plan, time.monotonic() - began), file=out)
+        print(report.interruption_text(records, plan, time.monotonic() - began), file=out)
         return interrupted.code
     doctor(records)
     promises, elapsed = judge(records), time.monotonic() - began
@@ -60,7 +60,7 @@ def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda
         report.as_json(records, promises, plan, elapsed) if options.json else report.as_text(records, promises, elapsed)
     )
     print(told)
-    return 0 if all(promise.kept for promise in promises) else 1
+    return 0 if all(promise.is_kept for promise in promises) else 1
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -121,10 +121,10 @@ class _Stage:
             raise StoreError(f"the {wanted} subscribers did not all subscribe within {START:g} s")
 
     def _child(self, role: str, name: str, number: int) -> None:
-        def heard(facts: Mapping[str, Any]) -> None:
+        def record_facts(facts: Mapping[str, Any]) -> None:
             self.records.take(number, facts)
 
-        self.children.append(Child(role, name, self.order, heard, self.screen.say))
+        self.children.append(Child(role, name, self.order, record_facts, self.screen.say))
 
     def _perform(self, gate: Gate) -> None:
         patience = self.order.window + STALL
@@ -142,8 +142,8 @@ class _Stage:
         self.signals.check()
         self.screen.tick(phase, done, len(self.plan.publications), self.records)
         for child in self.children:
-            if child.ended:
-                raise Fallen(child.ended)
+            if child.failure:
+                raise Fallen(child.failure)
 
     def _end(self) -> None:
         children, self.children = self.children, []

@@ -27,7 +27,7 @@ class Promise:
     broken: list[str]
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         return not self.broken
 
 

@@ -45,11 +45,11 @@ def _most_behind(plan: Plan) -> int:
 def drain(records: Records, patience: float, look: Callable[[], None]) -> bool:
     """Waits until every copy is done with and every trigger delivered; False when for `patience` seconds nothing
     happened any more."""
-    left, since = records.left, time.monotonic()
+    left, since = records.remaining, time.monotonic()
     while left and time.monotonic() - since < patience:
         look()
         time.sleep(STEP)
-        if (now_left := records.left) != left:
+        if (now_left := records.remaining) != left:
             left, since = now_left, time.monotonic()
     return not left
 

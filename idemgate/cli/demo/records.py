@@ -99,7 +99,7 @@ class Records:
         return self._published - min(self._heard)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Return the number of unfinished copies and undelivered triggers; 0 when all work is done."""
         with self._lock:
             copies = self._published * self.subscribers - self._dropped - len(self.handled)

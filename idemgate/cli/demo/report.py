@@ -12,7 +12,7 @@ from idemgate.cli.demo.promises import Promise
 from idemgate.cli.demo.records import Records
 from idemgate.cli.demo.screen import rows, took
 
-__all__ = ["as_json", "as_text", "interrupted", "opening"]
+__all__ = ["as_json", "as_text", "interruption_text", "opening"]
 
 
 def opening(plan: Plan, subscribers: int, window: float) -> str:
@@ -29,7 +29,7 @@ def opening(plan: Plan, subscribers: int, window: float) -> str:
     return "; ".join(told)
 
 
-def interrupted(records: Records, plan: Plan, elapsed: float) -> str:
+def interruption_text(records: Records, plan: Plan, elapsed: float) -> str:
     numbers = records.numbers()
     return (
         f"Interrupted after {elapsed:.1f} s: published {numbers['published']:,} of {len(plan.publications):,}, "
@@ -44,8 +44,8 @@ def as_json(records: Records, promises: Sequence[Promise], plan: Plan, elapsed: 
         "events": plan.events,
         "subscribers": records.subscribers,
         "elapsed_s": round(elapsed, 2),
-        "kept": all(promise.kept for promise in promises),
-        "promises": [{"promise": one.text, "kept": one.kept, "broken": one.broken} for one in promises],
+        "kept": all(promise.is_kept for promise in promises),
+        "promises": [{"promise": one.text, "kept": one.is_kept, "broken": one.broken} for one in promises],
     }
     return json.dumps(records.numbers() | facts, indent=2)
 
@@ -54,6 +54,6 @@ def as_text(records: Records, promises: Sequence[Promise], elapsed: float) -> st
     lines = [f"  {label:<20}{text:>12}" for label, text in rows(records.numbers() | {"elapsed_s": elapsed})]
     lines.append("")
     for promise in promises:
-        lines.append(f"  {'kept  ' if promise.kept else 'BROKEN'}  {promise.text}")
+        lines.append(f"  {'kept  ' if promise.is_kept else 'BROKEN'}  {promise.text}")
         lines += [f"          {words}" for words in promise.broken]
     return "\n".join(["", *lines])

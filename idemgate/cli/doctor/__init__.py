@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from idemgate.audit.server import Check
 from idemgate.cli.arguments import add_namespace, add_url, url_of
-from idemgate.cli.doctor.examine import Namespace, Told, examined
+from idemgate.cli.doctor.examine import Namespace, Told, examine_store
 from idemgate.cli.doctor.showing import as_json, show
 from idemgate.errors import InvalidArgument, StoreError
 from idemgate.testing.audit import audit
@@ -56,7 +56,7 @@ def doctor(options: argparse.Namespace) -> int:
     report = None
     if options.audit:  # before there is a record of the doctor's own
         report = _unless_away("audit", lambda: audit(where.url, where.name), failures)
-    checks = _unless_away("store", lambda: examined(where, writes=not options.read_only), failures) or []
+    checks = _unless_away("store", lambda: examine_store(where, writes=not options.read_only), failures) or []
     checks += failures
     if options.json:
         print(as_json(where, checks, report))

@@ -21,7 +21,7 @@ from idemgate.store.inspection import Server, servers
 from idemgate.store.sync import SyncLink
 from idemgate.store.url import endpoint_from_url
 
-__all__ = ["Namespace", "Told", "examined"]
+__all__ = ["Namespace", "Told", "examine_store"]
 
 Told = tuple[str, Check]
 """Which server, and what of it."""
@@ -48,32 +48,32 @@ class Namespace:
         self.endpoint: Endpoint = endpoint_from_url(url)
 
 
-def examined(where: Namespace, *, writes: bool = True) -> list[Told]:
+def examine_store(where: Namespace, *, writes: bool = True) -> list[Told]:
     """Every check of every server, then those of the namespace; `writes`: whether writing may be tried, too.
     StoreUnavailable, ServerRejected."""
     with servers(where.endpoint) as found:
-        told = [(server.name, check) for server in found for check in diagnose(_seen(where, server))]
+        told = [(server.name, check) for server in found for check in diagnose(_read_server(where, server))]
         strange, listens = _looked_for(where, found)
-        told += [("", check) for check in (*_permitted(where, writes), *_durable(where, found), strange)]
+        told += [("", check) for check in (*_check_permissions(where, writes), *_durable(where, found), strange)]
         if listens:
             told += [(server.name, notifications(_flags(server))) for server in found]
     return told
 
 
-def _seen(where: Namespace, server: Server) -> Seen:
+def _read_server(where: Namespace, server: Server) -> Seen:
     apart, jumped = _clocks(server)
     clustered = where.endpoint.kind == "cluster"
     return Seen(
-        info=_allowed(server, "INFO") or {},
+        info=_ask_if_allowed(server, "INFO") or {},
         config=_config(server, "*"),
         apart=apart,
         jumped=jumped,
         in_cluster=clustered,
-        cluster=_lines(_allowed(server, "CLUSTER INFO")) if clustered else {},
+        cluster=_lines(_ask_if_allowed(server, "CLUSTER INFO")) if clustered else {},
     )
 
 
-def _allowed(server: Server, *words: str) -> Any:
+def _ask_if_allowed(server: Server, *words: str) -> Any:
     """The reply, or None where it is not permitted, or not known."""
     with suppress(ServerRejected):
         return server.command(*words)
@@ -81,7 +81,7 @@ def _allowed(server: Server, *words: str) -> Any:
 
 
 def _config(server: Server, pattern: str) -> dict[str, str] | None:
-    found = _allowed(server, "CONFIG GET", pattern)
+    found = _ask_if_allowed(server, "CONFIG GET", pattern)
     return None if found is None else {_text(name): _text(value) for name, value in found.items()}
 
 
@@ -120,7 +120,7 @@ def _time(server: Server) -> tuple[float, float]:
     return seconds + micros / 1_000_000, time.monotonic()
 
 
-def _permitted(where: Namespace, writes: bool) -> Iterator[Check]:
+def _check_permissions(where: Namespace, writes: bool) -> Iterator[Check]:
     """May this connection do what the scripts do? Tried on a record of the doctor's own, and on an empty slot."""
     link = SyncLink(where.endpoint, 5.0)
     claims, slot = Claims(where.name, None), keys.slot(where.name, SCOPE, 0, 1)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from msgpack import ExtType, Packer, unpackb
 
-from idemgate.core.codec import limits as wire
+import idemgate.core.codec.limits as wire
 from idemgate.errors import InvalidArgument
 
 __all__ = ["ValueEncoder", "from_ext", "pack", "unpack"]

@@ -223,7 +223,7 @@ class Expiry:
         """Return True if there is nothing to handle: the key lives, or it was deleted."""
         if seen.alive:
             self.count("renewed")
-        elif expiry.deleted(delivery):
+        elif expiry.was_deleted(delivery):
             self.count("deleted")
         else:
             return False

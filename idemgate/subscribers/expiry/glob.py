@@ -18,11 +18,11 @@ def matcher(pattern: bytes) -> Callable[[bytes], bool]:
         else:
             part, at = _part(pattern, at)
             between[-1] += part
-    compiled = re.compile(_starred(between), re.DOTALL)
+    compiled = re.compile(_join_with_stars(between), re.DOTALL)
     return lambda key: compiled.fullmatch(key) is not None
 
 
-def _starred(between: list[bytes]) -> bytes:
+def _join_with_stars(between: list[bytes]) -> bytes:
     """Join the parts between stars into one expression.
 
     Each part but the last matches at the first possible place, without backtracking. Otherwise a hostile key could take

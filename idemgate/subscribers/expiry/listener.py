@@ -266,7 +266,7 @@ class ExpiryListener:
             return None
         return ServerRejected(
             f"{node.name} sends no events for expired keys: its {SETTING} is {flags!r} and lacks {lacking!r}. "
-            f'Run CONFIG SET {SETTING} {rules.added(flags)}, or let idemgate do it: notifications="set"'
+            f'Run CONFIG SET {SETTING} {rules.add_event_flags(flags)}, or let idemgate do it: notifications="set"'
         )
 
     async def _flags(self, node: Node) -> str:
@@ -274,8 +274,8 @@ class ExpiryListener:
         if not answer:
             raise ServerRejected("the server has no such setting")
         flags = bytes(answer[1]).decode()
-        if self._expiry.notifications == "set" and rules.added(flags) != flags:
-            flags = rules.added(flags)
+        if self._expiry.notifications == "set" and rules.add_event_flags(flags) != flags:
+            flags = rules.add_event_flags(flags)
             await node.command("CONFIG", "SET", SETTING, flags)
         return flags
 

@@ -22,8 +22,7 @@ __all__ = [
     "WANTED",
     "Expired",
     "Look",
-    "added",
-    "deleted",
+    "add_event_flags",
     "due",
     "expired_of",
     "is_echo",
@@ -31,6 +30,7 @@ __all__ = [
     "missing",
     "taken_away",
     "timed_out",
+    "was_deleted",
 ]
 
 EXPIRED = "expired"
@@ -132,7 +132,7 @@ def expired_of(delivery: Delivery[Any]) -> Expired:
     return Expired(delivery.key, delivery.raw_key, bool(facts.get("heard")), until, delivery)
 
 
-def deleted(delivery: Delivery[Any]) -> bool:
+def was_deleted(delivery: Delivery[Any]) -> bool:
     """Return True if a missing key was deleted after it was last seen, rather than expired."""
     facts = _facts(delivery)
     return not facts.get("heard") and facts.get("gone", 0) > facts.get("seen", 0)
@@ -158,6 +158,6 @@ def missing(flags: str, of: str = NEEDED) -> str:
     return "".join(flag for flag in of if flag not in there)
 
 
-def added(flags: str) -> str:
+def add_event_flags(flags: str) -> str:
     """Return the setting, extended by all useful flags."""
     return flags + missing(flags, WANTED)

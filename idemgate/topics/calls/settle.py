@@ -43,7 +43,7 @@ class Settlement(NamedTuple):
 
     def args(self, position: int) -> tuple[Arg, ...]:
         """Return the script arguments of a settlement other than an ack. `position` counts from 1."""
-        verb, failure = (self.verb, self.failure) if self.part is None else ("part", self.part.packed(self.failure))
+        verb, failure = (self.verb, self.failure) if self.part is None else ("part", self.part.pack(self.failure))
         return (position, verb, self.delay, failure)
 
 

@@ -29,7 +29,7 @@ class Hand:
 
     def work(self) -> None:
         if self.busy:
-            self.running |= self.membership.assigned("t")
+            self.running |= self.membership.assigned_slots("t")
         self.membership.release("t", self.membership.draining("t") - self.running)
 
     def finish(self, slots: set[int]) -> None:
@@ -38,7 +38,7 @@ class Hand:
 
     @property
     def assigned(self) -> frozenset[int]:
-        return self.membership.assigned("t")
+        return self.membership.assigned_slots("t")
 
 
 async def main(hosts: str, path: str, ttl: str) -> None:

@@ -32,7 +32,7 @@ class Hand:
 
     @property
     def assigned(self) -> frozenset[int]:
-        return self.membership.assigned("t")
+        return self.membership.assigned_slots("t")
 
 
 Join = Callable[[], Awaitable[Hand]]
