@@ -12,8 +12,8 @@ import threading
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from idemgate.cli import logs
 from idemgate.cli.arguments import count, span
+from idemgate.cli.logs import configure as configure_logs
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.membership.member import Membership
@@ -53,7 +53,7 @@ def add_to(commands: Any) -> None:
 def work(options: argparse.Namespace) -> int:
     """Run a worker; return 0 after a graceful stop, 1 if handlers had to be cut short."""
     gate = gate_at(options.gate)
-    logs.configure()
+    configure_logs()
     membership = membership_at(options.membership)
     gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from idemgate.cli import logs
+from idemgate.cli.logs import configure as configure_logs
 from idemgate.cli.signals import Interrupted, watching
 from idemgate.store.embedded.server import start
 
@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     """Run a server; return 0 after a signal, 1 if the server ended unexpectedly. Errors of `start` pass through."""
-    logs.configure()
+    configure_logs()
     with watching() as signals, start(options.directory) as embedded:
         print(embedded.url, flush=True)
         print(f"Use it with: IDEMGATE_URL={embedded.url}   (Ctrl-C ends it)", file=sys.stderr)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from idemgate.cli.demo.events import LATER, SECONDS, Event, made_up, plan_of, read
+from idemgate.cli.demo.events import LATER, SECONDS, DemoEvent, made_up, plan_of, read
 from idemgate.cli.demo.screen import took
 from idemgate.errors import InvalidArgument
 
 LINE = '{"id": "a", "ts": 1387731401, "path": "pom.xml", "change": "M"}'
 
 
-def at(*times: float) -> list[Event]:
-    return [Event(f"e{number}", ts, "p", "M") for number, ts in enumerate(times)]
+def at(*times: float) -> list[DemoEvent]:
+    return [DemoEvent(f"e{number}", ts, "p", "M") for number, ts in enumerate(times)]
 
 
 def test_pauses_are_cut_and_the_rest_is_speeded_up() -> None:
@@ -71,7 +71,7 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path, pack: object) -> None:
     # Then it is known by its content, not by its name
     assert [event.id for event in read(file, None)] == ["a", "b", "c"]
     assert [event.id for event in read(file, 2)] == ["a", "b"]
-    assert read(file, 1) == [Event("a", 1387731401, "pom.xml", "M")]
+    assert read(file, 1) == [DemoEvent("a", 1387731401, "pom.xml", "M")]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from idemgate.cli import logs
-from idemgate.cli.demo.order import Order, Report, obey
+from idemgate.cli.demo.order import DemoOrder, ReportStream, obey
+from idemgate.cli.logs import configure as configure_logs
 from idemgate.gate import Gate
 from idemgate.subscribers import Heard
 from idemgate.topics.merge import MergeSpec, append
@@ -20,13 +20,13 @@ RETENTION = "15m"
 """Longer than a duplicate can take; short, because a demo's keys are of no use afterwards."""
 
 
-def topic_of(gate: Gate, order: Order) -> Topic:
+def topic_of(gate: Gate, order: DemoOrder) -> Topic:
     """One delivery a path and window, with the ids of all events in it and the last of their other fields."""
     merge: MergeSpec = {"ids": append(100_000), "*": "last"}
     return gate.topic(TOPIC, window=order.window, merge=merge, dedup_retention=RETENTION)
 
 
-def subscribe(order: Order, report: Report) -> None:
+def subscribe(order: DemoOrder, report: ReportStream) -> None:
     """Receive every event, as all subscribers do, and handle those that no other subscriber has handled."""
     gate = Gate(order.url, namespace=order.namespace)
     changes = topic_of(gate, order).aio
@@ -48,7 +48,7 @@ def subscribe(order: Order, report: Report) -> None:
     report.add("counters", gate.counters.snapshot())
 
 
-def work(order: Order, report: Report) -> None:
+def work(order: DemoOrder, report: ReportStream) -> None:
     """Takes what is due. A real handler would render the path; this one says what it was given, and when."""
     gate = Gate(order.url, namespace=order.namespace)
 
@@ -68,8 +68,8 @@ ROLES = {"subscriber": subscribe, "worker": work}
 
 
 def main(role: str) -> int:
-    logs.configure("WARNING")
-    report = Report()
+    configure_logs("WARNING")
+    report = ReportStream()
     try:
         ROLES[role](obey(), report)
     finally:

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from idemgate.cli.demo.order import PATIENCE, Order
+from idemgate.cli.demo.order import PATIENCE, DemoOrder
 
 __all__ = ["Child", "end"]
 
@@ -32,7 +32,7 @@ class Child:
         self,
         role: str,
         name: str,
-        order: Order,
+        order: DemoOrder,
         heard: Callable[[Mapping[str, Any]], None],
         said: Callable[[str], None],
     ) -> None:

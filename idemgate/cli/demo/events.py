@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["Event", "Plan", "Publication", "made_up", "plan_of", "read"]
+__all__ = ["DemoEvent", "Plan", "Publication", "made_up", "plan_of", "read"]
 
 FIELDS = ("id", "ts", "path", "change")
 SECONDS = 25.0
@@ -27,7 +27,7 @@ YEAR_2000, YEAR_2100 = 946_684_800, 4_102_444_800
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DemoEvent:
     """A change of a path; `ts` in seconds. Events with one id are one event."""
 
     id: str
@@ -43,7 +43,7 @@ class Publication(NamedTuple):
     """An event and when to publish it, in seconds from the start."""
 
     at: float
-    event: Event
+    event: DemoEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Plan:
         return self.stream / self.speed
 
 
-def plan_of(events: Sequence[Event], speed: float | None, max_gap: float, seed: int) -> Plan:
+def plan_of(events: Sequence[DemoEvent], speed: float | None, max_gap: float, seed: int) -> Plan:
     """When to publish what. `speed` None: so that it takes `SECONDS`. A gap beyond `max_gap` counts as `max_gap`."""
     gaps = (min(max(after.ts - before.ts, 0.0), max_gap) for before, after in pairwise(events))
     offsets = list(accumulate(gaps, initial=0.0))
@@ -78,10 +78,10 @@ def plan_of(events: Sequence[Event], speed: float | None, max_gap: float, seed: 
     return Plan(publications, len(events), paths, stream, factor, years)
 
 
-def _with_some_twice(events: Sequence[Event], seed: int) -> Iterator[tuple[int, Event]]:
+def _with_some_twice(events: Sequence[DemoEvent], seed: int) -> Iterator[tuple[int, DemoEvent]]:
     """Each event with the place of the event it is published with: its own, or for a second time a later one's."""
     chance = random.Random(seed)
-    order: list[tuple[float, Event]] = []
+    order: list[tuple[float, DemoEvent]] = []
     for place, event in enumerate(events):
         order.append((place, event))
         if chance.random() < TWICE:
@@ -90,23 +90,23 @@ def _with_some_twice(events: Sequence[Event], seed: int) -> Iterator[tuple[int, 
         yield min(int(after), len(events) - 1), event
 
 
-def made_up(count: int, seed: int) -> list[Event]:
+def made_up(count: int, seed: int) -> list[DemoEvent]:
     """A stream as a busy repository has it: bursts of changes with pauses between, few paths that change often, many
     that rarely do. 200 events a second on average."""
     chance = random.Random(seed)
-    events: list[Event] = []
+    events: list[DemoEvent] = []
     ts = 0.0
     while len(events) < count:
         burst = min(1 + int(chance.expovariate(1 / 20)), count - len(events))
         for _ in range(burst):
             path = f"src/part{min(int(chance.paretovariate(0.7)), 400):03}.py"
-            events.append(Event(f"e{len(events):06}", round(ts, 3), path, chance.choices("MAD", (8, 1, 1))[0]))
+            events.append(DemoEvent(f"e{len(events):06}", round(ts, 3), path, chance.choices("MAD", (8, 1, 1))[0]))
             ts += chance.expovariate(1000.0)
         ts += chance.expovariate(1 / (burst * 0.004))
     return events
 
 
-def read(path: Path, limit: int | None) -> list[Event]:
+def read(path: Path, limit: int | None) -> list[DemoEvent]:
     """Read events from a file of JSON lines, which may be gzipped.
 
     Args:
@@ -116,7 +116,7 @@ def read(path: Path, limit: int | None) -> list[Event]:
     Raises:
         InvalidArgument: A line is not an event.
     """
-    events: list[Event] = []
+    events: list[DemoEvent] = []
     try:
         with path.open("rb") as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
@@ -136,11 +136,11 @@ def read(path: Path, limit: int | None) -> list[Event]:
     return events
 
 
-def _event(line: str, place: str) -> Event:
+def _event(line: str, place: str) -> DemoEvent:
     fix = 'Each line is like {"id": "a1-0", "ts": 1387731401, "path": "pom.xml", "change": "M"}'
     try:
         found: dict[str, Any] = json.loads(line)
-        event = Event(**{name: found[name] for name in FIELDS})
+        event = DemoEvent(**{name: found[name] for name in FIELDS})
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidArgument(place, line.strip(), f"is not an event ({error!r})", fix) from None
     if not all(isinstance(value, str) and value for value in (event.id, event.path, event.change)):

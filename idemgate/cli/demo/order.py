@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Order", "Report", "obey"]
+__all__ = ["DemoOrder", "ReportStream", "obey"]
 
 EVERY = 0.05
 """Seconds between reports: the publisher paces itself by them."""
@@ -20,7 +20,7 @@ PATIENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DemoOrder:
     """The settings of one demo for its processes; `window` is in seconds.
 
     They travel on stdin, since a URL may contain a password and arguments are visible.
@@ -35,7 +35,7 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def obey() -> Order:
+def obey() -> DemoOrder:
     """The order; from here on the process ends when its parent does, however that ends: stdin is at its end then."""
     said = b""
     while not said.endswith(b"\n"):
@@ -43,7 +43,7 @@ def obey() -> Order:
             sys.exit(0)  # the parent changed its mind
         said += piece
     threading.Thread(target=_end_with_parent, name="demo-parent", daemon=True).start()
-    return Order(**json.loads(said))
+    return DemoOrder(**json.loads(said))
 
 
 def _end_with_parent() -> None:
@@ -54,7 +54,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class Report:
+class ReportStream:
     """Collects what happened here and sends it to the parent, a line every `EVERY` seconds. Not through Redis: this is
     the record that the demo's promises are checked against, so it must not depend on what it is to prove."""
 

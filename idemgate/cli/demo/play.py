@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from idemgate.cli.demo import report
 from idemgate.cli.demo.actors import topic_of
 from idemgate.cli.demo.children import Child, end
 from idemgate.cli.demo.choose import choose_screen
 from idemgate.cli.demo.events import Plan, made_up, plan_of, read
-from idemgate.cli.demo.order import Order
+from idemgate.cli.demo.order import DemoOrder
 from idemgate.cli.demo.promises import judge
 from idemgate.cli.demo.publishing import drain, publish, wait_until
 from idemgate.cli.demo.records import Records
+from idemgate.cli.demo.report import as_json, as_text, interruption_text, opening
 from idemgate.cli.demo.screen import Screen, took
 from idemgate.cli.signals import Interrupted, Signals, watching
 from idemgate.core import keys
@@ -48,17 +48,15 @@ def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda
     began = time.monotonic()
     try:
         with watching() as signals, choose_screen(out) as screen, _server(options.url, screen) as url:
-            screen.say(report.opening(plan, options.subscribers, window))
-            order = Order(url, f"demo-{secrets.token_hex(6)}", f"demo-{secrets.token_hex(6)}", window)
+            screen.say(opening(plan, options.subscribers, window))
+            order = DemoOrder(url, f"demo-{secrets.token_hex(6)}", f"demo-{secrets.token_hex(6)}", window)
             _Stage(order, plan, records, screen, signals).run()
     except Interrupted as interrupted:
-        print(report.interruption_text(records, plan, time.monotonic() - began), file=out)
+        print(interruption_text(records, plan, time.monotonic() - began), file=out)
         return interrupted.code
     doctor(records)
     promises, elapsed = judge(records), time.monotonic() - began
-    told = (
-        report.as_json(records, promises, plan, elapsed) if options.json else report.as_text(records, promises, elapsed)
-    )
+    told = as_json(records, promises, plan, elapsed) if options.json else as_text(records, promises, elapsed)
     print(told)
     return 0 if all(promise.is_kept for promise in promises) else 1
 
@@ -91,7 +89,7 @@ def _server(url: str | None, screen: Screen) -> Generator[str]:
 class _Stage:
     """One run of the demo: its processes and its screen."""
 
-    def __init__(self, order: Order, plan: Plan, records: Records, screen: Screen, signals: Signals) -> None:
+    def __init__(self, order: DemoOrder, plan: Plan, records: Records, screen: Screen, signals: Signals) -> None:
         self.order, self.plan, self.records, self.screen, self.signals = order, plan, records, screen, signals
         self.children: list[Child] = []
 
