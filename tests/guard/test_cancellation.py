@@ -15,8 +15,8 @@ from tests.claims import claims_of
 
 
 @pytest.fixture
-async def gate(wire: Any, namespace: str, clock: Clock, no_late_replies: None) -> AsyncIterator[Gate]:
-    """A gate whose replies can be held back, and which waits for them: closing it shows how every call ended."""
+async def gate(wire: Any, namespace: str, clock: Clock) -> AsyncIterator[Gate]:
+    """A gate whose replies can be held back. Closing it waits a minute for the calls that are under way."""
     made = Gate(wire.url, namespace=namespace, clock=clock, timeout="60s")
     await made.aio.inspect("warm")
     yield made
