@@ -320,7 +320,7 @@ class Everything:
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def assigned(self, _: str) -> frozenset[int]:
+    def assigned_slots(self, _: str) -> frozenset[int]:
         return ALL
 
     def draining(self, _: str) -> frozenset[int]:
