@@ -16,12 +16,11 @@ from idemgate.core.clock import Clock, stamp
 from idemgate.core.framing import bulk, head
 from idemgate.core.tokens import token
 from idemgate.lua import script
+from idemgate.store.context import MAX_BATCH
 
-__all__ = ["MANY", "Claims", "Ending", "Entry", "Record", "State"]
+__all__ = ["Claims", "Ending", "Entry", "Record", "State"]
 
 T = TypeVar("T")
-MANY = 100
-"""The maximum number of records in one script call. The server is blocked while it runs."""
 Ending = tuple[bytes, bytes, int, int, bytes]
 """One completion: record, owner, fencing token, retention in ms, and encoded result."""
 TEN_YEARS = 315_360_000_000
@@ -284,11 +283,11 @@ class Claims:
         calls = [
             call(
                 "guard/mark_many",
-                tuple(different[i : i + MANY]),
+                tuple(different[i : i + MAX_BATCH]),
                 (stamp(self.clock), token(), retention),
                 _decode_marks,
             )
-            for i in range(0, len(different), MANY)
+            for i in range(0, len(different), MAX_BATCH)
         ]
         return Batch(calls, join)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from idemgate.store.endpoint import Endpoint
     from idemgate.store.sync import SyncLink
 
-__all__ = ["Cache", "Context", "HasContext"]
+__all__ = ["MAX_BATCH", "Cache", "Context", "HasContext"]
 
 MAX_BATCH = 100
 """The most records of one script call. The call blocks the server for all of them."""

@@ -94,7 +94,7 @@ class _Stage:
         self.children: list[Child] = []
 
     def run(self) -> None:
-        """Ends, whatever happens, with all processes ended and the topic removed."""
+        """Run the demo. All processes are ended and the topic is deleted, also after an error."""
         with contextlib.closing(Gate(self.order.url, namespace=self.order.namespace)) as gate:
             try:
                 self._start(gate)
