@@ -40,6 +40,7 @@ __all__ = [
     "StoreUnavailable",
     "TopicInUse",
     "UnexpectedData",
+    "is_permanent",
 ]
 
 
@@ -337,3 +338,19 @@ class PartialFailure(Exception):
         super().__init__(reason or "some of its items failed")
         self.items = items
         self.delay = delay
+
+
+# -- the one table of permanent errors --------------------------------------------------------------------------------
+
+_PERMANENT = (
+    Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError,
+)  # fmt: skip
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Return True if every further delivery of the message would raise the same error.
+
+    Workers, subscribers and integrations then stop retrying: they bury, dead-letter or reject the message. Use it in
+    a loop of your own. `AlreadyDone` and `ResultUnavailable` are not permanent errors: they report finished work.
+    """
+    return isinstance(error, _PERMANENT)

@@ -17,7 +17,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
 from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.attempt import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError
-from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends
+from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
 from idemgate.guard.decide import forget, inspect_call, resolve
@@ -253,12 +253,12 @@ class Gate(SubscriberMethods):
             StoreError: some claims may be completed. The same call can be repeated.
         """
         claims, calls = build_completions(self.context, pairs, retention)
-        return record_ends(claims, self.context.link.run_each(calls))
+        return record_ends(claims, run_ends(self.context, claims, calls, completes=True))
 
     def release_many(self, claims: Iterable[BaseClaim]) -> list[bool]:
         """Release many claims together; see `Claim.release` and `complete_many`."""
         held, calls = build_releases(self.context, claims)
-        return record_ends(held, self.context.link.run_each(calls))
+        return record_ends(held, run_ends(self.context, held, calls, completes=False))
 
     def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
         """Mark a key. Atomic, one round trip; the record holds nothing else.

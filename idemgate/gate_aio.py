@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.dedup.dedup import AioDedup, Dedup
-from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends
+from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import AioClaim, BaseClaim
 from idemgate.guard.decide import forget_async, inspect_call, resolve_async
@@ -56,12 +56,12 @@ class AioGate:
     ) -> list[bool]:
         """Complete many claims; see `Gate.complete_many`."""
         claims, calls = build_completions(self.context, pairs, retention)
-        return record_ends(claims, await run_ends(self.context, claims, calls))
+        return record_ends(claims, await run_ends_async(self.context, claims, calls, completes=True))
 
     async def release_many(self, claims: Iterable[BaseClaim]) -> list[bool]:
         """Release many claims; see `Gate.release_many`."""
         held, calls = build_releases(self.context, claims)
-        return record_ends(held, await run_ends(self.context, held, calls))
+        return record_ends(held, await run_ends_async(self.context, held, calls, completes=False))
 
     async def first(self, key: Key, retention: Duration, *, scope: str = "first") -> bool:
         """Mark a key; see `Gate.first`."""

@@ -15,9 +15,18 @@ from idemgate.guard.acquire import acquire_many, acquire_many_async
 from idemgate.guard.attempt import ClaimAttempt, build_release_calls
 from idemgate.guard.calls import Claims, Ending
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
+from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
 from idemgate.store.context import Context
 
-__all__ = ["AioClaimBatch", "ClaimBatch", "build_completions", "build_releases", "record_ends", "run_ends"]
+__all__ = [
+    "AioClaimBatch",
+    "ClaimBatch",
+    "build_completions",
+    "build_releases",
+    "record_ends",
+    "run_ends",
+    "run_ends_async",
+]
 
 C = TypeVar("C", bound=BaseClaim)
 
@@ -81,7 +90,8 @@ class ClaimBatch(_Batch[Claim]):
         try:
             if held := self._held_claims():
                 _, calls = build_releases(self._context, held)
-                record_block_end(self._context, held, self._context.link.run_each(calls), error)
+                outcomes = run_ends(self._context, held, calls, completes=False)
+                record_block_end(self._context, held, outcomes, error)
         finally:
             self._leave_block()
 
@@ -116,17 +126,31 @@ class AioClaimBatch(_Batch[AioClaim]):
         try:
             if held := self._held_claims():
                 _, calls = build_releases(self._context, held)
-                record_block_end(self._context, held, await run_ends(self._context, held, calls), error)
+                outcomes = await run_ends_async(self._context, held, calls, completes=False)
+                record_block_end(self._context, held, outcomes, error)
         finally:
             self._leave_block()
 
 
-async def run_ends(
-    context: Context, claims: Sequence[BaseClaim], calls: Sequence[PerKeyCall[bool]]
+def _batch_timeouts(context: Context, claims: Sequence[BaseClaim], completes: bool) -> EndTimeouts:
+    """Return the timeouts for ending claims together: those of the shortest lease."""
+    lease = min((claim._attempt.options.lease for claim in claims), default=0)
+    return end_timeouts(context, lease, renewed=completes and all(claim._is_renewed for claim in claims))
+
+
+def run_ends(
+    context: Context, claims: Sequence[BaseClaim], calls: Sequence[PerKeyCall[bool]], completes: bool
 ) -> list[bool | StoreError]:
-    """Send the ends of claims and return the replies. If the caller is cancelled, renew the leases until then."""
+    """Send the ends of claims and return the replies."""
+    return context.link.run_each(calls, *_batch_timeouts(context, claims, completes))
+
+
+async def run_ends_async(
+    context: Context, claims: Sequence[BaseClaim], calls: Sequence[PerKeyCall[bool]], completes: bool
+) -> list[bool | StoreError]:
+    """Do the same as `run_ends`. If the caller is cancelled, renew the leases until the replies come."""
     link = context.aio_link
-    pending = link.start_each(calls)
+    pending = link.start_each(calls, *_batch_timeouts(context, claims, completes))
     try:
         return await asyncio.shield(pending)
     except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from idemgate.guard.acquire import acquire, acquire_async
 from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
 from idemgate.guard.calls import Ending, Entry
 from idemgate.guard.current import Execution
-from idemgate.guard.heartbeat import Heartbeat, reply_timeout, wait_for_wakeup
+from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.store.context import Context
 
 __all__ = ["AioClaim", "BaseClaim", "Claim", "record_block_end", "renew_until_ended"]
@@ -225,10 +225,14 @@ class BaseClaim:
         if (heartbeat := self._blocks.pop()) is not None:
             heartbeat.__exit__()
 
+    def _end_timeouts(self, completes: bool) -> EndTimeouts:
+        """Return the timeouts of an end. A completion in a block may take as long as the lease, which is renewed."""
+        return end_timeouts(self._context, self._attempt.options.lease, renewed=completes and self._is_renewed)
+
     @property
-    def _reply_timeout(self) -> float | None:
-        """The seconds that one try of an end may wait for its reply."""
-        return reply_timeout(self._attempt.options.lease)
+    def _is_renewed(self) -> bool:
+        """True in a block, whose heartbeat renews the lease."""
+        return any(self._blocks)
 
     def _hand_over_heartbeats(self) -> list[Heartbeat]:
         """Let the heartbeats outlive their blocks, and return them. Each must be stopped."""
@@ -319,7 +323,7 @@ class Claim(BaseClaim):
         try:
             if (call := self._build_block_end(error)) is None:
                 return
-            outcome = self._context.link.run(call, attempt=self._reply_timeout)
+            outcome = self._context.link.run(call, *self._end_timeouts(error is None))
         except StoreError as failed:
             outcome = failed
         finally:
@@ -341,7 +345,7 @@ class Claim(BaseClaim):
             StoreError: the store did not answer.
         """
         call = self._end_with(self._build_completion(result, retention))
-        return self._record_end(self._context.link.run(call, attempt=self._reply_timeout))
+        return self._record_end(self._context.link.run(call, *self._end_timeouts(completes=True)))
 
     def release(self) -> bool:
         """Release the claim, so that the next caller may run. One round trip.
@@ -353,7 +357,7 @@ class Claim(BaseClaim):
             StoreError: the store did not answer.
         """
         return self._record_end(
-            self._context.link.run(self._end_with(self._attempt.build_release()), attempt=self._reply_timeout)
+            self._context.link.run(self._end_with(self._attempt.build_release()), *self._end_timeouts(completes=False))
         )
 
     def extend(self, lease: Duration | None = None) -> bool:
@@ -437,17 +441,17 @@ class AioClaim(BaseClaim):
         try:
             if (call := self._build_block_end(error)) is None:
                 return
-            outcome = await self._run_end(call)
+            outcome = await self._run_end(call, completes=error is None)
         except StoreError as failed:
             outcome = failed
         finally:
             self._leave_block()
         record_block_end(self._context, [self], [outcome], error)
 
-    async def _run_end(self, call: Call[bool]) -> bool:
+    async def _run_end(self, call: Call[bool], completes: bool) -> bool:
         """Send an end and return its reply. If the caller is cancelled, renew the lease until the reply."""
         link = self._context.aio_link
-        pending = link.start(call, attempt=self._reply_timeout)
+        pending = link.start(call, *self._end_timeouts(completes))
         try:
             return await pending.answer
         except asyncio.CancelledError:
@@ -456,11 +460,12 @@ class AioClaim(BaseClaim):
 
     async def complete(self, result: object = None, *, retention: Duration | None = None) -> bool:
         """Mark the key done with this result; see `Claim.complete`."""
-        return self._record_end(await self._run_end(self._end_with(self._build_completion(result, retention))))
+        call = self._end_with(self._build_completion(result, retention))
+        return self._record_end(await self._run_end(call, completes=True))
 
     async def release(self) -> bool:
         """Release the claim; see `Claim.release`."""
-        return self._record_end(await self._run_end(self._end_with(self._attempt.build_release())))
+        return self._record_end(await self._run_end(self._end_with(self._attempt.build_release()), completes=False))
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """Renew the lease; see `Claim.extend`."""

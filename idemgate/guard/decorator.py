@@ -30,7 +30,7 @@ from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_as
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
 from idemgate.guard.calls import Claims, Entry, State
 from idemgate.guard.current import Execution, use_execution
-from idemgate.guard.heartbeat import Heartbeat, reply_timeout, wait_for_wakeup
+from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.guard.local import LocalGuard
 from idemgate.store.context import Context
 
@@ -66,8 +66,7 @@ class GuardedFunction:
         if self.cache is not None:
             context.caches.add(self.cache)
         self.local = LocalGuard()
-        self.end_timeout = max(context.timeout, options.lease / 1000)
-        self.reply_timeout = reply_timeout(options.lease)
+        self.end_timeouts = end_timeouts(context, options.lease)
 
     def wrap(self, func: Any) -> Any:
         """Return the guarded function. Its signature, name and kind stay as they are."""
@@ -141,7 +140,7 @@ class GuardedFunction:
         """
         context = self.context
         try:
-            held = (context._link or context.link).run(call, self.end_timeout, self.reply_timeout)
+            held = (context._link or context.link).run(call, *self.end_timeouts)
         except StoreError as error:
             self._record_unended(attempt, error)
         else:
@@ -219,7 +218,7 @@ class GuardedFunction:
         If the caller is cancelled, a background task renews the lease until the reply.
         """
         link = self.context.aio_link
-        pending = link.start(call, self.end_timeout, self.reply_timeout)
+        pending = link.start(call, *self.end_timeouts)
         try:
             held = await pending.answer
         except StoreError as error:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Self
+from typing import NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
@@ -14,16 +14,25 @@ from idemgate.guard.current import Execution, reset_current, set_current
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
 
-__all__ = ["Heartbeat", "reply_timeout", "wait_for_wakeup"]
+__all__ = ["EndTimeouts", "Heartbeat", "end_timeouts", "wait_for_wakeup"]
 
 
-def reply_timeout(lease: int) -> float | None:
-    """Return how long one try of a completion may wait for its reply, in seconds: a third of the lease (ms).
+class EndTimeouts(NamedTuple):
+    """How long a link sends the end of a claim, in seconds: the arguments `within` and `attempt` of `link.run`."""
 
-    Return None if the socket timeout of a connection is shorter.
+    within: float
+    attempt: float | None
+
+
+def end_timeouts(context: Context, lease: int, *, renewed: bool = True) -> EndTimeouts:
+    """Return the timeouts for the end of a claim with this lease (ms).
+
+    A heartbeat that renews the lease lets the end be retried for the lease, where that is longer than the timeout of
+    the gate. One try waits for a third of the lease at most. `attempt` is None if the socket timeout is shorter.
     """
     third = lease / 3000
-    return third if third < SOCKET_TIMEOUT else None
+    within = max(context.timeout, lease / 1000) if renewed else context.timeout
+    return EndTimeouts(within, third if third < SOCKET_TIMEOUT else None)
 
 
 class Heartbeat(LeaseRenewal):

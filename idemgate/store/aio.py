@@ -178,17 +178,21 @@ class AsyncLink:
         """Send one call and return its answer, as `SyncLink.run` does. Cancelling the caller does not stop the call."""
         return await self.start(call, within, attempt).answer
 
-    async def run_all(self, batch: Batch[T], within: float | None = None) -> T:
+    async def run_all(self, batch: Batch[T], within: float | None = None, attempt: float | None = None) -> T:
         """Send the calls of a batch together and return its joined answer, as `SyncLink.run_all` does."""
-        return batch.join(await asyncio.shield(self.spawn(self._run_batch(batch.calls, self._budget(within)))))
+        return batch.join(await asyncio.shield(self.spawn(self._run_batch(batch.calls, self._budget(within, attempt)))))
 
-    async def run_each(self, calls: Sequence[PerKeyCall[Any]], within: float | None = None) -> list[Any]:
+    async def run_each(
+        self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
+    ) -> list[Any]:
         """Send calls together and return one outcome for each of their keys, as `SyncLink.run_each` does."""
-        return await asyncio.shield(self.start_each(calls, within))
+        return await asyncio.shield(self.start_each(calls, within, attempt))
 
-    def start_each(self, calls: Sequence[PerKeyCall[Any]], within: float | None = None) -> asyncio.Task[list[Any]]:
+    def start_each(
+        self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
+    ) -> asyncio.Task[list[Any]]:
         """Start `run_each` in a task. It goes on when the caller is cancelled."""
-        return self.spawn(self._run_each(calls, self._budget(within)))
+        return self.spawn(self._run_each(calls, self._budget(within, attempt)))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in a task that `close` waits for."""
@@ -202,8 +206,8 @@ class AsyncLink:
         task.add_done_callback(tasks.discard)
         return task
 
-    def _budget(self, within: float | None) -> RetryBudget:
-        return RetryBudget(self.seconds if within is None else within)
+    def _budget(self, within: float | None, attempt: float | None) -> RetryBudget:
+        return RetryBudget(self.seconds if within is None else within, attempt=attempt)
 
     async def _retry(self, call: Call[T], budget: RetryBudget, redirects: int = 0) -> T:
         while True:
@@ -258,7 +262,7 @@ class AsyncLink:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
-                replies = await self._pipeline(calls)
+                replies = await self._pipeline(calls, budget.attempt)
                 if not all(map(needs_retry, replies)):
                     budget.mark_partial()
                 budget.raise_lost(replies)
@@ -325,12 +329,12 @@ class AsyncLink:
         assert isinstance(store, SingleServer), "durability= is not available on a cluster"
         return store
 
-    async def _pipeline(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def _pipeline(self, calls: Sequence[Call[Any]], attempt: float | None) -> list[Any]:
         check = self._durability_check
         requests = [call.framed or encode_call(call) for call in calls]
         if check is not None and any(map(check.applies_to, calls)):
             return await self._server.execute_durably(check, requests)
-        return await self._state.store.execute_all([call.keys[0] for call in calls], requests)
+        return await self._state.store.execute_all([call.keys[0] for call in calls], requests, attempt)
 
     def _drop_closed_loops(self) -> None:
         """Drop the state of event loops that ended without `close`.

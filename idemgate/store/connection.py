@@ -94,9 +94,14 @@ class Connection:
         """Send requests together. Call `read_replies` for all of them before the next request."""
         self._send(b"".join(requests))
 
-    def read_replies(self, number: int) -> list[Any]:
-        """Return `number` replies. Errors of the server are values among them."""
+    def read_replies(self, number: int, seconds: float | None = None) -> list[Any]:
+        """Return `number` replies. Errors of the server are values among them.
+
+        `seconds` bounds each wait for bytes; None: the timeout of the connection. Drop the connection after an error.
+        """
         replies: list[Any] = []
+        if seconds is not None:
+            self._set_timeout(min(seconds, self._seconds))
         try:
             while len(replies) < number:
                 while (reply := self._reader.gets()) is not False:
@@ -105,6 +110,8 @@ class Connection:
                     self._receive()
         except rx.InvalidResponse as error:
             raise _protocol_error(error) from error
+        if seconds is not None:
+            self._set_timeout(self._seconds)
         return replies
 
     def _send(self, request: bytes) -> None:
@@ -208,9 +215,12 @@ class ConnectionPool:
             self._notify_release()
         return reply
 
-    def execute_all(self, requests: Sequence[bytes]) -> list[Any]:
-        """Send requests together and return their replies. Errors of the server are values among them."""
-        return self.collect(self.send(requests), len(requests))
+    def execute_all(self, requests: Sequence[bytes], seconds: float | None = None) -> list[Any]:
+        """Send requests together and return their replies. Errors of the server are values among them.
+
+        `seconds` bounds each wait for bytes of the replies; None: the timeout of the pool.
+        """
+        return self.collect(self.send(requests), len(requests), seconds)
 
     def send(self, requests: Sequence[bytes]) -> Connection:
         """Send requests and return their connection. Pass it to `collect` or to `discard`."""
@@ -222,10 +232,10 @@ class ConnectionPool:
             raise
         return connection
 
-    def collect(self, connection: Connection, number: int) -> list[Any]:
+    def collect(self, connection: Connection, number: int, seconds: float | None = None) -> list[Any]:
         """Return the replies to the requests sent on a connection, then release it. Errors of the server are values."""
         try:
-            replies = connection.read_replies(number)
+            replies = connection.read_replies(number, seconds)
         except BaseException:
             self.discard(connection)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -61,14 +61,22 @@ class AsyncConnection(asyncio.Protocol):
         self.submit(request, partial(_resolve_future, future))
         return future
 
-    async def send_within(self, request: bytes, seconds: float) -> Any:
+    def send_each(self, requests: Sequence[bytes], seconds: float | None) -> list[Awaitable[Any]]:
+        """Queue requests, adjacent on the connection, and return their replies. `seconds` as for `send_within`."""
+        replies: list[Awaitable[Any]] = [self.send(request) for request in requests]
+        return replies if seconds is None else [self._await_within(reply, seconds) for reply in replies]
+
+    def send_within(self, request: bytes, seconds: float) -> Awaitable[Any]:
         """Return the reply, or raise redis-py's TimeoutError after `seconds`.
 
         If nothing at all arrived for that time, the connection is aborted, and the next try opens another one.
         """
+        return self._await_within(self.send(request), seconds)
+
+    async def _await_within(self, reply: Awaitable[Any], seconds: float) -> Any:
         try:
             async with asyncio.timeout(seconds):
-                return await self.send(request)
+                return await reply
         except TimeoutError as error:
             if not self.closed and self._callbacks and monotonic() - self._last_progress > seconds * 0.9:
                 self.abort()

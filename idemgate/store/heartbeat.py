@@ -148,7 +148,9 @@ class HeartbeatThread:
             renewal.due = started + renewal.interval
         try:
             batches = [renewal.renew() for renewal in renewals]
-            answers = iter(link.run_all(Batch([call for batch in batches for call in batch.calls], list)))
+            calls = [call for batch in batches for call in batch.calls]
+            # A reply that does not come must leave time for another try before the shortest lease ends.
+            answers = iter(link.run_all(Batch(calls, list), attempt=min(renewal.lease for renewal in renewals) / 3))
             for renewal, batch in zip(renewals, batches, strict=True):
                 batch.join([next(answers) for _ in batch.calls])
                 renewal.last = started

@@ -222,9 +222,12 @@ class SingleServer:
             self.report_error(connection, error)
             raise
 
-    async def execute_all(self, _keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+    async def execute_all(
+        self, _keys: Sequence[bytes], requests: Sequence[bytes], seconds: float | None = None
+    ) -> list[Any]:
+        """Send requests and return their replies. Errors are values among them. `seconds` as for `execute`."""
         connection = await self._connection.acquire()
-        return await asyncio.gather(*map(connection.send, requests), return_exceptions=True)
+        return await asyncio.gather(*connection.send_each(requests, seconds), return_exceptions=True)
 
     async def execute_durably(self, check: DurabilityCheck, requests: Sequence[bytes]) -> list[Any]:
         """Send writes, wait for their durability, and return their replies. Errors of the server are values.

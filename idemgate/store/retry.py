@@ -117,7 +117,7 @@ class RetryBudget:
 
         The server has just answered, and a part of the work is done.
         """
-        budget = RetryBudget(self._seconds)
+        budget = RetryBudget(self._seconds, attempt=self.attempt)
         budget.mark_partial()
         return budget
 

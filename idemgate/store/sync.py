@@ -154,26 +154,30 @@ class SyncLink:
         destination = redirect.resolve(self._retry(redirect.lookup(), budget), by)
         return destination.join([self._retry(one, budget, redirects + 1) for one in destination.calls])  # type: ignore[no-any-return]
 
-    def run_all(self, batch: Batch[T], within: float | None = None) -> T:
+    def run_all(self, batch: Batch[T], within: float | None = None, attempt: float | None = None) -> T:
         """Send the calls of a batch together and return its joined answer.
 
         Args:
             batch: the calls. They take one round trip; on a cluster one for each node, in parallel.
             within: the seconds until the deadline of the whole batch; None: the timeout of the gate.
+            attempt: the seconds that one try waits for its replies, as for `run`.
 
         Raises:
             StoreUnavailable: a call got no reply before the deadline.
             ServerRejected: the server refused a call for good.
             UnexpectedData: a key holds other data.
         """
-        return batch.join(self._run_batch(batch.calls, RetryBudget(self.seconds if within is None else within)))
+        return batch.join(self._run_batch(batch.calls, self._budget(within, attempt)))
 
-    def run_each(self, calls: Sequence[PerKeyCall[Any]], within: float | None = None) -> list[Any]:
+    def run_each(
+        self, calls: Sequence[PerKeyCall[Any]], within: float | None = None, attempt: float | None = None
+    ) -> list[Any]:
         """Send calls together and return one outcome for each of their keys: an answer, or a StoreError as a value.
 
-        After an error about the whole store, calls without a reply are not retried: they get the same error.
+        After an error about the whole store, calls without a reply are not retried: they get the same error. `within`
+        and `attempt` as for `run_all`.
         """
-        budget, outage, outcomes = RetryBudget(self.seconds if within is None else within), None, list[Any]()
+        budget, outage, outcomes = self._budget(within, attempt), None, list[Any]()
         try:
             replies = self._try_pipeline(calls, budget)
         except StoreError as error:
@@ -201,7 +205,7 @@ class SyncLink:
         replies: Sequence[Any] = [None] * len(calls)
         if len(calls) > 1:
             try:
-                replies = self._pipeline(calls)
+                replies = self._pipeline(calls, budget.attempt)
                 if not all(map(needs_retry, replies)):
                     budget.mark_partial()
                 budget.raise_lost(replies)
@@ -247,13 +251,16 @@ class SyncLink:
         except rx.NoScriptError:
             return self._execute_durably(check, "EVAL", script.text, *arguments)  # type: ignore[no-any-return]
 
-    def _pipeline(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def _budget(self, within: float | None, attempt: float | None) -> RetryBudget:
+        return RetryBudget(self.seconds if within is None else within, attempt=attempt)
+
+    def _pipeline(self, calls: Sequence[Call[Any]], attempt: float | None) -> list[Any]:
         requests = [call.framed or encode_call(call) for call in calls]
         if self._cluster is not None:
-            return self._cluster.execute_all([call.keys[0] for call in calls], requests)
+            return self._cluster.execute_all([call.keys[0] for call in calls], requests, attempt)
         pool, check = self._pool or self._open_pool(), self._durability_check
         if check is None or not any(map(check.applies_to, calls)):
-            return pool.execute_all(requests)
+            return pool.execute_all(requests, attempt)
         self._probe(pool, check)
         replies = pool.execute_all([*requests, *check.requests])
         check.check_replies(replies[len(requests) :])

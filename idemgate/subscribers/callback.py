@@ -7,29 +7,18 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.validation import check_not_generator, is_async, qualified_name
-from idemgate.errors import (
-    AlreadyDone,
-    AlreadyInProgress,
-    AttemptsExhausted,
-    Bury,
-    DecodeError,
-    InvalidArgument,
-    KeyReused,
-    OutcomeUnknown,
-    ReplayedFailure,
-    ResultUnavailable,
-)
-from idemgate.subscribers.threads import CallbackThreads, call_catching
+from idemgate.errors import AlreadyDone, AlreadyInProgress, InvalidArgument, ResultUnavailable, is_permanent
 
 __all__ = ["Callback", "CallbackResult", "check_callback", "result_of_error"]
 
 T = TypeVar("T")
+_Returned = tuple[Any, BaseException | None]
+"""The result of a function and its exception. Both are values, since not every exception survives a future."""
 Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
-_PERMANENT = (Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError)
-"""Errors that a retry cannot fix."""
 
 
 class CallbackResult(NamedTuple):
@@ -48,7 +37,18 @@ def result_of_error(error: BaseException) -> CallbackResult:
         return CallbackResult("duplicate", error)
     if isinstance(error, AlreadyInProgress):
         return CallbackResult("in_progress", error)
-    return CallbackResult("hopeless" if isinstance(error, _PERMANENT) else "failed", error)
+    return CallbackResult("hopeless" if is_permanent(error) else "failed", error)
+
+
+class _Job:
+    """A call of a blocking callback."""
+
+    __slots__ = ("context", "future", "item")
+
+    def __init__(self, item: object, future: asyncio.Future[_Returned]) -> None:
+        self.item = item
+        self.future = future
+        self.context = contextvars.copy_context()
 
 
 class Callback(Generic[T]):
@@ -56,18 +56,17 @@ class Callback(Generic[T]):
 
     def __init__(self, func: Callable[[T], object]) -> None:
         self._func = func
-        self._threads = None if is_async(func) else CallbackThreads("idemgate-subscriber")
+        self._pool: ThreadPool[_Job, _Returned | None] | None = None
 
     async def __call__(self, item: T) -> CallbackResult:
         try:
-            if self._threads is None:
-                await self._await(self._func(item))
+            if is_async(self._func):
+                await _await_coroutine(self._func(item))
             else:
-                context = contextvars.copy_context()
-                result, error = await self._threads.run(lambda: context.run(call_catching, self._func, item))
+                result, error = await self._call_in_thread(item)
                 if error is not None:
                     return result_of_error(error)
-                await self._await(result)
+                await _await_coroutine(result)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -79,14 +78,48 @@ class Callback(Generic[T]):
             return result_of_error(error)
         return CallbackResult("handled")
 
-    async def _await(self, result: Any) -> None:
-        if hasattr(result, "__await__"):  # a plain function, such as a lambda, that returned a coroutine
-            await result
-
     def close(self) -> None:
         """Close the threads: each ends after its current call."""
-        if self._threads is not None:
-            self._threads.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    # -- blocking callbacks -------------------------------------------------------------------------------------------
+
+    async def _call_in_thread(self, item: T) -> _Returned:
+        """Call the function in a thread. If cancelled, a call that has begun continues."""
+        if self._pool is None:
+            self._pool = ThreadPool(
+                "idemgate-subscriber", self._run_job, _set_results, self._start_threads, lambda: False
+            )
+        job = _Job(item, asyncio.get_running_loop().create_future())
+        self._pool.ready.append(job)
+        self._start_threads()
+        return await job.future
+
+    def _start_threads(self) -> None:
+        assert self._pool is not None, "only the pool and its jobs call this"
+        self._pool.start(len(self._pool.ready))  # the subscriber bounds the number of calls
+
+    def _run_job(self, job: _Job) -> _Returned | None:
+        return None if job.future.cancelled() else job.context.run(_call_catching, self._func, job.item)
+
+
+async def _await_coroutine(result: Any) -> None:
+    if hasattr(result, "__await__"):  # a plain function, such as a lambda, that returned a coroutine
+        await result
+
+
+def _call_catching(func: Callable[[Any], Any], argument: object) -> _Returned:
+    try:
+        return func(argument), None
+    except BaseException as error:  # noqa: BLE001 - any exception is a result; a Ctrl-C only reaches the main thread
+        return None, error
+
+
+def _set_results(finished: list[tuple[_Job, _Returned | None]]) -> None:
+    for job, result in finished:
+        if result is not None and not job.future.done():
+            job.future.set_result(result)
 
 
 def check_callback(func: Callable[[T], object]) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from idemgate.core.thread_pool import ThreadPool
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
@@ -23,7 +24,6 @@ from idemgate.worker.handler import (
 )
 from idemgate.worker.outcome import attempt_number, choose_settlement
 from idemgate.worker.prefetch import Prefetch
-from idemgate.worker.thread_pool import ThreadPool
 
 __all__ = ["Dispatcher"]
 

@@ -10,17 +10,12 @@ from idemgate.core.failure import last_line
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
-    AttemptsExhausted,
-    Bury,
     DecodeError,
     IdemgateError,
-    InvalidArgument,
-    KeyReused,
-    OutcomeUnknown,
     PartialFailure,
-    ReplayedFailure,
     ResultUnavailable,
     Retry,
+    is_permanent,
 )
 from idemgate.topics.calls import Settlement, nack_items
 from idemgate.topics.messages import Delivery
@@ -28,11 +23,8 @@ from idemgate.topics.policy import Policy
 
 __all__ = ["attempt_number", "choose_settlement"]
 
-_PERMANENT = (
-    Bury, InvalidArgument, KeyReused, OutcomeUnknown, AttemptsExhausted, AlreadyDone, ResultUnavailable,
-    ReplayedFailure, DecodeError,
-)  # fmt: skip
-"""Errors that a retry cannot fix. A guarded handler whose work is done returns; it raises none of these."""
+_DONE = (AlreadyDone, ResultUnavailable)
+"""Errors of a guard whose work is done. A handler that should be acknowledged then returns instead."""
 
 
 def choose_settlement(
@@ -55,7 +47,7 @@ def choose_settlement(
     """
     if error is None:
         return Settlement("ack", delivery)
-    if isinstance(error, _PERMANENT) or attempt_number(delivery) is None:
+    if is_permanent(error) or isinstance(error, _DONE) or attempt_number(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
     if isinstance(error, AlreadyInProgress):
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))

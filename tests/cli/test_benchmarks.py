@@ -82,6 +82,7 @@ LIMIT: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("who", STEPS)
+@pytest.mark.slow
 def test_every_step_of_a_contestant_does_what_it_was_asked_for(who: str, url: str, namespace: str) -> None:
     _do(who, STEPS[who], url, namespace)
 
@@ -104,6 +105,7 @@ def _do(who: str, steps: list[tuple[str, dict[str, Any]]], url: str, namespace: 
 
 
 @pytest.mark.parametrize("repetitions", ["0", "-1", "1.5", "many"])
+@pytest.mark.slow
 def test_less_than_one_repetition_is_refused(repetitions: str) -> None:
     asked = _benchmarks("pieces", f"--repetitions={repetitions}")
     assert asked.returncode == 2
@@ -111,6 +113,7 @@ def test_less_than_one_repetition_is_refused(repetitions: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["all", "report"])
+@pytest.mark.slow
 def test_the_report_asks_for_matplotlib_before_anything_is_measured(part: str, tmp_path: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from benchmarks.__main__ import main; main()"
     asked = _python("-c", code, part, IDEMGATE_BENCHMARKS=str(tmp_path))

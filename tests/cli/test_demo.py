@@ -50,6 +50,7 @@ def test_a_small_demo_keeps_its_promises_and_its_numbers_add_up(start: Any) -> N
     assert "300 events" in err
 
 
+@pytest.mark.slow
 def test_a_file_is_played_in_its_own_time_speeded_up(start: Any, tmp_path: Path) -> None:
     # Given three bursts of the same paths, years apart
     year = 365 * 86_400
@@ -75,6 +76,7 @@ def test_a_file_is_played_in_its_own_time_speeded_up(start: Any, tmp_path: Path)
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real input is not here")
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_real_events_through_four_subscribers(start: Any) -> None:
     # When a part of the real file is played as fast as it goes
     code, out, err = start(
@@ -97,6 +99,7 @@ def test_a_server_of_ones_own_keeps_nothing_of_the_topic(start: Any, url: str, r
     assert all(0 < raw.ttl(key) <= 15 * 60 for key in kept)
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
     # Given a directory with modules named like some that idemgate needs
     for name in ("redis", "msgpack", "json"):
@@ -123,6 +126,7 @@ def test_ctrl_c_ends_everything(start: Any) -> None:
 
 
 @linux
+@pytest.mark.slow
 def test_ctrl_c_while_it_starts_ends_everything(start: Any) -> None:
     demo = start("demo", "--subscribers", "2")
     demo.read_until("Server:")
@@ -133,6 +137,7 @@ def test_ctrl_c_while_it_starts_ends_everything(start: Any) -> None:
 
 
 @linux
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_demo(start: Any) -> None:
     # Given a demo in full swing
     demo = start("demo", "--subscribers", "2")
@@ -147,6 +152,7 @@ def test_nothing_outlives_a_killed_demo(start: Any) -> None:
 
 
 @linux
+@pytest.mark.slow
 def test_a_subscriber_that_is_killed_is_a_broken_promise(start: Any) -> None:
     # Given a demo in full swing
     demo = start("demo", "--subscribers", "2")

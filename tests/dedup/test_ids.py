@@ -221,6 +221,7 @@ async def test_a_copy_of_a_request_gets_the_same_answer(gate: Gate, face: Face, 
 # -- collisions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_id_collides_at_the_documented_rate(gate: Gate, clock: Clock) -> None:
     # Given digests of 16 random bits instead of 64, so that n / 2^16 is the bound
     dice, bits, tries = random.Random(3), 16, 3000
@@ -288,6 +289,7 @@ async def test_foreign_data_raises_with_its_key_and_stays_unchanged(
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stored_id_takes_at_most_25_bytes(alone: str, clock: Clock) -> None:
     many, parts = 160_000, 8
     with Gate(alone, clock=clock) as gate, redis.Redis.from_url(alone) as raw:

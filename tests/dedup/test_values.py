@@ -213,6 +213,7 @@ async def test_a_copy_of_a_request_gets_the_same_answer(gate: Gate, face: Face, 
     assert await dedup.get("k") is None
 
 
+@pytest.mark.slow
 def test_a_new_id_gets_the_value_of_another_at_the_documented_rate(gate: Gate, clock: Clock) -> None:
     # Given digests of 16 random bits instead of 64, so that n / 2^16 is the bound
     dice, bits, tries, wrong = random.Random(3), 16, 3000, 0
@@ -269,6 +270,7 @@ def test_a_corrupt_value_raises(gate: Gate, data: bytes) -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_id_with_a_value_of_16_bytes_takes_at_most_48_bytes(alone: str, clock: Clock) -> None:
     many, parts = 160_000, 8
     with Gate(alone, clock=clock) as gate, redis.Redis.from_url(alone) as raw:

@@ -189,6 +189,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Caller]]:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.slow
 def test_no_order_of_steps_runs_the_work_twice(
     url: str, namespace: str, make: Any, program: Program, record_fault: Any
 ) -> None:
@@ -219,6 +220,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
 def test_a_fault_in_a_driver_is_found(
     url: str, namespace: str, make: Any, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
 def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, fault: str) -> None:
     scope, name, changes = FAULTS[fault]
     with pytest.raises(Violation) as found:

@@ -31,6 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "unaudited(why): what the test leaves in the store cannot be audited")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test of this folder, which is all that this hook of a folder's conftest sees."""
+    item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def namespaces(request: pytest.FixtureRequest) -> Iterator[Namespaces]:
     """Every gate is noted as it is made."""

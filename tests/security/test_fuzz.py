@@ -75,6 +75,7 @@ hostile = st.binary(max_size=200) | packed | messages | records | st.sampled_fro
 
 @pytest.mark.timeout(120 if N == 60 else 0)
 @pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.slow
 def test_any_bytes_decode_or_are_refused(name: str, record_fault: Callable[..., None]) -> None:
     tried = 0
 
@@ -90,6 +91,7 @@ def test_any_bytes_decode_or_are_refused(name: str, record_fault: Callable[..., 
 
 
 @pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.slow
 def test_a_few_bytes_cannot_ask_for_much_memory(name: str) -> None:
     for bomb in [*BOMBS, *(b"\x01" + bomb for bomb in BOMBS)]:
         check_memory(name, bomb)
@@ -146,6 +148,7 @@ SPOILT = {
 
 
 @pytest.mark.damages("changing")
+@pytest.mark.slow
 def test_what_a_script_cannot_read_makes_it_refuse_before_it_writes(
     gate: Gate, clock: Clock, raw: Any, namespace: str
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_role_may_do_what_it_is_for_and_nothing_of_it_can_be_left_out(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_on_a_cluster_a_role_needs_what_is_printed_for_one_and_nothing_of_it_can_be_left_out(tmp_path: Path) -> None:
     with servers.cluster(tmp_path) as ports:
         operator = servers.Operator(ports)

@@ -10,6 +10,7 @@ from tools.roles import PROGRAMS, ROOT, left_out, run
 
 
 @pytest.mark.parametrize("roles", [roles for roles, program in PROGRAMS.items() if program.slice])
+@pytest.mark.slow
 def test_a_slice_of_the_suite_passes_as_a_user_of_these_roles(roles: str) -> None:
     code, said = run(roles, 0, sliced=True)
     assert code == 0, said

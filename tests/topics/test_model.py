@@ -123,7 +123,7 @@ LIMITS: dict[str, Any] = {
 }
 KEYS = ("a", "b", "c", "d", "e")
 LENGTH = 60
-EXAMPLES = 1 + int(os.environ.get("IDEMGATE_STEPS", "11000")) // (LENGTH - 1) // len(CASES)
+EXAMPLES = 1 + int(os.environ.get("IDEMGATE_STEPS", "6000")) // (LENGTH - 1) // len(CASES)
 
 SPANS = (0, 1, 500, 5_000, 10_000, 25_000)
 MOVES = (1, 1, 999, 1_000, 3_000, 3_000, 5_000, 5_000, 9_999, 10_000, 20_000, 61_000)

@@ -209,6 +209,7 @@ async def _steps(gate: Gate, name: str, slots: int, most: int) -> int:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 4)])
+@pytest.mark.slow
 async def test_killed_anywhere_it_goes_on(
     gate: Gate, other: Gate, clock: Clock, conserved: Any, before: int, after: int
 ) -> None:
@@ -700,6 +701,7 @@ async def test_a_line_goes_on_behind_a_delivery_that_counts_as_lapsed(
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slow
 async def test_whatever_is_done_between_changes_no_group_has_more_live_deliveries_than_it_may(
     gate: Gate, clock: Clock, sound: Any, seed: int
 ) -> None:

@@ -89,6 +89,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
 def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, fault: str) -> None:
     scope, name, before, after = FAULTS[fault]
     with pytest.raises(Violation) as found:

@@ -222,6 +222,7 @@ async def test_a_batch_is_one_script_call_for_each_slot_and_128(
     # Given a topic that is open and whose scripts the server knows
     topic = face.topic("t", slots=slots)
     await topic.trigger_many([(n, None) for n in range(20)])
+    assert await topic.ack(await topic.take(20))
     before = _scripts_run(raw)
     # When many triggers are put in
     assert len(await topic.trigger_many([(n, None) for n in range(triggers)])) == triggers

@@ -182,6 +182,7 @@ def total(seen: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{"target": "200ms"}, {}, {"target": "10s", "overload": 0.1}])
+@pytest.mark.slow
 def test_it_finds_the_capacity_backs_off_when_that_shrinks_and_comes_back(options: dict[str, Any]) -> None:
     adaptive, states = Adaptive(**options), [Limit(1)]
     turning = options.get("target") == "10s"
@@ -200,6 +201,7 @@ def test_it_finds_the_capacity_backs_off_when_that_shrinks_and_comes_back(option
     assert 35 <= sum(found) / len(found) <= 85
 
 
+@pytest.mark.slow
 def test_workers_that_know_nothing_of_each_other_share_the_downstream() -> None:
     # Given one worker that has it for itself, and three that come later
     adaptive, states = Adaptive(target="200ms"), [Limit(1)]

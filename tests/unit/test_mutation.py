@@ -64,6 +64,7 @@ def test_the_place_of_a_line_is_no_other_branch() -> None:
             assert code != "else" or number + 1 in statements or lines[number].lstrip().startswith("--"), (file, number)
 
 
+@pytest.mark.slow
 def test_a_fork_that_ended_leaves_no_socket(tmp_path: Path) -> None:
     # Given forks with a server each, of which one does not end by itself
     def work(seconds: float) -> bool:
@@ -77,6 +78,7 @@ def test_a_fork_that_ended_leaves_no_socket(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir() if Path(judging._socket(int(one.name))).exists()] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_ends_its_forks_and_their_servers(tmp_path: Path) -> None:
     # Given a run that waits for a fork with a server
     run = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], cwd=judging.ROOT)

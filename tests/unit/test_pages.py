@@ -22,10 +22,21 @@ SHOWN = {
 
 @cache
 def functions_of(path: str) -> dict[str, str]:
-    """The source of each test of a file, by its name."""
+    """Return the source of each test of a file, with its decorators, by the test's name."""
     text = (ROOT / path).read_text(encoding="utf-8")
+    lines = text.splitlines()
     found = [one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {one.name: ast.get_source_segment(text, one) or "" for one in found if one.name.startswith("test_")}
+    starts = {one.name: min(node.lineno for node in (one, *one.decorator_list)) for one in found}
+    return {
+        one.name: "\n".join(lines[starts[one.name] - 1 : one.end_lineno])
+        for one in found
+        if one.name.startswith("test_")
+    }
+
+
+def is_slow(path: str, name: str) -> bool:
+    """Return True if `poe test` leaves the test out."""
+    return path.startswith("tests/resilience/") or "@pytest.mark.slow\n" in functions_of(path)[name]
 
 
 def test_each_promise_names_tests() -> None:
@@ -39,6 +50,10 @@ def test_the_tests_of_a_promise_are_there_and_say_so(promise: str) -> None:
         assert name in functions_of(path), f"{path}::{name}"
         recorded = re.findall(r'promises="([^"]+)"', functions_of(path)[name])
         assert not recorded or any(promise in one.split() for one in recorded), f"{path}::{name} records {recorded}"
+
+
+def test_poe_test_runs_a_test_of_each_promise() -> None:
+    assert [name for name, tests in SHOWN.items() if all(is_slow(*test) for test in tests)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

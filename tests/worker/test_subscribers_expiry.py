@@ -736,6 +736,7 @@ async def test_it_hears_every_primary_of_a_cluster(make: Make, ports: list[int],
     assert keys(ran) == sorted(["session:before", *(f"session:{number}" for number in range(30))])
 
 
+@pytest.mark.slow
 async def test_it_follows_a_failover(make: Make, ports: list[int], tmp_path: Path, eventually: Any) -> None:
     # Given a listener to a cluster one of whose primaries has a replica
     ran = list[Expired]()

@@ -197,6 +197,7 @@ def forward_until_killed(url: str, namespace: str) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_sent_twice_by_workers_that_are_killed(url: str, namespace: str, raw: Any) -> None:
     # Given messages that come due all the time
     target, total = f"jobs-{namespace}", 4000

@@ -117,6 +117,7 @@ async def test_the_slots_of_a_killed_process_are_served_within_its_ttl_and_an_in
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 async def test_processes_come_go_and_are_killed_under_load_and_nothing_is_lost(
     live: Gate, raw: Any, spawn: Any, eventually: Any, many: Callable[[int], int], record_fault: Callable[..., None]
 ) -> None:

@@ -60,13 +60,15 @@ class AsyncCluster:
             self._refresh_if_due()
             if target is None:
                 raise
-        (reply,) = await self._dispatch(RoutedBatch(self._topology, [key], target), [request])
+        (reply,) = await self._dispatch(RoutedBatch(self._topology, [key], target), [request], seconds)
         return raise_if_error(reply)
 
-    async def execute_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+    async def execute_all(
+        self, keys: Sequence[bytes], requests: Sequence[bytes], seconds: float | None = None
+    ) -> list[Any]:
         """Send each request to the node of its key and return the replies, as `SyncCluster.execute_all` does."""
         await self._wait_for_table()
-        return await self._dispatch(RoutedBatch(self._topology, keys), requests)
+        return await self._dispatch(RoutedBatch(self._topology, keys), requests, seconds)
 
     async def execute_dedicated(self, key: bytes, request: bytes) -> Any:
         """Execute a request that blocks on the server, over a dedicated connection without a reply timeout.
@@ -86,23 +88,25 @@ class AsyncCluster:
             self._refresh_if_due()
         return raise_if_error(batch.replies[0])
 
-    async def _dispatch(self, batch: RoutedBatch, requests: Sequence[bytes]) -> list[Any]:
+    async def _dispatch(self, batch: RoutedBatch, requests: Sequence[bytes], seconds: float | None) -> list[Any]:
         while batch.pending:
             outgoing = {
                 route: [requests[position] for position in positions] for route, positions in batch.pending.items()
             }
-            replies = await asyncio.gather(*(self._send_batch(route, part) for route, part in outgoing.items()))
+            replies = await asyncio.gather(
+                *(self._send_batch(route, part, seconds) for route, part in outgoing.items())
+            )
             batch.add_replies(dict(zip(outgoing, replies, strict=True)))
             self._refresh_if_due()
         return batch.replies
 
-    async def _send_batch(self, route: Route, requests: Sequence[bytes]) -> Sequence[Any]:
+    async def _send_batch(self, route: Route, requests: Sequence[bytes], seconds: float | None) -> Sequence[Any]:
         try:
             connection = await self._connection(route.node).acquire()
         except FAILURES as error:
             return [error] * len(requests)
         # Without an await between them the requests stay adjacent, as ASKING requires.
-        sent = [connection.send(one) for one in route.with_asking(requests)]
+        sent = connection.send_each(route.with_asking(requests), seconds)
         return route.drop_asking(await asyncio.gather(*sent, return_exceptions=True))
 
     # -- nodes --------------------------------------------------------------------------------------------------------

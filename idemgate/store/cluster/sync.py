@@ -53,29 +53,29 @@ class SyncCluster:
             target = self._topology.redirect(error, route)
             if target is None:
                 raise
-        (reply,) = self._dispatch(RoutedBatch(self._topology, [key], target), [request])
+        (reply,) = self._dispatch(RoutedBatch(self._topology, [key], target), [request], seconds)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def execute_all(self, keys: Sequence[bytes], requests: Sequence[bytes]) -> list[Any]:
+    def execute_all(self, keys: Sequence[bytes], requests: Sequence[bytes], seconds: float | None = None) -> list[Any]:
         """Send each request to the node of its key and return the replies. All errors are values among them.
 
-        Each node gets one write. Requests of one key use one connection, in order.
+        Each node gets one write. Requests of one key use one connection, in order. `seconds` as for `execute`.
         """
         if self._topology.stale:
             self._refresh_if_due()
-        return self._dispatch(RoutedBatch(self._topology, keys), requests)
+        return self._dispatch(RoutedBatch(self._topology, keys), requests, seconds)
 
-    def _dispatch(self, batch: RoutedBatch, requests: Sequence[bytes]) -> list[Any]:
+    def _dispatch(self, batch: RoutedBatch, requests: Sequence[bytes], seconds: float | None) -> list[Any]:
         while batch.pending:
             outgoing = {
                 route: [requests[position] for position in positions] for route, positions in batch.pending.items()
             }
-            batch.add_replies(self._send_batches(outgoing))
+            batch.add_replies(self._send_batches(outgoing, seconds))
         return batch.replies
 
-    def _send_batches(self, outgoing: dict[Route, list[bytes]]) -> dict[Route, Sequence[Any]]:
+    def _send_batches(self, outgoing: dict[Route, list[bytes]], seconds: float | None) -> dict[Route, Sequence[Any]]:
         """Write all requests before reading any reply, so that the nodes work in parallel."""
         replies: dict[Route, Sequence[Any]] = {}
         sent: list[tuple[Route, ConnectionPool, Connection]] = []
@@ -91,7 +91,7 @@ class SyncCluster:
                 number = len(outgoing[route])
                 try:
                     replies[route] = route.drop_asking(
-                        pool.collect(connection, len(route.with_asking(outgoing[route])))
+                        pool.collect(connection, len(route.with_asking(outgoing[route])), seconds)
                     )
                 except FAILURES as error:
                     replies[route] = [error] * number

@@ -18,17 +18,14 @@ from pika.spec import Basic, BasicProperties
 
 from idemgate import (
     AioClaim,
-    Bury,
     Claim,
     Duration,
     Gate,
     InvalidArgument,
-    KeyReused,
-    OutcomeUnknown,
     Retry,
     StoreUnavailable,
 )
-from idemgate.errors import AttemptsExhausted, NotConfigured, ServerRejected
+from idemgate.errors import NotConfigured, ServerRejected, is_permanent
 from idemgate.types import milliseconds
 
 __all__ = ["guarded"]
@@ -38,8 +35,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["ack", "requeue", "reject"]
 HoldReason = Literal["in_progress", "store_unavailable"]
 
-_NOT_RETRYABLE = (Bury, InvalidArgument, KeyReused, OutcomeUnknown, AttemptsExhausted)
-"""Errors that every further delivery of the message would raise again."""
 _STORE_ERRORS = (StoreUnavailable, ServerRejected, NotConfigured)
 """Errors of the store, not of the message: another message would get them too."""
 _SHORTEST_POLL = 0.01
@@ -129,7 +124,8 @@ def guarded(
     the guard runs the callback once the claim is free. A held message takes one place of the prefetch window.
 
     A rejected message goes to the queue's dead-letter exchange. Without one the broker drops it. Errors that each
-    delivery repeats are `InvalidArgument`, `KeyReused`, `OutcomeUnknown` and `AttemptsExhausted`.
+    delivery repeats are those of `idemgate.errors.is_permanent`: `InvalidArgument`, `KeyReused`, `OutcomeUnknown`,
+    `AttemptsExhausted`, `ReplayedFailure` and `DecodeError`.
 
     In a quorum queue every requeue counts against the delivery limit, and so does every lost channel or connection.
     A hold counts nothing. The limit is therefore the number of failures and crashes that one message may have.
@@ -371,7 +367,7 @@ class _ConsumerGuard:
 
     def _settle_failure(self, hold: MessageHold, error: Exception) -> Settlement:
         """Return the settlement of a message whose claim or callback raised."""
-        verb = "rejected" if isinstance(error, _NOT_RETRYABLE) else "failed"
+        verb = "rejected" if is_permanent(error) else "failed"
         log.log(
             logging.ERROR if verb == "rejected" else logging.WARNING,
             "message %s scope=%s id=%r: %s: %s", verb, self._scope, hold.message_id, type(error).__name__, error,

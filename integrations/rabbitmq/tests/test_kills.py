@@ -108,6 +108,7 @@ def case(gate: Gate, store: str, broker: Any, queue: Any, python: Any) -> Case:
 
 
 @pytest.mark.parametrize("client", ["aio", "blocking"])
+@pytest.mark.slow
 async def test_killed_between_the_confirm_and_the_acknowledgement(case: Case, client: str) -> None:
     # Given messages, each the merge of one to three triggers
     await case.trigger(20)
@@ -124,6 +125,7 @@ async def test_killed_between_the_confirm_and_the_acknowledgement(case: Case, cl
 
 
 @pytest.mark.parametrize("client", ["aio", "blocking"])
+@pytest.mark.slow
 async def test_killed_at_random_moments(case: Case, client: str) -> None:
     for _ in range(3):
         await case.trigger(60)
@@ -135,6 +137,7 @@ async def test_killed_at_random_moments(case: Case, client: str) -> None:
 
 
 @pytest.mark.timeout(0)
+@pytest.mark.slow
 async def test_many_kills(case: Case) -> None:
     """Only with IDEMGATE_KILLS."""
     if not KILLS:
@@ -158,6 +161,7 @@ async def test_many_kills(case: Case) -> None:
 
 
 @pytest.mark.parametrize("client", [AioPublisher, Publisher])
+@pytest.mark.slow
 async def test_the_broker_is_killed_and_comes_back(
     client: Any, store: str, namespace: str, broker: Any, queue: Any, python: Any
 ) -> None:

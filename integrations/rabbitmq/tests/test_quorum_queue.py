@@ -82,6 +82,7 @@ def dead(queue: Any, make_queue: Any) -> Any:
 
 @pytest.mark.timeout(90 * RUNS + 60)
 @pytest.mark.parametrize("client", ["aio", "blocking"])
+@pytest.mark.slow
 async def test_each_killed_consumer_costs_one_redelivery(
     client: str, store: str, namespace: str, broker: Any, queue: Any, dead: Any, python: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""Thread pool for a worker's blocking handlers.
+"""Thread pool for blocking handlers and callbacks.
 
 The threads take jobs from one shared queue, so that fast handlers cost no switch between threads each. The event loop
 receives finished jobs in batches. The number of woken threads follows the time a job takes. One thread suffices for
