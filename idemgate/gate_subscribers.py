@@ -13,11 +13,11 @@ from idemgate.topics.topic import Topic
 
 if TYPE_CHECKING:
     from idemgate.subscribers import Entry as StreamEntry
-    from idemgate.subscribers import Expiry, Heard, Subscriber
+    from idemgate.subscribers import Expiry, PubSubMessage, Subscriber
 
 __all__ = ["SubscriberMethods"]
 
-MessageCallback = TypeVar("MessageCallback", bound="Callable[[Heard], object]")
+MessageCallback = TypeVar("MessageCallback", bound="Callable[[PubSubMessage], object]")
 EntryCallback = TypeVar("EntryCallback", bound="Callable[[StreamEntry], object]")
 
 

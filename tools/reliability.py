@@ -229,14 +229,14 @@ They are run apart from the rest, and so may be of other commits.
 
 ## How to run
 
-Every fault is injected by the usual suite, too, with a small N: `poe pytest`. A large run:
+`poe resilience` injects every fault with a small N. A large run:
 
 ```sh
 poe reliability --n 1000          # about that many of each fault; rewrites this page and docs/reliability.json
 poe reliability --n 1000 -k wire  # only some, printed and not written
 poe mutation --sample 600 --budget 12 --record         # changes of the scripts: their row of this page
 poe mutation --core --sample 900 --budget 8 --record   # changes of idemgate/core, and its modules one by one
-IDEMGATE_SOAK=10m poe pytest tests/resilience/test_soak.py -s   # all faults at random for ten minutes
+IDEMGATE_SOAK=10m pytest tests/resilience/test_soak.py -s   # all faults at random for ten minutes
 ```
 
 The seed of a row repeats its choices: `IDEMGATE_SEED=<seed>`. What the operating system and the network decide it

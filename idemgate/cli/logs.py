@@ -12,10 +12,17 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class Facts(logging.Formatter):
-    """A formatter that appends the `extra` fields: `worker.dead topic='images' attempt=17`."""
+    """A formatter that appends the `extra` fields: `worker.dead topic='images' attempt=17`.
+
+    A field that the message already shows is not repeated.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        facts = [f"{name}={value!r}" for name, value in vars(record).items() if name not in _STANDARD]
+        facts = [
+            f"{name}={value!r}"
+            for name, value in vars(record).items()
+            if name not in _STANDARD and f"{name}=" not in record.message
+        ]
         return " ".join([super().formatMessage(record), *facts])
 
 

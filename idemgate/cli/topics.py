@@ -20,10 +20,11 @@ from idemgate.topics.topic import Topic
 __all__ = ["add_to"]
 
 SLOTS = """\
-Gives a topic another number of slots, a power of two, while programs use it. Part by part its messages are moved; who
-needs a part just then waits. Nothing is lost or repeated. If it is interrupted or killed, say it again: it goes on."""
+Change the number of slots of a topic, a power of two, while programs use it. Messages move part by part. A call that
+needs the part being moved waits. Nothing is lost or repeated. After an interruption, run the same command again: it
+continues."""
 FORGET = """\
-Removes a topic from the store. Refuses while it holds messages or dead letters, unless --discard is said."""
+Delete a topic from the store. Refused while the topic holds messages or dead letters, unless --discard is given."""
 COLUMNS = ("topic", "slots", "scheduled", "ready", "waiting", "blocked", "in flight", "dead", "next due", "")
 
 
@@ -34,9 +35,9 @@ def add_to(commands: Any) -> None:
     slots = _command(commands, "slots", reshard_topic, "change the number of slots of a topic", SLOTS)
     slots.add_argument("topic", metavar="TOPIC")
     slots.add_argument("slots", metavar="N", type=int, help="a power of two")
-    forget = _command(commands, "forget", forgotten, "remove a topic", FORGET)
+    forget = _command(commands, "forget", forgotten, "delete a topic", FORGET)
     forget.add_argument("topic", metavar="TOPIC")
-    forget.add_argument("--discard", action="store_true", help="with all that it holds")
+    forget.add_argument("--discard", action="store_true", help="also delete its messages and dead letters")
 
 
 def _command(commands: Any, name: str, command: Callable[..., int], text: str, about: str | None = None) -> Any:

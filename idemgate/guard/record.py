@@ -1,4 +1,4 @@
-"""Decode the stored record of a guarded key (`lua/lib/record.lua`).
+"""Decode the stored record of a guarded key (`lua/lib/record`).
 
 The tools that read the store directly use it.
 """

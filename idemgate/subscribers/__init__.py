@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from idemgate.subscribers.expiry.expiry import AioExpiry, Expiry
 from idemgate.subscribers.expiry.rules import Expired
-from idemgate.subscribers.pubsub import Channel, Heard
+from idemgate.subscribers.pubsub import Channel, PubSubMessage
 from idemgate.subscribers.stream import Stream
 from idemgate.subscribers.stream_group import Entry
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 
-__all__ = ["AioExpiry", "Channel", "Entry", "Expired", "Expiry", "Heard", "Stream", "Subscriber", "Subscribers"]
+__all__ = ["AioExpiry", "Channel", "Entry", "Expired", "Expiry", "PubSubMessage", "Stream", "Subscriber", "Subscribers"]

@@ -16,7 +16,7 @@ __all__ = ["Callback", "CallbackResult", "check_callback", "result_of_error"]
 T = TypeVar("T")
 _Returned = tuple[Any, BaseException | None]
 """The result of a function and its exception. Both are values, since not every exception survives a future."""
-Outcome = Literal["handled", "duplicate", "in_progress", "hopeless", "failed"]
+Outcome = Literal["handled", "duplicate", "in_progress", "permanent", "failed"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
 
@@ -37,7 +37,7 @@ def result_of_error(error: BaseException) -> CallbackResult:
         return CallbackResult("duplicate", error)
     if isinstance(error, AlreadyInProgress):
         return CallbackResult("in_progress", error)
-    return CallbackResult("hopeless" if is_permanent(error) else "failed", error)
+    return CallbackResult("permanent" if is_permanent(error) else "failed", error)
 
 
 class _Job:

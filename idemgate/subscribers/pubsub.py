@@ -7,7 +7,7 @@ guarded with `once` runs in one of them.
 Counters:
 
 - `channel.heard`: messages received.
-- `channel.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed`: outcome of the callback.
+- `channel.handled`, `.duplicate`, `.in_progress`, `.permanent`, `.failed`: outcome of the callback.
 - `channel.dropped`: messages dropped because the backlog was full.
 - `channel.abandoned`: messages cancelled or never started at the stop.
 - `channel.gaps`: lost connections. Messages published meanwhile are missed.
@@ -33,14 +33,14 @@ from idemgate.subscribers.executor import BoundedExecutor
 if TYPE_CHECKING:
     from idemgate.store.pubsub import Subscription
 
-__all__ = ["Channel", "Heard"]
+__all__ = ["Channel", "PubSubMessage"]
 
 log = logging.getLogger("idemgate.subscriber")
 _GLOB = re.compile(r"[*?\[]")
 
 
 @dataclass(slots=True)
-class Heard:
+class PubSubMessage:
     """A published message: its channel and its bytes.
 
     With a pattern, `channel` is the channel that the message was published to. A message has no id, so the key of a
@@ -62,7 +62,7 @@ class Channel:
         self,
         context: Context,
         channel: str,
-        callback: Callable[[Heard], object],
+        callback: Callable[[PubSubMessage], object],
         *,
         pattern: bool | None = None,
         concurrency: int = 32,
@@ -82,7 +82,7 @@ class Channel:
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Run the subscriber; see `Subscriber.run`. The grace time also covers the backlog."""
         callback = Callback(self.callback)
-        executor = BoundedExecutor[Heard](lambda heard: self._handle(callback, heard), self.concurrency)
+        executor = BoundedExecutor[PubSubMessage](lambda heard: self._handle(callback, heard), self.concurrency)
         subscription = self._context.aio_link.subscription()
         try:
             await subscription.add(self.channel.encode(), self._listener(executor), pattern=self.pattern)
@@ -95,7 +95,11 @@ class Channel:
             )
 
     async def _end(
-        self, subscription: Subscription, executor: BoundedExecutor[Heard], callback: Callback[Heard], grace: float
+        self,
+        subscription: Subscription,
+        executor: BoundedExecutor[PubSubMessage],
+        callback: Callback[PubSubMessage],
+        grace: float,
     ) -> None:
         await subscription.close()
         left = await executor.finish(grace)
@@ -104,7 +108,7 @@ class Channel:
             self._count("abandoned", left)
             log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
 
-    def _listener(self, executor: BoundedExecutor[Heard]) -> Callable[[bytes, bytes | None], None]:
+    def _listener(self, executor: BoundedExecutor[PubSubMessage]) -> Callable[[bytes, bytes | None], None]:
         """Return the function that queues a message, or drops and counts it if the backlog is full.
 
         It never waits: the server disconnects a slow reader, which would lose an unknown number of messages.
@@ -120,7 +124,7 @@ class Channel:
             self._count("heard")
             if len(executor.waiting) < self.backlog:
                 full = False
-                executor.add(Heard(channel.decode(errors="surrogateescape"), data))
+                executor.add(PubSubMessage(channel.decode(errors="surrogateescape"), data))
                 return
             self._count("dropped")
             if not full:
@@ -129,10 +133,10 @@ class Channel:
 
         return on_message
 
-    async def _handle(self, callback: Callback[Heard], heard: Heard) -> None:
+    async def _handle(self, callback: Callback[PubSubMessage], heard: PubSubMessage) -> None:
         result = await callback(heard)
         self._count(result.outcome)
-        if result.outcome in ("hopeless", "failed"):
+        if result.outcome in ("permanent", "failed"):
             log.error("subscriber.failed", extra=self._facts | {"outcome": result.outcome}, exc_info=result.error)
 
     def _count(self, what: str, n: int = 1) -> None:

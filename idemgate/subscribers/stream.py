@@ -8,7 +8,7 @@ acknowledged. A crash in between leaves a second copy there, but loses nothing.
 Counters:
 
 - `stream.read`, `.reclaimed`: entries taken.
-- `stream.handled`, `.duplicate`, `.in_progress`, `.hopeless`, `.failed`: outcome of the callback.
+- `stream.handled`, `.duplicate`, `.in_progress`, `.permanent`, `.failed`: outcome of the callback.
 - `stream.acked`, `.dead`: entries acknowledged, and entries copied to the dead stream.
 - `stream.returned`, `.abandoned`: entries not started, and entries cancelled, at the stop.
 - `stream.lost`: running entries that another consumer has reclaimed.
@@ -227,7 +227,7 @@ class _Reader:
             return  # its new consumer settles it
         elif isinstance(error, AlreadyInProgress):
             await self._group.release(taken, max(1, round(error.retry_after * 1000)), undo=True)
-        elif outcome == "hopeless":
+        elif outcome == "permanent":
             await self._bury(taken, type(error).__name__, error)
         else:
             log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)

@@ -5,7 +5,7 @@ The drivers are the real ones. Renewals are steps of their own, and time passes 
 end of the work and the answer to its completion. What is assumed is what the promises assume: a renewal that is made
 reaches the store before a third of the lease has passed.
 
-`IDEMGATE_DEPTH=9 poe pytest tests/guard/test_driver_search.py -s` looks further.
+`IDEMGATE_DEPTH=9 pytest tests/guard/test_driver_search.py -s` looks further.
 """
 
 from __future__ import annotations

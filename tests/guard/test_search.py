@@ -1,7 +1,7 @@
 """No interleaving of a small scope breaks a promise of a guarded key, and the search finds each fault that is put into
 the scripts.
 
-`IDEMGATE_DEPTH=8 poe pytest tests/guard/test_search.py -s` looks further.
+`IDEMGATE_DEPTH=8 pytest tests/guard/test_search.py -s` looks further.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from idemgate.store.cluster.topology import Route, Topology
 from idemgate.store.resp import PlainReader
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.subscribers.expiry.glob import matcher
-from idemgate.subscribers.pubsub import Heard
+from idemgate.subscribers.pubsub import PubSubMessage
 from idemgate.subscribers.stream_group import PendingEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
@@ -314,7 +314,7 @@ DECODERS: dict[str, Decoder] = {
     "answer": Decoder(_answer, (DecodeError, UnexpectedData, SlotMoved, ServerRejected, rx.InvalidResponse)),
     "cluster": Decoder(_cluster, (rx.InvalidResponse,)),
     "entry": Decoder(_entry, (ValueError,)),
-    "heard": Decoder(lambda data: Heard("c", data).json(), (ValueError,)),
+    "heard": Decoder(lambda data: PubSubMessage("c", data).json(), (ValueError,)),
     "duration": Decoder(_duration, _SAID),
     "argument": Decoder(_argument, (ValueError,)),
     "template": Decoder(_template, _SAID),

@@ -162,7 +162,7 @@ async def test_many_events_with_a_policy_per_field(gate: Gate, clock: Clock, eve
 
 def _slices() -> Iterator[Any]:
     for number, (timing, merge) in enumerate((timing, merge) for timing in TIMINGS for merge in PLAIN):
-        flavour = ("blocking", "awaiting")[(number + number // len(PLAIN)) % 2]
+        flavour = ("blocking", "awaiting")[(number % len(PLAIN) + number // len(PLAIN)) % 2]
         yield pytest.param(flavour, timing, merge, number * APART, id=f"{merge}, {timing}, {flavour}")
 
 

@@ -1,6 +1,6 @@
 """No interleaving of a small scope breaks a promise, and the search finds each fault that is put into the scripts.
 
-`IDEMGATE_DEPTH=10 poe pytest tests/topics/test_search.py -s` looks further.
+`IDEMGATE_DEPTH=10 pytest tests/topics/test_search.py -s` looks further.
 """
 
 from __future__ import annotations

@@ -156,9 +156,13 @@ def test_folders_and_modules_stay_small(sources: dict[str, str]) -> None:
     folders: dict[Path, int] = defaultdict(int)
     for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]:
         folders[path.parent] += 1
-    assert {str(folder): n for folder, n in folders.items() if n > MOST_FILES} == {}
+    assert {str(folder): n for folder, n in folders.items() if n > MOST_FILES} == {}, (
+        f"more than {MOST_FILES} files in a folder: move a subject into a folder of its own"
+    )
     lengths = {path: len(source.splitlines()) for path, source in sources.items()}
-    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}
+    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}, (
+        f"more than {MOST_LINES} lines in a module: split it by subject"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import InvalidArgument
-from idemgate.cli.logs import configure
+from idemgate.cli.logs import Facts, configure
 
 
 @contextmanager
@@ -41,3 +41,11 @@ def test_an_unknown_level_is_refused_before_anything_is_configured(level: Any) -
         with pytest.raises(InvalidArgument, match=r"level=.*no such level\. Use one of .*INFO"):
             configure(level)
         assert logging.getLogger().handlers == []
+
+
+def test_facts_are_appended_once() -> None:
+    formatter = Facts("%(message)s")
+    record = logging.makeLogRecord({"msg": "once.lease_lost key=%r", "args": ("a",), "key": "a", "token": 5})
+    assert formatter.format(record) == "once.lease_lost key='a' token=5"
+    record = logging.makeLogRecord({"msg": "worker.dead", "topic": "images", "attempt": 17})
+    assert formatter.format(record) == "worker.dead topic='images' attempt=17"

@@ -1,7 +1,7 @@
 """No interleaving of a guarded handler, its guard and its topic breaks a promise, and the search finds each fault that
 is put into the scripts.
 
-`IDEMGATE_DEPTH=13 poe pytest tests/worker/test_search.py -s` looks further.
+`IDEMGATE_DEPTH=13 pytest tests/worker/test_search.py -s` looks further.
 """
 
 from __future__ import annotations

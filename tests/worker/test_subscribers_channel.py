@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, InvalidArgument
-from idemgate.subscribers import Heard
+from idemgate.subscribers import PubSubMessage
 from tests.proxy import Proxy
 
 SCOPE = ContextVar("SCOPE", default="outside")
@@ -55,7 +55,7 @@ def total(gates: list[Gate], name: str) -> int:
     return sum(gate.counters[name] for gate in gates)
 
 
-def event_id(heard: Heard) -> str:
+def event_id(heard: PubSubMessage) -> str:
     return heard.json()["id"]
 
 
@@ -67,13 +67,13 @@ async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, 
         guarded = gate.once(key=event_id, scope="prices")
         if kind == "sync":
 
-            def handle(heard: Heard) -> None:
+            def handle(heard: PubSubMessage) -> None:
                 ran[event_id(heard)] += 1
 
             gate.subscribe(namespace)(guarded(handle))
         else:
 
-            async def handle_async(heard: Heard) -> None:
+            async def handle_async(heard: PubSubMessage) -> None:
                 ran[event_id(heard)] += 1
 
             gate.subscribe(namespace)(guarded(handle_async))
@@ -87,16 +87,16 @@ async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, 
         await until(lambda: total(gates, "channel.heard") == 160)
     # And each event was handled once, and every copy has an outcome
     assert ran == {f"e{number}": 1 for number in range(20)}
-    outcomes = {name: total(gates, f"channel.{name}") for name in ("handled", "in_progress", "failed", "hopeless")}
+    outcomes = {name: total(gates, f"channel.{name}") for name in ("handled", "in_progress", "failed", "permanent")}
     assert outcomes["handled"] + outcomes["in_progress"] == 160
-    assert outcomes["failed"] == outcomes["hopeless"] == 0
+    assert outcomes["failed"] == outcomes["permanent"] == 0
     assert total(gates, "once.started") == 20
 
 
 REPLICA = """
 import json, os, sys
 from idemgate import Gate
-from idemgate.subscribers import Heard
+from idemgate.subscribers import PubSubMessage
 
 url, namespace = sys.argv[1:]
 gate = Gate(url, namespace=namespace)
@@ -107,7 +107,7 @@ def key(heard):
 
 @gate.subscribe(namespace, concurrency=4)
 @gate.once(key=key, scope="replicas")
-def handle(heard: Heard) -> None:
+def handle(heard: PubSubMessage) -> None:
     event = heard.json()["id"]
     gate.context.link.command("RPUSH", namespace + ":ends" if event == "end" else namespace + ":handled", event)
 
@@ -147,7 +147,7 @@ async def test_of_all_processes_one_handles_each_event(processes: Any, raw: Any,
 
 async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespace: str) -> None:
     # Given a callback on a pattern
-    heard: list[Heard] = []
+    heard: list[PubSubMessage] = []
     one.subscribe(f"{namespace}.*", pattern=True)(heard.append)
     async with one.aio.subscribers():
         # When something is published to two channels that match and to one that does not
@@ -157,7 +157,7 @@ async def test_a_pattern_says_which_channel_it_was(one: Gate, raw: Any, namespac
         await until(lambda: len(heard) == 2)
     # Then it got the two, at once, with their channels and bytes
     heard.sort(key=lambda one: one.channel)
-    assert heard == [Heard(f"{namespace}.eur", b"\xff1"), Heard(f"{namespace}.usd", b"2")]
+    assert heard == [PubSubMessage(f"{namespace}.eur", b"\xff1"), PubSubMessage(f"{namespace}.usd", b"2")]
 
 
 async def test_a_sync_callback_runs_in_a_thread_with_the_context(one: Gate, raw: Any, namespace: str) -> None:
@@ -180,7 +180,7 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
 
     @one.subscribe(namespace, concurrency=1)
     @one.once(key=event_id, scope="outcomes", on_done="raise", fingerprint=lambda heard: heard.json().get("amount", 0))
-    def handle(heard: Heard) -> None:
+    def handle(heard: PubSubMessage) -> None:
         ran.append(event_id(heard))
         if event_id(heard) == "bad":
             raise ValueError("no good")
@@ -200,8 +200,8 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
         await until(lambda: one.counters["channel.handled"] == 2)
     assert ran == ["ok", "bad", "odd", "last"]
     # And each outcome was counted, and what needs a person was logged
-    counted = {name: one.counters[f"channel.{name}"] for name in ("duplicate", "in_progress", "hopeless", "failed")}
-    assert counted == {"duplicate": 1, "in_progress": 1, "hopeless": 1, "failed": 3}
+    counted = {name: one.counters[f"channel.{name}"] for name in ("duplicate", "in_progress", "permanent", "failed")}
+    assert counted == {"duplicate": 1, "in_progress": 1, "permanent": 1, "failed": 3}
     assert [record.getMessage() for record in caplog.records].count("subscriber.failed") == 4
     assert elsewhere.release()
 
@@ -271,7 +271,7 @@ async def test_a_full_backlog_drops_what_comes_and_counts_it(one: Gate, raw: Any
     release, ran = asyncio.Event(), list[bytes]()
 
     @one.subscribe(namespace, concurrency=1, backlog=2)
-    async def handle(heard: Heard) -> None:
+    async def handle(heard: PubSubMessage) -> None:
         ran.append(heard.data)
         await release.wait()
 
@@ -293,7 +293,7 @@ async def test_stopping_lets_what_was_heard_finish(one: Gate, raw: Any, namespac
     release, ran = asyncio.Event(), list[bytes]()
 
     @one.subscribe(namespace, concurrency=1)
-    async def handle(heard: Heard) -> None:
+    async def handle(heard: PubSubMessage) -> None:
         await release.wait()
         ran.append(heard.data)
 
@@ -313,7 +313,7 @@ async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: 
     cancelled: list[str] = []
 
     @one.subscribe(namespace, concurrency=1)
-    async def handle(heard: Heard) -> None:
+    async def handle(heard: PubSubMessage) -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -328,7 +328,7 @@ async def test_what_does_not_finish_within_the_grace_is_counted(one: Gate, raw: 
     assert (cancelled, one.counters["channel.abandoned"]) == (["yes"], 2)
 
 
-def no_generator(heard: Heard) -> Any:
+def no_generator(heard: PubSubMessage) -> Any:
     yield heard
 
 

@@ -488,7 +488,7 @@ async def test_an_entry_that_another_took_is_counted_as_lost(one: Gate, stream: 
         # When another consumer takes it, and keeps it
         await until(lambda: stream.claim(entry, "other", idle=0, count=5) or one.counters["stream.lost"] == 1)
         release.set()
-        await until(lambda: one.counters["stream.hopeless"] == 1)
+        await until(lambda: one.counters["stream.permanent"] == 1)
     # Then what becomes of it is that consumer's to say
     assert [(found["consumer"], found["times_delivered"]) for found in stream.pending()] == [(b"other", 5)]
     assert stream.dead() == []

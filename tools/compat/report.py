@@ -35,7 +35,7 @@ A part of it: {part}.
 (installing nothing), Pythons that it finds or uv has, and makes an environment for each combination. First it builds
 the wheels of all packages, looks into them, and runs `idemgate demo` of them in a clean environment of each Python.
 `--servers`, `--redis-py`, `--python`, `--parser`, `--protocol` select, `--quick` runs the part of the suite. To run
-anything else on one of the servers: `IDEMGATE_SERVER=PROGRAM poe pytest`.
+anything else on one of the servers: `IDEMGATE_SERVER=PROGRAM pytest`.
 """
 
 

@@ -2,7 +2,7 @@
 
     poe mutation --sample 400 --seed 1          so many mutants of the scripts, of each file its share
     poe mutation --all                          all of them
-    poe mutation --only topic/take:120          those of a line, or of a file
+    poe mutation --only topics/take:120         those of a line, or of a file
     poe mutation --core --sample 400            of the pure modules, where what only words a text is left out
 
 What survives is explained in `tools/mutation/survivors.md`, or gets a test: what is neither is printed, and makes this

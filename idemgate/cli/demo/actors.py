@@ -8,7 +8,7 @@ from typing import Any
 from idemgate.cli.demo.order import DemoOrder, ReportStream, obey
 from idemgate.cli.logs import configure as configure_logs
 from idemgate.gate import Gate
-from idemgate.subscribers import Heard
+from idemgate.subscribers import PubSubMessage
 from idemgate.topics.merge import MergeSpec, append
 from idemgate.topics.messages import Delivery
 from idemgate.topics.topic import Topic
@@ -38,7 +38,7 @@ def subscribe(order: DemoOrder, report: ReportStream) -> None:
         return True
 
     @gate.subscribe(order.channel)
-    async def hear(heard: Heard) -> None:
+    async def hear(heard: PubSubMessage) -> None:
         event = heard.json()
         report.add("received", event["id"])
         if await handle(event) is None:

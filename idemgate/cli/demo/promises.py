@@ -13,7 +13,7 @@ __all__ = ["PROMISES", "Promise", "judge"]
 
 SHOWN = 3
 LOSSES = (
-    "channel.abandoned", "channel.dropped", "channel.failed", "channel.gaps", "channel.hopeless",
+    "channel.abandoned", "channel.dropped", "channel.failed", "channel.gaps", "channel.permanent",
     "once.lease_lost", "once.completion_lost",
     "worker.cut_short", "worker.dead", "worker.failed", "worker.lapsed", "worker.lost", "worker.unsettled",
 )  # fmt: skip
