@@ -61,3 +61,20 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     for path, name in NAMED.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
         assert not name or name in functions_of(path), f"{path}::{name}"
+
+
+def test_operations_lists_each_log_event() -> None:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "idemgate").rglob("*.py"))
+    event = r'"([a-z]+\.[a-z_]+)'
+    emitted = set(re.findall(rf"\blog\.(?:debug|info|warning|error|exception|critical)\(\s*{event}", sources))
+    for names in re.findall(rf'name = {event}" if .* else {event}"', sources):
+        emitted.update(names)
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page[page.index("## Read the log") : page.index("## Fork after")]
+    listed = {
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+\.\w+)`", line.split("|")[1])
+    }
+    assert listed == emitted
