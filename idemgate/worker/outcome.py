@@ -24,7 +24,7 @@ from idemgate.topics.policy import Policy
 __all__ = ["attempt_number", "choose_settlement"]
 
 _DONE = (AlreadyDone, ResultUnavailable)
-"""Errors of a guard whose work is done. A handler that should be acknowledged then returns instead."""
+"""Errors of a guarded handler whose work is done."""
 
 
 def choose_settlement(
@@ -32,7 +32,7 @@ def choose_settlement(
 ) -> Settlement:
     """Choose how to settle a delivery after its handler ended.
 
-    - No error: acknowledge.
+    - No error, or a guard that says that the work is done: acknowledge.
     - `Bury`, any other permanent error or an unreadable message: bury.
     - `AlreadyInProgress`: defer; this does not count as an attempt.
     - Cancelled by the stop of the worker: retry at once.
@@ -45,9 +45,9 @@ def choose_settlement(
         policy: The topic's policy, for its backoff.
         stopping: Whether the worker is stopping.
     """
-    if error is None:
+    if error is None or isinstance(error, _DONE):
         return Settlement("ack", delivery)
-    if is_permanent(error) or isinstance(error, _DONE) or attempt_number(delivery) is None:
+    if is_permanent(error) or attempt_number(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
     if isinstance(error, AlreadyInProgress):
         return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))

@@ -347,24 +347,29 @@ async def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters(gate: Gate
 
 
 @pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize("done", ["replay", "raise", "result unavailable"])
 async def test_a_guarded_handler_that_was_done_is_acknowledged_without_running_again(
-    gate: Gate, clock: Clock, eventually: Any, awaiting: bool
+    gate: Gate, clock: Clock, eventually: Any, awaiting: bool, done: Any
 ) -> None:
     topic, runs = gate.topic("t", lease="30s"), []
 
-    def body(delivery: Any) -> str:
-        runs.append((delivery.key, delivery.attempt))
-        return "rendered"
+    result = object() if done == "result unavailable" else "rendered"  # an object cannot be stored
 
-    async def await_body(delivery: Any) -> str:
+    def body(delivery: Any) -> object:
+        runs.append((delivery.key, delivery.attempt))
+        return result
+
+    async def await_body(delivery: Any) -> object:
         return body(delivery)
 
-    handler = gate.once(key=lambda delivery: f"{delivery.key} {delivery.last_at}")(await_body if awaiting else body)
+    on_done = "raise" if done == "raise" else "replay"
+    guarded = gate.once(key=lambda delivery: f"{delivery.key} {delivery.last_at}", on_done=on_done)
+    handler = guarded(await_body if awaiting else body)
     topic.handler(handler)
     await topic.aio.trigger("a")
     # Given an owner that ran the handler and vanished before it acknowledged
     (taken,) = await topic.aio.take()
-    assert (await handler(taken) if awaiting else await asyncio.to_thread(handler, taken)) == "rendered"
+    assert (await handler(taken) if awaiting else await asyncio.to_thread(handler, taken)) is result
     clock.advance("31s")
     # When a worker gets the delivery again
     async with gate.aio.worker():
