@@ -89,6 +89,7 @@ def test_real_events_through_four_subscribers(start: Any) -> None:
     assert report["deliveries"] < EVENTS
 
 
+@pytest.mark.slow
 def test_a_server_of_ones_own_keeps_nothing_of_the_topic(start: Any, url: str, raw: Any) -> None:
     # When it runs on a given server
     code, out, _ = start("demo", *FAST, "--events", "50", "--subscribers", "1", "--url", url, "--json").end()
@@ -185,6 +186,7 @@ def test_a_broken_promise_is_told_and_fails(capsys: pytest.CaptureFixture[str]) 
     assert "by 5.0 ms" in broken["no delivery was early by the server's clock"][0]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
     pytest.importorskip("rich")
     # Given a terminal

@@ -405,6 +405,7 @@ async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(
 
 @pytest.mark.parametrize("awaiting", [False, True])
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
+@pytest.mark.slow
 async def test_nothing_is_left_open_when_the_nodes_are_looked_for_anew(
     gate: Gate, operator: servers.Operator, awaiting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,6 @@ TIMINGS: dict[str, dict[str, float]] = {
     "window 1 h": {"window": 3600},
     "quiet 30 s, at most 10 min": {"quiet": 30, "max_delay": 600},
 }
-SLOW = [name for name in TIMINGS if name != "window 60 s"]
 PLAIN = [name for name in MERGES if name != "fields"]
 APART = 60_000 // (len(TIMINGS) * len(PLAIN))
 SLICE = 1_500
@@ -143,7 +142,8 @@ async def _conserved(topic: Any, triggers: int, messages: int) -> None:
     }
 
 
-@pytest.mark.parametrize("timing", ["window 60 s", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("timing", TIMINGS)
 async def test_many_events_with_a_policy_per_field(gate: Gate, clock: Clock, events: list[Event], timing: str) -> None:
     # Given a topic whose payloads have one field for each merge policy
     policy = TIMINGS[timing]

@@ -52,6 +52,7 @@ def test_when_one_goes_only_its_slots_move(members: list[str], data: st.DataObje
 @pytest.mark.parametrize(
     ("members", "slots", "fleets"), [(2, 64, 50), (8, 64, 50), (8, 1024, 20), (50, 1024, 10), (100, 16_384, 1)]
 )
+@pytest.mark.slow
 def test_no_share_is_more_than_five_roots_off_the_mean(members: int, slots: int, fleets: int) -> None:
     # Given names as workers have them, of several fleets
     mean = slots / members

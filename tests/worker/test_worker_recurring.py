@@ -64,6 +64,7 @@ async def test_every_local_nine_o_clock_across_the_change_to_summer_time(
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
 @pytest.mark.parametrize("cron", ["30 2 * * *", "30 2,3 * * *", "*/15 * * * *", "15 1 * * MON-FRI"])
+@pytest.mark.slow
 def test_whenever_planning_begins_it_finds_the_same_occurrences(zone: str, cron: str) -> None:
     # Given all occurrences from before until after a change of the clocks
     one = build_recurring("r", cron, zone, None)
