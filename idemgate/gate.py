@@ -343,27 +343,29 @@ class Gate(SubscriberMethods):
             name: the name of the topic.
             redefine: replace the stored policy for all programs, except `slots` and `merge`.
             window: merge the triggers of a key within this time of the *first* into one delivery at its end.
-            quiet: deliver when a key had no trigger for this long, at the latest `max_delay` after the first, or at
-                `max_size` triggers. Without `window`, `quiet` and `max_size`: deliver as soon as possible; pending
-                triggers still merge.
-            edge: "trailing" delivers at the end of the window. "leading" delivers the first trigger at once, and
-                drops and counts the others of the window.
+            quiet: deliver when a key had no trigger for this long. `max_delay` after the first trigger or `max_size`
+                triggers end the wait. Without `window`, `quiet` and `max_size` a message is delivered as soon as
+                possible. Pending triggers still merge.
+            edge: "trailing" delivers at the end of the window. "leading" delivers the first trigger at once. It drops
+                and counts the others of the window.
             merge: how payloads merge: "last", "first", "append", "union", "count", "sum", "min", "max", `append(cap)`
                 or `union(cap)`; or a dict of field -> policy, in which "*" is for all other fields (default: last).
-            slots: the number of shards of a new topic, a power of two. `reshard` changes it later; any current or
+            slots: the number of shards of a new topic, a power of two. `reshard` changes it later. Any current or
                 former number is accepted.
             lease: how long a delivery is valid without a heartbeat; see `once`.
             max_attempts: deliveries of a message before it becomes a dead letter.
-            backoff: the delays between them: a list of durations (the last repeats), one duration, or a tenacity wait
-                strategy. None: exponential with full jitter, 1 s to 10 min.
-            dead_retention, max_dead_letters: dead letters that are older, or beyond this number in a slot, are
-                discarded when the next one is buried. At most 100 are discarded at a time, and counted as `expired`.
+            backoff: the delays between them. It is one duration or a list of durations whose last one repeats. It may
+                be a tenacity wait strategy. None: exponential with full jitter from 1 s to 10 min.
+            dead_retention, max_dead_letters: the age and the number of dead letters in a slot. Burying a message
+                discards at most 100 that are older or beyond this number. `expired` counts them.
             concurrency: the most deliveries in flight over all workers and slots. None: no limit.
             group_concurrency: the most deliveries in flight of one group.
-            priority, priority_boost: order due messages by priority; one point counts like an age of one boost.
-            rate, burst: deliveries over time such as "100/s" over all workers, and the most at once after a pause.
+            priority, priority_boost: order due messages by priority. One point counts like an age of one boost.
+            rate: the most deliveries over time of all workers, such as "100/s".
+            burst: the most deliveries at once after a pause.
             adaptive: a limit that each worker finds by measurement; see `Adaptive`.
-            dedup_retention: how long a `version` is stored, and an `event_id` after the due time of its message.
+            dedup_retention: how long a `version` is stored. An `event_id` is stored for as long after the due time of
+                its message.
 
         Raises:
             InvalidArgument: an option is invalid.

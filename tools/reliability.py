@@ -229,7 +229,7 @@ They are run apart from the rest, and so may be of other commits.
 
 ## How to run
 
-`poe resilience` injects every fault with a small N. A large run:
+`poe test` and `poe resilience` together inject every fault with a small N. A large run:
 
 ```sh
 poe reliability --n 1000          # about that many of each fault; rewrites this page and docs/reliability.json

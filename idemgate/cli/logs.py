@@ -21,7 +21,7 @@ class Facts(logging.Formatter):
         facts = [
             f"{name}={value!r}"
             for name, value in vars(record).items()
-            if name not in _STANDARD and f"{name}=" not in record.message
+            if name not in _STANDARD and f" {name}=" not in record.message
         ]
         return " ".join([super().formatMessage(record), *facts])
 

@@ -18,7 +18,7 @@ __all__ = ["EndTimeouts", "Heartbeat", "end_timeouts", "wait_for_wakeup"]
 
 
 class EndTimeouts(NamedTuple):
-    """How long a link sends the end of a claim, in seconds: the arguments `within` and `attempt` of `link.run`."""
+    """The timeouts for the end of a claim, in seconds: the arguments `within` and `attempt` of `link.run`."""
 
     within: float
     attempt: float | None

@@ -125,9 +125,9 @@ class SyncLink:
                 reply = self._load_script(pool, error, call)
             return call.answer(reply)
         except (SlotMoved, Incomplete):  # the retry gets the same reply, and `_resolve_reply` handles it
-            return self._retry(call, RetryBudget(self.seconds if within is None else within, started, attempt))
+            return self._retry(call, self._budget(within, attempt, started))
         except FAILURES as error:
-            budget = RetryBudget(self.seconds if within is None else within, started, attempt)
+            budget = self._budget(within, attempt, started)
             time.sleep(budget.next_delay(error))
         return self._retry(call, budget)
 
@@ -251,8 +251,8 @@ class SyncLink:
         except rx.NoScriptError:
             return self._execute_durably(check, "EVAL", script.text, *arguments)  # type: ignore[no-any-return]
 
-    def _budget(self, within: float | None, attempt: float | None) -> RetryBudget:
-        return RetryBudget(self.seconds if within is None else within, attempt=attempt)
+    def _budget(self, within: float | None, attempt: float | None, started: float | None = None) -> RetryBudget:
+        return RetryBudget(self.seconds if within is None else within, started, attempt)
 
     def _pipeline(self, calls: Sequence[Call[Any]], attempt: float | None) -> list[Any]:
         requests = [call.framed or encode_call(call) for call in calls]

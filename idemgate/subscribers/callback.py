@@ -56,11 +56,12 @@ class Callback(Generic[T]):
 
     def __init__(self, func: Callable[[T], object]) -> None:
         self._func = func
+        self._is_async = is_async(func)
         self._pool: ThreadPool[_Job, _Returned | None] | None = None
 
     async def __call__(self, item: T) -> CallbackResult:
         try:
-            if is_async(self._func):
+            if self._is_async:
                 await _await_coroutine(self._func(item))
             else:
                 result, error = await self._call_in_thread(item)

@@ -179,6 +179,8 @@ async def end_function(owner: Any) -> None:
         return "paid"
 
     assert await pay("a") == "paid"
+    assert owner.gate.counters["once.completed"] == 1
+    assert owner.gate.counters["once.completion_lost"] == 0
 
 
 async def end_block(owner: Any) -> None:
