@@ -11,7 +11,6 @@ from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name
-from idemgate.core.validation import check_int
 from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
@@ -59,11 +58,6 @@ class Gate(SubscriberMethods):
         durability: what a write must reach before its call returns. None: the memory of the primary. "replicas" or a
             number: that many replicas acknowledged it (WAIT). "fsync": the append-only file on disk (WAITAOF, with
             Redis 7.2 or Valkey and `appendonly yes`). Not on a cluster. The guarantees are in docs/promises.md.
-        connections: the async connections to each server or cluster node in each event loop, 1 to 64. All tasks share
-            one. More help with values of 100 kB and more, a remote server, or several `io-threads`. With small values
-            Python is the bottleneck, and more connections cost some 10 %, because fewer calls share a write.
-            Consecutive calls of one task keep their order; calls of several tasks may run in any order. Blocking
-            calls use one connection for each thread.
         clock: a test clock that every script uses (`idemgate.testing.Clock`).
 
     Raises:
@@ -81,14 +75,13 @@ class Gate(SubscriberMethods):
         timeout: Duration = "5s",
         max_bytes: int = 262_144,
         durability: DurabilityOption = None,
-        connections: int = 1,
         clock: Clock | None = None,
     ) -> None:
         if url is not None and client is not None:
             raise InvalidArgument("client", client, "a URL was given too", "Pass one of url and client")
         self.context = Context(
             _source(client, url), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
-            max_bytes, parse_durability(durability, namespace), check_int("connections", connections, 1, 64), clock,
+            max_bytes, parse_durability(durability, namespace), clock,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []

@@ -35,9 +35,9 @@ class _LoopState:
 
     __slots__ = ("loading", "loop", "store", "subscription", "tasks")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float, connections: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
         self.loop = loop
-        self.store = (AsyncCluster if endpoint.kind == "cluster" else SingleServer)(endpoint, seconds, connections)
+        self.store = (AsyncCluster if endpoint.kind == "cluster" else SingleServer)(endpoint, seconds)
         self.subscription = Subscription(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loading: dict[bytes, asyncio.Event] = {}
@@ -122,16 +122,12 @@ class AsyncLink:
     """The asynchronous way to the store. Cancelling a caller never interrupts a call.
 
     The calls of one tick of an event loop travel together, over one connection (`store.connection_aio`). On a cluster
-    they use one connection for each node (`store.cluster.aio`). More `connections` share the load
-    (`store.reconnecting`).
+    they use one connection for each node (`store.cluster.aio`).
     """
 
-    def __init__(
-        self, endpoint: Endpoint, seconds: float, durability: Durability | None = None, connections: int = 1
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float, durability: Durability | None = None) -> None:
         self.endpoint = endpoint
         self.seconds = seconds
-        self._connections = connections
         self._durability_check = make_durability_check(durability, endpoint, seconds)
         self._last: _LoopState | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
@@ -143,7 +139,7 @@ class AsyncLink:
             state = self._loops.get(loop)
             if state is None:
                 self._drop_closed_loops()
-                state = self._loops[loop] = _LoopState(loop, self.endpoint, self.seconds, self._connections)
+                state = self._loops[loop] = _LoopState(loop, self.endpoint, self.seconds)
             self._last = state
         return state
 

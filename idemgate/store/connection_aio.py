@@ -118,11 +118,6 @@ class AsyncConnection(asyncio.Protocol):
         )
 
     @property
-    def load(self) -> int:
-        """The number of outstanding replies."""
-        return len(self._callbacks)
-
-    @property
     def is_congested(self) -> bool:
         """Return whether the write buffer is full. Await `wait_writable` before sending more."""
         return not self._writable.is_set()

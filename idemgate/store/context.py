@@ -49,14 +49,12 @@ class Context:
         timeout: float,
         max_bytes: int,
         durability: Durability | None,
-        connections: int,
         clock: Clock | None,
     ) -> None:
         self.source = source
         self.namespace = namespace
         self.timeout = timeout
         self.durability = durability
-        self.connections = connections
         self.clock = clock
         self.codec = Codec(max_bytes)
         self.counters = Counters()
@@ -110,7 +108,7 @@ class Context:
         if self._aio_link is None:
             from idemgate.store.aio import AsyncLink
 
-            self._aio_link = AsyncLink(self.endpoint, self.timeout, self.durability, self.connections)
+            self._aio_link = AsyncLink(self.endpoint, self.timeout, self.durability)
         return self._aio_link
 
     def _heartbeat_link(self) -> SyncLink:

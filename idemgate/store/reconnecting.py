@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from time import monotonic
+from contextlib import asynccontextmanager
 from typing import Any
 
 import redis.exceptions as rx
@@ -16,10 +15,8 @@ from idemgate.store.connection_aio import AsyncConnection, open_connection
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.replication import DurabilityCheck
 
-__all__ = ["MultiplexedConnection", "ReconnectingConnection", "SingleServer", "make_connection", "raise_if_error"]
+__all__ = ["ReconnectingConnection", "SingleServer", "raise_if_error"]
 
-RECONNECT_INTERVAL = 1.0
-"""Seconds between attempts to restore the lost ones of several connections."""
 NO_TIMEOUT = 86_400.0
 """Reply timeout in seconds (a day) for commands that block on the server."""
 
@@ -42,16 +39,11 @@ class ReconnectingConnection:
         connection = self._connection
         return connection if connection is not None and connection.ready else None
 
-    @property
-    def is_lost(self) -> bool:
-        """Return whether there is no usable connection: it was never opened, or it is closed."""
-        return self._connection is None or self._connection.closed
-
     def owns(self, connection: AsyncConnection) -> bool:
         """Return whether this is the present connection, or the last one."""
         return self._connection is connection
 
-    def start_connecting(self) -> asyncio.Task[AsyncConnection]:
+    def _start_connecting(self) -> asyncio.Task[AsyncConnection]:
         """Return the task that connects. Start it unless it runs already."""
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
@@ -66,7 +58,7 @@ class ReconnectingConnection:
         """
         connection = self._connection
         if connection is None or connection.closed:
-            connection = await asyncio.shield(self.start_connecting())
+            connection = await asyncio.shield(self._start_connecting())
         if connection.is_congested:
             await connection.wait_writable()
         return connection
@@ -120,74 +112,6 @@ class ReconnectingConnection:
             await self._connection.close()
 
 
-class MultiplexedConnection:
-    """Several connections to one server. Each call takes the one with the fewest outstanding replies.
-
-    A caller that awaits each reply keeps the order of its calls. Other calls have no order. The calls of one
-    `execute_all` share one connection, as do writes and the WAIT or WAITAOF behind them.
-    """
-
-    __slots__ = ("_connections", "_last_attempt")
-
-    def __init__(self, pool: Any, timeout: float, number: int) -> None:
-        self._connections = [ReconnectingConnection(pool, timeout) for _ in range(number)]
-        self._last_attempt = -RECONNECT_INTERVAL
-
-    @property
-    def _connection(self) -> AsyncConnection | None:
-        """The least loaded connection that accepts writes at once, or None."""
-        best, any_lost = None, False
-        for one in self._connections:
-            connection = one._connection
-            if connection is None or connection.closed:
-                any_lost = True
-            elif connection.ready and (best is None or connection.load < best.load):
-                best = connection
-        if any_lost:
-            self._reconnect_lost()
-        return best
-
-    def _reconnect_lost(self) -> None:
-        """Reconnect the lost connections in the background. Callers use the others meanwhile."""
-        now = monotonic()
-        if now - self._last_attempt >= RECONNECT_INTERVAL:
-            self._last_attempt = now
-            for one in self._connections:
-                if one.is_lost:
-                    one.start_connecting()
-
-    def ready_connection(self) -> AsyncConnection | None:
-        return self._connection
-
-    def owns(self, connection: AsyncConnection) -> bool:
-        return any(one.owns(connection) for one in self._connections)
-
-    async def acquire(self) -> AsyncConnection:
-        """Return the least loaded connection. Wait for a new one only when all are lost."""
-        self._reconnect_lost()
-        connected = [one for one in self._connections if not one.is_lost]
-        return await min(connected or self._connections[:1], key=_load).acquire()
-
-    def dedicated_connection(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        return self._connections[0].dedicated_connection()
-
-    async def drain(self) -> None:
-        await asyncio.gather(*(one.drain() for one in self._connections))
-
-    async def close(self) -> None:
-        await asyncio.gather(*(one.close() for one in self._connections))
-
-
-def _load(one: ReconnectingConnection) -> tuple[bool, int]:
-    connection = one._connection
-    return (connection.is_congested, connection.load) if connection is not None else (True, 0)
-
-
-def make_connection(pool: Any, timeout: float, number: int) -> ReconnectingConnection | MultiplexedConnection:
-    """Return the connection to one server, or `number` of them as one object."""
-    return ReconnectingConnection(pool, timeout) if number == 1 else MultiplexedConnection(pool, timeout, number)
-
-
 class SingleServer:
     """The access of one event loop to a single server, or to the master that Sentinel names.
 
@@ -196,9 +120,9 @@ class SingleServer:
 
     __slots__ = ("_client", "_connection", "_sentinel")
 
-    def __init__(self, endpoint: Endpoint, seconds: float, connections: int) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self._client = async_client(endpoint, seconds)
-        self._connection = make_connection(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT), connections)
+        self._connection = ReconnectingConnection(self._client.connection_pool, min(seconds, SOCKET_TIMEOUT))
         self._sentinel = endpoint.kind == "sentinel"
 
     def ready_connection(self, _key: bytes) -> AsyncConnection | None:

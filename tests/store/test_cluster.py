@@ -363,29 +363,6 @@ async def test_calls_of_one_tick_are_one_write_to_each_node(gate: Gate, operator
     assert {one.state for one in entries} == {"started"}
 
 
-async def test_each_node_gets_so_many_connections(ports: list[int], namespace: str, operator: servers.Operator) -> None:
-    # Given a gate with three connections to each node
-    made = Gate(
-        "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports), namespace=namespace, connections=3
-    )
-    before = [_clients(node) for node in operator.nodes]
-    # When many calls travel, and batches
-    for turn in range(20):
-        entries = await asyncio.gather(
-            *(made.aio.context.aio_link.run(one) for one in claims(made, [f"{turn}:{n}" for n in range(90)]))
-        )
-        assert {one.state for one in entries} == {"started"}
-        batch = await made.aio.claim_many([f"{turn}:b{n}" for n in range(30)])
-        assert await made.aio.complete_many([(claim, 1) for claim in batch]) == [True] * 30
-    # Then all of them are there, until it is closed
-    own = [_clients(node) - others for node, others in zip(operator.nodes, before, strict=True)]
-    assert [len(ids) for ids in own] == [3] * 3
-    await made.aio.close()
-    async with asyncio.timeout(30):
-        while any(_clients(node) & ids for node, ids in zip(operator.nodes, own, strict=True)):
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("awaiting", [False, True])
 @pytest.mark.parametrize("gate", ["url"], indirect=True)
 async def test_calls_of_one_key_keep_their_order_while_its_slot_moves(
@@ -427,11 +404,6 @@ async def test_nothing_is_left_open_when_the_nodes_are_looked_for_anew(
             await link.run(claims_of(gate).inspect(claims_of(gate).key("s", key)))
     # Then no node has more connections than before
     servers.wait_for(lambda: all(_connected(node) <= was for node, was in zip(operator.nodes, before, strict=True)))
-
-
-def _clients(node: Any) -> set[str]:
-    """The ids of all that are connected: who came before may leave meanwhile."""
-    return {one["id"] for one in node.client_list()}
 
 
 def _connected(node: Any) -> int:

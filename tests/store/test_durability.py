@@ -128,18 +128,6 @@ async def test_calls_of_one_tick_wait_together(two: Pair, namespace: str) -> Non
     await gate.aio.close()
 
 
-async def test_each_of_several_connections_waits_for_its_own_writes(two: Pair, namespace: str) -> None:
-    # Given a gate whose connections are open and have loaded the script: connecting takes time from `timeout`
-    gate = Gate(two.urls[0], namespace=namespace, durability="replicas", connections=3, timeout="5s")
-    assert await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100))) == [True] * 100
-    # When the replica receives nothing more
-    two.cut()
-    refused = await asyncio.gather(*(gate.aio.first(n, "60s") for n in range(100, 130)), return_exceptions=True)
-    # Then each call waits for its own write, and is refused
-    assert {type(one) for one in refused} == {NotDurable}
-    await gate.aio.close()
-
-
 async def test_a_claim_that_is_not_durable_is_given_back(two: Pair, asker: Any) -> None:
     # Given a guarded function
     ask, runs = asker(two.urls[0], durability="replicas", timeout="2s"), []

@@ -75,6 +75,14 @@ async def test_two_who_wait_for_the_last_reply_both_hear_of_it(url: str) -> None
 # -- scripts the server does not know ---------------------------------------------------------------------------------
 
 
+async def test_the_tasks_of_an_event_loop_share_one_connection(gate: Gate, raw: redis.Redis) -> None:
+    before = {one["id"] for one in raw.client_list()}
+    await asyncio.gather(*(gate.aio.context.aio_link.run(inspect(gate, "k")) for _ in range(100)))
+    own = [one for one in raw.client_list() if one["id"] not in before and one["cmd"].startswith("eval")]
+    assert len(own) == 1
+    await gate.aio.close()
+
+
 async def test_a_forgotten_script_is_sent_again(asker: Any, own: redis.Redis, own_url: str) -> None:
     # Given a link whose scripts the server knows
     ask = asker(own_url)

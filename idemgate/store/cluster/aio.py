@@ -12,7 +12,7 @@ from idemgate.store.clients import async_client
 from idemgate.store.cluster.topology import CLUSTER_SLOTS, Address, Route, RoutedBatch, Topology, node_endpoint
 from idemgate.store.connection_aio import AsyncConnection
 from idemgate.store.endpoint import Endpoint
-from idemgate.store.reconnecting import MultiplexedConnection, ReconnectingConnection, make_connection, raise_if_error
+from idemgate.store.reconnecting import ReconnectingConnection, raise_if_error
 from idemgate.store.retry import FAILURES
 
 __all__ = ["AsyncCluster"]
@@ -24,12 +24,11 @@ class AsyncCluster:
     The requests of all tasks to one node travel together in one tick.
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float, connections: int) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
-        self._connections = connections
         self._topology = Topology(endpoint.nodes)
-        self._nodes: dict[Address, ReconnectingConnection | MultiplexedConnection] = {}
+        self._nodes: dict[Address, ReconnectingConnection] = {}
         self._refresh_task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -111,11 +110,11 @@ class AsyncCluster:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _connection(self, node: Address) -> ReconnectingConnection | MultiplexedConnection:
+    def _connection(self, node: Address) -> ReconnectingConnection:
         known = self._nodes.get(node)
         if known is None:
             pool = async_client(node_endpoint(self._endpoint, node), self._seconds).connection_pool
-            known = self._nodes[node] = make_connection(pool, min(self._seconds, SOCKET_TIMEOUT), self._connections)
+            known = self._nodes[node] = ReconnectingConnection(pool, min(self._seconds, SOCKET_TIMEOUT))
         return known
 
     async def _owner(self, key: bytes) -> Address:
