@@ -190,7 +190,7 @@ def check_members(
     lives: Mapping[bytes, int],
     held: Mapping[bytes, bytes],
     alive: Mapping[bytes, float],
-    facts: Mapping[bytes, bytes],
+    meta: Mapping[bytes, bytes],
     now_ms: int,
 ) -> Iterator[Finding]:
     """Check the keys of a group of members.
@@ -201,7 +201,7 @@ def check_members(
         lives: time to live in ms of each key, in the order of `keys.members`.
         held: slot -> the member that holds it.
         alive: member -> the end of its lease in ms.
-        facts: the metadata of the members.
+        meta: the metadata of the members.
         now_ms: the server's time.
     """
     for key, left_ms in lives.items():
@@ -214,6 +214,6 @@ def check_members(
             yield Finding("lease", text(key), what, f"ZADD {quote_argument(key)} {now_ms} {quote_argument(member)}")
     key = list(lives)[-1]
     for slot, member in held.items():
-        if member not in alive or facts.get(b"m:" + member, b"").startswith(_LEFT):
+        if member not in alive or meta.get(b"m:" + member, b"").startswith(_LEFT):
             what = f"slot {quote_name(slot)} is held by {quote_name(member)}, which is not there"
             yield Finding("owner", text(key), what, f"HDEL {quote_argument(key)} {quote_argument(slot)}")

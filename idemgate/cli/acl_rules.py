@@ -41,7 +41,7 @@ ROLES = {
         "guards functions: once, claim, first, inspect, forget, resolve",
         [name for name in names() if name.startswith(("guard/", "dedup/"))],
         _LISTENS,
-        ["records", "seen"],
+        ["records", "dedup"],
     ),
     "producer": Role("puts messages into topics: trigger, cancel, reschedule, flush", _PUTS, "", ["topics"]),
     "worker": Role(
@@ -116,9 +116,9 @@ def rule(
     chosen = [_role(name) for name in roles]
     known = patterns(namespace)
     ours = list(dict.fromkeys(known[name] for role in chosen for name in role.keys))
-    heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys if name != "seen"))
+    heard = list(dict.fromkeys(known[name] for role in chosen if role.heard for name in role.keys if name != "dedup"))
     if durable:
-        ours.append(known["touched"])
+        ours.append(known["durability"])
     asked = {command for role in chosen for command in _required_commands(role)}
     asked.update(_ALL.split(), _CLUSTER.split() if cluster else (), _DURABLE.split() if durable else ())
     if cluster and "INFO" in asked:

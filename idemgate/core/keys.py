@@ -2,19 +2,20 @@
 
 | key | type | content |
 |---|---|---|
-| `ig1:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/pack_record.lua`) |
-| `ig1:{<ns>:seen:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
-| `ig1:{<ns>:seen:<scope>:<shard>}:kept0`, `:kept1` | hash | the same for a dedup set with values |
-| `ig1:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
-| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fourteen parts of a slot |
-| `ig1:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
-| `ig1:{<ns>:touched}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
-| `ig1:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
+| `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/pack_record.lua`) |
+| `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
+| `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
+| `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
+| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fourteen parts of a slot |
+| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
+| `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
+| `ig2:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
 
-A record's name, a slot's `:due` and a group's `:alive` are also the names of their wake-up channels. In the registry,
-a field of a topic's name with " to" or " was" appended records a change of its slots (`lua/reshard/begin.lua`).
+A record's name, a slot's `:scheduled` and a group's `:alive` are also the names of their wake-up channels. In the
+registry, a field of a topic's name with " to" or " was" appended records a change of its slots
+(`lua/reshard/begin.lua`).
 
-`ig1` is the layout. The part in braces selects the Redis Cluster slot. It comes first and contains no other brace, so
+`ig2` is the layout. The part in braces selects the Redis Cluster slot. It comes first and contains no other brace, so
 a user's key cannot change the cluster slot. User text is percent-encoded, and hashed if it is long.
 """
 
@@ -59,20 +60,20 @@ __all__ = [
 Key = str | bytes | int
 
 PARTS = (
-    "due",
+    "scheduled",
     "pending",
-    "lease",
-    "flight",
+    "leases",
+    "inflight",
     "dead",
-    "grave",
-    "facts",
-    "memo",
-    "fade",
+    "dead:data",
+    "meta",
+    "dedup",
+    "dedup:expiry",
     "ready",
-    "busy",
-    "line",
-    "told0",
-    "told1",
+    "group:active",
+    "group:waiting",
+    "replies0",
+    "replies1",
 )
 LONGEST = 128
 """The maximum bytes of an escaped text. A longer one is replaced by a hash, since every record stores its key."""
@@ -189,7 +190,7 @@ def _escape_scope(scope: str) -> bytes:
 
 @lru_cache(4096)
 def _record_prefix(namespace: str, scope: str) -> bytes:
-    return b"ig1:{%s:once:%s:" % (namespace.encode(), _escape_scope(scope))
+    return b"ig2:{%s:once:%s:" % (namespace.encode(), _escape_scope(scope))
 
 
 def record(namespace: str, scope: str, key: Key) -> bytes:
@@ -209,26 +210,26 @@ def dedup_ids(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
 def dedup_values(namespace: str, scope: str, shard: int) -> tuple[bytes, bytes]:
     """Return the keys of the two pages of one shard of a dedup set with values."""
     tag = _shard(namespace, scope, shard)
-    return tag + b":kept0", tag + b":kept1"
+    return tag + b":values0", tag + b":values1"
 
 
 def _shard(namespace: str, scope: str, shard: int) -> bytes:
-    return b"ig1:{%s:seen:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
+    return b"ig2:{%s:dedup:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
 
 
 def topics(namespace: str) -> bytes:
     """Return the key of the registry: the topics and their policies."""
-    return b"ig1:{%s:topics}" % namespace.encode()
+    return b"ig2:{%s:topics}" % namespace.encode()
 
 
 def durability_key(namespace: str) -> bytes:
     """Return the key written before each WAIT, so that the WAIT covers all earlier writes. It expires."""
-    return b"ig1:{%s:touched}" % namespace.encode()
+    return b"ig2:{%s:durability}" % namespace.encode()
 
 
 def members(namespace: str, group: str) -> tuple[bytes, ...]:
     """Return the keys of a group of members, in the order of the scripts' KEYS."""
-    return tuple(f"ig1:{{{namespace}:members:{group}}}:{part}".encode() for part in ("alive", "facts", "held"))
+    return tuple(f"ig2:{{{namespace}:members:{group}}}:{part}".encode() for part in ("alive", "meta", "held"))
 
 
 @lru_cache(65_536)
@@ -237,30 +238,30 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
 
     The names contain the number of slots. A client with another number uses other keys and cannot touch these.
     """
-    tag = f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}"
+    tag = f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}"
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
 
 
 def patterns(namespace: str) -> dict[str, str]:
     """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
 
-    The names are `records`, `seen` (dedup sets), `topics` (with slots and outboxes), `members`, `touched` and `all`.
+    The names are `records`, `dedup`, `topics` (with slots and outboxes), `members`, `durability` and `all`.
     """
-    own = f"ig1:{{{check_name(namespace, 'namespace')}:"
-    kinds = {"records": "once:*", "seen": "seen:*", "topics": "topic*", "members": "members:*"}
-    kinds |= {"touched": "touched}", "all": "*"}
+    own = f"ig2:{{{check_name(namespace, 'namespace')}:"
+    kinds = {"records": "once:*", "dedup": "dedup:*", "topics": "topic*", "members": "members:*"}
+    kinds |= {"durability": "durability}", "all": "*"}
     return {name: own + rest for name, rest in kinds.items()}
 
 
 def is_library_key(key: bytes) -> bool:
     """Return True for a key of this library in any namespace."""
-    return key.startswith(b"ig1:{")
+    return key.startswith(b"ig2:{")
 
 
 class Owner(NamedTuple):
     """The owner of a key in a namespace.
 
-    `kind` is "once", "seen", "topics", "touched", "slot", "out" or "members". It is "layout" for a key of another
+    `kind` is "once", "dedup", "topics", "durability", "slot", "out" or "members". It is "layout" for a key of another
     layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the topic or the group
     of members.
     """
@@ -276,10 +277,10 @@ _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
-    r"|(?P<topics>topics)\}|(?P<touched>touched)\}"
-    rf"|seen:(?P<seen>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:kept)?[01])"
+    r"|(?P<topics>topics)\}|(?P<durability>durability)\}"
+    rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
     rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{'|'.join(PARTS)}|out)"
-    r"|members:(?P<group>[\w.-]{1,64})\}:(?P<crew>alive|facts|held)",
+    r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
     re.ASCII,
 )
 
@@ -291,7 +292,7 @@ def pattern(namespace: str) -> bytes:
 
 def owner_of(namespace: str, key: bytes) -> Owner:
     """Return the owner of a key that matches `pattern`. It is the inverse of this module's functions."""
-    prefix = b"ig1:{%s:" % namespace.encode()
+    prefix = b"ig2:{%s:" % namespace.encode()
     if not key.startswith(prefix):
         return Owner("layout")
     found = _OWNERS.fullmatch(key[len(prefix) :].decode(errors="replace"))
@@ -299,14 +300,14 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("foreign")
     if found["topics"]:
         return Owner("topics")
-    if found["touched"]:
-        return Owner("touched")
+    if found["durability"]:
+        return Owner("durability")
     if found["scope"]:
         return Owner("once", found["scope"])
-    if found["seen"]:
-        return Owner("seen", found["seen"], int(found["shard"]), part=found["page"])
+    if found["dedup"]:
+        return Owner("dedup", found["dedup"], int(found["shard"]), part=found["page"])
     if found["group"]:
-        return Owner("members", found["group"], part=found["crew"])
+        return Owner("members", found["group"], part=found["member"])
     kind = "out" if found["part"] == "out" else "slot"
     return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
 
@@ -316,7 +317,7 @@ def outbox(namespace: str, topic: str, number: int, slots: int) -> bytes:
 
     It shares the slot's hash tag, so that a script can move messages atomically.
     """
-    return f"ig1:{{{namespace}:topic:{topic}:{number}/{slots}}}:out".encode()
+    return f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}:out".encode()
 
 
 def slot_of(key: bytes, slots: int) -> int:

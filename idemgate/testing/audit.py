@@ -174,7 +174,7 @@ class _Audit:
         self.balances[topic] = []
         found: list[Finding] = []
         for slot in sorted(self.slots[topic] | self._known_slots(topic, before)):
-            found += self._slot(link, slot, keys.slot(*slot)[keys.PARTS.index("facts")])
+            found += self._slot(link, slot, keys.slot(*slot)[keys.PARTS.index("meta")])
         found += self._balance(topic)
         rests = before == self._entry(link, topic) and before[1] is None
         yield from (one for one in found if rests or one.kind not in OF_LAYOUT)
@@ -190,7 +190,7 @@ class _Audit:
         if entry[0] is None:
             return entry
         now = self.topics[topic] = decode_topic_entry(entry[0], entry[1] is not None)
-        made = now and _run_command(link, "HGET", Slot(self.namespace, topic, 0, now.slots).key("facts"), "opened")
+        made = now and _run_command(link, "HGET", Slot(self.namespace, topic, 0, now.slots).key("meta"), "opened")
         return [*entry, made]
 
     def _known_slots(self, topic: str, entry: list[bytes | None]) -> set[Slot]:
@@ -225,11 +225,11 @@ class _Audit:
             yield from check_unknown_key(owner, key)
         yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
         for key, owner in found.items():
-            if owner.kind == "seen":
+            if owner.kind == "dedup":
                 yield from self._page(server, key)
             if owner.kind in ("topics", "out"):
                 yield from check_persistent(key, server.command("PTTL", key))
-            elif owner.kind == "touched":
+            elif owner.kind == "durability":
                 yield from check_expiring(key, server.command("PTTL", key))
 
     def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
@@ -271,10 +271,10 @@ class _Audit:
             *(("HGETALL", key) for key in crew[1:]),
             *(("PTTL", key) for key in crew),
         ]
-        alive, facts, held, *lives = server.transaction(asked)
+        alive, meta, held, *lives = server.transaction(asked)
         self.counted["members"] += len(present.members)
         until = dict(zip(alive[::2], map(float, alive[1::2]), strict=True))
-        yield from check_members(dict(zip(crew, lives, strict=True)), held, until, facts, self._now_us(server) // 1000)
+        yield from check_members(dict(zip(crew, lives, strict=True)), held, until, meta, self._now_us(server) // 1000)
 
     def _now_us(self, server: Server) -> int:
         # A test clock may stand still while others keep to the server's time.
@@ -317,4 +317,4 @@ def _run_command(link: SyncLink, *words: str | bytes) -> Any:
 
 def _count(found: Contents, counted: Counter[str]) -> None:
     counted["slots closed" if found.closed else "slots"] += 1
-    counted.update(pending=len(found.pending), in_flight=len(found.flight), dead=len(found.grave))
+    counted.update(pending=len(found.pending), in_flight=len(found.inflight), dead=len(found.dead_data))

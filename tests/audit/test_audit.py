@@ -42,7 +42,7 @@ class Hand:
 
     def name(self, rest: str) -> str:
         """A key of the namespace."""
-        return f"ig1:{{{self.namespace}:{rest}"
+        return f"ig2:{{{self.namespace}:{rest}"
 
     def edit(self, part: str, name: bytes | None, place: int, value: Any, topic: str = "t") -> None:
         """Writes one place of a packed array; of the first one where none is named."""
@@ -65,7 +65,7 @@ class Hand:
 
     def fence(self, part: str) -> int:
         fields = msgpack.unpackb(self.raw.hvals(self.key(part))[0], raw=True)
-        return int(fields[0] if part == "flight" else fields[4])
+        return int(fields[0] if part == "inflight" else fields[4])
 
 
 def _infinite(hand: Hand) -> None:
@@ -79,11 +79,11 @@ def _last(key: str) -> str:
 
 def _second_flight(hand: Hand) -> None:
     """A dead letter of a key, under the token of its delivery."""
-    fence, *_, message = msgpack.unpackb(hand.raw.hget(hand.key("flight"), b"flies"), raw=True)
+    fence, *_, message = msgpack.unpackb(hand.raw.hget(hand.key("inflight"), b"flies"), raw=True)
     letter = msgpack.packb([b"flies", message, b"why", 7, fence], use_bin_type=False)
-    hand.raw.hset(hand.key("grave"), str(fence), letter)
+    hand.raw.hset(hand.key("dead:data"), str(fence), letter)
     hand.raw.zadd(hand.key("dead"), {str(fence): 7})
-    hand.raw.hincrby(hand.key("facts"), "accepted", 1)
+    hand.raw.hincrby(hand.key("meta"), "accepted", 1)
 
 
 def _to_other_slot(hand: Hand, window: str | None) -> None:
@@ -99,12 +99,12 @@ def _to_other_slot(hand: Hand, window: str | None) -> None:
 
 
 def _hold(hand: Hand, group: str, *keys: bytes) -> None:
-    hand.raw.hset(hand.key("busy"), group, msgpack.packb(keys, use_bin_type=False))
+    hand.raw.hset(hand.key("group:active"), group, msgpack.packb(keys, use_bin_type=False))
 
 
 def _unknown_to_its_group(hand: Hand) -> None:
     hand.gate.topics["t"].cancel("behind", group="g")
-    hand.raw.hdel(hand.key("busy"), "g")
+    hand.raw.hdel(hand.key("group:active"), "g")
 
 
 def _limit(hand: Hand, topic: str, group_concurrency: int) -> None:
@@ -122,9 +122,9 @@ def _limit_lowered(hand: Hand) -> None:
 
 
 def _line_moved(hand: Hand) -> None:
-    (member,) = hand.raw.zrange(hand.key("line"), 0, -1)
-    hand.raw.zrem(hand.key("line"), member)
-    hand.raw.zadd(hand.key("line"), {member.replace(b"\x00\x000", b"\x00\x001"): 0})
+    (member,) = hand.raw.zrange(hand.key("group:waiting"), 0, -1)
+    hand.raw.zrem(hand.key("group:waiting"), member)
+    hand.raw.zadd(hand.key("group:waiting"), {member.replace(b"\x00\x000", b"\x00\x001"): 0})
 
 
 def _ready_moved(hand: Hand) -> None:
@@ -144,7 +144,7 @@ def _earlier_after_a_flush(hand: Hand) -> None:
     assert topic.flush() == 2
     topic.trigger("later", 1, delay="1h")
     assert audit(hand.gate).sound
-    hand.raw.zincrby(hand.key("due"), -1, "later")
+    hand.raw.zincrby(hand.key("scheduled"), -1, "later")
 
 
 def _earlier_after_a_flush_of_nothing(hand: Hand) -> None:
@@ -153,7 +153,7 @@ def _earlier_after_a_flush_of_nothing(hand: Hand) -> None:
     topic.trigger("later", 1)
     assert topic.flush() == 0
     assert audit(hand.gate).sound
-    hand.raw.zincrby(hand.key("due"), -1, "later")
+    hand.raw.zincrby(hand.key("scheduled"), -1, "later")
 
 
 def _earlier_after_it_was_joined(hand: Hand) -> None:
@@ -161,7 +161,7 @@ def _earlier_after_it_was_joined(hand: Hand) -> None:
     assert topic.flush() == 2
     topic.trigger("waits", 1, delay="1h", version=3)
     assert audit(hand.gate).sound
-    hand.raw.zincrby(hand.key("due"), -1, "waits")
+    hand.raw.zincrby(hand.key("scheduled"), -1, "waits")
 
 
 def _kept(hand: Hand, state: str) -> None:
@@ -202,7 +202,7 @@ def _page(hand: Hand, kind: str) -> bytes:
         assert dedup.add("id")
     else:
         dedup.get_or_set("id", 1)
-    (page,) = hand.raw.scan_iter(hand.name("seen:*"))
+    (page,) = hand.raw.scan_iter(hand.name("dedup:*"))
     assert audit(hand.gate).sound
     return bytes(page)
 
@@ -210,24 +210,24 @@ def _page(hand: Hand, kind: str) -> bytes:
 FAULTS: dict[str, tuple[str, str, Plant]] = {
     # name: kind, what the key of the finding ends with, how it is planted
     "a rank that no priority has": ("disagrees", "ready", _infinite),
-    "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "accepted", 1)),
-    "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("facts"), "acked_triggers", 2)),
+    "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("meta"), "accepted", 1)),
+    "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("meta"), "acked_triggers", 2)),
     "a count that was changed": ("conservation", "topics}", lambda h: h.edit("pending", b"waits", 1, 7)),
-    "scheduled, not pending": ("orphan", "due", lambda h: h.raw.zadd(h.key("due"), {"nobody": 1})),
+    "scheduled, not pending": ("orphan", "scheduled", lambda h: h.raw.zadd(h.key("scheduled"), {"nobody": 1})),
     "ready, not pending": ("orphan", "ready", lambda h: h.raw.zadd(h.key("ready"), {"000000000000001nobody": 1})),
     "in line, not pending": (
         "orphan",
-        "line",
-        lambda h: h.raw.zadd(h.key("line"), {b"g\x00\x00" + b"000000000000001nobody": 0}),
+        "group:waiting",
+        lambda h: h.raw.zadd(h.key("group:waiting"), {b"g\x00\x00" + b"000000000000001nobody": 0}),
     ),
-    "a lease of nothing": ("orphan", "lease", lambda h: h.raw.zadd(h.key("lease"), {"nobody": 1})),
-    "a delivery without a lease": ("orphan", "flight", lambda h: h.raw.zrem(h.key("lease"), "flies")),
-    "a lease of years": ("lease", "lease", lambda h: h.raw.zadd(h.key("lease"), {"flies": 9_999_999_999_999})),
-    "a lease beyond the longest": ("lease", "lease", lambda h: h.raw.zincrby(h.key("lease"), 10_000, "flies")),
-    "a lease without an end": ("lease", "lease", lambda h: h.raw.zadd(h.key("lease"), {"flies": "inf"})),
-    "a last token days ahead": ("fence", "facts", lambda h: h.raw.hincrby(h.key("facts"), "fence", 3 * 86_400_000_000)),
-    "a last token that is too large": ("fence", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", str(2**53))),
-    "a last token that is no integer": ("undecodable", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", "1e15")),
+    "a lease of nothing": ("orphan", "leases", lambda h: h.raw.zadd(h.key("leases"), {"nobody": 1})),
+    "a delivery without a lease": ("orphan", "inflight", lambda h: h.raw.zrem(h.key("leases"), "flies")),
+    "a lease of years": ("lease", "leases", lambda h: h.raw.zadd(h.key("leases"), {"flies": 9_999_999_999_999})),
+    "a lease beyond the longest": ("lease", "leases", lambda h: h.raw.zincrby(h.key("leases"), 10_000, "flies")),
+    "a lease without an end": ("lease", "leases", lambda h: h.raw.zadd(h.key("leases"), {"flies": "inf"})),
+    "a last token days ahead": ("fence", "meta", lambda h: h.raw.hincrby(h.key("meta"), "fence", 3 * 86_400_000_000)),
+    "a last token that is too large": ("fence", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", str(2**53))),
+    "a last token that is no integer": ("undecodable", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", "1e15")),
     "a record's token far ahead": (
         "fence",
         "done}",
@@ -239,7 +239,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.setrange(h.name("once:claim:runs}"), 2, (2**54).to_bytes(7)),
     ),
     "a page of ids that never ends": ("no-expiry", ":1", lambda h: h.raw.persist(_page(h, "ids"))),
-    "a page of values that never ends": ("no-expiry", ":kept1", lambda h: h.raw.persist(_page(h, "values"))),
+    "a page of values that never ends": ("no-expiry", ":values1", lambda h: h.raw.persist(_page(h, "values"))),
     "a page of ids without a head": ("undecodable", ":1", lambda h: h.raw.hdel(_page(h, "ids"), "")),
     "a page of ids that is garbage": ("undecodable", ":1", lambda h: h.raw.hset(_page(h, "ids"), "", b"\x95\x02")),
     "a page of ids of another layout": (
@@ -253,38 +253,38 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: (page := _page(h, "ids"), h.raw.delete(page), h.raw.set(page, "x", ex=9)),
     ),
     "a death without a body": ("orphan", "dead", lambda h: h.raw.zadd(h.key("dead"), {"17": 1})),
-    "a body without a death": ("orphan", "grave", lambda h: h.raw.delete(h.key("dead"))),
-    "pending, stands nowhere": ("unplaced", "pending", lambda h: h.raw.zrem(h.key("due"), "waits")),
-    "its line was deleted": ("unplaced", "pending", lambda h: h.raw.delete(h.key("line"))),
+    "a body without a death": ("orphan", "dead:data", lambda h: h.raw.delete(h.key("dead"))),
+    "pending, stands nowhere": ("unplaced", "pending", lambda h: h.raw.zrem(h.key("scheduled"), "waits")),
+    "its line was deleted": ("unplaced", "pending", lambda h: h.raw.delete(h.key("group:waiting"))),
     "its ready set was deleted": ("unplaced", "r:0/1}:pending", lambda h: h.raw.delete(h.key("ready", "r"))),
-    "scheduled while in flight": ("misplaced", "due", lambda h: h.raw.zadd(h.key("due"), {"flies": 1})),
-    "in two places": ("misplaced", "pending", lambda h: h.raw.zadd(h.key("due"), {"behind": 1})),
+    "scheduled while in flight": ("misplaced", "scheduled", lambda h: h.raw.zadd(h.key("scheduled"), {"flies": 1})),
+    "in two places": ("misplaced", "pending", lambda h: h.raw.zadd(h.key("scheduled"), {"behind": 1})),
     "behind an empty group": (
         "stuck",
-        "line",
+        "group:waiting",
         lambda h: (
-            h.raw.hdel(h.key("busy"), "g"),
-            h.edit("flight", b"flies", 6, b""),
-            h.message("flight", b"flies", 7, 12, b""),
+            h.raw.hdel(h.key("group:active"), "g"),
+            h.edit("inflight", b"flies", 6, b""),
+            h.message("inflight", b"flies", 7, 12, b""),
         ),
     ),
     "a group that holds what waits in its line": (
         "held",
-        "busy",
+        "group:active",
         lambda h: _hold(h, "g", b"flies", b"behind"),
     ),
-    "a group that holds what is of no group": ("held", "busy", lambda h: _hold(h, "i", b"waits")),
+    "a group that holds what is of no group": ("held", "group:active", lambda h: _hold(h, "i", b"waits")),
     "a group that holds a stranger": (
         "held",
-        "busy",
-        lambda h: h.raw.hset(h.key("busy"), "i", msgpack.packb([b"nobody"], use_bin_type=False)),
+        "group:active",
+        lambda h: h.raw.hset(h.key("group:active"), "i", msgpack.packb([b"nobody"], use_bin_type=False)),
     ),
-    "in flight, unknown to its group": ("overlap", "flight", _unknown_to_its_group),
-    "more in a group than it may hold": ("overlap", "busy", _limit_lowered),
-    "a line, and room": ("room", "line", lambda h: _limit(h, "t", 2)),
-    "a token above the last": ("fence", "facts", lambda h: h.raw.hset(h.key("facts"), "fence", "1")),
-    "no last token": ("fence", "facts", lambda h: h.raw.hdel(h.key("facts"), "fence")),
-    "a token granted twice": ("fence", "flight", _second_flight),
+    "in flight, unknown to its group": ("overlap", "inflight", _unknown_to_its_group),
+    "more in a group than it may hold": ("overlap", "group:active", _limit_lowered),
+    "a line, and room": ("room", "group:waiting", lambda h: _limit(h, "t", 2)),
+    "a token above the last": ("fence", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", "1")),
+    "no last token": ("fence", "meta", lambda h: h.raw.hdel(h.key("meta"), "fence")),
+    "a token granted twice": ("fence", "inflight", _second_flight),
     "a message that is garbage": ("undecodable", "pending", lambda h: h.raw.hset(h.key("pending"), "waits", b"\xc1")),
     "a message of another length": (
         "undecodable",
@@ -292,16 +292,24 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.hset(h.key("pending"), "waits", b"\x91\x01"),
     ),
     "a payload that is garbage": ("undecodable", "pending", lambda h: h.edit("pending", b"waits", 9, b"\xc1")),
-    "a delivery that is cancelled and not": ("undecodable", "flight", lambda h: h.edit("flight", b"flies", 3, 7)),
-    "a delivery that is garbage": ("undecodable", "flight", lambda h: h.raw.hset(h.key("flight"), "flies", b"")),
+    "a delivery that is cancelled and not": ("undecodable", "inflight", lambda h: h.edit("inflight", b"flies", 3, 7)),
+    "a delivery that is garbage": ("undecodable", "inflight", lambda h: h.raw.hset(h.key("inflight"), "flies", b"")),
     "a letter that is garbage": (
         "undecodable",
-        "grave",
-        lambda h: h.raw.hset(h.key("grave"), h.raw.hkeys(h.key("grave"))[0], b"x"),
+        "dead:data",
+        lambda h: h.raw.hset(h.key("dead:data"), h.raw.hkeys(h.key("dead:data"))[0], b"x"),
     ),
-    "a group that is garbage": ("undecodable", "busy", lambda h: h.raw.hset(h.key("busy"), "g", b"\xc1")),
-    "a counter that is no number": ("undecodable", "facts", lambda h: h.raw.hset(h.key("facts"), "acked", "many")),
-    "a member of the line that is none": ("undecodable", "line", lambda h: h.raw.zadd(h.key("line"), {"g": 0})),
+    "a group that is garbage": (
+        "undecodable",
+        "group:active",
+        lambda h: h.raw.hset(h.key("group:active"), "g", b"\xc1"),
+    ),
+    "a counter that is no number": ("undecodable", "meta", lambda h: h.raw.hset(h.key("meta"), "acked", "many")),
+    "a member of the line that is none": (
+        "undecodable",
+        "group:waiting",
+        lambda h: h.raw.zadd(h.key("group:waiting"), {"g": 0}),
+    ),
     "a member of the ready that is none": (
         "undecodable",
         "ready",
@@ -313,40 +321,48 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "topics}",
         lambda h: h.raw.hset(h.name("topics}"), "r was", "9" * 5000),
     ),
-    "scheduled later than due": ("disagrees", "due", lambda h: h.raw.zadd(h.key("due"), {"waits": 9_999_999_999_999})),
-    "scheduled earlier than due": ("disagrees", "due", lambda h: h.raw.zincrby(h.key("due"), -1, "waits")),
-    "scheduled earlier than due, after a flush": ("disagrees", "due", _earlier_after_a_flush),
-    "scheduled earlier than due, after a flush of nothing": ("disagrees", "due", _earlier_after_a_flush_of_nothing),
-    "scheduled earlier than due, after a flush and a trigger": ("disagrees", "due", _earlier_after_it_was_joined),
-    "in line with another time": ("disagrees", "line", _line_moved),
+    "scheduled later than due": (
+        "disagrees",
+        "scheduled",
+        lambda h: h.raw.zadd(h.key("scheduled"), {"waits": 9_999_999_999_999}),
+    ),
+    "scheduled earlier than due": ("disagrees", "scheduled", lambda h: h.raw.zincrby(h.key("scheduled"), -1, "waits")),
+    "scheduled earlier than due, after a flush": ("disagrees", "scheduled", _earlier_after_a_flush),
+    "scheduled earlier than due, after a flush of nothing": (
+        "disagrees",
+        "scheduled",
+        _earlier_after_a_flush_of_nothing,
+    ),
+    "scheduled earlier than due, after a flush and a trigger": ("disagrees", "scheduled", _earlier_after_it_was_joined),
+    "in line with another time": ("disagrees", "group:waiting", _line_moved),
     "in line by another score": (
         "disagrees",
-        "line",
-        lambda h: h.raw.zadd(h.key("line"), {h.raw.zrange(h.key("line"), 0, 0)[0]: 1}),
+        "group:waiting",
+        lambda h: h.raw.zadd(h.key("group:waiting"), {h.raw.zrange(h.key("group:waiting"), 0, 0)[0]: 1}),
     ),
     "ready with another time": ("disagrees", "ready", _ready_moved),
-    "a delivery that counts otherwise": ("disagrees", "flight", lambda h: h.edit("flight", b"flies", 5, 3)),
-    "large where nothing is": ("disagrees", "facts", lambda h: h.edit("pending", b"waits", 10, b"x" * 2000)),
-    "a letter by another number": ("disagrees", "grave", lambda h: h.edit("grave", None, 5, 7)),
+    "a delivery that counts otherwise": ("disagrees", "inflight", lambda h: h.edit("inflight", b"flies", 5, 3)),
+    "large where nothing is": ("disagrees", "meta", lambda h: h.edit("pending", b"waits", 10, b"x" * 2000)),
+    "a letter by another number": ("disagrees", "dead:data", lambda h: h.edit("dead:data", None, 5, 7)),
     "a letter that died at another time": (
         "disagrees",
-        "grave",
-        lambda h: h.raw.zadd(h.key("dead"), {h.raw.hkeys(h.key("grave"))[0]: 5}),
+        "dead:data",
+        lambda h: h.raw.zadd(h.key("dead"), {h.raw.hkeys(h.key("dead:data"))[0]: 5}),
     ),
     "in the slot of others": ("wrong-slot", "pending", lambda h: _to_other_slot(h, "1h")),
-    "in flight in the slot of others": ("wrong-slot", "flight", lambda h: _to_other_slot(h, None)),
+    "in flight in the slot of others": ("wrong-slot", "inflight", lambda h: _to_other_slot(h, None)),
     "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
     "a topic with groups nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "t")),
     "a slot beyond the last": (
         "unregistered",
-        "r:2/2}:facts",
-        lambda h: h.raw.hset(h.key("facts", "r", 2, 2), mapping={"v": 1, "acked": 1}),
+        "r:2/2}:meta",
+        lambda h: h.raw.hset(h.key("meta", "r", 2, 2), mapping={"v": 2, "acked": 1}),
     ),
-    "messages in a closed slot": ("closed", "facts", lambda h: h.raw.hset(h.key("facts"), "v", "closed x")),
+    "messages in a closed slot": ("closed", "meta", lambda h: h.raw.hset(h.key("meta"), "v", "closed x")),
     "replies that are never forgotten": (
         "no-expiry",
         "",
-        lambda h: h.raw.persist(next(h.raw.scan_iter(h.name("topic:t:0/1}:told*")))),
+        lambda h: h.raw.persist(next(h.raw.scan_iter(h.name("topic:t:0/1}:replies*")))),
     ),
     "a record that never ends": ("no-expiry", "done}", lambda h: h.raw.persist(h.name("once:claim:done}"))),
     "members that never end": ("no-expiry", "alive", lambda h: h.raw.persist(h.name("members:crew}:alive"))),
@@ -358,26 +374,26 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "out",
         lambda h: h.raw.rpush(h.name("topic:t:0/1}:out"), "x") and h.raw.expire(h.name("topic:t:0/1}:out"), 99),
     ),
-    "remembered for ever": ("forgotten-never", "memo", lambda h: h.raw.hset(h.key("memo"), "vk", "1")),
-    "a table of event ids that is none": ("undecodable", "memo", lambda h: h.raw.hset(h.key("memo"), "e", "x")),
-    "a bucket of event ids cut short": ("undecodable", "memo", lambda h: h.raw.hset(h.key("memo"), "e0", "x" * 23)),
-    "an event id that is not counted": ("disagrees", "memo", lambda h: h.raw.hset(h.key("memo"), "e0", b"x" * 48)),
+    "remembered for ever": ("forgotten-never", "dedup", lambda h: h.raw.hset(h.key("dedup"), "vk", "1")),
+    "a table of event ids that is none": ("undecodable", "dedup", lambda h: h.raw.hset(h.key("dedup"), "e", "x")),
+    "a bucket of event ids cut short": ("undecodable", "dedup", lambda h: h.raw.hset(h.key("dedup"), "e0", "x" * 23)),
+    "an event id that is not counted": ("disagrees", "dedup", lambda h: h.raw.hset(h.key("dedup"), "e0", b"x" * 48)),
     "an event id in another bucket": (
         "disagrees",
-        "memo",
-        lambda h: h.raw.hset(h.key("memo"), mapping={"e": b"\x93\x01\x02\x01", "e0": b"\1" * 24}),
+        "dedup",
+        lambda h: h.raw.hset(h.key("dedup"), mapping={"e": b"\x93\x01\x02\x01", "e0": b"\1" * 24}),
     ),
     "a version that is none": (
         "undecodable",
-        "memo",
-        lambda h: h.raw.hset(h.key("memo"), "vk", "x3") + h.raw.zadd(h.key("fade"), {"vk": 1e12}),
+        "dedup",
+        lambda h: h.raw.hset(h.key("dedup"), "vk", "x3") + h.raw.zadd(h.key("dedup:expiry"), {"vk": 1e12}),
     ),
     "what is to be forgotten never": (
         "forgotten-never",
-        "fade",
-        lambda h: h.raw.hset(h.key("memo"), "vk", "3 g") + h.raw.zadd(h.key("fade"), {"vk": "inf"}),
+        "dedup:expiry",
+        lambda h: h.raw.hset(h.key("dedup"), "vk", "3 g") + h.raw.zadd(h.key("dedup:expiry"), {"vk": "inf"}),
     ),
-    "a rate that makes wait for ever": ("lease", "facts", lambda h: h.raw.hset(h.key("facts"), "rate", 10**18)),
+    "a rate that makes wait for ever": ("lease", "meta", lambda h: h.raw.hset(h.key("meta"), "rate", 10**18)),
     "a member that is there for ever": (
         "lease",
         "alive",
@@ -385,18 +401,18 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a group that holds a key twice": (
         "held",
-        "busy",
-        lambda h: h.raw.hset(h.key("busy"), "g", msgpack.packb([b"flies", b"flies"], use_bin_type=False)),
+        "group:active",
+        lambda h: h.raw.hset(h.key("group:active"), "g", msgpack.packb([b"flies", b"flies"], use_bin_type=False)),
     ),
-    "nothing to forget": ("forgotten-never", "fade", lambda h: h.raw.zadd(h.key("fade"), {"vk": 1})),
+    "nothing to forget": ("forgotten-never", "dedup:expiry", lambda h: h.raw.zadd(h.key("dedup:expiry"), {"vk": 1})),
     "a key nobody makes": ("foreign", "mine", lambda h: h.raw.set(h.name("topic:t:0/1}:mine"), "x")),
     "a record that is not escaped": ("foreign", "", lambda h: h.raw.set(h.name("once:s:a b}"), "x")),
     "a part of another type": (
         "wrong-type",
-        "told1",
-        lambda h: h.raw.delete(h.key("told1")) + h.raw.rpush(h.key("told1"), "x"),
+        "replies1",
+        lambda h: h.raw.delete(h.key("replies1")) + h.raw.rpush(h.key("replies1"), "x"),
     ),
-    "a slot of another layout": ("wrong-type", "facts", lambda h: h.raw.hset(h.key("facts"), "v", "2")),
+    "a slot of another layout": ("wrong-type", "meta", lambda h: h.raw.hset(h.key("meta"), "v", "3")),
     "a record of another type": ("wrong-type", "x}", lambda h: h.raw.rpush(h.name("once:s:x}"), "x")),
     "a registry of another type": (
         "wrong-type",
@@ -448,13 +464,13 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.hset(h.name("topics}"), "t to", "four"),
     ),
     "a change of slots of no topic": ("orphan", "topics}", lambda h: h.raw.hset(h.name("topics}"), "u to", "4 abc")),
-    "a slot that does not say its layout": ("layout", "facts", lambda h: h.raw.hdel(h.key("facts"), "v")),
+    "a slot that does not say its layout": ("layout", "meta", lambda h: h.raw.hdel(h.key("meta"), "v")),
     "a write before a WAIT that never ends": (
         "no-expiry",
-        "touched}",
-        lambda h: h.raw.set(h.name("touched}"), "1"),
+        "durability}",
+        lambda h: h.raw.set(h.name("durability}"), "1"),
     ),
-    "another layout": ("layout", "topics}", lambda h: h.raw.hset(f"ig2:{{{h.namespace}:topics}}", "t", "x")),
+    "another layout": ("layout", "topics}", lambda h: h.raw.hset(f"ig1:{{{h.namespace}:topics}}", "t", "x")),
     "a slot nobody holds": ("owner", "held", lambda h: h.raw.zrem(h.name("members:crew}:alive"), "m1")),
     "a slot that one holds who has left": ("owner", "held", _left_and_holds),
 }
@@ -491,10 +507,10 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
 
 def test_what_cannot_be_read_and_stands_nowhere_is_scheduled_at_once(hand: Hand, found: Any) -> None:
     hand.raw.hset(hand.key("pending"), "waits", b"\xc1")
-    hand.raw.zrem(hand.key("due"), "waits")
+    hand.raw.zrem(hand.key("scheduled"), "waits")
     mends = {one.kind: one.mend for one in found().findings}
-    now = hand.raw.zscore(hand.key("due"), "again") - 3_600_000
-    assert mends["unplaced"] == f"ZADD {hand.key('due').decode()} {now:.0f} waits"
+    now = hand.raw.zscore(hand.key("scheduled"), "again") - 3_600_000
+    assert mends["unplaced"] == f"ZADD {hand.key('scheduled').decode()} {now:.0f} waits"
     assert "undecodable" in mends
 
 
@@ -517,7 +533,7 @@ def test_what_a_record_keeps_and_nobody_can_read_is_named(hand: Hand, found: Any
      ("acked_triggers", "3 more than accepted ended or are held")],
 )  # fmt: skip
 def test_how_many_triggers_are_not_accounted_for_is_told(hand: Hand, found: Any, counter: str, told: str) -> None:
-    hand.raw.hincrby(hand.key("facts"), counter, 3)
+    hand.raw.hincrby(hand.key("meta"), counter, 3)
     (one,) = found().findings
     assert one.what == f"topic 't': {told}"
 
@@ -549,7 +565,7 @@ def test_a_key_that_goes_before_its_record_ends_is_told(url: str, namespace: str
     # When some go before they say
     moved = {"running": 600_000, "done0": 600_000, "first2": 600_000, "released": 600_000, "later": 600_000}
     for key, left_ms in moved.items():
-        (name,) = raw.keys(f"ig1:{{{namespace}:once:*:{key}}}")
+        (name,) = raw.keys(f"ig2:{{{namespace}:once:*:{key}}}")
         raw.pexpire(name, left_ms)
     report = audit(gate)
     assert {one.kind for one in report.findings} == {"disagrees"}
@@ -564,9 +580,9 @@ def test_a_key_that_goes_before_its_record_ends_is_told(url: str, namespace: str
 
 SAID: dict[str, tuple[str, str]] = {
     "behind an empty group": ("'behind' stands behind group 'g', which is empty", ""),
-    "no last token": ("the slot's last one is missing", "HSET {facts} fence {fence}"),
-    "a token above the last": ("the slot's last one is 1", "HSET {facts} fence {fence}"),
-    "a slot that does not say its layout": ("of which layout", "HSETNX {facts} v 1"),
+    "no last token": ("the slot's last one is missing", "HSET {meta} fence {fence}"),
+    "a token above the last": ("the slot's last one is 1", "HSET {meta} fence {fence}"),
+    "a slot that does not say its layout": ("of which layout", "HSETNX {meta} v 2"),
     "messages that end": ("it will be gone in 1000 s", "PERSIST {pending}"),
     "a record of no state": ("it is no record", "it may say that the work is done; to let it run again: DEL {done}"),
 }
@@ -575,10 +591,10 @@ SAID: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("fault", SAID)
 def test_a_fault_is_told_with_the_command_that_mends_it(hand: Hand, found: Any, fault: str) -> None:
     what, mend = SAID[fault]
-    last = int(hand.raw.hget(hand.key("facts"), "fence"))
+    last = int(hand.raw.hget(hand.key("meta"), "fence"))
     FAULTS[fault][2](hand)
     report = found()
-    names = {"facts": hand.key("facts").decode(), "pending": hand.key("pending").decode(), "fence": last}
+    names = {"meta": hand.key("meta").decode(), "pending": hand.key("pending").decode(), "fence": last}
     names["done"] = hand.name("once:claim:done}")
     assert any(what in one.what for one in report.findings), str(report)
     assert {one.mend for one in report.findings} == {mend.format(**names)}, [*report.findings]
@@ -605,16 +621,16 @@ def test_a_mended_group_holds_what_is_in_flight_though_it_did_not_know(hand: Han
     for command in commands:
         hand.raw.execute_command(*_words(command))
     # Then, once it is mended, nothing else of it is handed out beside
-    assert msgpack.unpackb(hand.raw.hget(hand.key("busy"), "g"), raw=True) == [b"flies"]
+    assert msgpack.unpackb(hand.raw.hget(hand.key("group:active"), "g"), raw=True) == [b"flies"]
     assert found().findings == ()
     assert hand.gate.topics["t"].take(5) == []
 
 
 def test_a_lease_without_a_delivery_is_only_taken_away(hand: Hand, found: Any) -> None:
-    hand.raw.hdel(hand.key("flight"), "flies")
-    hand.raw.zadd(hand.key("lease"), {"flies": 9_999_999_999_999})
+    hand.raw.hdel(hand.key("inflight"), "flies")
+    hand.raw.zadd(hand.key("leases"), {"flies": 9_999_999_999_999})
     mends = [finding.mend for finding in found().findings if "lease" in finding.mend]
-    assert mends == [f"ZREM {hand.key('lease').decode()} flies"]
+    assert mends == [f"ZREM {hand.key('leases').decode()} flies"]
 
 
 @pytest.mark.parametrize("turn", range(40))
@@ -644,11 +660,11 @@ def _words(command: str) -> list[Any]:
 
 
 def test_a_key_that_stands_in_two_places_is_told_with_both(hand: Hand, found: Any) -> None:
-    (member,) = hand.raw.zrange(hand.key("line"), 0, -1)
+    (member,) = hand.raw.zrange(hand.key("group:waiting"), 0, -1)
     assert member.endswith(b"behind")
-    hand.raw.zadd(hand.key("due"), {"behind": 1})
+    hand.raw.zadd(hand.key("scheduled"), {"behind": 1})
     told = [one.what for one in found().findings if one.kind == "misplaced"]
-    assert told == ["'behind' stands in 2 places: due, line"]
+    assert told == ["'behind' stands in 2 places: scheduled, group:waiting"]
 
 
 def test_what_was_asked_for_is_no_fault(full: Gate, clock: Clock) -> None:
@@ -726,7 +742,7 @@ def test_a_store_is_named_by_its_url_and_namespaces_do_not_mix(full: Gate, hand:
 
 def test_an_audit_writes_nothing(full: Gate, raw: Any) -> None:
     def everything() -> dict[bytes, bytes]:
-        return {key: raw.dump(key) for key in raw.scan_iter(f"ig1:{{{full.namespace}:*")}
+        return {key: raw.dump(key) for key in raw.scan_iter(f"ig2:{{{full.namespace}:*")}
 
     before = everything()
     audit(full)
@@ -799,7 +815,7 @@ def test_a_change_of_the_number_of_slots_meanwhile_is_no_fault(
         # When the topic gets another number of slots, and it goes on
         topic.reshard(4)
         if faulty:
-            raw.zadd(keys.slot(namespace, "t", 0, 4)[keys.PARTS.index("due")], {"nobody": 1})
+            raw.zadd(keys.slot(namespace, "t", 0, 4)[keys.PARTS.index("scheduled")], {"nobody": 1})
         # Then it finds what is wrong, and nothing else
         assert [one.kind for one in findings] == ["orphan"] * faulty
     link.close()

@@ -145,7 +145,7 @@ def test_what_is_no_durability_is_refused(capsys: pytest.CaptureFixture[str], as
 
 def test_what_a_user_may_not_is_said(start: Any, doctor: Doctor) -> None:
     url, client = start(*SOUND)
-    tag = "ig1:{default:*"
+    tag = "ig2:{default:*"
     users = {
         "all": f"on nopass ~{tag} &{tag} +@all",
         "reader": f"on nopass ~{tag} &{tag} +@all -set -hset",
@@ -277,10 +277,10 @@ def test_damage_and_other_layouts_are_shown(start: Any, capsys: pytest.CaptureFi
     with Gate(url, namespace="shop") as gate:
         topic = gate.topic("orders", window="1h")
         topic.trigger_many([(f"k{n}", n) for n in range(8)])
-        client.delete("ig1:{shop:topic:orders:0/1}:due")
+        client.delete("ig2:{shop:topic:orders:0/1}:scheduled")
         gate.first("k", "1h")
-        client.persist("ig1:{shop:once:first:k}")
-    client.set("ig2:{shop:topics}", "x")
+        client.persist("ig2:{shop:once:first:k}")
+    client.set("ig1:{shop:topics}", "x")
     # When it is shown as text
     assert main(["doctor", "--url", url, "--namespace", "shop", "--audit"]) == 1
     out = capsys.readouterr().out
@@ -289,9 +289,9 @@ def test_damage_and_other_layouts_are_shown(start: Any, capsys: pytest.CaptureFi
     assert "unplaced, 8 found" in text
     assert text.count("stands nowhere") == 5
     assert "and 3 more" in text
-    assert "mend: PEXPIRE ig1:{shop:once:first:k} 86400000" in text
+    assert "mend: PEXPIRE ig2:{shop:once:first:k} 86400000" in text
     assert "may come of:" in text
-    assert "ig2:{shop:topics}" in text
+    assert "ig1:{shop:topics}" in text
     assert text.rstrip().endswith("9 errors, 2 warnings")
     # And what it says mends it
     lines = [line.strip().removeprefix("mend: ") for line in out.splitlines() if "mend: ZADD" in line]

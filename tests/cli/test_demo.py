@@ -95,7 +95,7 @@ def test_a_server_of_ones_own_keeps_nothing_of_the_topic(start: Any, url: str, r
     code, out, _ = start("demo", *FAST, "--events", "50", "--subscribers", "1", "--url", url, "--json").end()
     # Then what stays are the guard's records, and those fade
     assert (code, report_of(out)["handled"]) == (0, 50)
-    kept = list(raw.scan_iter(match="ig1:{demo-*", count=1000))
+    kept = list(raw.scan_iter(match="ig2:{demo-*", count=1000))
     assert len(kept) == 50
     assert all(0 < raw.ttl(key) <= 15 * 60 for key in kept)
 

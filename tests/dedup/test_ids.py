@@ -305,7 +305,7 @@ def test_a_stored_id_takes_at_most_25_bytes(alone: str, clock: Clock) -> None:
         # Then from the end of the first retention on, each id within the retention takes at most that
         assert max(measured[parts - 1 :]) <= 25  # what an allocation takes differs among servers
         # And every key expires within two retentions
-        left = [raw.pttl(key) for key in raw.scan_iter("ig1:*:seen:*", count=1000)]
+        left = [raw.pttl(key) for key in raw.scan_iter("ig2:*:dedup:*", count=1000)]
         assert len(left) >= 64
         assert all(0 < ms <= 2 * 3_600_000 for ms in left)
 

@@ -287,6 +287,6 @@ def test_an_id_with_a_value_of_16_bytes_takes_at_most_48_bytes(alone: str, clock
         most = 50 if raw.info("server")["redis_version"].startswith("8.0.") else 48  # 48.4 was seen there
         assert max(measured[parts - 1 :]) <= most, measured
         # And every key expires within two retentions
-        left = [raw.pttl(key) for key in raw.scan_iter("ig1:*:seen:*", count=1000)]
+        left = [raw.pttl(key) for key in raw.scan_iter("ig2:*:dedup:*", count=1000)]
         assert len(left) >= 64
         assert all(0 < ms <= 2 * 3_600_000 for ms in left)

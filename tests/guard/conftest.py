@@ -23,7 +23,7 @@ from idemgate.testing import Clock
 @pytest.fixture
 def stored(raw: Any, namespace: str) -> Callable[[], dict[bytes, bytes]]:
     """Every key of the namespace and its bytes, to compare before and after."""
-    return lambda: {key: raw.dump(key) for key in raw.scan_iter(f"ig1:{{{namespace}:*", count=10_000)}
+    return lambda: {key: raw.dump(key) for key in raw.scan_iter(f"ig2:{{{namespace}:*", count=10_000)}
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ async def test_a_held_key_outlives_lease_and_retention_on_the_servers_own_clock(
     # Given a claim that is held when its owner vanishes, with a short lease and a short retention
     await face.claim("k", lease="1s", retention="1s", on_lease_loss="hold")
     # Then Redis itself does not drop its record while somebody still has to decide
-    (record,) = raw.scan_iter(match=f"ig1:{{{face.gate.namespace}:once:claim:k}}")
+    (record,) = raw.scan_iter(match=f"ig2:{{{face.gate.namespace}:once:claim:k}}")
     assert raw.pttl(record) > 9 * 365 * 86_400_000
     # And one that is not held is dropped some time after its lease, also where it was extended
     claim = await face.claim("other", lease="1s", retention="1s")
-    (record,) = raw.scan_iter(match=f"ig1:{{{face.gate.namespace}:once:claim:other}}")
+    (record,) = raw.scan_iter(match=f"ig2:{{{face.gate.namespace}:once:claim:other}}")
     assert 0 < raw.pttl(record) < 30 * 86_400_000
     assert await claim.extend("2s")
     assert 0 < raw.pttl(record) < 30 * 86_400_000

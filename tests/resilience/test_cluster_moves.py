@@ -356,7 +356,7 @@ async def test_nothing_is_lost_or_repeated_while_primaries_hand_over_and_slots_m
     assert operator.met("TRYAGAIN") > 0
     assert operator.met("MOVED") > 0
     assert operator.met("ASK") > 0
-    assert all(operator.keys(f"ig1:{{{namespace}:topic:merged:*"))
+    assert all(operator.keys(f"ig2:{{{namespace}:topic:merged:*"))
     messages, runs = sum(map(len, load.sent.values())), load.charged.total()
     record_fault(
         "a primary hands over, or a hash slot moves key by key, under load",

@@ -201,7 +201,7 @@ async def test_a_request_that_runs_after_its_caller_has_moved_on_changes_nothing
 
 
 def _dumped(raw: Any, gate: Gate) -> dict[bytes, bytes]:
-    return {key: raw.dump(key) for key in sorted(raw.scan_iter(match=f"ig1:{{{gate.namespace}:*", count=1000))}
+    return {key: raw.dump(key) for key in sorted(raw.scan_iter(match=f"ig2:{{{gate.namespace}:*", count=1000))}
 
 
 async def test_the_claim_of_a_caller_who_gave_up_lapses_and_is_counted(

@@ -171,7 +171,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "local function first",
         "defines first",
     ),
-    "a library that reads arguments": ("lib/schedule/schedule", "K.due", "ARGV[1]", "reads KEYS or ARGV"),
+    "a library that reads arguments": ("lib/schedule/schedule", "K.scheduled", "ARGV[1]", "reads KEYS or ARGV"),
     "a command of Redis 7": ("lib/record/replace_record", '"PEXPIRE", key', '"HPEXPIRE", key', 'calls "HPEXPIRE"'),
     "an option of Redis 7": (
         "lib/record/replace_record",
@@ -188,7 +188,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "a key that is made up": (
         "lib/record/replace_record",
         '"PEXPIRE", key',
-        '"PEXPIRE", "ig1:" .. key',
+        '"PEXPIRE", "ig2:" .. key',
         "which is not one of KEYS",
     ),
     "a user's key as a key": (
@@ -200,7 +200,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "a write of a reader": (
         "topics/peek",
         'return { "ok"',
-        'redis.call("DEL", K.told[1])\nreturn { "ok"',
+        'redis.call("DEL", K.replies[1])\nreturn { "ok"',
         "writes nothing",
     ),
     "the time twice": (
@@ -379,5 +379,6 @@ def test_a_count_that_is_off_by_one_would_be_noticed() -> None:
 def test_the_parts_of_a_slot_are_those_of_the_library() -> None:
     named = SOURCES["lib/slot/slot"].partition("return {")[2]
     for number, part in enumerate(keys.PARTS, 1):
-        wanted = f"[{part[-1]}] = keys[{number}]" if part.startswith("told") else f"{part} = keys[{number}]"
+        name = part.replace(":", "_")
+        wanted = f"[{part[-1]}] = keys[{number}]" if name.startswith("replies") else f"{name} = keys[{number}]"
         assert wanted in named

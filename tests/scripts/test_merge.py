@@ -273,7 +273,7 @@ async def test_a_payload_of_more_fields_is_refused_and_what_is_dropped_is_counte
 
 @pytest.mark.damages("undecodable")
 async def test_a_number_of_dropped_fields_that_is_none_is_refused(face: Any, raw: Any, namespace: str) -> None:
-    topic, pending = face.topic("t", window="10s", merge={"s": "sum"}), f"ig1:{{{namespace}:topic:t:0/1}}:pending"
+    topic, pending = face.topic("t", window="10s", merge={"s": "sum"}), f"ig2:{{{namespace}:topic:t:0/1}}:pending"
     await topic.trigger("k", {"s": 1})
     fields = msgpack.unpackb(raw.hget(pending, "k"), raw=True)
     (place,) = [at for at, one in enumerate(fields) if isinstance(one, dict)]

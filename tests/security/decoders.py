@@ -137,7 +137,7 @@ def _model(data: bytes) -> None:
     repr(rebuild(_CODEC.decode(data), Order))
 
 
-_PARTS = ("pending", "flight", "grave", "facts", "busy", "memo")
+_PARTS = ("pending", "inflight", "dead_data", "meta", "group_active", "dedup")
 _TABLE: bytes = msgpack.packb([1, 3, 1])
 """Of event ids: layout, buckets, ids."""
 
@@ -145,7 +145,7 @@ _TABLE: bytes = msgpack.packb([1, 3, 1])
 def _audited(data: bytes) -> None:
     """The auditor tells what it cannot read as a finding, and raises nothing at all."""
     slotaudit.decode_topic_entry(data, False)
-    list(audit.check_record(b"ig1:{n:once:s:k}", -1, data, 1_700_000_000_000_000, Codec()))
+    list(audit.check_record(b"ig2:{n:once:s:k}", -1, data, 1_700_000_000_000_000, Codec()))
     empty: dict[str, Any] = {name: {} for name in slotaudit.Contents._fields} | {"now_ms": 1}
     slot, topic = slotaudit.Slot("n", "t", 0, 1), slotaudit.TopicEntry(1, 1, _MERGES["last"], False, 0)
     name, _, value = data.partition(b"\0")
@@ -154,14 +154,14 @@ def _audited(data: bytes) -> None:
         list(slotaudit.check_slot(slot, found, topic, _CODEC))
         slotaudit.balance(slot, found, topic, _CODEC)
     for memo in ({name: value, b"e": _TABLE}, {b"e0": data, b"e": _TABLE}, {b"e0": bytes(24), b"e": data}):
-        list(slotaudit.check_slot(slot, slotaudit.Contents(**empty | {"memo": memo}), topic, _CODEC))
-    for part in ("due", "lease", "dead", "fade", "ready", "line"):
+        list(slotaudit.check_slot(slot, slotaudit.Contents(**empty | {"dedup": memo}), topic, _CODEC))
+    for part in ("scheduled", "leases", "dead", "dedup_expiry", "ready", "group_waiting"):
         found = slotaudit.Contents(**empty | {part: {data: 1.0}})
         list(slotaudit.check_slot(slot, found, topic, _CODEC))
 
 
 def _key_name(data: bytes) -> None:
-    for key in (data, b"ig1:{n:" + data, b"ig1:{n:once:" + data, b"ig1:{n:topic:" + data):
+    for key in (data, b"ig2:{n:" + data, b"ig2:{n:once:" + data, b"ig2:{n:topic:" + data):
         owner = keys.owner_of("n", key)
         list(audit.check_unknown_key(owner, key))
         list(audit.check_registered(owner, key, {"t": None}))
@@ -171,10 +171,10 @@ def _key_name(data: bytes) -> None:
 
 
 def _calls() -> Iterator[Call[Any]]:
-    claims, record = Claims("n", None), (b"ig1:{n:once:s:k}",)
+    claims, record = Claims("n", None), (b"ig2:{n:once:s:k}",)
     given = claims.inspect(record).answer([b"ok", 1, b"p", b"o" * 16, 7, 1, 1, 1, b"", b"", b"", b"", 0, b"0", 1])
     yield claims.claim(record, b"o", 1, 1)
-    yield from claims.mark_many([record, (b"ig1:{n:once:s:l}",)], 1).calls
+    yield from claims.mark_many([record, (b"ig2:{n:once:s:l}",)], 1).calls
     yield claims.renew(record, b"o", 1, 1)
     yield claims.inspect(record)
     yield claims.forget(record, b"o", given, force=True)

@@ -381,7 +381,7 @@ def audits(on: Stage) -> None:
     said = HeartbeatRequest("m", 1, ("t",), 0, (), (("t", 0),), ())
     on.other.context.link.run(members.heartbeat(on.other.namespace, "g", on.clock, said, 60_000))
     assert audit(on.mine).sound
-    for key in on.raw.scan_iter(f"*{on.mine.namespace}:topic:t:*due"):
+    for key in on.raw.scan_iter(f"*{on.mine.namespace}:topic:t:*scheduled"):
         on.raw.delete(key)
         on.raw.set(key, "x")
     # The clock of the server, which is far from that of the tests

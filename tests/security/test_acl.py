@@ -551,7 +551,7 @@ def test_what_is_asked_beside_scripts_is_given_where_it_was_asked_for() -> None:
     plain = words()
     assert {"+eval", "+evalsha", "+ping", "+select", "+client|setname", "+subscribe"} <= plain
     assert words(cluster=True) - plain == {"+asking", "+cluster|slots"}
-    assert words(durable=True) - plain == {"+wait", "~ig1:{shop:touched}"}
+    assert words(durable=True) - plain == {"+wait", "~ig2:{shop:durability}"}
     assert words(since_7_2=True) - plain == {"clearselectors", "+client|setinfo"}
     assert words(durable=True, since_7_2=True) - words(since_7_2=True) - words(durable=True) == {"+waitaof"}
 

@@ -73,7 +73,7 @@ def on_nodes(ports: list[int], namespace: str) -> Callable[[], list[set[str]]]:
         found = []
         for port in ports:
             with redis.Redis(port=port, decode_responses=True) as node:
-                found.append(set(node.scan_iter(f"ig1:{{{namespace}:*", count=1000)))
+                found.append(set(node.scan_iter(f"ig2:{{{namespace}:*", count=1000)))
         return found
 
     return look
@@ -159,7 +159,7 @@ async def test_slots_move_over_the_nodes(face: Face, clock: Clock, on_nodes: Any
     assert all(slots)
     assert len(set().union(*slots)) == sum(len(found) for found in slots) == 16
     left = [key for keys in on_nodes() for key in keys if "/1}" in key]
-    assert {key.partition("}:")[2] for key in left} == {"facts"}
+    assert {key.partition("}:")[2] for key in left} == {"meta"}
     # And it is the same topic, here and for those who only ask the store
     (stored,) = await face.stored_topics()
     assert (stored.name, stored.slots, stored.stats.scheduled, stored.stats.in_flight) == ("t", 16, 100, 1)
@@ -172,7 +172,7 @@ async def test_slots_move_over_the_nodes(face: Face, clock: Clock, on_nodes: Any
     # And empty it is forgotten, on every node
     assert (await topic.delete()).known
     assert await face.stored_topics() == []
-    assert {key.partition("}:")[2] for keys in on_nodes() for key in keys} <= {"facts", "told0", "told1"}
+    assert {key.partition("}:")[2] for keys in on_nodes() for key in keys} <= {"meta", "replies0", "replies1"}
 
 
 async def test_a_topic_spreads_over_the_nodes(face: Face, clock: Clock, on_nodes: Any) -> None:

@@ -23,7 +23,7 @@ def everything(raw: Any, namespace: str) -> Callable[[], dict[bytes, Any]]:
     """Every key of this test's namespace, with its DUMP; a hash as its fields, whose order changes while it grows."""
 
     def dumped() -> dict[bytes, Any]:
-        found = sorted(raw.scan_iter(match=f"ig1:{{{namespace}:*", count=1000))
+        found = sorted(raw.scan_iter(match=f"ig2:{{{namespace}:*", count=1000))
         return {key: raw.hgetall(key) if raw.type(key) == b"hash" else raw.dump(key) for key in found}
 
     return dumped

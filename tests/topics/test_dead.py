@@ -423,12 +423,12 @@ async def test_a_redriven_letter_does_not_wait_for_a_retry_that_nobody_named(fac
 
 @pytest.mark.damages("undecodable")
 @pytest.mark.parametrize("verb", ["redrive", "delete"])
-@pytest.mark.parametrize("part", ["grave", "pending", "flight"])
+@pytest.mark.parametrize("part", ["dead:data", "pending", "inflight"])
 async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
     face: Any, raw: Any, everything: Any, namespace: str, part: str, verb: str
 ) -> None:
     # Given two letters, and with the key of the second, one in flight and one pending behind it
-    topic, name = face.topic("t"), f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
+    topic, name = face.topic("t"), f"ig2:{{{namespace}:topic:t:0/1}}:{part}"
     for key in "ab":
         await topic.trigger(key)
         await _bury(topic)
@@ -437,7 +437,7 @@ async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
     await topic.trigger("b")
     ids = [letter.id for letter in await topic.dead.list()][::-1]
     # When what is stored of it is not as it was written
-    field = "b" if part != "grave" else ids[1].partition("-")[2]
+    field = "b" if part != "dead:data" else ids[1].partition("-")[2]
     assert raw.hset(name, field, "spoilt") == 0
     before = everything()
     # Then that is said, and neither letter is moved

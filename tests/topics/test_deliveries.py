@@ -547,7 +547,7 @@ async def test_a_lease_of_nothing_is_named(face: Any, raw: Any, namespace: str, 
     # Given a lease that lapsed, and no delivery that it could belong to
     topic = face.topic("t", lease="30s")
     await topic.trigger("k")
-    lease = f"ig1:{{{namespace}:topic:t:0/1}}:lease"
+    lease = f"ig2:{{{namespace}:topic:t:0/1}}:leases"
     raw.zadd(lease, {"nobody": clock.now().timestamp() * 1000 - 1})
     with pytest.raises(UnexpectedData, match="nobody") as caught:
         await topic.take(10)

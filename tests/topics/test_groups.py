@@ -211,7 +211,7 @@ async def test_workers_are_told_that_a_group_goes_on(
     await topic.nack(await topic.take(1))
     assert await keys_taken(topic) == []
     with raw.pubsub() as heard:
-        heard.subscribe(f"ig1:{{{namespace}:topic:orders:0/1}}:due")
+        heard.subscribe(f"ig2:{{{namespace}:topic:orders:0/1}}:scheduled")
         assert heard.get_message(timeout=5)["type"] == "subscribe"
         # When the retry makes room for the next
         if how == "cancel":
@@ -311,7 +311,7 @@ async def test_a_line_is_ordered_by_name_alone(face: Any, raw: Any, namespace: s
     topic = face.topic("orders", priority=ranked)
     await topic.trigger_many([_trigger(f"o{n}", "ann") for n in range(4)])
     assert len(await topic.take(10)) == 1
-    line = raw.zrange(f"ig1:{{{namespace}:topic:orders:0/1}}:line", 0, -1, withscores=True)
+    line = raw.zrange(f"ig2:{{{namespace}:topic:orders:0/1}}:group:waiting", 0, -1, withscores=True)
     assert [score for _, score in line] == [0.0] * 3
 
 
@@ -361,12 +361,12 @@ async def test_a_group_that_is_none_of_ours_is_named_before_anything_is_taken(
     face: Any, raw: Any, everything: Any, namespace: str
 ) -> None:
     # Given a group of which somebody else has written who is in it
-    topic, busy = face.topic("orders"), f"ig1:{{{namespace}:topic:orders:0/1}}:busy"
+    topic, busy = face.topic("orders"), f"ig2:{{{namespace}:topic:orders:0/1}}:group:active"
     await topic.trigger("k", group="ann")
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # When the next of it would go, then that is said, and nothing is written
-    with pytest.raises(UnexpectedData, match=":busy: holds corrupt data under ann"):
+    with pytest.raises(UnexpectedData, match=":group:active: holds corrupt data under ann"):
         await topic.take(1)
     assert everything() == before
 
@@ -376,7 +376,7 @@ async def test_what_lapses_between_two_groups_is_not_touched_where_either_is_non
     face: Any, raw: Any, clock: Clock, everything: Any, namespace: str
 ) -> None:
     # Given a delivery of one group, one more message of its key in another behind it, and a lease that has ended
-    topic, busy = face.topic("orders", lease="30s"), f"ig1:{{{namespace}:topic:orders:0/1}}:busy"
+    topic, busy = face.topic("orders", lease="30s"), f"ig2:{{{namespace}:topic:orders:0/1}}:group:active"
     await topic.trigger("k", group="ann")
     assert len(await topic.take(1)) == 1
     await topic.trigger("k", group="bob")
@@ -385,6 +385,6 @@ async def test_what_lapses_between_two_groups_is_not_touched_where_either_is_non
     raw.hset(busy, "ann", "spoilt")
     before = everything()
     # Then that is said, and nothing is written
-    with pytest.raises(UnexpectedData, match=":busy: holds corrupt data under ann"):
+    with pytest.raises(UnexpectedData, match=":group:active: holds corrupt data under ann"):
         await topic.take(1)
     assert everything() == before

@@ -312,21 +312,21 @@ def msgpack_first(packed: bytes) -> Any:
 
 @pytest.mark.damages("undecodable")
 @pytest.mark.parametrize("how", SPOILT)
-@pytest.mark.parametrize("part", ["flight", "pending"])
+@pytest.mark.parametrize("part", ["inflight", "pending"])
 @pytest.mark.parametrize("size", [50_000, 70_000])  # the length of a text takes two bytes, or four
 async def test_a_large_value_that_is_none_of_ours_is_refused(
     face: Any, raw: Any, everything: Dumps, namespace: str, part: str, how: str, size: int
 ) -> None:
     # Given a large message, due in a topic with priorities or in flight, that was spoilt where nobody needs its payload
-    topic, name = face.topic("t", priority=True), f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
+    topic, name = face.topic("t", priority=True), f"ig2:{{{namespace}:topic:t:0/1}}:{part}"
     await topic.trigger("k", "x" * size)
-    (delivery,) = await topic.take(1) if part == "flight" else (None,)
+    (delivery,) = await topic.take(1) if part == "inflight" else (None,)
     raw.hset(name, "k", SPOILT[how](raw.hget(name, "k")))
     before = everything()
     # When it is taken, kept or ended, then that is said, and nothing is written
-    for verb in ("extend", "ack") if part == "flight" else ("take",):
+    for verb in ("extend", "ack") if part == "inflight" else ("take",):
         with pytest.raises(UnexpectedData, match="holds corrupt data under k"):
-            await getattr(topic, verb)(delivery if part == "flight" else 1)
+            await getattr(topic, verb)(delivery if part == "inflight" else 1)
         assert everything() == before
 
 
@@ -336,7 +336,7 @@ async def test_a_large_delivery_that_holds_another_kind_of_value_is_refused(
     face: Any, raw: Any, everything: Dumps, namespace: str, size: int
 ) -> None:
     # Given a large delivery whose message has become an array that takes as many bytes
-    topic, name = face.topic("t"), f"ig1:{{{namespace}:topic:t:0/1}}:flight"
+    topic, name = face.topic("t"), f"ig2:{{{namespace}:topic:t:0/1}}:inflight"
     await topic.trigger("k", "x" * size)
     (delivery,) = await topic.take(1)
     *front, message = msgpack.unpackb(raw.hget(name, "k"), raw=True)
@@ -566,9 +566,9 @@ async def test_a_call_behind_one_whose_answer_was_spoilt_is_refused(
     topic = gate.topic("t", window="1h")
     first, second = topic.open().trigger_many([Trigger(number) for number in range(200)]).calls
     gate.context.link.run(first)
-    (told,) = raw.keys(f"ig1:{{{namespace}:*:told*")
-    for request in set(raw.hkeys(told)) - {b""}:
-        raw.hset(told, request, "spoilt")
+    (replies,) = raw.keys(f"ig2:{{{namespace}:*:replies*")
+    for request in set(raw.hkeys(replies)) - {b""}:
+        raw.hset(replies, request, "spoilt")
     before = everything()
     # Then nobody can say whether the second may go, and nothing is written
     with pytest.raises(UnexpectedData, match="holds a corrupt reply"):
@@ -641,7 +641,7 @@ async def test_a_slot_knows_that_it_holds_something_large_however_that_came(
     gate: Gate, raw: Any, namespace: str, how: str
 ) -> None:
     # Given a slot of small messages
-    topic, facts = gate.topic("t", backoff=0), f"ig1:{{{namespace}:topic:t:0/1}}:facts"
+    topic, facts = gate.topic("t", backoff=0), f"ig2:{{{namespace}:topic:t:0/1}}:meta"
     await topic.aio.trigger("k", "x" * 900)
     (delivery,) = topic.take()
     for _ in range(2):

@@ -56,7 +56,7 @@ def everything(raw: Any, namespace: str) -> Dumps:
             return repr(sorted(raw.hgetall(key).items())).encode()
         return repr(raw.zrange(key, 0, -1, withscores=True)).encode() if kind == b"zset" else bytes(raw.dump(key))
 
-    return lambda: {key: content(key) for key in raw.scan_iter(match=f"ig1:{{{namespace}:*", count=1000)}
+    return lambda: {key: content(key) for key in raw.scan_iter(match=f"ig2:{{{namespace}:*", count=1000)}
 
 
 async def _refused(call: Any, everything: Dumps) -> None:

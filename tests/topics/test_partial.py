@@ -229,7 +229,7 @@ async def test_a_former_owner_changes_nothing(face: Any, clock: Clock, everythin
     # Only the count of what was lost rose, and the answer is remembered
     after = everything()
     changed = {key.rpartition(b":")[2] for key in after if after[key] != before.get(key)}
-    assert changed <= {b"facts", b"told0", b"told1"}
+    assert changed <= {b"meta", b"replies0", b"replies1"}
     assert await topic.ack(owner) == "ok"
 
 

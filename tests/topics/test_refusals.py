@@ -433,7 +433,7 @@ async def test_a_key_of_another_type_is_left_alone(
 ) -> None:
     topic, delivery = await _used(face, clock)
     # Given something foreign where a part of the slot should be
-    key = f"ig1:{{{namespace}:topic:t:0/1}}:{part}".encode()
+    key = f"ig2:{{{namespace}:topic:t:0/1}}:{part}".encode()
     raw.delete(key)
     raw.rpush(key, "foreign")
     # Then every verb says so, names the key, and writes nothing
@@ -461,7 +461,7 @@ async def test_what_stands_before_an_unreadable_message_is_handed_out_or_sent_on
         sent, (box,) = await topic.forward_once(5), sent_on.forward_targets()
         return [sent_on.decode_forwarded(entry).key for entry in raw.lrange(box, -sent, -1)]
 
-    slot = f"ig1:{{{namespace}:topic:t:0/1}}"
+    slot = f"ig2:{{{namespace}:topic:t:0/1}}"
     if damage == "spoilt":
         raw.hset(f"{slot}:pending", "c", b"spoilt")
     else:
@@ -486,8 +486,8 @@ async def test_a_time_that_is_none_is_told_when_it_is_read(face: Any, raw: Any, 
     await topic.trigger("flying")
     await topic.take(1)
     await topic.trigger("k", delay="60s")
-    raw.zadd(f"ig1:{{{namespace}:topic:t:0/1}}:due", {"k": score})
-    raw.zadd(f"ig1:{{{namespace}:topic:t:0/1}}:lease", {"flying": score})
+    raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled", {"k": score})
+    raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:leases", {"flying": score})
     # Then whatever reads it raises what it raises for all that is not ours
     asked: list[Callable[[], Awaitable[Any]]] = [lambda: topic.peek("k"), lambda: topic.peek("flying"), topic.stats]
     for ask in asked:
@@ -498,7 +498,7 @@ async def test_a_time_that_is_none_is_told_when_it_is_read(face: Any, raw: Any, 
 async def test_a_delivery_that_was_due_at_no_time_says_so(face: Any, raw: Any, namespace: str) -> None:
     topic = face.topic("t")
     await topic.trigger("k")
-    raw.zadd(f"ig1:{{{namespace}:topic:t:0/1}}:due", {"k": -(10**15)})
+    raw.zadd(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled", {"k": -(10**15)})
     # When it is taken, then all else can be read, and it can be settled
     (delivery,) = await topic.take(1)
     assert delivery.key == "k"
@@ -509,7 +509,7 @@ async def test_a_delivery_that_was_due_at_no_time_says_so(face: Any, raw: Any, n
 
 @pytest.mark.damages("undecodable")
 @pytest.mark.parametrize(("stands", "asked"), [("g", "g"), ("g", None), (None, "g")])
-@pytest.mark.parametrize("damage", ["flight", "busy"])
+@pytest.mark.parametrize("damage", ["inflight", "group:active"])
 async def test_a_trigger_that_meets_a_group_looks_at_what_is_stored_of_it(
     face: Any, raw: Any, everything: Dumps, namespace: str, stands: str | None, asked: str | None, damage: str
 ) -> None:
@@ -518,7 +518,7 @@ async def test_a_trigger_that_meets_a_group_looks_at_what_is_stored_of_it(
     await topic.trigger_many([Trigger("k", group=stands), Trigger("other", group="g")])
     await topic.take(2)
     await topic.trigger("k", group=stands)
-    key, field = f"ig1:{{{namespace}:topic:t:0/1}}:{damage}", "k" if damage == "flight" else "g"
+    key, field = f"ig2:{{{namespace}:topic:t:0/1}}:{damage}", "k" if damage == "inflight" else "g"
     raw.hset(key, field, b"spoilt")
     before = everything()
     # Then whoever triggers it is told, and nothing is written
@@ -534,9 +534,9 @@ async def test_a_slot_of_another_layout_is_left_alone(
 ) -> None:
     topic, delivery = await _used(face, clock)
     # Given a slot that a later version of this library wrote
-    key = f"ig1:{{{namespace}:topic:t:0/1}}:facts".encode()
-    raw.hset(key, "v", "2")
-    await _all_refuse(topic, delivery, everything, key, "has layout 2, this version supports layout 1")
+    key = f"ig2:{{{namespace}:topic:t:0/1}}:meta".encode()
+    raw.hset(key, "v", "3")
+    await _all_refuse(topic, delivery, everything, key, "has layout 3, this version supports layout 2")
 
 
 @pytest.mark.damages("wrong-type")
@@ -544,7 +544,7 @@ async def test_a_slot_of_another_layout_is_left_alone(
 async def test_a_foreign_registry_is_left_alone(
     face: Any, raw: Any, everything: Dumps, namespace: str, policy: dict[str, Any]
 ) -> None:
-    key = f"ig1:{{{namespace}:topics}}"
+    key = f"ig2:{{{namespace}:topics}}"
     raw.set(key, "foreign")
     before = everything()
     topic = face.topic("t", **policy)

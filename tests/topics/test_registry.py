@@ -63,7 +63,7 @@ async def test_a_store_tells_its_topics(face: Face, looking: Any, clock: Clock, 
 @pytest.mark.damages("wrong-type")
 @pytest.mark.damages("wrong-type")
 async def test_a_registry_that_is_none_is_said(looking: Any, gate: Gate, raw: Any) -> None:
-    raw.set(f"ig1:{{{gate.namespace}:topics}}", "text")
+    raw.set(f"ig2:{{{gate.namespace}:topics}}", "text")
     with pytest.raises(UnexpectedData, match="holds a string, expected a hash"):
         await looking.stored_topics()
 
@@ -87,7 +87,7 @@ async def test_an_entry_that_is_none_of_ours_is_said(
     # Given a topic whose entry in the registry somebody has spoilt
     topic = face.topic("t", slots=2)
     await topic.trigger("k", 1)
-    raw.hset(f"ig1:{{{face.gate.namespace}:topics}}", *NOTED[field])
+    raw.hset(f"ig2:{{{face.gate.namespace}:topics}}", *NOTED[field])
     before = everything()
     # When anybody goes by it, then it is an error that says so, and nothing is written
     for ask in (looking.stored_topics, lambda: topic.reshard(4), topic.delete, lambda: topic.delete(discard=True)):
@@ -98,7 +98,7 @@ async def test_an_entry_that_is_none_of_ours_is_said(
 
 async def test_as_many_slots_as_there_can_be_are_told(face: Face, looking: Any, raw: Any) -> None:
     await face.topic("t").trigger("k")
-    registry = f"ig1:{{{face.gate.namespace}:topics}}"
+    registry = f"ig2:{{{face.gate.namespace}:topics}}"
     raw.hset(registry, mapping={"t was": "1 16384", "t to": "16384 n"})
     (found,) = await looking.stored_topics()
     assert found.changing_to == 16384
@@ -109,7 +109,7 @@ async def test_as_many_slots_as_there_can_be_are_told(face: Face, looking: Any, 
 async def test_a_counter_that_is_no_number_is_said(face: Face, looking: Any, raw: Any) -> None:
     topic = face.topic("t")
     await topic.trigger("k", 1)
-    raw.hset(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:facts", "accepted", "many")
+    raw.hset(f"ig2:{{{face.gate.namespace}:topic:t:0/1}}:meta", "accepted", "many")
     for ask in (topic.stats, looking.stored_topics):
         with pytest.raises(DecodeError, match=r"expected counters: .*many"):
             await ask()
@@ -128,7 +128,7 @@ async def test_an_emptied_topic_is_forgotten(face: Face, looking: Any, clock: Cl
     assert (gone.known, gone.pending, gone.in_flight, gone.dead) == (True, 0, 0, 0)
     assert await looking.stored_topics() == []
     assert all(0 < topic.definition.context.link.command("PTTL", key) <= 86_400_000 for key in everything())
-    assert {key.partition(b"}:")[2] for key in everything()} == {b"facts", b"told0", b"told1"} - {b"told1"}
+    assert {key.partition(b"}:")[2] for key in everything()} == {b"meta", b"replies0", b"replies1"} - {b"replies1"}
     # And to forget it once more is nothing
     assert await topic.delete() == DeletedTopic(False, 0, 0, 0)
 
@@ -216,7 +216,7 @@ async def test_one_whose_slots_hold_what_is_not_ours_is_left_alone(face: Face, r
     # Given a topic of which one slot holds something foreign
     topic = face.topic("t", slots=2)
     await topic.trigger_many([(f"k{i}", i) for i in range(6)])
-    key = f"ig1:{{{face.gate.namespace}:topic:t:1/2}}:memo"
+    key = f"ig2:{{{face.gate.namespace}:topic:t:1/2}}:dedup"
     raw.delete(key)
     raw.rpush(key, "foreign")
     before = everything()

@@ -241,13 +241,13 @@ async def test_a_remembered_reply_that_is_none_of_ours_is_named(
         "turn": stage.calls.settle_and_take(0, ends, 0),
     }
     await stage.run(call[verb])
-    (told,) = [key for key in stage.calls.keys(0) if b":told" in key and raw.exists(key)]
-    raw.hset(told, mapping={name: b"spoilt" for name in raw.hkeys(told) if name})
+    (replies,) = [key for key in stage.calls.keys(0) if b":replies" in key and raw.exists(key)]
+    raw.hset(replies, mapping={name: b"spoilt" for name in raw.hkeys(replies) if name})
     before = everything()
     # When a copy of it comes, then it is told which key is to blame, and has no effect
     with pytest.raises(UnexpectedData, match="a corrupt reply") as caught:
         await stage.run(call[verb])
-    assert caught.value.redis_key == told.decode()
+    assert caught.value.redis_key == replies.decode()
     assert everything() == before
 
 
@@ -270,7 +270,7 @@ async def test_replies_are_shown_with_the_requests_they_were_given_to(stage: Sta
 
 
 @pytest.mark.damages("undecodable")
-@pytest.mark.parametrize("part", ["pending", "flight"])
+@pytest.mark.parametrize("part", ["pending", "inflight"])
 async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
     stage: Stage, raw: Any, everything: Dumps, part: str
 ) -> None:
@@ -287,7 +287,7 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
         calls.settle(0, [Settlement("ack", stage.flying)]),
         calls.settle(0, [Settlement("nack", stage.flying, 5)]),
         calls.settle_and_take(0, [Settlement("nack", stage.flying, 5)], 2),
-        *([calls.extend(0, [stage.flying])] if part == "flight" else []),
+        *([calls.extend(0, [stage.flying])] if part == "inflight" else []),
     ):
         # Then whatever would change it says so, and changes nothing
         with pytest.raises(UnexpectedData, match="flying") as caught:
@@ -309,7 +309,7 @@ async def test_a_late_copy_of_a_close_does_not_close_what_was_opened_again(stage
 
 
 @pytest.mark.damages("undecodable", "closed")
-@pytest.mark.parametrize("part", ["pending", "flight"])
+@pytest.mark.parametrize("part", ["pending", "inflight"])
 async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
     stage: Stage, raw: Any, everything: Dumps, part: str
 ) -> None:
@@ -328,7 +328,7 @@ async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
 
 
 @pytest.mark.damages("undecodable", "closed")
-@pytest.mark.parametrize("part", ["pending", "flight", "grave"])
+@pytest.mark.parametrize("part", ["pending", "inflight", "dead:data"])
 @pytest.mark.parametrize("spoilt", [b"spoilt", b"\x92\xa6buried\xa1x"])
 async def test_what_is_none_of_ours_goes_to_no_other_slot(stage: Stage, raw: Any, part: str, spoilt: bytes) -> None:
     # Given a slot that is closed, in which what is stored of a key is not as it was written
@@ -386,8 +386,8 @@ async def test_answers_are_forgotten_after_a_minute(stage: Stage, clock: Clock, 
         stage.topic.trigger(f"k{n % 3}", n)
         clock.advance("7s")
     # Then only those of the last minute are kept, and their keys end by themselves
-    for part in ("told0", "told1"):
-        key = f"ig1:{{{namespace}:topic:t:0/1}}:{part}"
+    for part in ("replies0", "replies1"):
+        key = f"ig2:{{{namespace}:topic:t:0/1}}:{part}"
         assert raw.hlen(key) <= 6
         assert 0 < raw.pttl(key) <= 120_000
 

@@ -109,7 +109,7 @@ async def test_nothing_stays_behind(face: Face, clock: Clock, everything: Callab
     await _filled(topic, clock)
     await topic.reshard(1)
     left = [key.decode().partition("}:") for key in everything() if b"/4}" in key]
-    assert {part for _, _, part in left} == {"facts"}
+    assert {part for _, _, part in left} == {"meta"}
     assert len(left) == 4
 
 
@@ -522,7 +522,7 @@ async def test_a_slot_that_holds_what_is_not_ours_is_found_before_anything_is_cl
     # Given a topic, of whose slots, or of those that it is to have, one holds something foreign
     topic = face.topic("t", slots=2)
     await topic.trigger_many([(key, 1) for key in KEYS])
-    raw.delete(key := f"ig1:{{{face.gate.namespace}:topic:t:{slot}}}:memo")
+    raw.delete(key := f"ig2:{{{face.gate.namespace}:topic:t:{slot}}}:dedup")
     raw.rpush(key, "foreign")
     before = everything()
     # When it is to be given those, then nothing is written, and it goes on as it was
@@ -538,7 +538,7 @@ async def test_what_stands_nowhere_is_scheduled_when_the_slots_change(face: Face
     # Given a pending message that other hands took out of where it stood
     topic = face.topic("t", slots=1)
     await topic.trigger("k", 1)
-    raw.zrem(f"ig1:{{{face.gate.namespace}:topic:t:0/1}}:due", "k")
+    raw.zrem(f"ig2:{{{face.gate.namespace}:topic:t:0/1}}:scheduled", "k")
     assert await topic.take(10) == []
     # When the number of slots is changed
     await topic.reshard(2)

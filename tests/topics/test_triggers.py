@@ -355,7 +355,7 @@ async def test_whoever_sleeps_is_told_of_what_is_due_first(face: Any, clock: Clo
     topic = face.topic("t")
     await topic.trigger("k", delay="60s")
     with raw.pubsub() as heard:
-        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        heard.subscribe(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled")
         # When one comes that is due later, then one that is due sooner
         await topic.trigger("later", delay="90s")
         await topic.trigger("sooner", delay="30s")
@@ -373,10 +373,10 @@ async def test_whoever_sleeps_is_told_that_all_was_made_due(face: Any, clock: Cl
     topic = face.topic("t")
     await topic.trigger("k", delay="60s")
     with raw.pubsub() as heard:
-        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        heard.subscribe(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled")
         # When everything is made due, and again, where nothing is left to be
         assert [await topic.flush(), await topic.flush()] == [1, 0]
-        raw.publish(f"ig1:{{{namespace}:topic:t:0/1}}:due", b"all")
+        raw.publish(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled", b"all")
         told = [heard.get_message(timeout=30)["data"] for _ in range(3)]
     # Then that is told once
     assert told[1:] == [b"%d" % round(clock.now().timestamp() * 1000), b"all"]
@@ -390,7 +390,7 @@ async def test_nobody_is_told_of_what_waits_behind_a_delivery(
     await topic.trigger("k")
     await topic.take(1)
     with raw.pubsub() as heard:
-        heard.subscribe(f"ig1:{{{namespace}:topic:t:0/1}}:due")
+        heard.subscribe(f"ig2:{{{namespace}:topic:t:0/1}}:scheduled")
         # When it is triggered, and then another
         await topic.trigger("k")
         await topic.trigger("other")
@@ -418,7 +418,7 @@ async def test_a_pending_message_that_is_none_of_ours_is_named(
 ) -> None:
     topic = face.topic("t")
     await topic.trigger("k")
-    raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:pending", "k", "spoilt")
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:pending", "k", "spoilt")
     before = everything()
     with pytest.raises(UnexpectedData, match=":pending: holds corrupt data under k"):
         await topic.trigger("k")
@@ -429,8 +429,8 @@ async def test_a_pending_message_that_is_none_of_ours_is_named(
 async def test_a_remembered_version_that_is_none_is_named(face: Any, raw: Any, everything: Any, namespace: str) -> None:
     topic = face.topic("t")
     await topic.trigger("k", version=1)
-    raw.hset(f"ig1:{{{namespace}:topic:t:0/1}}:memo", "vk", "spoilt")
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:dedup", "vk", "spoilt")
     before = everything()
-    with pytest.raises(UnexpectedData, match=":memo: holds corrupt data under vk"):
+    with pytest.raises(UnexpectedData, match=":dedup: holds corrupt data under vk"):
         await topic.trigger("k", version=2)
     assert everything() == before

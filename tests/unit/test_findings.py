@@ -91,7 +91,7 @@ def test_a_report_says_what_was_looked_at_and_what_breaks_a_promise() -> None:
 @pytest.mark.parametrize(
     ("word", "written"),
     [
-        ("ig1:{a.b_c-D@/9}:due", "ig1:{a.b_c-D@/9}:due"),
+        ("ig2:{a.b_c-D@/9}:scheduled", "ig2:{a.b_c-D@/9}:scheduled"),
         ("", '""'),
         (b"a b", '"a b"'),
         ("X Y", '"X Y"'),
@@ -187,11 +187,11 @@ def packed(places: list[Any], at: int = 0, value: Any = None) -> bytes:
     return msgpack.packb([*places[: at - 1], value, *places[at:]] if at else places, use_bin_type=False)
 
 
-def found(slot: Slot = SLOT, facts: dict[bytes, bytes] | None = None, **parts: Any) -> list[Finding]:
+def found(slot: Slot = SLOT, meta: dict[bytes, bytes] | None = None, **parts: Any) -> list[Finding]:
     """What is wrong with a slot of a topic that merges by "last"."""
-    known = {b"v": b"1", b"fence": b"%d" % (NOW * 1000), b"lease": b"1000", **(facts or {})}
+    known = {b"v": b"2", b"fence": b"%d" % (NOW * 1000), b"lease": b"1000", **(meta or {})}
     return check_slot(
-        slot, contents(facts=known, **parts), TopicEntry(slot.slots, 1, merge_of("last"), False, 0), Codec()
+        slot, contents(meta=known, **parts), TopicEntry(slot.slots, 1, merge_of("last"), False, 0), Codec()
     )
 
 
@@ -200,7 +200,7 @@ def contents(**parts: Any) -> Contents:
 
 
 def flying(flight: bytes, ends: float = NOW + 1000) -> dict[str, Any]:
-    return {"flight": {b"k": flight}, "lease": {b"k": ends}}
+    return {"inflight": {b"k": flight}, "leases": {b"k": ends}}
 
 
 WHOLE = packed([*FLIGHT, packed(MESSAGE)])
@@ -208,10 +208,10 @@ WHOLE = packed([*FLIGHT, packed(MESSAGE)])
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 9, 10, 12, 13, 14])
 def test_a_message_of_which_a_place_is_none_is_told(at: int) -> None:
-    assert found(pending={b"k": packed(MESSAGE)}, due={b"k": NOW}) == []
+    assert found(pending={b"k": packed(MESSAGE)}, scheduled={b"k": NOW}) == []
     # A text instead of a number, a number instead of a text, or a payload that nobody wrote
     other: Any = b"\xc1" if at == 9 else b"text" if isinstance(MESSAGE[at - 1], int) else 7
-    kinds = [one.kind for one in found(pending={b"k": packed(MESSAGE, at, other)}, due={b"k": NOW})]
+    kinds = [one.kind for one in found(pending={b"k": packed(MESSAGE, at, other)}, scheduled={b"k": NOW})]
     assert kinds == ["undecodable"]
 
 
@@ -231,42 +231,44 @@ def test_a_lease_ends_no_later_than_the_longest_after_the_last_token() -> None:
 
 
 def test_a_place_in_a_line_that_is_none_is_told_with_its_key() -> None:
-    assert [(one.kind, one.key) for one in found(line={b"g": 0.0})] == [("undecodable", SLOT.key("line"))]
+    assert [(one.kind, one.key) for one in found(group_waiting={b"g": 0.0})] == [
+        ("undecodable", SLOT.key("group:waiting"))
+    ]
 
 
 def test_a_group_holds_what_is_in_flight_of_it() -> None:
     flight = packed([*FLIGHT[:5], b"g", packed(MESSAGE, 12, b"g")])
     inside = msgpack.packb([b"k"], use_bin_type=False)
-    assert found(busy={b"g": inside}, **flying(flight)) == []
+    assert found(group_active={b"g": inside}, **flying(flight)) == []
     # And not what is in flight of another one, nor what is nowhere
     for parts, group in (
-        ({"busy": {b"g": inside, b"h": inside}, **flying(flight)}, "h"),
-        ({"busy": {b"g": inside}}, "g"),
+        ({"group_active": {b"g": inside, b"h": inside}, **flying(flight)}, "h"),
+        ({"group_active": {b"g": inside}}, "g"),
     ):
         (held,) = found(**parts)
-        assert (held.kind, held.mend) == ("held", f"HDEL {SLOT.key('busy')} {group}")
+        assert (held.kind, held.mend) == ("held", f"HDEL {SLOT.key('group:active')} {group}")
         assert held.what == f"group {group!r} holds 'k', which is neither in flight nor between two attempts"
 
 
 def test_a_letter_in_the_slot_of_others_is_told() -> None:
     letter = packed([b"k", packed(MESSAGE), b"why", NOW, 5])
     mine = slot_of(b"k", 2)
-    for number, kinds in ((mine, []), (1 - mine, [("wrong-slot", "grave")])):
-        told = found(Slot("n", "t", number, 2), grave={b"5": letter}, dead={b"5": NOW})
-        assert [(one.kind, one.key.rpartition(":")[2]) for one in told] == kinds
+    for number, kinds in ((mine, []), (1 - mine, [("wrong-slot", "dead:data")])):
+        told = found(Slot("n", "t", number, 2), dead_data={b"5": letter}, dead={b"5": NOW})
+        assert [(one.kind, one.key.partition("}:")[2]) for one in told] == kinds
 
 
 def test_a_slot_that_holds_something_large_says_so() -> None:
-    large = {"pending": {b"k": packed(MESSAGE, 10, b"x" * 2000)}, "due": {b"k": NOW}}
-    assert found(facts={b"large": b"1"}, **large) == []
+    large = {"pending": {b"k": packed(MESSAGE, 10, b"x" * 2000)}, "scheduled": {b"k": NOW}}
+    assert found(meta={b"large": b"1"}, **large) == []
     (told,) = found(**large)
-    assert (told.kind, told.key) == ("disagrees", SLOT.key("facts"))
-    assert told.mend == f"HSET {SLOT.key('facts')} large 1"
+    assert (told.kind, told.key) == ("disagrees", SLOT.key("meta"))
+    assert told.mend == f"HSET {SLOT.key('meta')} large 1"
 
 
 def test_a_slot_that_was_emptied_for_good_can_still_be_counted() -> None:
     gone = {b"v": b"closed abc", b"gone": packed([1, 2, 3]), b"accepted": b"6", b"acked_triggers": b"4"}
-    assert balance(SLOT, contents(facts=gone), None, Codec()) == 2
+    assert balance(SLOT, contents(meta=gone), None, Codec()) == 2
 
 
 def test_what_an_audit_of_a_slot_answers_is_a_slot_or_its_size() -> None:

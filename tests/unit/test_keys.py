@@ -23,7 +23,9 @@ TRICKY = "aA%:{}#/@ \n\0\u00e9\u2028\U0001f600"
 parts = st.one_of(
     st.text(TRICKY + "0123456789abcdef", min_size=1, max_size=12),
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
-    st.sampled_from(["%", "%25", "%3A", ":", "a:b", "{x}", "}:due", "#" + "0" * 32, "a" * 128, "a" * 129, ":" * 128]),
+    st.sampled_from(
+        ["%", "%25", "%3A", ":", "a:b", "{x}", "}:scheduled", "#" + "0" * 32, "a" * 128, "a" * 129, ":" * 128]
+    ),
 )
 user_keys = parts | st.binary(min_size=1, max_size=200) | st.integers()
 UNHURRIED = settings(deadline=None)
@@ -83,17 +85,17 @@ def test_a_key_is_short_plain_and_safe_to_print(triple: tuple[Any, ...]) -> None
 
 @pytest.mark.parametrize("key", ["7", 7, b"7"])
 def test_text_bytes_and_number_are_one_key(key: keys.Key) -> None:
-    assert keys.record("ns", "s", key) == b"ig1:{ns:once:s:7}"
+    assert keys.record("ns", "s", key) == b"ig2:{ns:once:s:7}"
     assert keys.text_of(key) == "7"
 
 
 def test_the_layout_is_what_it_was() -> None:
-    assert keys.record("shop", "orders", "a b:c") == b"ig1:{shop:once:orders:a%20b:c}"
-    assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig1:{shop:once:a%3Ab:#")
-    assert keys.topics("shop") == b"ig1:{shop:topics}"
-    assert keys.slot("shop", "images", 3, 16)[0] == b"ig1:{shop:topic:images:3/16}:due"
+    assert keys.record("shop", "orders", "a b:c") == b"ig2:{shop:once:orders:a%20b:c}"
+    assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig2:{shop:once:a%3Ab:#")
+    assert keys.topics("shop") == b"ig2:{shop:topics}"
+    assert keys.slot("shop", "images", 3, 16)[0] == b"ig2:{shop:topic:images:3/16}:scheduled"
     assert len(keys.slot("shop", "images", 3, 16)) == 14
-    assert keys.outbox("shop", "images", 3, 16) == b"ig1:{shop:topic:images:3/16}:out"
+    assert keys.outbox("shop", "images", 3, 16) == b"ig2:{shop:topic:images:3/16}:out"
 
 
 # -- where a key goes -------------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ def test_all_of_a_record_decides_where_it_goes(triple: tuple[Any, ...]) -> None:
     # No part of it can be made to decide alone: the tag is the whole name.
     record = keys.record(*triple)
     assert (record.count(b"{"), record.count(b"}")) == (1, 1)
-    assert b"ig1:{" + tag(record) + b"}" == record
+    assert b"ig2:{" + tag(record) + b"}" == record
 
 
 @UNHURRIED
@@ -169,7 +171,7 @@ def test_what_is_no_name_is_refused(name: Any) -> None:
 @given(names | st.text(NAME, min_size=60, max_size=64))
 def test_a_name_is_taken_as_it_is(name: str) -> None:
     assert keys.check_name(name, "topic") == name
-    assert keys.slot("ns", name, 0, 1)[0] == f"ig1:{{ns:topic:{name}:0/1}}:due".encode()
+    assert keys.slot("ns", name, 0, 1)[0] == f"ig2:{{ns:topic:{name}:0/1}}:scheduled".encode()
 
 
 def test_keys_that_are_not_text_can_be_read_in_errors() -> None:
@@ -198,7 +200,7 @@ def test_an_event_says_which_slot_it_belongs_to() -> None:
 
 def test_the_pages_of_kept_values_are_known_for_what_they_are() -> None:
     for number, key in enumerate(keys.dedup_values("ns", "s:1", 31)):
-        assert keys.owner_of("ns", key) == keys.Owner("seen", "s%3A1", 31, part=f"kept{number}")
+        assert keys.owner_of("ns", key) == keys.Owner("dedup", "s%3A1", 31, part=f"values{number}")
 
 
 def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
@@ -208,7 +210,7 @@ def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
     assert sorted(named) == sorted(keys.PARTS)
     # And a key of each is known for what it is
     for part, key in zip(keys.PARTS, keys.slot("shop", "images", 3, 8), strict=True):
-        assert key == f"ig1:{{shop:topic:images:3/8}}:{part}".encode()
+        assert key == f"ig2:{{shop:topic:images:3/8}}:{part}".encode()
         assert keys.owner_of("shop", key) == ("slot", "images", 3, 8, part)
 
 
@@ -225,4 +227,4 @@ def test_a_slot_becomes_others_which_have_what_it_had(number: int, before: int, 
 
 def test_what_is_stored_of_an_id_stays_what_it_is() -> None:
     call = DedupCalls("n", None, "s", 3_600_000).add("k")
-    assert (call.keys[0], call.args[3]) == (b"ig1:{n:seen:s:2}:0", bytes.fromhex("4e1cf695df3112ed"))
+    assert (call.keys[0], call.args[3]) == (b"ig2:{n:dedup:s:2}:0", bytes.fromhex("4e1cf695df3112ed"))

@@ -29,7 +29,7 @@ LEVELS = [
 ]
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 ONLY_IN = {"redis": {"store"}, "hiredis": {"store"}, "msgpack": {"core", "audit", "topics"}}
-KEY_PREFIX = "ig1:"
+KEY_PREFIX = "ig2:"
 KEY_MODULE = "core/keys.py"
 MOST_FILES, MOST_LINES = 20, 500
 
@@ -181,7 +181,7 @@ def test_folders_and_modules_stay_small(sources: dict[str, str]) -> None:
         pytest.param("gate.py", "import hiredis", id="hiredis outside the store"),
         pytest.param("store/sync.py", "import msgpack", id="msgpack in the store"),
         pytest.param("core/calls.py", "from .keys import record", id="relative"),
-        pytest.param("core/calls.py", "def f(x):\n    return f'ig1:{x}'", id="a key joined elsewhere"),
+        pytest.param("core/calls.py", "def f(x):\n    return f'ig2:{x}'", id="a key joined elsewhere"),
         pytest.param("helpers.py", "", id="unknown package"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_breach_is_named_with_its_place(path: str, source: str) -> None:
     ("path", "source"),
     [
         pytest.param(
-            "core/keys.py", "PREFIX = 'ig1:'\nfrom idemgate.errors import InvalidArgument", id="the key module"
+            "core/keys.py", "PREFIX = 'ig2:'\nfrom idemgate.errors import InvalidArgument", id="the key module"
         ),
         pytest.param("core/codec/__init__.py", "import msgpack", id="msgpack in core"),
         pytest.param("audit/keys.py", "import msgpack", id="msgpack in the audit"),

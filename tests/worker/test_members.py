@@ -241,7 +241,7 @@ async def test_who_does_not_drain_leaves_after_its_grace_time(world: World) -> N
 async def test_the_last_one_to_leave_leaves_nothing_that_stays_for_ever(world: World, raw: Any) -> None:
     hand = await world.join(T)
     await world.leave(hand)
-    left = raw.keys(f"ig1:{{{world.gate.namespace}:members:*")
+    left = raw.keys(f"ig2:{{{world.gate.namespace}:members:*")
     assert left
     assert [key for key in left if raw.pttl(key) < 0] == []
 
@@ -438,13 +438,13 @@ async def test_keys_of_others_are_refused_untouched(gate: Gate, clock: Clock, ra
         await RedisMembership(gate).run(asyncio.Event(), T)
     assert caught.value.redis_key == key.decode()
     assert raw.get(key) == b"mine"
-    assert raw.keys(f"ig1:{{{gate.namespace}:*") == [key]
+    assert raw.keys(f"ig2:{{{gate.namespace}:*") == [key]
 
 
 @pytest.mark.damages("wrong-type")
 async def test_another_layout_is_refused(gate: Gate, raw: Any) -> None:
-    raw.hset(keys.members(gate.namespace, "workers")[1], "v", 2)
-    with pytest.raises(UnexpectedData, match="has layout 2"):
+    raw.hset(keys.members(gate.namespace, "workers")[1], "v", 3)
+    with pytest.raises(UnexpectedData, match="has layout 3"):
         await RedisMembership(gate).run(asyncio.Event(), T)
 
 

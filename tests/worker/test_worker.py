@@ -333,7 +333,7 @@ async def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters(gate: Gate
         assert delivery.payload
 
     await topic.aio.trigger("a", "text")
-    pending = b"ig1:{%s:topic:t:0/1}:pending" % gate.namespace.encode()
+    pending = b"ig2:{%s:topic:t:0/1}:pending" % gate.namespace.encode()
     stored = raw.hget(pending, "a")
     encoded = gate.context.codec.encode("text")
     raw.hset(pending, "a", stored.replace(encoded, b"\x7f" + encoded[1:]))

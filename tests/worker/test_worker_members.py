@@ -410,7 +410,7 @@ async def test_a_membership_that_cannot_begin_is_an_error() -> None:
 @pytest.mark.damages("wrong-type")
 async def test_a_foreign_key_in_the_memberships_place_is_an_error_at_the_start(gate: Gate, raw: Any) -> None:
     gate.topic("t").handler(print)
-    raw.set(f"ig1:{{{gate.namespace}:members:workers}}:alive", "mine")
+    raw.set(f"ig2:{{{gate.namespace}:members:workers}}:alive", "mine")
     with pytest.raises(StoreError, match="holds a string"):
         await gate.aio.worker(membership="redis").run(asyncio.Event())
 

@@ -88,7 +88,7 @@ async def test_what_is_no_hint_does_no_harm(live: Gate, raw: Any, eventually: An
     async with live.aio.worker():
         await listening(topic)
         for data in ("", "soon", "nan", "-inf", b"\xff"):
-            assert raw.publish(b"ig1:{%s:topic:t:0/1}:due" % live.namespace.encode(), data) == 1
+            assert raw.publish(b"ig2:{%s:topic:t:0/1}:scheduled" % live.namespace.encode(), data) == 1
         # Hints are heard as before
         for n in range(3):
             await topic.aio.trigger(n)
@@ -135,7 +135,7 @@ async def test_a_slot_that_holds_something_foreign_does_not_stop_the_others(
     topic, seen = noting(gate)
     spoilt, never = noting(gate, "spoilt")
     await spoilt.aio.open()
-    raw.set(b"ig1:{%s:topic:spoilt:0/1}:due" % gate.namespace.encode(), "text")
+    raw.set(b"ig2:{%s:topic:spoilt:0/1}:scheduled" % gate.namespace.encode(), "text")
     async with gate.aio.worker():
         await topic.aio.trigger("a")
         await eventually(lambda: len(seen) == 1)
@@ -143,6 +143,6 @@ async def test_a_slot_that_holds_something_foreign_does_not_stop_the_others(
         await topic.aio.trigger("b")
         await eventually(lambda: len(seen) == 2)
         # When that is mended, its work is done too
-        raw.delete(b"ig1:{%s:topic:spoilt:0/1}:due" % gate.namespace.encode())
+        raw.delete(b"ig2:{%s:topic:spoilt:0/1}:scheduled" % gate.namespace.encode())
         await spoilt.aio.trigger("c")
         await eventually(lambda: len(never) == 1)

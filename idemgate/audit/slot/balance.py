@@ -23,10 +23,10 @@ def balance(slot: Slot, found: Contents, topic: TopicEntry | None, codec: Codec)
     view = SlotView(slot, found, topic, codec)
     if view.unreadable:
         return None
-    gone = sum(view.facts.get(b"%s_triggers" % end.encode(), 0) for end in _ENDED)
+    gone = sum(view.meta.get(b"%s_triggers" % end.encode(), 0) for end in _ENDED)
     held: int = sum(one.triggers for one in view.pending.values())
-    held += sum(one.message.triggers for part in (view.flight, view.grave) for one in part.values())
-    missing: int = view.facts.get(b"accepted", 0) - gone - held
+    held += sum(one.message.triggers for part in (view.inflight, view.dead_data) for one in part.values())
+    missing: int = view.meta.get(b"accepted", 0) - gone - held
     return missing
 
 

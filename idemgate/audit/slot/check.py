@@ -38,9 +38,9 @@ def check_slot(slot: Slot, found: Contents, topic: TopicEntry | None, codec: Cod
 
 
 def _count_messages(found: Contents) -> int:
-    return len(found.pending) + len(found.flight) + len(found.grave)
+    return len(found.pending) + len(found.inflight) + len(found.dead_data)
 
 
 def _closed_with_messages(slot: Slot, found: Contents) -> Finding:
     what = f"the slot is closed and holds {_count_messages(found)} messages, and nobody changes the number of slots"
-    return Finding("closed", slot.key("facts"), what)
+    return Finding("closed", slot.key("meta"), what)

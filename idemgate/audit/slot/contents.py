@@ -15,8 +15,8 @@ from idemgate.topics.merge import Merge, merge_of_spec
 
 __all__ = ["Contents", "Slot", "SlotTooLarge", "TopicEntry", "decode_topic_entry", "read_slot"]
 
-_ZSETS = ("due", "lease", "dead", "fade", "ready", "line")
-_HASHES = ("pending", "flight", "grave", "facts", "busy", "memo")
+_ZSETS = ("scheduled", "leases", "dead", "dedup_expiry", "ready", "group_waiting")
+_HASHES = ("pending", "inflight", "dead_data", "meta", "group_active", "dedup")
 
 
 class Slot(NamedTuple):
@@ -50,23 +50,23 @@ class Contents(NamedTuple):
 
     now_ms: int
     lives: dict[str, int]
-    due: dict[bytes, float]
-    lease: dict[bytes, float]
+    scheduled: dict[bytes, float]
+    leases: dict[bytes, float]
     dead: dict[bytes, float]
-    fade: dict[bytes, float]
+    dedup_expiry: dict[bytes, float]
     ready: dict[bytes, float]
-    line: dict[bytes, float]
+    group_waiting: dict[bytes, float]
     pending: dict[bytes, bytes]
-    flight: dict[bytes, bytes]
-    grave: dict[bytes, bytes]
-    facts: dict[bytes, bytes]
-    busy: dict[bytes, bytes]
-    memo: dict[bytes, bytes]
+    inflight: dict[bytes, bytes]
+    dead_data: dict[bytes, bytes]
+    meta: dict[bytes, bytes]
+    group_active: dict[bytes, bytes]
+    dedup: dict[bytes, bytes]
 
     @property
     def closed(self) -> bool:
         """True if a change of the number of slots has closed the slot."""
-        return self.facts.get(b"v", b"").startswith(b"closed ")
+        return self.meta.get(b"v", b"").startswith(b"closed ")
 
 
 class SlotTooLarge(NamedTuple):
@@ -87,10 +87,11 @@ def decode_topic_entry(stored: bytes, changing: bool) -> TopicEntry | None:
         The entry, or None if it cannot be decoded.
     """
     try:
-        facts = msgpack.unpackb(stored)
-        slots, rate = int(facts["slots"]), Fraction(facts.get("rate", 1_000_000_000))
-        rest = round((int(facts.get("burst", 1)) + 1) * slots * 1_000_000 / rate)
-        return TopicEntry(slots, int(facts.get("group_concurrency", 1)), merge_of_spec(facts["merge"]), changing, rest)
+        policy = msgpack.unpackb(stored)
+        slots, rate = int(policy["slots"]), Fraction(policy.get("rate", 1_000_000_000))
+        rest = round((int(policy.get("burst", 1)) + 1) * slots * 1_000_000 / rate)
+        limit = int(policy.get("group_concurrency", 1))
+        return TopicEntry(slots, limit, merge_of_spec(policy["merge"]), changing, rest)
     except Exception:  # noqa: BLE001 - any error means that it is not a policy
         return None
 

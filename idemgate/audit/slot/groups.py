@@ -15,16 +15,16 @@ __all__ = ["check_group_queues", "check_groups"]
 
 def check_groups(view: SlotView) -> Iterator[Finding]:
     """Check that a group holds its keys in flight or between two attempts, and stays within its limit."""
-    between = {key for part, _, key in placements(view) if part != "line"}
+    between = {key for part, _, key in placements(view) if part != "group:waiting"}
     in_flight = defaultdict[bytes, list[bytes]](list)
-    for key, one in view.flight.items():
+    for key, one in view.inflight.items():
         in_flight[one.group].append(key)
-    for group, members in view.busy.items():
+    for group, members in view.group_active.items():
         distinct = dict.fromkeys(members)
         own = dict.fromkeys(
             key
             for key in distinct
-            if _is_member(view, "flight", key, group) or (key in between and _is_member(view, "pending", key, group))
+            if _is_member(view, "inflight", key, group) or (key in between and _is_member(view, "pending", key, group))
         )
         # Keys in flight that the group lacks belong into the repaired value, or another key could run beside them.
         held = own | dict.fromkeys(in_flight[group])
@@ -33,20 +33,20 @@ def check_groups(view: SlotView) -> Iterator[Finding]:
             if key not in own:
                 holds = f"group {quote_name(group)} holds {quote_name(key)}"
                 what = f"{holds}, which is neither in flight nor between two attempts"
-                yield view.finding("held", "busy", what, *mend)
+                yield view.finding("held", "group:active", what, *mend)
         if len(distinct) < len(members):
             what = f"group {quote_name(group)} holds a key more than once: {', '.join(map(quote_name, members))}"
-            yield view.finding("held", "busy", what, *mend)
+            yield view.finding("held", "group:active", what, *mend)
         limit = view.topic.group_limit if view.topic else len(own)
         if len(own) > limit:
             yield view.finding(
-                "overlap", "busy", f"group {quote_name(group)} holds {len(own)} keys, it may hold {limit}"
+                "overlap", "group:active", f"group {quote_name(group)} holds {len(own)} keys, it may hold {limit}"
             )
-    for key, one in view.flight.items():
-        if one.group and key not in view.busy.get(one.group, ()) and not is_group_corrupt(view, one.group):
+    for key, one in view.inflight.items():
+        if one.group and key not in view.group_active.get(one.group, ()) and not is_group_corrupt(view, one.group):
             flies = f"{quote_name(key)} is in flight"
             what = f"{flies}, and its group {quote_name(one.group)} does not know: another may run beside"
-            yield view.finding("overlap", "flight", what)
+            yield view.finding("overlap", "inflight", what)
 
 
 def _is_member(view: SlotView, part: str, key: bytes, group: bytes) -> bool:
@@ -59,15 +59,17 @@ def check_group_queues(view: SlotView) -> Iterator[Finding]:
     """Check that messages wait only for a full group, counting the keys admitted and not yet taken."""
     limit = view.topic.group_limit if view.topic else 1
     scheduled = [
-        (key, view.pending[key].group) for part, _, key in placements(view) if part != "line" and key in view.pending
+        (key, view.pending[key].group)
+        for part, _, key in placements(view)
+        if part != "group:waiting" and key in view.pending
     ]
-    for group in sorted({group for group, _, _ in view.line.values()}):
-        members = {*view.busy.get(group, ()), *(key for key, one in scheduled if one == group)}
-        waiting = [quote_name(key) for one, _, key in view.line.values() if one == group]
+    for group in sorted({group for group, _, _ in view.group_waiting.values()}):
+        members = {*view.group_active.get(group, ()), *(key for key, one in scheduled if one == group)}
+        waiting = [quote_name(key) for one, _, key in view.group_waiting.values() if one == group]
         if not members and not is_group_corrupt(view, group):
             what = f"{', '.join(waiting[:3])}{' ...' if waiting[3:] else ''} stands behind group {quote_name(group)}"
-            yield view.finding("stuck", "line", f"{what}, which is empty: nothing will let it in")
+            yield view.finding("stuck", "group:waiting", f"{what}, which is empty: nothing will let it in")
         elif len(members) < limit and not is_group_corrupt(view, group):
             yield view.finding(
-                "room", "line", f"group {quote_name(group)} has room for {limit - len(members)} of its line"
+                "room", "group:waiting", f"group {quote_name(group)} has room for {limit - len(members)} of its line"
             )

@@ -18,19 +18,19 @@ _YEAR_US = 366 * 86_400_000_000
 
 
 def check_leases(view: SlotView) -> Iterator[Finding]:
-    for key in view.contents.lease.keys() - view.contents.flight.keys():
-        yield view.finding("orphan", "lease", f"{quote_name(key)} has a lease and no delivery", "ZREM", key)
-    for key in view.contents.flight.keys() - view.contents.lease.keys():
+    for key in view.contents.leases.keys() - view.contents.inflight.keys():
+        yield view.finding("orphan", "leases", f"{quote_name(key)} has a lease and no delivery", "ZREM", key)
+    for key in view.contents.inflight.keys() - view.contents.leases.keys():
         what = f"{quote_name(key)} has a delivery and no lease: it will never lapse"
-        mend = f"ZADD {quote_argument(view.slot.key('lease'))} {view.contents.now_ms} {quote_argument(key)}"
-        yield Finding("orphan", view.slot.key("flight"), what, mend)
+        mend = f"ZADD {quote_argument(view.slot.key('leases'))} {view.contents.now_ms} {quote_argument(key)}"
+        yield Finding("orphan", view.slot.key("inflight"), what, mend)
     now, latest = view.contents.now_ms, _latest_lease_end(view)
-    for key, score in view.contents.lease.items():
-        if score > latest and key in view.contents.flight:
+    for key, score in view.contents.leases.items():
+        if score > latest and key in view.contents.inflight:
             ends = f"the lease of {quote_name(key)} ends at {format_time(score)}"
             what = f"{ends}, and none of this slot can after {format_time(latest)}"
-            mend = f"ZADD {quote_argument(view.slot.key('lease'))} {now} {quote_argument(key)}"
-            yield Finding("lease", view.slot.key("lease"), f"{what}: it comes back too late if its owner dies", mend)
+            mend = f"ZADD {quote_argument(view.slot.key('leases'))} {now} {quote_argument(key)}"
+            yield Finding("lease", view.slot.key("leases"), f"{what}: it comes back too late if its owner dies", mend)
 
 
 def _latest_lease_end(view: SlotView) -> int:
@@ -38,34 +38,34 @@ def _latest_lease_end(view: SlotView) -> int:
 
     Every grant and heartbeat sets the token to its own time in us, rounded down by less than 1 ms.
     """
-    granted = [view.facts.get(b"fence", 0), *(one.fence for one in view.flight.values())]
-    longest = view.facts.get(b"lease", 0)
+    granted = [view.meta.get(b"fence", 0), *(one.fence for one in view.inflight.values())]
+    longest = view.meta.get(b"lease", 0)
     return max(granted) // 1000 + longest + 1 if longest > 0 else view.contents.now_ms + LEASE_MS
 
 
 def check_rate(view: SlotView) -> Iterator[Finding]:
     """Check that the rate limit does not block for over a year. An earlier rate may have set the time."""
     latest = 1000 * view.contents.now_ms + max(_YEAR_US, view.topic.rest_us if view.topic else 0)
-    if (until := view.facts.get(b"rate", 0)) > latest:
+    if (until := view.meta.get(b"rate", 0)) > latest:
         what = f"the rate lets nothing be taken before {format_time(until / 1000)}"
-        yield view.finding("lease", "facts", what, "HDEL", b"rate")
+        yield view.finding("lease", "meta", what, "HDEL", b"rate")
 
 
 def check_tokens(view: SlotView) -> Iterator[Finding]:
     """Check that the last token is the highest known, and that a key has no token twice."""
-    last = view.facts.get(b"fence", 0)
+    last = view.meta.get(b"fence", 0)
     if problem := token_problem(last, view.contents.now_ms * 1000):
-        yield view.finding("fence", "facts", f"the slot's last token {problem}")
-    granted = [(one.fence, "flight", key) for key, one in view.flight.items()]
-    granted += [(one.fence, "grave", one.key) for one in view.grave.values()]
-    unread = b"fence" in view.contents.facts and b"fence" not in view.facts
+        yield view.finding("fence", "meta", f"the slot's last token {problem}")
+    granted = [(one.fence, "inflight", key) for key, one in view.inflight.items()]
+    granted += [(one.fence, "dead:data", one.key) for one in view.dead_data.values()]
+    unread = b"fence" in view.contents.meta and b"fence" not in view.meta
     for fence, part, key in granted:
         if fence > last and not unread:
             what = f"{quote_name(key)} has token {fence}, the slot's last one is {last or 'missing'}"
-            yield view.finding("fence", "facts", f"{what} ({part})", "HSET", "fence", max(one[0] for one in granted))
+            yield view.finding("fence", "meta", f"{what} ({part})", "HSET", "fence", max(one[0] for one in granted))
     for (fence, key), times in Counter((fence, key) for fence, _, key in granted).items():
         if times > 1:
-            yield view.finding("fence", "flight", f"{quote_name(key)} was granted token {fence} {times} times")
+            yield view.finding("fence", "inflight", f"{quote_name(key)} was granted token {fence} {times} times")
 
 
 def token_problem(token: int, now_us: int) -> str:

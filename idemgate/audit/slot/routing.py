@@ -12,15 +12,15 @@ __all__ = ["check_expiries", "check_layout", "check_routing"]
 
 
 def check_layout(view: SlotView) -> Iterator[Finding]:
-    if view.contents.facts and b"v" not in view.contents.facts:
-        yield view.finding("layout", "facts", "the slot does not say of which layout it is", "HSETNX", b"v", b"1")
+    if view.contents.meta and b"v" not in view.contents.meta:
+        yield view.finding("layout", "meta", "the slot does not say of which layout it is", "HSETNX", b"v", b"2")
 
 
 def check_routing(view: SlotView) -> Iterator[Finding]:
     """Check that each message belongs to this slot by its group or key, and by the slot count in the slot's name."""
     found = [("pending", key, one.group) for key, one in view.pending.items()]
-    found += [("flight", key, one.group) for key, one in view.flight.items()]
-    found += [("grave", one.key, one.message.group) for one in view.grave.values()]
+    found += [("inflight", key, one.group) for key, one in view.inflight.items()]
+    found += [("dead:data", one.key, one.message.group) for one in view.dead_data.values()]
     for part, key, group in found:
         right = keys.slot_of(group or key, view.slot.slots)
         if right != view.slot.number:
@@ -31,7 +31,7 @@ def check_routing(view: SlotView) -> Iterator[Finding]:
 
 def check_expiries(view: SlotView) -> Iterator[Finding]:
     for part, left in view.contents.lives.items():
-        if part.startswith("told") and left == -1:
+        if part.startswith("replies") and left == -1:
             yield view.finding("no-expiry", part, "replies are remembered for ever", "PEXPIRE", 120_000)
-        elif not part.startswith("told") and left >= 0:
+        elif not part.startswith("replies") and left >= 0:
             yield view.finding("expires", part, f"it will be gone in {left / 1000:.0f} s", "PERSIST")

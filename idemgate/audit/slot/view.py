@@ -124,13 +124,19 @@ class SlotView:
         self.unreadable: list[Finding] = []
         merge = topic.merge if topic else None
         self.pending = self._decode_all("pending", found.pending, lambda packed: _decode_message(packed, merge, codec))
-        self.flight = self._decode_all("flight", found.flight, lambda packed: _decode_in_flight(packed, merge, codec))
-        self.grave = self._decode_all("grave", found.grave, lambda packed: _decode_dead_letter(packed, merge, codec))
-        self.busy = self._decode_all("busy", found.busy, _parse_members)
-        numbers = {name: value for name, value in found.facts.items() if name not in _NOT_COUNTED}
-        self.facts: dict[bytes, int] = self._decode_all("facts", numbers, int)
+        self.inflight = self._decode_all(
+            "inflight", found.inflight, lambda packed: _decode_in_flight(packed, merge, codec)
+        )
+        self.dead_data = self._decode_all(
+            "dead:data", found.dead_data, lambda packed: _decode_dead_letter(packed, merge, codec)
+        )
+        self.group_active = self._decode_all("group:active", found.group_active, _parse_members)
+        numbers = {name: value for name, value in found.meta.items() if name not in _NOT_COUNTED}
+        self.meta: dict[bytes, int] = self._decode_all("meta", numbers, int)
         self.ready = self._decode_all("ready", {member: member for member in found.ready}, _parse_ready)
-        self.line = self._decode_all("line", {member: member for member in found.line}, _parse_waiting)
+        self.group_waiting = self._decode_all(
+            "group:waiting", {member: member for member in found.group_waiting}, _parse_waiting
+        )
 
     def _decode_all(self, part: str, packed: dict[bytes, bytes], read: Callable[[bytes], Any]) -> dict[bytes, Any]:
         decoded: dict[bytes, Any] = {}
@@ -167,14 +173,14 @@ def _parse_waiting(member: bytes) -> tuple[bytes, int, bytes]:
 
 def placements(view: SlotView) -> Iterator[tuple[str, bytes, bytes]]:
     """Return every (part, member, key) that schedules a key or lets it wait."""
-    yield from (("due", key, key) for key in view.contents.due)
+    yield from (("scheduled", key, key) for key in view.contents.scheduled)
     yield from (("ready", member, key) for member, (_, key) in view.ready.items())
-    yield from (("line", member, key) for member, (_, _, key) in view.line.items())
+    yield from (("group:waiting", member, key) for member, (_, _, key) in view.group_waiting.items())
 
 
 def is_group_corrupt(view: SlotView, group: bytes) -> bool:
     """Return True if the members of the group cannot be decoded."""
-    return group in view.contents.busy and group not in view.busy
+    return group in view.contents.group_active and group not in view.group_active
 
 
 def quote_name(name: bytes) -> str:

@@ -33,7 +33,7 @@ local news, freed = remove_lapsed(K, now_ms)
 local _, before = announcement_of(K, member)
 redis.call("ZREM", K.alive, member)
 redis.call("ZADD", K.alive, now_ms + ARGV[4], member)
-redis.call("HSET", K.facts, "v", 1, "m:" .. member, ARGV[3] .. " " .. topics)
+redis.call("HSET", K.meta, "v", 2, "m:" .. member, ARGV[3] .. " " .. topics)
 
 for i = 9, first_seized - 1 do
   if redis.call("HGET", K.held, ARGV[i]) == member then
@@ -46,7 +46,7 @@ if news or before ~= topics then
 elseif freed then
   redis.pcall("PUBLISH", K.alive, "")
 end
-local generation = redis.call("HGET", K.facts, "g") or "0"
+local generation = redis.call("HGET", K.meta, "g") or "0"
 local holders = {}
 for i = first_seized, #ARGV do
   local holder = redis.call("HGET", K.held, ARGV[i])
@@ -62,12 +62,12 @@ end
 
 local reply = { "ok", now_ms, generation, 0 }
 if generation ~= ARGV[6] then
-  local facts = redis.call("HGETALL", K.facts)
-  for i = 1, #facts, 2 do
-    local served = string.match(facts[i], "^m:") and string.match(facts[i + 1], "^%d+ (.+)$")
+  local meta = redis.call("HGETALL", K.meta)
+  for i = 1, #meta, 2 do
+    local served = string.match(meta[i], "^m:") and string.match(meta[i + 1], "^%d+ (.+)$")
     if served then
       reply[4] = reply[4] + 1
-      reply[#reply + 1] = string.sub(facts[i], 3)
+      reply[#reply + 1] = string.sub(meta[i], 3)
       reply[#reply + 1] = served
     end
   end

@@ -22,7 +22,7 @@ redis.call("ZADD", K.alive, now_ms + 60000, member)
 if redis.call("PTTL", K.alive) < 0 then
   redis.call("PEXPIRE", K.alive, 86400000) -- it was the last one, so that the key is a new one
 end
-redis.call("HSET", K.facts, "m:" .. member, "9007199254740991 ")
+redis.call("HSET", K.meta, "m:" .. member, "9007199254740991 ")
 local freed = release_slots(K, { [member] = true })
 if topics ~= "" then
   publish_generation(K, now_us)

@@ -11,7 +11,7 @@ local problem = validate_members(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local reply = { "ok", now_ms, redis.call("HGET", K.facts, "g") or "0", 0 }
+local reply = { "ok", now_ms, redis.call("HGET", K.meta, "g") or "0", 0 }
 local alive, live = redis.call("ZRANGEBYSCORE", K.alive, "(" .. now_ms, "+inf", "WITHSCORES"), {}
 for i = 1, #alive, 2 do
   local number, topics = announcement_of(K, alive[i])

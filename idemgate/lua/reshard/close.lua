@@ -13,10 +13,10 @@ local problem, closed = validate_slot(K)
 if problem and not closed then
   return { "foreign", now_ms, problem }
 end
-if closed ~= ARGV[2] and redis.call("HGET", K.facts, "opened") ~= ARGV[2] then
+if closed ~= ARGV[2] and redis.call("HGET", K.meta, "opened") ~= ARGV[2] then
   -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
-  redis.call("HDEL", K.facts, "batch", "gone")
-  redis.call("HSET", K.facts, "v", "closed " .. ARGV[2])
-  redis.call("PERSIST", K.facts)
+  redis.call("HDEL", K.meta, "batch", "gone")
+  redis.call("HSET", K.meta, "v", "closed " .. ARGV[2])
+  redis.call("PERSIST", K.meta)
 end
 return { "ok", now_ms }

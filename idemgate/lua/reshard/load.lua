@@ -34,7 +34,7 @@ if problem and not closed then
 elseif closed ~= ARGV[2] then
   return { "open", now_ms }
 end
-if number > 0 and number <= (tonumber(redis.call("HGET", K.facts, source)) or 0) then
+if number > 0 and number <= (tonumber(redis.call("HGET", K.meta, source)) or 0) then
   return { "ok", now_ms }
 end
 local done = {}
@@ -69,16 +69,16 @@ local function put_back(kind, key, at, m)
   if kind == "b" then
     schedule(K, key, m)
   elseif kind == "p" then
-    redis.call("ZADD", K.due, at, key)
+    redis.call("ZADD", K.scheduled, at, key)
   elseif kind == "r" then
     redis.call("ZADD", K.ready, at, ready_member(m[message.due], key))
   else
-    redis.call("ZADD", K.line, 0, waiting_member(key, m))
+    redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
   end
 end
 
 local function load_pending(kind, key, at, packed, inside)
-  local m, flying = cmsgpack.unpack(packed), redis.call("HEXISTS", K.flight, key) == 1
+  local m, flying = cmsgpack.unpack(packed), redis.call("HEXISTS", K.inflight, key) == 1
   if kind == "p" and tonumber(at) ~= m[message.due] then
     m[message.due], m[message.why] = tonumber(at), "flush"
     packed = cmsgpack.pack(m)
@@ -103,7 +103,7 @@ end
 local function load_delivery(key, ends, packed, inside)
   local m = cmsgpack.unpack(cmsgpack.unpack(packed)[delivery.message])
   local group = m[message.group]
-  if redis.call("HEXISTS", K.flight, key) == 1 then
+  if redis.call("HEXISTS", K.inflight, key) == 1 then
     add("lapsed", 1)
     add("folded", requeue(K, p, key, m, now_ms, "retry"))
     group_promote(K, group, p.group_limit)
@@ -115,35 +115,35 @@ local function load_delivery(key, ends, packed, inside)
     unschedule(K, key, waiting)
     group_leave(K, waiting[message.group], key, p.group_limit)
   end
-  redis.call("HSET", K.flight, key, track_large(K, packed))
-  redis.call("ZADD", K.lease, ends, key)
+  redis.call("HSET", K.inflight, key, track_large(K, packed))
+  redis.call("ZADD", K.leases, ends, key)
   group_reenter(group, key, inside)
 end
 
 local function load_dead_letter(id, died, packed)
   local letter = cmsgpack.unpack(packed)
   letter[5] = free_dead_id(K, tonumber(id))
-  redis.call("HSET", K.grave, digits(letter[5]), track_large(K, cmsgpack.pack(letter)))
+  redis.call("HSET", K.dead_data, digits(letter[5]), track_large(K, cmsgpack.pack(letter)))
   redis.call("ZADD", K.dead, died, digits(letter[5]))
 end
 
 local function load_fact(name, expires, value)
-  local current = tonumber(redis.call("ZSCORE", K.fade, name)) or 0
-  local held = redis.call("HGET", K.memo, name)
+  local current = tonumber(redis.call("ZSCORE", K.dedup_expiry, name)) or 0
+  local held = redis.call("HGET", K.dedup, name)
   if held and string.sub(name, 1, 1) == "v" and current > now_ms
     and (tonumber(string.match(held, "^[^ ]+")) or -math.huge) > tonumber(string.match(value, "^[^ ]+")) then
     value = held
   end
-  redis.call("HSET", K.memo, name, value)
-  redis.call("ZADD", K.fade, math.max(current, tonumber(expires)), name)
+  redis.call("HSET", K.dedup, name, value)
+  redis.call("ZADD", K.dedup_expiry, math.max(current, tonumber(expires)), name)
 end
 
 local function load_counter(name, value)
   if name == "fence" or name == "rate" or name == "lease" then
-    local current = tonumber(redis.call("HGET", K.facts, name)) or 0
-    redis.call("HSET", K.facts, name, digits(math.max(current, tonumber(value) or 0)))
+    local current = tonumber(redis.call("HGET", K.meta, name)) or 0
+    redis.call("HSET", K.meta, name, digits(math.max(current, tonumber(value) or 0)))
   elseif name == "paused" then
-    redis.call("HSETNX", K.facts, name, value)
+    redis.call("HSETNX", K.meta, name, value)
   else
     add_counters(K, { [name] = tonumber(value) })
   end
@@ -151,18 +151,18 @@ end
 
 local function load_reply(request, half, packed)
   local log = tonumber(half) % 2
-  local period = tonumber(redis.call("HGET", K.told[log], "")) or 0
+  local period = tonumber(redis.call("HGET", K.replies[log], "")) or 0
   if period < tonumber(half) then
-    redis.call("DEL", K.told[log])
-    redis.call("HSET", K.told[log], "", half)
-    redis.call("PEXPIRE", K.told[log], 120000)
+    redis.call("DEL", K.replies[log])
+    redis.call("HSET", K.replies[log], "", half)
+    redis.call("PEXPIRE", K.replies[log], 120000)
   end
   if period <= tonumber(half) then
-    redis.call("HSET", K.told[log], request, packed)
+    redis.call("HSET", K.replies[log], request, packed)
   end
 end
 
-local seen, serial = load_events(K), tonumber(redis.call("HGET", K.facts, "flushed")) or 0
+local seen, serial = load_events(K), tonumber(redis.call("HGET", K.meta, "flushed")) or 0
 for i = 6, #ARGV, 5 do
   local kind, m = ARGV[i], nil
   if kind == "f" then
@@ -182,7 +182,7 @@ for i = 6, #ARGV, 5 do
   serial = m and math.max(serial, m[message.serial]) or serial
 end
 -- The first write is one that is refused as a whole when the server is out of memory.
-redis.call("HSET", K.facts, source, math.max(number, tonumber(redis.call("HGET", K.facts, source)) or 0))
+redis.call("HSET", K.meta, source, math.max(number, tonumber(redis.call("HGET", K.meta, source)) or 0))
 for i = 6, #ARGV, 5 do
   local kind, name, at, value, inside = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   if kind == "f" then
@@ -204,7 +204,7 @@ end
 store_events(seen)
 if serial > 0 then
   -- This slot's own serials start lower, so loaded messages must count as flushed.
-  redis.call("HSET", K.facts, "flushed", digits(serial))
+  redis.call("HSET", K.meta, "flushed", digits(serial))
 end
 add_counters(K, done)
 return { "ok", now_ms }

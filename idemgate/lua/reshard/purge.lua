@@ -17,20 +17,20 @@ if problem and not closed then
 elseif closed ~= ARGV[2] then
   return { "open", now_ms }
 end
-local purged = redis.call("HGET", K.facts, "gone")
+local purged = redis.call("HGET", K.meta, "gone")
 if purged then
   purged = unpack_table(purged)
   if not (purged and are_numbers(purged, { 1, 2, 3 })) then
-    return { "foreign", now_ms, corrupt_entry(K.facts, "gone") }
+    return { "foreign", now_ms, corrupt_entry(K.meta, "gone") }
   end
   return { "ok", now_ms, purged[1], purged[2], purged[3] }
 end
-local found = { redis.call("HLEN", K.pending), redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead) }
+local found = { redis.call("HLEN", K.pending), redis.call("HLEN", K.inflight), redis.call("ZCARD", K.dead) }
 if ARGV[3] == "1" then
-  for _, part in ipairs({ "due", "pending", "lease", "flight", "dead", "grave", "facts", "memo", "fade", "ready", "busy", "line" }) do
+  for _, part in ipairs({ "scheduled", "pending", "leases", "inflight", "dead", "dead_data", "meta", "dedup", "dedup_expiry", "ready", "group_active", "group_waiting" }) do
     redis.call("UNLINK", K[part])
   end
-  redis.call("HSET", K.facts, "v", "closed " .. ARGV[2], "gone", cmsgpack.pack(found))
-  redis.call("PEXPIRE", K.facts, 86400000)
+  redis.call("HSET", K.meta, "v", "closed " .. ARGV[2], "gone", cmsgpack.pack(found))
+  redis.call("PEXPIRE", K.meta, 86400000)
 end
 return { "ok", now_ms, found[1], found[2], found[3] }

@@ -14,14 +14,14 @@ if problem and not closed then
   return { "foreign", now_ms, problem }
 end
 if closed == ARGV[2] then
-  redis.call("HDEL", K.facts, "batch", "gone")
-  for _, name in ipairs(redis.call("HKEYS", K.facts)) do
+  redis.call("HDEL", K.meta, "batch", "gone")
+  for _, name in ipairs(redis.call("HKEYS", K.meta)) do
     if string.sub(name, 1, 5) == "from:" then
-      redis.call("HDEL", K.facts, name)
+      redis.call("HDEL", K.meta, name)
     end
   end
-  redis.call("HSET", K.facts, "v", "1", "opened", ARGV[2])
-  redis.call("PERSIST", K.facts)
-  redis.pcall("PUBLISH", K.due, digits(now_ms))
+  redis.call("HSET", K.meta, "v", "2", "opened", ARGV[2])
+  redis.call("PERSIST", K.meta)
+  redis.pcall("PUBLISH", K.scheduled, digits(now_ms))
 end
 return { "ok", now_ms }

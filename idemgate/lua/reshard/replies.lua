@@ -14,7 +14,7 @@ local problem, closed = validate_slot(K)
 if problem and not closed then
   return { "foreign", now_ms, problem }
 end
-local log = K.told[tonumber(ARGV[2])]
+local log = K.replies[tonumber(ARGV[2])]
 local half = tonumber(redis.call("HGET", log, "")) or 0
 if half < math.floor(now_ms / 30000) - 1 then
   return { "ok", now_ms, "0", half }

@@ -8,7 +8,7 @@
 --- Returns {"ok", now ms, number of this batch, then six an entry: kind, name, number, value, "1" if active in its group or "",
 ---         route: what decides its slot, or ""} (no entry: the slot is empty)
 ---         {"open", now ms} (another change closed or reopened it) {"foreign", now ms, problem}
---- Kinds: f flight, b pending behind it, p scheduled, r ready, l waiting for its group, d dead letter, m memo, c facts, e event id
+--- Kinds: f flight, b pending behind it, p scheduled, r ready, l waiting for its group, d dead letter, m dedup fact, c meta, e event id
 --- (lib/dedup/events; the id includes its route).
 --- @include "lib/now"
 --- @include "lib/slot/slot"
@@ -29,7 +29,7 @@ elseif closed ~= ARGV[2] then
 end
 
 local function group_flag(group, key)
-  local keys = group ~= "" and redis.call("HGET", K.busy, group)
+  local keys = group ~= "" and redis.call("HGET", K.group_active, group)
   for _, one in ipairs(keys and unpack_table(keys) or {}) do
     if one == key then
       return "1"
@@ -53,11 +53,11 @@ local function add_message(kind, key, number, packed)
   add(kind, key, number, packed, group_flag(group, key), group ~= "" and group or key)
 end
 local function add_flight(key, ends)
-  local packed = redis.call("HGET", K.flight, key)
+  local packed = redis.call("HGET", K.inflight, key)
   local d = validate_delivery(packed)
   local m = d and validate_message(d[delivery.message])
   if not m then
-    problem = problem or corrupt_entry(K.flight, key)
+    problem = problem or corrupt_entry(K.inflight, key)
     return
   end
   local group = m[message.group]
@@ -68,11 +68,11 @@ local function add_flight(key, ends)
   end
 end
 local function add_letter(id, died)
-  local packed = redis.call("HGET", K.grave, id)
+  local packed = redis.call("HGET", K.dead_data, id)
   local letter = unpack_table(packed)
   local m = letter and validate_message(letter[2])
   if not m then
-    problem = problem or corrupt_entry(K.grave, id)
+    problem = problem or corrupt_entry(K.dead_data, id)
     return
   end
   local group = m[message.group]
@@ -88,13 +88,13 @@ end
 local function add_lined(member)
   local key = string.match(member, "^[^%z]*%z[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d(.*)$")
   if not key then
-    problem = problem or K.line .. " holds a corrupt member " .. member
+    problem = problem or K.group_waiting .. " holds a corrupt member " .. member
     return
   end
   add_message("l", key, "0", redis.call("HGET", K.pending, key))
 end
 local function add_memo(name, expires)
-  local value = redis.call("HGET", K.memo, name) or ""
+  local value = redis.call("HGET", K.dedup, name) or ""
   local kind, group = string.sub(name, 1, 1), value
   if kind == "v" then
     group = string.match(value, "^[^ ]+ (.*)$") or ""
@@ -118,9 +118,9 @@ local function add_events()
 end
 local function delete_events()
   for at = shown_from, seen.buckets - 1 do
-    redis.call("HDEL", K.memo, "e" .. at)
+    redis.call("HDEL", K.dedup, "e" .. at)
   end
-  redis.call("HSET", K.memo, "e", cmsgpack.pack({ 1, math.max(1, shown_from), seen.count }))
+  redis.call("HSET", K.dedup, "e", cmsgpack.pack({ 1, math.max(1, shown_from), seen.count }))
   seen = load_events(K)
 end
 
@@ -134,7 +134,7 @@ local function add_left()
 end
 local mine = { v = true, batch = true, opened = true, flushed = true, large = true }
 local function add_facts()
-  local found = redis.call("HGETALL", K.facts)
+  local found = redis.call("HGETALL", K.meta)
   for i = 1, #found, 2 do
     if not mine[found[i]] then
       add("c", found[i], "0", found[i + 1], "", "")
@@ -146,7 +146,7 @@ end
 local function read_batch()
   entries, bytes = {}, 0
   -- Waiting members come first: loading may move the active members before them (reshard/load), and then these go on.
-  local parts = { "line", "lease", "due", "ready", "dead", "fade" }
+  local parts = { "group_waiting", "leases", "scheduled", "ready", "dead", "dedup_expiry" }
   for n, add_one in ipairs({ add_lined, add_flight, add_pending, add_ready, add_letter, add_memo }) do
     local part = parts[n]
     local found = redis.call("ZRANGE", K[part], 0, 499, "WITHSCORES")
@@ -167,8 +167,8 @@ local function read_batch()
   return entries
 end
 
-local in_zset = { f = "lease", p = "due", r = "ready", l = "line", d = "dead", m = "fade" }
-local in_hash = { f = "flight", d = "grave", m = "memo", c = "facts" }
+local in_zset = { f = "leases", p = "scheduled", r = "ready", l = "group_waiting", d = "dead", m = "dedup_expiry" }
+local in_hash = { f = "inflight", d = "dead_data", m = "dedup", c = "meta" }
 
 -- Return the member of an entry in its sorted set.
 local function set_member(kind, name, value)
@@ -193,16 +193,16 @@ end
 
 problem = nil
 -- Run the commands of the last batch now: an ACL denial must abort the script before its first write.
-redis.call("HKEYS", K.facts)
-redis.call("HGETALL", K.facts)
-redis.call("HDEL", K.facts, "")
-local last = tonumber(redis.call("HGET", K.facts, "batch")) or 0
+redis.call("HKEYS", K.meta)
+redis.call("HGETALL", K.meta)
+redis.call("HDEL", K.meta, "")
+local last = tonumber(redis.call("HGET", K.meta, "batch")) or 0
 local first = read_batch()
 if not problem and tonumber(ARGV[3]) == last + 1 then
   delete_batch(first)
   first = read_batch()
   last = last + 1
-  redis.call("HSET", K.facts, "batch", last)
+  redis.call("HSET", K.meta, "batch", last)
 end
 local reply = { "ok", now_ms, last + 1 }
 if problem then
@@ -214,7 +214,7 @@ for _, e in ipairs(first) do
   end
 end
 if #reply == 3 then
-  redis.call("DEL", K.busy, K.memo, K.told[0])
-  redis.call("DEL", K.told[1])
+  redis.call("DEL", K.group_active, K.dedup, K.replies[0])
+  redis.call("DEL", K.replies[1])
 end
 return reply

@@ -5,7 +5,8 @@
 --- ARGV[2] maximum number of entries
 --- ARGV[3] maximum bytes of messages and dedup facts
 --- Returns {"ok", now ms, then one list a part: its length, its values} (the parts: ms to live of the 14 keys, -1 = no expiry,
----         -2 = no such key; due, lease, dead, fade, ready, line with scores; pending, flight, grave, facts, busy, memo with values)
+---         -2 = no such key; scheduled, leases, dead, dedup:expiry, ready, group:waiting with scores; pending,
+---         inflight, dead:data, meta, group:active, dedup with values)
 ---         {"large", now ms, entries, bytes} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
@@ -16,7 +17,7 @@ local problem, closed = validate_slot(K)
 if problem and not closed then
   return { "foreign", now_ms, problem }
 end
-local scored, packed = { "due", "lease", "dead", "fade", "ready", "line" }, { "pending", "flight", "grave", "facts", "busy", "memo" }
+local scored, packed = { "scheduled", "leases", "dead", "dedup_expiry", "ready", "group_waiting" }, { "pending", "inflight", "dead_data", "meta", "group_active", "dedup" }
 local entries, bytes, most, room = 0, 0, tonumber(ARGV[2]), tonumber(ARGV[3])
 for _, part in ipairs(scored) do
   entries = entries + redis.call("ZCARD", K[part])
@@ -24,7 +25,7 @@ end
 for _, part in ipairs(packed) do
   entries = entries + redis.call("HLEN", K[part])
 end
-for _, part in ipairs(entries > most and {} or { "pending", "flight", "grave", "memo" }) do
+for _, part in ipairs(entries > most and {} or { "pending", "inflight", "dead_data", "dedup" }) do
   for _, name in ipairs(redis.call("HKEYS", K[part])) do
     bytes = bytes + redis.call("HSTRLEN", K[part], name)
   end
@@ -41,11 +42,11 @@ local function append_part(values)
   end
 end
 local lives = {}
-for _, part in ipairs({ "due", "pending", "lease", "flight", "dead", "grave", "facts", "memo", "fade", "ready", "busy", "line" }) do
+for _, part in ipairs({ "scheduled", "pending", "leases", "inflight", "dead", "dead_data", "meta", "dedup", "dedup_expiry", "ready", "group_active", "group_waiting" }) do
   lives[#lives + 1] = redis.call("PTTL", K[part])
 end
 for i = 0, 1 do
-  lives[#lives + 1] = redis.call("PTTL", K.told[i])
+  lives[#lives + 1] = redis.call("PTTL", K.replies[i])
 end
 append_part(lives)
 for _, part in ipairs(scored) do

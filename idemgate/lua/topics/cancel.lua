@@ -32,9 +32,9 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
-redis.call("HDEL", K.facts, "")
+redis.call("HDEL", K.meta, "")
 local packed = redis.call("HGET", K.pending, key)
-local d = redis.call("HGET", K.flight, key)
+local d = redis.call("HGET", K.inflight, key)
 if not packed and not d then
   return remember_reply(K, ARGV[2], now_ms, { "absent", now_ms })
 end
@@ -51,6 +51,6 @@ end
 if d then
   d = cmsgpack.unpack(d)
   d[delivery.cancelled] = 1
-  redis.call("HSET", K.flight, key, cmsgpack.pack(d))
+  redis.call("HSET", K.inflight, key, cmsgpack.pack(d))
 end
 return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

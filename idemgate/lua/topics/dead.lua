@@ -31,7 +31,7 @@ for _, id in ipairs(redis.call("ZREVRANGEBYSCORE", K.dead, "(" .. ARGV[3], ARGV[
 end
 local reply, size = { "ok", now_ms, redis.call("ZCARD", K.dead) }, 0
 for i = 1, math.min(most, #ids) do
-  local letter = redis.call("HGET", K.grave, ids[i])
+  local letter = redis.call("HGET", K.dead_data, ids[i])
   if not letter then
     return { "foreign", now_ms, missing_entry(K.dead, ids[i]) }
   end

@@ -24,10 +24,10 @@ for i = 3, #ARGV, 2 do
   keys[#keys + 1], fences[#fences + 1] = ARGV[i], tonumber(ARGV[i + 1])
 end
 local lease_end, held, ends = digits(now_ms + lease), {}, {}
-for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.flight, unpack(keys)) or {}) do
+for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.inflight, unpack(keys)) or {}) do
   local d = packed and validate_lean_delivery(packed)
   if packed and not d then
-    return { "foreign", now_ms, corrupt_entry(K.flight, keys[i]) }
+    return { "foreign", now_ms, corrupt_entry(K.inflight, keys[i]) }
   end
   if d and d[delivery.fence] == fences[i] then
     held[#held + 1] = keys[i]
@@ -41,16 +41,16 @@ end
 if #held > 0 then
   -- ZREM comes first: a server without memory refuses a script whose first write is ZADD, and a lease must survive
   -- that.
-  redis.call("ZREM", K.lease, unpack(held))
-  redis.call("ZADD", K.lease, unpack(ends))
+  redis.call("ZREM", K.leases, unpack(held))
+  redis.call("ZADD", K.leases, unpack(ends))
 end
 -- The last token records the latest known time. With it, take detects a clock that jumped back. The longest lease is
 -- stored for the time when all have ended.
-local facts = redis.call("HMGET", K.facts, "fence", "lease")
-if #held > 0 and (tonumber(facts[1]) or 0) < now_us - 1 then
-  redis.call("HSET", K.facts, "fence", digits(now_us - 1))
+local meta = redis.call("HMGET", K.meta, "fence", "lease")
+if #held > 0 and (tonumber(meta[1]) or 0) < now_us - 1 then
+  redis.call("HSET", K.meta, "fence", digits(now_us - 1))
 end
-if #held > 0 and (tonumber(facts[2]) or 0) < lease then
-  redis.call("HSET", K.facts, "lease", digits(lease))
+if #held > 0 and (tonumber(meta[2]) or 0) < lease then
+  redis.call("HSET", K.meta, "lease", digits(lease))
 end
 return reply

@@ -32,7 +32,7 @@ if known_reply then
 end
 local later, page = "(" .. string.format("%.0f", now_ms), ARGV[4]
 local last = page == "last"
-local soon = key == "" and (page == "" or last) and redis.call("ZCOUNT", K.due, later, "+inf")
+local soon = key == "" and (page == "" or last) and redis.call("ZCOUNT", K.scheduled, later, "+inf")
 -- `behind`: messages behind deliveries that fit the budget; `rest`: the remaining keys of the page.
 local behind, rest = {}, {}
 if key ~= "" then
@@ -40,7 +40,7 @@ if key ~= "" then
 elseif not last and (not soon or soon <= 500) then
   local names, room = { unpack(ARGV, 5) }, max_call_bytes
   if #names == 0 then
-    local found = redis.call("ZSCAN", K.lease, page ~= "" and page or "0", "COUNT", 100)
+    local found = redis.call("ZSCAN", K.leases, page ~= "" and page or "0", "COUNT", 100)
     page = found[1]
     for i = 1, #found[2], 2 do
       names[#names + 1] = found[2][i]
@@ -68,7 +68,7 @@ local function make_due(one)
   local packed = redis.call("HGET", K.pending, one)
   -- Pack the fields before the accumulator again, and copy the rest.
   local front = packed and { cmsgpack.unpack_limit(packed, message.acc - 1, 1) }
-  if not front or (tonumber(redis.call("ZSCORE", K.due, one)) or front[1 + message.due]) <= now_ms then
+  if not front or (tonumber(redis.call("ZSCORE", K.scheduled, one)) or front[1 + message.due]) <= now_ms then
     return 0
   end
   front[1 + message.due], front[1 + message.why] = now_ms, "flush"
@@ -81,22 +81,22 @@ end
 local before, moved = earliest_due(K), 0
 if key ~= "" then
   moved = make_due(key)
-  if moved == 1 and redis.call("HEXISTS", K.flight, key) == 0 then
-    redis.call("ZADD", K.due, now_ms, key)
+  if moved == 1 and redis.call("HEXISTS", K.inflight, key) == 0 then
+    redis.call("ZADD", K.scheduled, now_ms, key)
     publish_hint(K, before, now_ms)
   end
   return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, moved, 0 })
 end
 if soon then
-  for _, one in ipairs(redis.call("ZRANGEBYSCORE", K.due, later, "+inf", "LIMIT", 0, 500)) do
+  for _, one in ipairs(redis.call("ZRANGEBYSCORE", K.scheduled, later, "+inf", "LIMIT", 0, 500)) do
     -- The message is not rewritten: take and trigger detect that the two times differ.
-    redis.call("ZADD", K.due, now_ms, one)
+    redis.call("ZADD", K.scheduled, now_ms, one)
     moved = moved + 1
   end
   if moved > 0 then
     -- These messages have other times now, up to this serial.
-    local facts = redis.call("HMGET", K.facts, "accepted", "flushed")
-    redis.call("HSET", K.facts, "flushed", digits(math.max(tonumber(facts[1]) or 0, tonumber(facts[2]) or 0)))
+    local meta = redis.call("HMGET", K.meta, "accepted", "flushed")
+    redis.call("HSET", K.meta, "flushed", digits(math.max(tonumber(meta[1]) or 0, tonumber(meta[2]) or 0)))
   end
   publish_hint(K, before, moved > 0 and now_ms or nil)
 end

@@ -39,9 +39,9 @@ local known_reply = recall_reply(K, ARGV[2], now_ms)
 if known_reply then
   return known_reply
 end
-local paused = redis.call("HEXISTS", K.facts, "paused") == 1
+local paused = redis.call("HEXISTS", K.meta, "paused") == 1
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0
-local last = redis.call("HGET", K.facts, "fence")
+local last = redis.call("HGET", K.meta, "fence")
 
 -- The first write goes to the target and is refused when the server is out of memory.
 local function append_to_target(key, due, m)
@@ -63,7 +63,7 @@ local function forward_message(key, due, member, m)
   m[message.attempts] = m[message.attempts] + 1
   append_to_target(key, due, m)
   redis.call("HDEL", K.pending, key)
-  redis.call("ZREM", member and K.ready or K.due, member or key)
+  redis.call("ZREM", member and K.ready or K.scheduled, member or key)
   group_leave(K, m[message.group], key, p.group_limit)
   sent, triggers = sent + 1, triggers + m[message.count]
 end
@@ -76,7 +76,7 @@ if most > 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
     candidates[#candidates + 1] = { string.sub(member, 16), tonumber(string.sub(member, 1, 15)), member }
   end
 elseif most > 0 then
-  local due = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+  local due = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
   for i = 1, #due, 2 do
     candidates[#candidates + 1] = { due[i], tonumber(due[i + 1]) }
   end
@@ -89,7 +89,7 @@ for i = 1, accepted do
   local key, due, member = unpack(candidates[i], 1, 3)
   local packed = redis.call("HGET", K.pending, key)
   local m = due and validate_message(packed)
-  problem = not packed and missing_entry(member and K.ready or K.due, member or key) or not m and corrupt_entry(K.pending, key)
+  problem = not packed and missing_entry(member and K.ready or K.scheduled, member or key) or not m and corrupt_entry(K.pending, key)
     or validate_group(K, m[message.group], p.group_limit)
   if problem then
     accepted = i - 1
@@ -104,7 +104,7 @@ for i = 1, accepted do
   forward_message(unpack(candidates[i], 1, 4))
 end
 if sent > 0 then
-  redis.call("HSET", K.facts, "fence", digits(last))
+  redis.call("HSET", K.meta, "fence", digits(last))
   add_counters(K, { forwarded = sent, forwarded_triggers = triggers })
   if kind == "list" and tonumber(ARGV[6]) > 0 then
     redis.call("LTRIM", target, -tonumber(ARGV[6]), -1)

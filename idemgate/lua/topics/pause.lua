@@ -20,11 +20,11 @@ if known_reply then
 end
 local text = string.format("%.0f", now_ms)
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
-redis.call("HDEL", K.facts, "")
+redis.call("HDEL", K.meta, "")
 if ARGV[3] == "1" then
-  redis.call("HSETNX", K.facts, "v", "1")
-  return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, redis.call("HSETNX", K.facts, "paused", text) })
+  redis.call("HSETNX", K.meta, "v", "2")
+  return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, redis.call("HSETNX", K.meta, "paused", text) })
 end
-local changed = redis.call("HDEL", K.facts, "paused")
-redis.pcall("PUBLISH", K.due, text)
+local changed = redis.call("HDEL", K.meta, "paused")
+redis.pcall("PUBLISH", K.scheduled, text)
 return remember_reply(K, ARGV[2], now_ms, { "ok", now_ms, changed })

@@ -18,12 +18,12 @@ end
 local packed, due = redis.call("HGET", K.pending, key), 0
 if packed then
   local m = cmsgpack.unpack(packed)
-  due = tonumber(redis.call("ZSCORE", K.due, key)) or m[message.due]
+  due = tonumber(redis.call("ZSCORE", K.scheduled, key)) or m[message.due]
   if due ~= m[message.due] then
     m[message.due], m[message.why] = due, "flush"
     packed = cmsgpack.pack(m)
   end
 end
-local d = redis.call("HGET", K.flight, key)
+local d = redis.call("HGET", K.inflight, key)
 d = d and cmsgpack.unpack(d) or { [delivery.fence] = 0, [delivery.message] = "" }
-return { "ok", now_ms, packed or "", due, d[delivery.fence], tonumber(redis.call("ZSCORE", K.lease, key)) or 0, d[delivery.message] }
+return { "ok", now_ms, packed or "", due, d[delivery.fence], tonumber(redis.call("ZSCORE", K.leases, key)) or 0, d[delivery.message] }

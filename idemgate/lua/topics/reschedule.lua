@@ -34,9 +34,9 @@ if problem then
   return { "foreign", now_ms, problem }
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
-redis.call("HDEL", K.facts, "")
+redis.call("HDEL", K.meta, "")
 local packed = redis.call("HGET", K.pending, key)
-local in_flight = redis.call("HEXISTS", K.flight, key) == 1
+local in_flight = redis.call("HEXISTS", K.inflight, key) == 1
 if not packed then
   return remember_reply(K, ARGV[2], now_ms, { in_flight and "in_flight" or "absent", now_ms, 0 })
 end

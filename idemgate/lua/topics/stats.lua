@@ -14,17 +14,17 @@ local problem, closed = validate_slot(K)
 if problem and not (closed and ARGV[2] == "1") then
   return { "foreign", now_ms, problem }
 end
-local scheduled, ready = redis.call("ZCARD", K.due), redis.call("ZCOUNT", K.due, "-inf", now_ms)
-local ranked, blocked = redis.call("ZCARD", K.ready), redis.call("ZCARD", K.line)
+local scheduled, ready = redis.call("ZCARD", K.scheduled), redis.call("ZCOUNT", K.scheduled, "-inf", now_ms)
+local ranked, blocked = redis.call("ZCARD", K.ready), redis.call("ZCARD", K.group_waiting)
 local waiting = redis.call("HLEN", K.pending) - scheduled - ranked - blocked
-local earliest = tonumber(redis.call("ZRANGE", K.due, 0, 0, "WITHSCORES")[2]) or 0
+local earliest = tonumber(redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")[2]) or 0
 if ranked > 0 and (earliest == 0 or earliest > now_ms) then
   earliest = now_ms
 end
 local reply = {
-  "ok", now_ms, scheduled - ready, ready + ranked, waiting, blocked, redis.call("HLEN", K.flight), redis.call("ZCARD", K.dead), earliest,
+  "ok", now_ms, scheduled - ready, ready + ranked, waiting, blocked, redis.call("HLEN", K.inflight), redis.call("ZCARD", K.dead), earliest,
 }
-for _, value in ipairs(redis.call("HGETALL", K.facts)) do
+for _, value in ipairs(redis.call("HGETALL", K.meta)) do
   reply[#reply + 1] = value
 end
 return reply

@@ -31,17 +31,17 @@ local ids = { unpack(ARGV, 6) }
 if #ids == 0 then
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
 end
-local accepted, keys = count_within_budget(K, p, ids, max_call_bytes, "grave"), {}
+local accepted, keys = count_within_budget(K, p, ids, max_call_bytes, "dead_data"), {}
 for i = 1, accepted do
   local id = ids[i]
-  local packed = redis.call("HGET", K.grave, id)
+  local packed = redis.call("HGET", K.dead_data, id)
   local letter = packed and unpack_table(packed)
   if packed and not (letter and type(letter[1]) == "string" and validate_message(letter[2], p.merge)) then
-    return { "foreign", now_ms, corrupt_entry(K.grave, id) }
+    return { "foreign", now_ms, corrupt_entry(K.dead_data, id) }
   end
   keys[i] = letter and letter[1] or ""
 end
-accepted = count_within_budget(K, p, keys, max_call_bytes, "pending", "flight")
+accepted = count_within_budget(K, p, keys, max_call_bytes, "pending", "inflight")
 for i = 1, accepted do
   problem = keys[i] ~= "" and validate_keys(K, p, { keys[i] })
   if problem then
@@ -51,12 +51,12 @@ end
 local before, taken, triggers, folded = earliest_due(K), 0, 0, 0
 for i = 1, accepted do
   local id = ids[i]
-  local letter = redis.call("HGET", K.grave, id)
+  local letter = redis.call("HGET", K.dead_data, id)
   if letter then
     letter = cmsgpack.unpack(letter)
     local m = cmsgpack.unpack(letter[2])
     redis.call("ZREM", K.dead, id)
-    redis.call("HDEL", K.grave, id)
+    redis.call("HDEL", K.dead_data, id)
     taken, triggers = taken + 1, triggers + m[message.count]
     if ARGV[4] == "redrive" then
       m[message.attempts], m[message.pinned] = 0, 0

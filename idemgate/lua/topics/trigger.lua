@@ -49,14 +49,14 @@ end
 -- bounds the bytes.
 local function count_accepted()
   local grows = p.merge.op == "append" or p.merge.op == "fields"
-  local large, sizes, room = budget.by_value(p) or redis.call("HEXISTS", K.facts, "large") == 1, {}, max_call_bytes
+  local large, sizes, room = budget.by_value(p) or redis.call("HEXISTS", K.meta, "large") == 1, {}, max_call_bytes
   for n = 1, (grows or large) and #names or 0 do
     local key = names[n]
     local size = sizes[key]
     local cost = size and (grows and budget.cost(p, size) / 8 or 0)
     if not size then
       size = large and redis.call("HSTRLEN", K.pending, key) or 0
-      cost = large and budget.cost(p, size) + redis.call("HSTRLEN", K.flight, key) or 0
+      cost = large and budget.cost(p, size) + redis.call("HSTRLEN", K.inflight, key) or 0
     end
     if cost > room and n > 1 then
       return n - 1
@@ -73,7 +73,7 @@ end
 local waits = ARGV[4] ~= "" and (not prior or prior[#prior] == 5)
 local accepted = waits and 0 or #names > 1 and count_accepted() or #names
 local stored = accepted > 0 and redis.call("HMGET", K.pending, unpack(names, 1, accepted)) or {}
-local before, flying = earliest_due(K), redis.call("HLEN", K.flight)
+local before, flying = earliest_due(K), redis.call("HLEN", K.inflight)
 
 -- The functions that `define_merging` defines, and the event ids that were read.
 local seen, check_dedup, remember_trigger, merge_trigger, validate_met, store_events_read
@@ -83,7 +83,7 @@ local pending, words, changed, scheduled, standing = {}, {}, {}, {}, {}
 local earliest, shifted, pack = math.huge, false, cmsgpack.pack
 local function schedule_all()
   if #scheduled > 0 then
-    redis.call("ZADD", K.due, unpack(scheduled))
+    redis.call("ZADD", K.scheduled, unpack(scheduled))
     scheduled = {}
   end
 end
@@ -152,7 +152,7 @@ local function define_merging()
   local function scheduled_at(key)
     if standing[key] == nil then
       schedule_all()
-      standing[key] = tonumber(redis.call("ZSCORE", K.due, key)) or false
+      standing[key] = tonumber(redis.call("ZSCORE", K.scheduled, key)) or false
     end
     return standing[key]
   end
@@ -175,7 +175,7 @@ local function define_merging()
       end
     end
     local later = at or m[message.due] > (stands or old[message.due]) or elsewhere
-    if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.flight, key) == 1 then
+    if old[message.group] == "" or not (later or other) or redis.call("HEXISTS", K.inflight, key) == 1 then
       return
     end
     flush_scheduled()
@@ -239,7 +239,7 @@ local function define_merging()
       local name = "v" .. key
       local held = get_fact(K, name, now_ms)
       if held and not tonumber(string.match(held, "^[^ ]+") or "") then
-        return corrupt_entry(K.memo, name)
+        return corrupt_entry(K.dedup, name)
       end
     end
     if packed and (options.group ~= "" or pending[key][message.group] ~= "") then
@@ -271,7 +271,7 @@ local function add_message(key, options, acc, serial)
   local before, n = options.before or prepare_new(options), #words
   local m = before .. (p.raw and string_header.of(#acc) or "") .. acc .. options.behind .. pack(serial) .. "\0"
   pending[key], words[n + 1], words[n + 2] = m, key, #m > 1024 and track_large(K, m) or m
-  if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then
+  if flying == 0 or redis.call("HEXISTS", K.inflight, key) == 0 then
     n = #scheduled
     scheduled[n + 1], scheduled[n + 2] = options.score, key
     if options.due < earliest then
@@ -295,15 +295,15 @@ for n = 1, accepted do
   end
 end
 if #existing > 0 then
-  for n, score in ipairs(redis.call("ZMSCORE", K.due, unpack(existing))) do
+  for n, score in ipairs(redis.call("ZMSCORE", K.scheduled, unpack(existing))) do
     standing[existing[n]] = tonumber(score) or false
   end
 end
 -- The first write is one that is refused when the server is out of memory: all or nothing.
-redis.call("HSETNX", K.facts, "v", "1")
+redis.call("HSETNX", K.meta, "v", "2")
 local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 local done, reply = {}, { "ok", now_ms }
-local before_all = tonumber(redis.call("HGET", K.facts, "accepted")) or 0
+local before_all = tonumber(redis.call("HGET", K.meta, "accepted")) or 0
 local serial = before_all
 for i = 5, 4 + 3 * accepted, 3 do
   local key, options, acc = ARGV[i], all_options[(i - 2) / 3], ARGV[i + 2]

@@ -3,7 +3,7 @@
 -- Return a free number for a dead letter: its delivery's token, or the next lower free one. Merged slots may have
 -- issued the same token. Higher numbers may become tokens of later deliveries.
 local function free_dead_id(K, token)
-  while redis.call("HEXISTS", K.grave, digits(token)) == 1 do
+  while redis.call("HEXISTS", K.dead_data, digits(token)) == 1 do
     token = token - 1
   end
   return token
@@ -13,6 +13,6 @@ end
 local function add_dead_letter(K, key, packed, reason, token, now_ms)
   local number = free_dead_id(K, token)
   local id = digits(number)
-  redis.call("HSET", K.grave, id, track_large(K, cmsgpack.pack({ key, packed, reason, now_ms, number })))
+  redis.call("HSET", K.dead_data, id, track_large(K, cmsgpack.pack({ key, packed, reason, now_ms, number })))
   redis.call("ZADD", K.dead, now_ms, id)
 end

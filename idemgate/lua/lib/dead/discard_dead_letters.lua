@@ -13,15 +13,15 @@ local function discard_dead_letters(K, p, now_ms)
   if #old == 0 then
     return
   end
-  old = { unpack(old, 1, count_within_budget(K, p, old, max_call_bytes, "grave")) }
+  old = { unpack(old, 1, count_within_budget(K, p, old, max_call_bytes, "dead_data")) }
   local triggers = 0
-  for _, packed in ipairs(redis.call("HMGET", K.grave, unpack(old))) do
+  for _, packed in ipairs(redis.call("HMGET", K.dead_data, unpack(old))) do
     -- Discard a corrupt dead letter as well: it is past its retention.
     local found = unpack_table(packed)
     local m = found and validate_message(found[2])
     triggers = triggers + (m and m[message.count] or 0)
   end
-  redis.call("HDEL", K.grave, unpack(old))
+  redis.call("HDEL", K.dead_data, unpack(old))
   redis.call("ZREM", K.dead, unpack(old))
   add_counters(K, { expired = #old, expired_triggers = triggers })
 end

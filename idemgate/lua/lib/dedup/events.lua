@@ -1,6 +1,6 @@
 --- @include "lib/dedup/buckets"
 --- @include "lib/validate/stored"
--- The event ids that a slot remembers: a table of marks within its memo. Data dictionary:
+-- The event ids that a slot remembers: a table of marks within its dedup hash. Data dictionary:
 --   "e"       MessagePack of {layout 1, number of buckets, number of marks}
 --   "e0"...   bucket (lib/dedup/buckets): marks of the digest of event id and key (16 bytes), slot hash (2), expiry, ms (6)
 -- Scripts receive an event id as the first 18 bytes of a mark. A bucket has 6 to 14 marks on average. More marks
@@ -10,11 +10,11 @@ local WIDTH, FEW, MANY = 24, 6, 14
 
 -- Load the table of event ids. `problem` is set if it is corrupt.
 local function load_events(K)
-  local packed = redis.call("HGET", K.memo, "e")
+  local packed = redis.call("HGET", K.dedup, "e")
   local head = not packed and { 1, 1, 0 } or unpack_table(packed) or {}
   local whole = are_numbers(head, { 1, 2, 3 }) and head[1] == 1 and head[2] >= 1
-  local e = new_table(K.memo, "e", WIDTH, whole and head[2] or 1)
-  e.count, e.problem = head[3], not whole and corrupt_entry(K.memo, "e") or nil
+  local e = new_table(K.dedup, "e", WIDTH, whole and head[2] or 1)
+  e.count, e.problem = head[3], not whole and corrupt_entry(K.dedup, "e") or nil
   return e
 end
 

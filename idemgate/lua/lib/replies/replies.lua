@@ -7,7 +7,7 @@ local function recall_reply(K, request, now_ms)
   local half = math.floor(now_ms / 30000)
   for at = 1, math.max(#request, 1), 16 do
     for back = 0, 1 do
-      local target = K.told[(half - back) % 2]
+      local target = K.replies[(half - back) % 2]
       local found = redis.call("HMGET", target, "", string.sub(request, at + 2, at + 15))
       if found[2] and tonumber(found[1]) == half - back then
         local whole, reply = pcall(cmsgpack.unpack, found[2])
@@ -25,7 +25,7 @@ end
 -- first write that may be refused when the server is out of memory.
 local function remember_reply(K, request, now_ms, reply)
   local half = math.floor(now_ms / 30000)
-  local log = K.told[half % 2]
+  local log = K.replies[half % 2]
   local period = redis.call("HGET", log, "")
   if tonumber(period) ~= half then
     redis.call("DEL", log)

@@ -2,8 +2,8 @@
 -- flight. `opens` says when it may deliver again: 0 = now, a time in ms under a rate limit, nil = when a delivery or
 -- a lease ends.
 local function next_due(K, now_ms, opens)
-  local due = redis.call("ZRANGE", K.due, 0, 0, "WITHSCORES")
-  local lease = redis.call("ZRANGE", K.lease, 0, 0, "WITHSCORES")
+  local due = redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")
+  local lease = redis.call("ZRANGE", K.leases, 0, 0, "WITHSCORES")
   local a, b = tonumber(due[2]), tonumber(lease[2])
   if redis.call("ZCARD", K.ready) > 0 then
     a = now_ms

@@ -13,7 +13,7 @@ end
 -- and stops at a corrupt message. Return a problem if the very first is corrupt; then nothing was written. Otherwise
 -- return nil.
 local function rank_due(K, p, now_ms)
-  local found = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 160)
+  local found = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, 160)
   local next_keys, keys, moved, ranks = {}, {}, {}, {}
   for i = 1, #found, 2 do
     next_keys[#next_keys + 1] = found[i]
@@ -22,7 +22,7 @@ local function rank_due(K, p, now_ms)
   for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.pending, unpack(next_keys, 1, accepted)) or {}) do
     local key, due, m = next_keys[i], tonumber(found[2 * i]), validate_lean_message(packed)
     if not m and i == 1 then
-      return packed and corrupt_entry(K.pending, key) or missing_entry(K.due, key)
+      return packed and corrupt_entry(K.pending, key) or missing_entry(K.scheduled, key)
     elseif not m then
       break
     end
@@ -38,7 +38,7 @@ local function rank_due(K, p, now_ms)
   end
   if #keys > 0 then
     redis.call("ZADD", K.ready, unpack(ranks))
-    redis.call("ZREM", K.due, unpack(keys))
+    redis.call("ZREM", K.scheduled, unpack(keys))
   end
   if #moved > 0 then
     redis.call("HSET", K.pending, unpack(moved))

@@ -33,7 +33,7 @@ local function requeue(K, p, key, m, due, why)
     for at, value in pairs(kept) do
       m[at] = value
     end
-    for _, group in ipairs(redis.call("HEXISTS", K.flight, key) == 0 and groups or {}) do
+    for _, group in ipairs(redis.call("HEXISTS", K.inflight, key) == 0 and groups or {}) do
       -- Leave the former group. If the caller set a time, which may be far away, no group waits for it.
       if group ~= m[message.group] or waiting[message.pinned] == 1 then
         group_leave(K, group, key, p.group_limit)

@@ -3,8 +3,8 @@ local function add_counters(K, done)
   for name, n in pairs(done) do
     if n ~= 0 then
       -- A counter that is not a number restarts: an error here would follow the script's other writes.
-      if type(redis.pcall("HINCRBY", K.facts, name, n)) == "table" then
-        redis.call("HSET", K.facts, name, n)
+      if type(redis.pcall("HINCRBY", K.meta, name, n)) == "table" then
+        redis.call("HSET", K.meta, name, n)
       end
     end
   end
@@ -14,7 +14,7 @@ end
 -- without one never query lengths (count_within_budget).
 local function track_large(K, packed)
   if #packed > 1024 then
-    redis.call("HSET", K.facts, "large", 1)
+    redis.call("HSET", K.meta, "large", 1)
   end
   return packed
 end

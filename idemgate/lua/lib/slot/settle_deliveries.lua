@@ -40,8 +40,8 @@ local function settle_deliveries(K, p, endings, others, now_ms)
 
   local function settle_one(verb, key, d, delay, failure)
     local m = cmsgpack.unpack(d[delivery.message])
-    redis.call("ZREM", K.lease, key)
-    redis.call("HDEL", K.flight, key)
+    redis.call("ZREM", K.leases, key)
+    redis.call("HDEL", K.inflight, key)
     if verb == "part" then
       local items, triggers
       failure, items, triggers = apply_partial(p, m, failure)
@@ -84,11 +84,11 @@ local function settle_deliveries(K, p, endings, others, now_ms)
   for i = 1, #endings, 2 do
     keys[(i + 1) / 2] = endings[i]
   end
-  local delivery_in, accepted = next(others) and validate_delivery or validate_lean_delivery, count_within_budget(K, p, keys, max_call_bytes, "pending", next(others) and "flight")
-  for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.flight, unpack(keys, 1, accepted)) or {}) do
+  local delivery_in, accepted = next(others) and validate_delivery or validate_lean_delivery, count_within_budget(K, p, keys, max_call_bytes, "pending", next(others) and "inflight")
+  for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.inflight, unpack(keys, 1, accepted)) or {}) do
     local key, d = keys[i], packed and delivery_in(packed)
     if packed then
-      local problem = not d and corrupt_entry(K.flight, key) or d[delivery.group] ~= "" and validate_group(K, d[delivery.group], p.group_limit)
+      local problem = not d and corrupt_entry(K.inflight, key) or d[delivery.group] ~= "" and validate_group(K, d[delivery.group], p.group_limit)
         or others[i] and validate_keys(K, p, { key })
       if problem then
         return nil, problem
@@ -108,9 +108,9 @@ local function settle_deliveries(K, p, endings, others, now_ms)
 
   -- Probe HSTRLEN now, which discarding dead letters and a following take need: an ACL denial must abort the script
   -- before its first write.
-  redis.call("HSTRLEN", K.facts, "")
+  redis.call("HSTRLEN", K.meta, "")
   -- Start with HDEL: a server without memory refuses a script whose first write is any that may allocate.
-  redis.call("HDEL", K.facts, "")
+  redis.call("HDEL", K.meta, "")
   local reply, grouped = {}, {}
   for i, key in ipairs(keys) do
     local d, other = live[key], others[i]
@@ -135,11 +135,11 @@ local function settle_deliveries(K, p, endings, others, now_ms)
   end
   -- Remove acked deliveries in one batch at the end: most settled deliveries are acks.
   if #acked > 0 then
-    redis.call("ZREM", K.lease, unpack(acked))
-    redis.call("HDEL", K.flight, unpack(acked))
+    redis.call("ZREM", K.leases, unpack(acked))
+    redis.call("HDEL", K.inflight, unpack(acked))
     for _, key in ipairs(next(behind) and acked or {}) do
       if behind[key] then
-        redis.call("ZADD", K.due, behind[key], key)
+        redis.call("ZADD", K.scheduled, behind[key], key)
       end
     end
     for _, one in ipairs(grouped) do

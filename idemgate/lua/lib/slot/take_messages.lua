@@ -45,7 +45,7 @@ local function take_messages(K, p, now_us, request, want)
     -- Return the deliveries of that request that it still owns.
     local reply = { "ok", now_ms, next_due(K, now_ms, 0), known_reply[2] }
     for _, key in ipairs(known_reply[1]) do
-      local d = redis.call("HGET", K.flight, key)
+      local d = redis.call("HGET", K.inflight, key)
       d = d and validate_delivery(d)
       if d and d[delivery.request] == origin then
         reply[#reply + 1] = key
@@ -76,10 +76,10 @@ local function take_messages(K, p, now_us, request, want)
 
   -- Requeue or bury a delivery whose lease lapsed.
   local function reclaim_lapsed(key)
-    local d = cmsgpack.unpack(redis.call("HGET", K.flight, key))
+    local d = cmsgpack.unpack(redis.call("HGET", K.inflight, key))
     local m = cmsgpack.unpack(d[delivery.message])
-    redis.call("ZREM", K.lease, key)
-    redis.call("HDEL", K.flight, key)
+    redis.call("ZREM", K.leases, key)
+    redis.call("HDEL", K.inflight, key)
     done.lapsed = done.lapsed + 1
     if d[delivery.cancelled] == 1 then
       add_count("cancelled", 1)
@@ -96,20 +96,20 @@ local function take_messages(K, p, now_us, request, want)
     end
   end
 
-  local facts = redis.call("HMGET", K.facts, "fence", "lease")
-  local last, keys, lease_end = facts[1], {}, digits(now_ms + want.lease)
-  local lapsed_keys = redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms, "LIMIT", 0, 32)
-  local accepted, bytes = count_within_budget(K, p, lapsed_keys, max_call_bytes, "flight", "pending")
+  local meta = redis.call("HMGET", K.meta, "fence", "lease")
+  local last, keys, lease_end = meta[1], {}, digits(now_ms + want.lease)
+  local lapsed_keys = redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT", 0, 32)
+  local accepted, bytes = count_within_budget(K, p, lapsed_keys, max_call_bytes, "inflight", "pending")
   -- Tokens follow the clock, so a token ahead of the clock shows that the clock jumped back. Then leases and the rate
   -- limit restart from now. Tokens of one batch run ahead of the clock by microseconds.
   if (tonumber(last) or 0) > now_us + 1000000 then
-    for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.lease, "(" .. lease_end, "+inf", "LIMIT", 0, 1000)) do
-      redis.call("ZREM", K.lease, key)
-      redis.call("ZADD", K.lease, lease_end, key)
+    for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "(" .. lease_end, "+inf", "LIMIT", 0, 1000)) do
+      redis.call("ZREM", K.leases, key)
+      redis.call("ZADD", K.leases, lease_end, key)
     end
-    local most, used_up = now_us + want.interval * want.burst, tonumber(redis.call("HGET", K.facts, "rate"))
+    local most, used_up = now_us + want.interval * want.burst, tonumber(redis.call("HGET", K.meta, "rate"))
     if used_up and used_up > most then
-      redis.call("HSET", K.facts, "rate", digits(most))
+      redis.call("HSET", K.meta, "rate", digits(most))
     end
   end
 
@@ -117,7 +117,7 @@ local function take_messages(K, p, now_us, request, want)
   -- nothing was done before it.
   for i = 1, accepted do
     local key = lapsed_keys[i]
-    problem = redis.call("HEXISTS", K.flight, key) == 0 and missing_entry(K.lease, key) or validate_keys(K, p, { key })
+    problem = redis.call("HEXISTS", K.inflight, key) == 0 and missing_entry(K.leases, key) or validate_keys(K, p, { key })
     if problem then
       break
     end
@@ -127,12 +127,12 @@ local function take_messages(K, p, now_us, request, want)
   -- Return how many messages may be delivered, and when the slot opens again: 0 = open now, a time in ms, or nil =
   -- when a delivery ends.
   local function count_permitted(wanted)
-    if redis.call("HEXISTS", K.facts, "paused") == 1 then
+    if redis.call("HEXISTS", K.meta, "paused") == 1 then
       return 0, nil
     end
     local most, interval = want.flights, want.interval
     if most > 0 then
-      local room = most - redis.call("HLEN", K.flight)
+      local room = most - redis.call("HLEN", K.inflight)
       if room <= 0 then
         return 0, nil
       end
@@ -141,7 +141,7 @@ local function take_messages(K, p, now_us, request, want)
     if interval > 0 then
       -- Generic cell rate algorithm (GCRA): the theoretical arrival time may run ahead of the clock by at most the
       -- burst.
-      local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
+      local ahead = math.max(tonumber(redis.call("HGET", K.meta, "rate")) or 0, now_us)
       local burst = want.burst * interval
       local room = math.max(0, math.floor((now_us + burst - ahead) / interval))
       if room < wanted then
@@ -172,7 +172,7 @@ local function take_messages(K, p, now_us, request, want)
     end
     if group ~= "" and not group_enter(K, group, key, p.group_limit) then
       set_waiting_rank(m)
-      redis.call("ZADD", K.line, 0, waiting_member(key, m))
+      redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
       waits[#waits + 1] = key
       waits[#waits + 1] = cmsgpack.pack(m)
       return
@@ -193,8 +193,8 @@ local function take_messages(K, p, now_us, request, want)
   -- memory.
   local function write_batch(from, members)
     if #flights > 0 then
-      redis.call("HSET", K.flight, unpack(flights))
-      redis.call("ZADD", K.lease, unpack(leases))
+      redis.call("HSET", K.inflight, unpack(flights))
+      redis.call("ZADD", K.leases, unpack(leases))
       redis.call("HDEL", K.pending, unpack(keys, #keys - #leases / 2 + 1))
     end
     if #waits > 0 then
@@ -208,7 +208,7 @@ local function take_messages(K, p, now_us, request, want)
   -- A topic redefined without priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
   local unranked = wanted > 0 and ranked and not problem and rank_due(K, p, now_ms) or nil
-  local from = ranked and "ready" or "due"
+  local from = ranked and "ready" or "scheduled"
   -- Return the next due messages: their keys, their due times, and their members in that set.
   local function next_due_messages(most)
     local found, dues = {}, {}
@@ -219,7 +219,7 @@ local function take_messages(K, p, now_us, request, want)
       end
       return found, dues, members
     end
-    local scored = redis.call("ZRANGEBYSCORE", K.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+    local scored = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
     for i = 1, #scored, 2 do
       found[#found + 1], dues[#dues + 1] = scored[i], tonumber(scored[i + 1])
     end
@@ -267,13 +267,13 @@ local function take_messages(K, p, now_us, request, want)
   end
   done.taken = #keys
   if #keys > 0 then
-    redis.call("HSET", K.facts, "fence", digits(last))
-    if want.lease > (tonumber(facts[2]) or 0) then
-      redis.call("HSET", K.facts, "lease", digits(want.lease))
+    redis.call("HSET", K.meta, "fence", digits(last))
+    if want.lease > (tonumber(meta[2]) or 0) then
+      redis.call("HSET", K.meta, "lease", digits(want.lease))
     end
     if want.interval > 0 then
-      local ahead = math.max(tonumber(redis.call("HGET", K.facts, "rate")) or 0, now_us)
-      redis.call("HSET", K.facts, "rate", digits(ahead + #keys * want.interval))
+      local ahead = math.max(tonumber(redis.call("HGET", K.meta, "rate")) or 0, now_us)
+      redis.call("HSET", K.meta, "rate", digits(ahead + #keys * want.interval))
     end
   end
   if done.buried then

@@ -16,25 +16,25 @@ local function check_zset(target)
   end
 end
 local function check_rare_keys(K)
-  if redis.call("EXISTS", K.grave, K.memo, K.busy, K.dead, K.fade, K.ready, K.line) > 0 then
-    return check_hash(K.grave) or check_hash(K.memo) or check_hash(K.busy)
-      or check_zset(K.dead) or check_zset(K.fade) or check_zset(K.ready) or check_zset(K.line)
+  if redis.call("EXISTS", K.dead_data, K.dedup, K.group_active, K.dead, K.dedup_expiry, K.ready, K.group_waiting) > 0 then
+    return check_hash(K.dead_data) or check_hash(K.dedup) or check_hash(K.group_active)
+      or check_zset(K.dead) or check_zset(K.dedup_expiry) or check_zset(K.ready) or check_zset(K.group_waiting)
   end
 end
 local function check_layout(K, layout)
   if layout and string.sub(layout, 1, 7) == "closed " then
     return layout, string.sub(layout, 8)
-  elseif layout and layout ~= "1" then
-    return K.facts .. " has layout " .. layout .. ", this version supports layout 1"
+  elseif layout and layout ~= "2" then
+    return K.meta .. " has layout " .. layout .. ", this version supports layout 2"
   end
 end
 local function validate_slot(K)
-  local layout = redis.pcall("HGET", K.facts, "v")
+  local layout = redis.pcall("HGET", K.meta, "v")
   if type(layout) == "table" then
-    return type_mismatch(K.facts, "hash")
+    return type_mismatch(K.meta, "hash")
   end
-  local found = check_hash(K.pending) or check_hash(K.flight) or check_zset(K.due) or check_zset(K.lease)
-    or check_hash(K.told[0]) or check_hash(K.told[1]) or check_rare_keys(K)
+  local found = check_hash(K.pending) or check_hash(K.inflight) or check_zset(K.scheduled) or check_zset(K.leases)
+    or check_hash(K.replies[0]) or check_hash(K.replies[1]) or check_rare_keys(K)
   if found then
     return found
   end

@@ -78,15 +78,15 @@ local function missing_entry(target, member)
 end
 -- Return a problem with a group, or with its first `limit` waiting members, or nil.
 local function validate_group(K, group, limit)
-  local inside = group ~= "" and redis.call("HGET", K.busy, group)
+  local inside = group ~= "" and redis.call("HGET", K.group_active, group)
   if inside and not unpack_table(inside) then
-    return corrupt_entry(K.busy, group)
+    return corrupt_entry(K.group_active, group)
   end
   if group ~= "" and limit then
-    local line = redis.call("ZRANGEBYLEX", K.line, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, limit)
+    local line = redis.call("ZRANGEBYLEX", K.group_waiting, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, limit)
     for _, member in ipairs(line) do
       if not string.find(member, "^[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d", #group + 2) then
-        return K.line .. " holds a corrupt member in group " .. group
+        return K.group_waiting .. " holds a corrupt member in group " .. group
       end
     end
   end
@@ -102,11 +102,11 @@ local function validate_keys(K, p, keys)
       end
       groups[1] = m[message.group]
     end
-    stored = redis.call("HGET", K.flight, key)
+    stored = redis.call("HGET", K.inflight, key)
     if stored then
       local d = validate_delivery(stored)
       if not d or not validate_message(d[delivery.message], p and p.merge) then
-        return corrupt_entry(K.flight, key)
+        return corrupt_entry(K.inflight, key)
       end
       groups[#groups + 1] = d[delivery.group]
     end
