@@ -227,6 +227,21 @@ async def test_what_dies_of_lapsed_leases_is_capped_too(face: Any, clock: Clock,
     await conserved(topic, [])
 
 
+async def test_the_cap_holds_in_a_call_that_also_discards_by_age(face: Any, clock: Clock, conserved: Any) -> None:
+    # Given a dead letter past its retention
+    topic = face.topic("t", max_dead_letters=2, dead_retention="60s")
+    await topic.trigger("old")
+    await _bury(topic)
+    clock.advance("61s")
+    # When one call buries more than the cap
+    await topic.trigger_many([(n, n) for n in range(3)])
+    await _bury(topic)
+    # Then the old one and the ones beyond the cap are discarded
+    stats = await topic.stats()
+    assert (stats.dead, stats["expired"]) == (2, 2)
+    await conserved(topic, [])
+
+
 async def test_a_lower_cap_is_reached(face: Any, url: str, namespace: str, clock: Clock) -> None:
     topic = face.topic("t")
     await topic.trigger_many([(n, n) for n in range(20)])

@@ -7,7 +7,7 @@
 local function discard_dead_letters(K, p, now_ms)
   local old = redis.call("ZRANGEBYSCORE", K.dead, "-inf", now_ms - p.retention, "LIMIT", 0, 100)
   local beyond = redis.call("ZCARD", K.dead) - p.max_dead
-  if #old == 0 and beyond > 0 then
+  if beyond > #old then
     old = redis.call("ZRANGE", K.dead, 0, math.min(beyond, 100) - 1)
   end
   if #old == 0 then
