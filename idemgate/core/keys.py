@@ -6,7 +6,7 @@
 | `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
-| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fourteen parts of a slot |
+| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fifteen parts of a slot |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig2:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
@@ -61,7 +61,8 @@ Key = str | bytes | int
 
 PARTS = (
     "scheduled",
-    "pending",
+    "messages",
+    "next",
     "leases",
     "inflight",
     "dead",

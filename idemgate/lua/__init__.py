@@ -1,14 +1,13 @@
 """The Lua scripts, one file each, and the loader that expands their includes.
 
-A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). Names of array
-fields, such as `message.due`, are replaced by their indexes: looking them up cost a tenth of a trigger's time.
+A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 __all__ = ["Script", "commands", "names", "script", "source"]
@@ -16,11 +15,6 @@ __all__ = ["Script", "commands", "names", "script", "source"]
 _DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
 _INCLUDE = re.compile(r'^--- @include "([a-z_/]+)"$', re.MULTILINE)
-_ARRAYS = {
-    "lib/slot/message": re.compile(r"\bmessage\.([a-z]+)\b"),
-    "lib/slot/delivery": re.compile(r"\bdelivery\.([a-z]+)\b"),
-}
-_FIELD = re.compile(r"(\w+) = (\d+)")
 
 
 class Script:
@@ -55,21 +49,9 @@ def _expand(name: str, seen: set[str]) -> str:
         if include_name in seen:
             return ""
         seen.add(include_name)
-        return "" if include_name in _ARRAYS else _expand(include_name, seen)
+        return _expand(include_name, seen)
 
-    return _INCLUDE.sub(include, _replace_fields(source(name)))
-
-
-def _replace_fields(text: str) -> str:
-    for name, named in _ARRAYS.items():
-        if named.search(text):
-            numbers = dict(_FIELD.findall(source(name)))
-            text = named.sub(partial(_index_of, numbers), text)
-    return text
-
-
-def _index_of(numbers: dict[str, str], named: re.Match[str]) -> str:
-    return numbers[named[1]]
+    return _INCLUDE.sub(include, source(name))
 
 
 @cache

@@ -28,7 +28,7 @@ class HeartbeatRequest(NamedTuple):
     - `number` rises with each heartbeat of a member.
     - `generation` is that of the members it knows.
     - `released` slots become free if it held them.
-    - `taken_over` slots become its own, whoever held them, if the generation is still current.
+    - `taken_over` slots become its own, whichever member held them, if the generation is still current.
     - `wanted` slots become its own if the generation is still current and they have no holder. Under another
       generation they may belong to another member.
     """

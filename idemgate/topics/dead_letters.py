@@ -14,7 +14,7 @@ from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import instant
 from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import Merge
-from idemgate.topics.messages import Message, check_ms, moment
+from idemgate.topics.message import Message, check_ms, moment
 
 __all__ = [
     "PAGE",

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from operator import index
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
-from idemgate.core.durations import LATEST_MS, Duration
+from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.core.validation import check_iterable
-from idemgate.errors import DecodeError, InvalidArgument
+from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import Merge
-from idemgate.topics.partial import FailedItems, select_items
+from idemgate.topics.message import Message, PackedMessage, Reason, check_ms, moment
+from idemgate.topics.partial import FailedItems
 
 __all__ = [
     "Delivery",
-    "Message",
     "Outcome",
     "Peek",
     "Receipt",
@@ -29,16 +29,13 @@ __all__ = [
     "Stats",
     "Taken",
     "Trigger",
-    "check_ms",
     "decode_forwarded",
-    "moment",
     "to_triggers",
 ]
 
 P = TypeVar("P")
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
 ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate"]
-Reason = Literal["now", "window", "quiet", "max_delay", "max_size", "leading", "time", "flush", "retry", "redrive"]
 
 
 @dataclass(slots=True)  # not frozen: creation would take three times as long, and programs create many
@@ -99,105 +96,12 @@ class Receipt:
         return self.due_ms is not None
 
 
-class Message:
-    """A merged message as a script packed it. Each field of `lua/lib/slot/message.lua` is converted when it is read.
-
-    `attempts` includes the current one. `failure` is that of the previous attempt.
-    """
-
-    __slots__ = ("_codec", "_fields", "_merge")
-
-    def __init__(self, packed: bytes, merge: Merge, codec: Codec) -> None:
-        self._fields = unpack(packed, "a message")
-        if not _is_message(self._fields):
-            raise DecodeError("expected a message, got another type")
-        self._merge = merge
-        self._codec = codec
-
-    @property
-    def count(self) -> int:
-        return cast(int, self._fields[0])
-
-    @property
-    def first_ms(self) -> int:
-        return cast(int, self._fields[1])
-
-    @property
-    def last_ms(self) -> int:
-        return cast(int, self._fields[2])
-
-    @property
-    def due_ms(self) -> int:
-        return cast(int, self._fields[3])
-
-    @property
-    def attempts(self) -> int:
-        return cast(int, self._fields[4])
-
-    @property
-    def reason(self) -> Reason:
-        """The reason for its due time."""
-        with wrap_decode_errors("a message"):
-            return cast(Reason, self._fields[5].decode())
-
-    @property
-    def version(self) -> int | None:
-        with wrap_decode_errors("a message"):
-            return int(self._fields[7]) if self._fields[7] != b"" else None
-
-    @property
-    def failure(self) -> str:
-        return cast(str, self._fields[9].decode(errors="replace"))
-
-    @property
-    def priority(self) -> int:
-        return int(self._fields[10] or 0)
-
-    @property
-    def raw_group(self) -> bytes:
-        return cast(bytes, self._fields[11])
-
-    @property
-    def group(self) -> str:
-        return self.raw_group.decode(errors="backslashreplace")
-
-    @property
-    def serial(self) -> int:
-        """The number of its newest trigger within the slot."""
-        return cast(int, self._fields[12])
-
-    @property
-    def splits(self) -> int:
-        """The number of times that only some of its items were retried."""
-        return cast(int, self._fields[13])
-
-    @property
-    def payload(self) -> Any:
-        """The merged payload. Raises DecodeError if another codec wrote it."""
-        with wrap_decode_errors("a payload"):
-            return self._merge.lower(self._fields[8], self._codec)
-
-    @property
-    def dropped(self) -> int:
-        """The number of items beyond the limit of the merge policy."""
-        with wrap_decode_errors("a payload"):
-            return self._merge.count_dropped(self._fields[8])
-
-    def select_items(self, items: object) -> FailedItems:
-        """Return the part of the payload that `items` names. Raises InvalidArgument; see `partial.select_items`."""
-        return select_items(self._merge, self._fields[8], items, self._codec)
-
-
-PackedMessage = tuple[bytes, Merge, Codec] | None
-"""The arguments of `Message`."""
-
-
 class Delivery(Generic[P]):
     """One attempt to hand a merged message to a handler.
 
     `token` is the fencing token. It rises with each delivery of the key, so a database can refuse lower tokens when
-    the handler overwrites a state. A redelivery after a crash has a higher token: the token does not prevent a second
-    effect. A key stored in the same transaction as the effect does.
+    the handler overwrites a state. Deliveries of one take share a token. A redelivery after a crash has a higher
+    token: the token does not prevent a second effect. A key stored in the same transaction as the effect does.
 
     Attributes:
         due_ms: The time at which it was due, in ms since the epoch.
@@ -235,7 +139,7 @@ class Delivery(Generic[P]):
     def _message(self) -> Message:
         if self._read is None:
             assert self._packed is not None
-            self._read = Message(*self._packed)
+            self._read = Message(*self._packed, due_ms=self.due_ms, running=True)
         return self._read
 
     @property
@@ -452,49 +356,13 @@ class Stats:
         return self.counters.get(counter, 0)
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def moment(ms: int) -> datetime:
-    """Convert milliseconds since the epoch to an aware datetime, exactly. Raises DecodeError."""
-    try:
-        return _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:
-        raise DecodeError(f"{ms} ms since 1970 is no time") from None
-
-
 def decode_forwarded(topic: str, packed: bytes, merge: Merge, codec: Codec) -> Delivery[Any]:
     """Decode a forwarded message. It has no lease and needs no acknowledgement. Raises DecodeError."""
     with wrap_decode_errors("a forwarded message"):
         number, raw_key, due_ms, message = unpack(packed, "a forwarded message")
         if type(raw_key) is not bytes:  # a number would pass too: bytes(5) are five zero bytes
             raise TypeError(f"{raw_key!r:.100} is no key")
-        return Delivery(topic, -1, raw_key, index(number), check_ms(due_ms), Message(message, merge, codec))
-
-
-_FIRST, _LAST = (int, int, int, int, int, bytes, int, bytes), (bytes, int, int)
-"""The types of its fields, except the accumulator, the failure, the priority and the rank."""
-
-
-def _is_message(fields: Any) -> bool:
-    """Return True if it has the fields of `lua/lib/slot/message.lua`, each of its type."""
-    if not isinstance(fields, list):
-        return False
-    values: list[Any] = fields  # pyright: ignore[reportUnknownVariableType]
-    types = tuple(map(type, values))
-    return (
-        14 <= len(types) <= 15
-        and types[:8] == _FIRST
-        and types[9] is bytes
-        and types[11:14] == _LAST
-        and 0 <= values[1] <= LATEST_MS
-        and 0 <= values[2] <= LATEST_MS
-        and (types[10] is int or values[10] == b"")
-    )
-
-
-def check_ms(value: Any) -> int:
-    """Return a time in ms since the epoch. Raises ValueError or TypeError."""
-    if not 0 <= index(value) <= LATEST_MS:
-        raise ValueError(f"{value} ms is no time")
-    return index(value)
+        return Delivery(
+            topic, -1, raw_key, index(number), check_ms(due_ms),
+            Message(message, merge, codec, due_ms=due_ms, running=True),
+        )  # fmt: skip

@@ -9,7 +9,8 @@ from itertools import islice
 
 from idemgate.core.chunks import BATCH
 from idemgate.topics.cron import RecurringTrigger
-from idemgate.topics.messages import Trigger, moment
+from idemgate.topics.message import moment
+from idemgate.topics.messages import Trigger
 from idemgate.worker.poller import Poller
 
 __all__ = ["CronScheduler"]

@@ -25,7 +25,7 @@ class Limiter:
         self.topic = topic
         self.adaptive = adaptive
         self._state = initial_limit(adaptive)
-        self._started: dict[tuple[int, int], float] = {}
+        self._started: dict[tuple[int, bytes, int], float] = {}
 
     @property
     def limit(self) -> int:
@@ -33,12 +33,12 @@ class Limiter:
 
     def on_handler_start(self, delivery: Delivery[Any]) -> None:
         """Record the start of a handler."""
-        self._started[delivery.slot, delivery.token] = self.context.now()
+        self._started[delivery.slot, delivery.raw_key, delivery.token] = self.context.now()
 
     def on_handler_end(self, delivery: Delivery[Any], error: BaseException | None) -> None:
         """Adjust the limit to the end of a handler. Errors unrelated to the downstream's load are ignored."""
         running = len(self._started)
-        started = self._started.pop((delivery.slot, delivery.token), None)
+        started = self._started.pop((delivery.slot, delivery.raw_key, delivery.token), None)
         overloaded = isinstance(error, self.adaptive.errors)
         if started is not None and (error is None or overloaded):
             before, event = self._state, HandlerEnd(started, self.context.now(), overloaded, running)

@@ -25,6 +25,7 @@ from idemgate.store.sync import SyncLink
 from idemgate.testing import Clock, audit
 from idemgate.testing.audit import _Audit
 from idemgate.topics.reshard import ReshardProgress
+from tests.messages import pack_message, unpack_message
 
 Plant = Callable[["Hand"], object]
 
@@ -52,20 +53,23 @@ class Hand:
         fields[place - 1] = value
         self.raw.hset(key, name, msgpack.packb(fields, use_bin_type=False))
 
-    def message(self, part: str, name: bytes | None, at: int, place: int, value: Any) -> None:
-        """Writes one place of the message inside of a delivery or a letter."""
-        name = name or self.raw.hkeys(self.key(part))[0]
-        fields = msgpack.unpackb(self.raw.hget(self.key(part), name), raw=True)
-        inner = msgpack.unpackb(fields[at - 1], raw=True)
-        inner[place - 1] = value
-        self.edit(part, name, at, msgpack.packb(inner, use_bin_type=False))
+    def message(self, name: bytes, topic: str = "t", **changes: Any) -> None:
+        """Writes fields of a message."""
+        key = self.key("messages", topic)
+        self.raw.hset(key, name, pack_message(**unpack_message(self.raw.hget(key, name)) | changes))
+
+    def entry(self, name: bytes, place: int, value: bytes) -> None:
+        """Writes one place of the entry of a delivery in flight."""
+        places = self.raw.hget(self.key("inflight"), name).split(b" ")
+        places[place - 1] = value
+        self.raw.hset(self.key("inflight"), name, b" ".join(places))
 
     def move(self, source: str, target: str) -> None:
         self.raw.rename(self.key(source), target)
 
     def fence(self, part: str) -> int:
-        fields = msgpack.unpackb(self.raw.hvals(self.key(part))[0], raw=True)
-        return int(fields[0] if part == "inflight" else fields[4])
+        value = self.raw.hvals(self.key(part))[0]
+        return int(value.split(b" ")[0] if part == "inflight" else msgpack.unpackb(value, raw=True)[4])
 
 
 def _infinite(hand: Hand) -> None:
@@ -79,7 +83,7 @@ def _last(key: str) -> str:
 
 def _second_flight(hand: Hand) -> None:
     """A dead letter of a key, under the token of its delivery."""
-    fence, *_, message = msgpack.unpackb(hand.raw.hget(hand.key("inflight"), b"flies"), raw=True)
+    fence, message = hand.fence("inflight"), hand.raw.hget(hand.key("messages"), b"flies")
     letter = msgpack.packb([b"flies", message, b"why", 7, fence], use_bin_type=False)
     hand.raw.hset(hand.key("dead:data"), str(fence), letter)
     hand.raw.zadd(hand.key("dead"), {str(fence): 7})
@@ -136,7 +140,7 @@ def _ready_moved(hand: Hand) -> None:
             b"1" + member[1:]: 0,
         },
     )
-    hand.edit("pending", b"second", 4, 5, "r")
+    hand.message(b"second", "r", due=5)
 
 
 def _earlier_after_a_flush(hand: Hand) -> None:
@@ -212,7 +216,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a rank that no priority has": ("disagrees", "ready", _infinite),
     "counted, and not there": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("meta"), "accepted", 1)),
     "there, and not counted": ("conservation", "topics}", lambda h: h.raw.hincrby(h.key("meta"), "acked_triggers", 2)),
-    "a count that was changed": ("conservation", "topics}", lambda h: h.edit("pending", b"waits", 1, 7)),
+    "a count that was changed": ("conservation", "topics}", lambda h: h.message(b"waits", count=7)),
     "scheduled, not pending": ("orphan", "scheduled", lambda h: h.raw.zadd(h.key("scheduled"), {"nobody": 1})),
     "ready, not pending": ("orphan", "ready", lambda h: h.raw.zadd(h.key("ready"), {"000000000000001nobody": 1})),
     "in line, not pending": (
@@ -254,18 +258,18 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a death without a body": ("orphan", "dead", lambda h: h.raw.zadd(h.key("dead"), {"17": 1})),
     "a body without a death": ("orphan", "dead:data", lambda h: h.raw.delete(h.key("dead"))),
-    "pending, stands nowhere": ("unplaced", "pending", lambda h: h.raw.zrem(h.key("scheduled"), "waits")),
-    "its line was deleted": ("unplaced", "pending", lambda h: h.raw.delete(h.key("group:waiting"))),
-    "its ready set was deleted": ("unplaced", "r:0/1}:pending", lambda h: h.raw.delete(h.key("ready", "r"))),
+    "pending, stands nowhere": ("unplaced", "messages", lambda h: h.raw.zrem(h.key("scheduled"), "waits")),
+    "its line was deleted": ("unplaced", "messages", lambda h: h.raw.delete(h.key("group:waiting"))),
+    "its ready set was deleted": ("unplaced", "r:0/1}:messages", lambda h: h.raw.delete(h.key("ready", "r"))),
     "scheduled while in flight": ("misplaced", "scheduled", lambda h: h.raw.zadd(h.key("scheduled"), {"flies": 1})),
-    "in two places": ("misplaced", "pending", lambda h: h.raw.zadd(h.key("scheduled"), {"behind": 1})),
+    "in two places": ("misplaced", "messages", lambda h: h.raw.zadd(h.key("scheduled"), {"behind": 1})),
     "behind an empty group": (
         "stuck",
         "group:waiting",
         lambda h: (
             h.raw.hdel(h.key("group:active"), "g"),
-            h.edit("inflight", b"flies", 6, b""),
-            h.message("inflight", b"flies", 7, 12, b""),
+            h.entry(b"flies", 5, b""),
+            h.message(b"flies", group=b""),
         ),
     ),
     "a group that holds what waits in its line": (
@@ -285,14 +289,14 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a token above the last": ("fence", "meta", lambda h: h.raw.hset(h.key("meta"), "fence", "1")),
     "no last token": ("fence", "meta", lambda h: h.raw.hdel(h.key("meta"), "fence")),
     "a token granted twice": ("fence", "inflight", _second_flight),
-    "a message that is garbage": ("undecodable", "pending", lambda h: h.raw.hset(h.key("pending"), "waits", b"\xc1")),
+    "a message that is garbage": ("undecodable", "messages", lambda h: h.raw.hset(h.key("messages"), "waits", b"\xc1")),
     "a message of another length": (
         "undecodable",
-        "pending",
-        lambda h: h.raw.hset(h.key("pending"), "waits", b"\x91\x01"),
+        "messages",
+        lambda h: h.raw.hset(h.key("messages"), "waits", b"\0" * 30),
     ),
-    "a payload that is garbage": ("undecodable", "pending", lambda h: h.edit("pending", b"waits", 9, b"\xc1")),
-    "a delivery that is cancelled and not": ("undecodable", "inflight", lambda h: h.edit("inflight", b"flies", 3, 7)),
+    "a payload that is garbage": ("undecodable", "messages", lambda h: h.message(b"waits", acc=b"\xc1")),
+    "a delivery that is cancelled and not": ("undecodable", "inflight", lambda h: h.entry(b"flies", 3, b"7")),
     "a delivery that is garbage": ("undecodable", "inflight", lambda h: h.raw.hset(h.key("inflight"), "flies", b"")),
     "a letter that is garbage": (
         "undecodable",
@@ -341,15 +345,15 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         lambda h: h.raw.zadd(h.key("group:waiting"), {h.raw.zrange(h.key("group:waiting"), 0, 0)[0]: 1}),
     ),
     "ready with another time": ("disagrees", "ready", _ready_moved),
-    "a delivery that counts otherwise": ("disagrees", "inflight", lambda h: h.edit("inflight", b"flies", 5, 3)),
-    "large where nothing is": ("disagrees", "meta", lambda h: h.edit("pending", b"waits", 10, b"x" * 2000)),
+    "a delivery that counts otherwise": ("disagrees", "inflight", lambda h: h.entry(b"flies", 4, b"3")),
+    "large where nothing is": ("disagrees", "meta", lambda h: h.message(b"waits", failure=b"x" * 2000)),
     "a letter by another number": ("disagrees", "dead:data", lambda h: h.edit("dead:data", None, 5, 7)),
     "a letter that died at another time": (
         "disagrees",
         "dead:data",
         lambda h: h.raw.zadd(h.key("dead"), {h.raw.hkeys(h.key("dead:data"))[0]: 5}),
     ),
-    "in the slot of others": ("wrong-slot", "pending", lambda h: _to_other_slot(h, "1h")),
+    "in the slot of others": ("wrong-slot", "messages", lambda h: _to_other_slot(h, "1h")),
     "in flight in the slot of others": ("wrong-slot", "inflight", lambda h: _to_other_slot(h, None)),
     "a topic nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "r")),
     "a topic with groups nobody registered": ("unregistered", "", lambda h: h.raw.hdel(h.name("topics}"), "t")),
@@ -367,7 +371,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "a record that never ends": ("no-expiry", "done}", lambda h: h.raw.persist(h.name("once:claim:done}"))),
     "members that never end": ("no-expiry", "alive", lambda h: h.raw.persist(h.name("members:crew}:alive"))),
     "a holding that never ends": ("no-expiry", "held", lambda h: h.raw.persist(h.name("members:crew}:held"))),
-    "messages that end": ("expires", "pending", lambda h: h.raw.expire(h.key("pending"), 1000)),
+    "messages that end": ("expires", "messages", lambda h: h.raw.expire(h.key("messages"), 1000)),
     "a registry that ends": ("expires", "topics}", lambda h: h.raw.expire(h.name("topics}"), 1000)),
     "an outbox that ends": (
         "expires",
@@ -506,7 +510,7 @@ def test_a_planted_fault_is_found_and_nothing_else(hand: Hand, found: Any, fault
 
 
 def test_what_cannot_be_read_and_stands_nowhere_is_scheduled_at_once(hand: Hand, found: Any) -> None:
-    hand.raw.hset(hand.key("pending"), "waits", b"\xc1")
+    hand.raw.hset(hand.key("messages"), "waits", b"\xc1")
     hand.raw.zrem(hand.key("scheduled"), "waits")
     mends = {one.kind: one.mend for one in found().findings}
     now = hand.raw.zscore(hand.key("scheduled"), "again") - 3_600_000
@@ -583,7 +587,7 @@ SAID: dict[str, tuple[str, str]] = {
     "no last token": ("the slot's last one is missing", "HSET {meta} fence {fence}"),
     "a token above the last": ("the slot's last one is 1", "HSET {meta} fence {fence}"),
     "a slot that does not say its layout": ("of which layout", "HSETNX {meta} v 2"),
-    "messages that end": ("it will be gone in 1000 s", "PERSIST {pending}"),
+    "messages that end": ("it will be gone in 1000 s", "PERSIST {messages}"),
     "a record of no state": ("it is no record", "it may say that the work is done; to let it run again: DEL {done}"),
 }
 
@@ -594,7 +598,7 @@ def test_a_fault_is_told_with_the_command_that_mends_it(hand: Hand, found: Any, 
     last = int(hand.raw.hget(hand.key("meta"), "fence"))
     FAULTS[fault][2](hand)
     report = found()
-    names = {"meta": hand.key("meta").decode(), "pending": hand.key("pending").decode(), "fence": last}
+    names = {"meta": hand.key("meta").decode(), "messages": hand.key("messages").decode(), "fence": last}
     names["done"] = hand.name("once:claim:done}")
     assert any(what in one.what for one in report.findings), str(report)
     assert {one.mend for one in report.findings} == {mend.format(**names)}, [*report.findings]

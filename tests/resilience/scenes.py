@@ -214,9 +214,13 @@ def serve(order: Order) -> Callable[[], object]:
 
     answer = Call.answer
 
+    def _endings(packed: bytes) -> list[tuple[str, int]]:
+        flat = msgpack.unpackb(packed, raw=True)
+        return [(key.decode(), token) for key, token in zip(flat[::2], flat[1::2], strict=True)]
+
     def answered(self: Call[Any], reply: Any) -> Any:
         if self.script.name in ("topics/settle", "topics/settle_and_take"):
-            say("settled", life, reply[1], msgpack.unpackb(self.args[3], raw=True)[1::2])
+            say("settled", life, reply[1], _endings(self.args[3]))
         found = answer(self, reply)
         taken = found.taken if isinstance(found, SettledAndTaken) else found
         if isinstance(taken, Taken):

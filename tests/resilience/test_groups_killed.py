@@ -127,12 +127,12 @@ class Record:
 
     attempts: list[Attempt] = field(default_factory=list)
     overlaps: list[tuple[Attempt, Attempt]] = field(default_factory=list)
-    taken: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """By process: the tokens of what it took and has not begun."""
+    taken: dict[int, set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
+    """By process: the keys and tokens of what it took and has not begun. Messages of one take share a token."""
     takes: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """By message: the tokens under which it was taken."""
-    settled: dict[int, int] = field(default_factory=dict)
-    """By token: when the server had ended that, or had it back, ms. None of what was killed before it heard of that."""
+    settled: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By key and token: when the server had ended that, or had it back, ms. Not if its process died before it knew."""
     dead: set[int] = field(default_factory=set)
 
     def by_group(self) -> dict[str, list[Attempt]]:
@@ -148,11 +148,11 @@ def read(events: list[list[Any]]) -> Record:
     for what, life, *facts in events:
         if what == "took":
             for token, key in facts[0]:
-                record.taken[life].add(token)
+                record.taken[life].add((key, token))
                 record.takes[key].add(token)
         elif what == "begin":
             one = Attempt(life, *facts)
-            record.taken[life].discard(one.token)
+            record.taken[life].discard((key_of(one.group, one.number), one.token))
             record.attempts.append(one)
             # What a process had sent before it died may be heard afterwards; it does not live.
             if life not in record.dead:
@@ -162,7 +162,7 @@ def read(events: list[list[Any]]) -> Record:
             group, _, token = facts
             alive[group] = [one for one in alive[group] if one.token != token]
         elif what == "settled":
-            record.settled |= dict.fromkeys(facts[1], facts[0])
+            record.settled |= dict.fromkeys(map(tuple, facts[1]), facts[0])
         else:
             record.dead.add(life)
             for group in alive:
@@ -195,11 +195,12 @@ def check_fairness(record: Record) -> int:
         attempts.sort(key=lambda one: one.token)
     for attempts in record.by_group().values():
         for before, after in zip([None, *attempts], attempts, strict=False):
-            in_the_way = [] if before is None else [before.token]
-            in_the_way += [token for token in record.takes[key_of(after.group, after.number)] if token < after.token]
+            key = key_of(after.group, after.number)
+            in_the_way = [] if before is None else [(key_of(before.group, before.number), before.token)]
+            in_the_way += [(key, token) for token in record.takes[key] if token < after.token]
             if after.attempt > 1 or not record.settled.keys() >= set(in_the_way):
                 continue
-            free = max([after.due, *(record.settled[token] for token in in_the_way)])
+            free = max([after.due, *(record.settled[one] for one in in_the_way)])
             ahead = [one for one in _taken_between(by_slot[after.slot], free, after.token) if one.attempt == 1]
             unfair = [one for one in ahead if one.due > after.due]
             assert not unfair, (after, free, unfair)

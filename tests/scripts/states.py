@@ -31,14 +31,16 @@ from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.topics.merge import pack
-from idemgate.topics.messages import Delivery, Forward, Message, Trigger
+from idemgate.topics.message import Message
+from idemgate.topics.messages import Delivery, Forward, Trigger
 from idemgate.topics.partial import FailedItems
+from tests.messages import pack_message
 
 __all__ = ["PAGES", "RECORDS", "SLOTS", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry", "ask_theirs"]
 
 Dump = dict[bytes, bytes]
 CHANGE = b"change"
-MESSAGE = pack([2, 1, 1, 1, 1, b"", 0, b"", [2, 0, b"\xa1\x01\xa1\x02"], b"", 0, b"", 1, 0])
+MESSAGE = pack_message(pack([2, 0, b"\xa1\x01\xa1\x02"]), count=2, attempts=1)
 """One of a topic that appends: two triggers, attempted once."""
 
 
@@ -133,7 +135,7 @@ class Slot:
             resizing._Entry(kind, name, b"%d" % number, value, b"1" if kind == b"p" else b"", b"g")
             for kind, name, number, value in (
                 (b"p", b"k", far, MESSAGE),
-                (b"f", b"n", far, pack([9, b"r" * 16, 0, 5, 1, b"", MESSAGE])),
+                (b"f", b"n", far, pack([b"9 5 0 2 ", MESSAGE])),
                 (b"d", b"9", 5, pack([b"buried", MESSAGE, b"no", 5, 9])),
                 (b"m", b"vk", far, b"3"),
                 (b"e", keys.event("e", b"k", b"k"), far, b""),
@@ -191,7 +193,7 @@ class Slot:
         return read_slot(OneSlot(self.rig.gate.namespace, self.topic.name, 0, 1), self.clock, most, 1 << 20)
 
     def _letters(self) -> list[str]:
-        return [text.decode() for text in self.rig.raw.zrange(self.calls.keys(0)[4], 0, -1)]
+        return [text.decode() for text in self.rig.raw.zrange(self.calls.keys(0)[5], 0, -1)]
 
     def others_act(self) -> None:
         """Whatever may happen in a slot before a late copy of a request arrives; refused where it is closed."""

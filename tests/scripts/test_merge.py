@@ -17,6 +17,7 @@ from idemgate.core.codec import Codec
 from idemgate.errors import InvalidArgument, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.merge import EXACT, Merge, MergeSpec, append, merge_of, merge_of_spec, union
+from tests.messages import pack_message, unpack_message
 
 CODEC = Codec(1_000_000)
 FOLDS = (
@@ -273,12 +274,11 @@ async def test_a_payload_of_more_fields_is_refused_and_what_is_dropped_is_counte
 
 @pytest.mark.damages("undecodable")
 async def test_a_number_of_dropped_fields_that_is_none_is_refused(face: Any, raw: Any, namespace: str) -> None:
-    topic, pending = face.topic("t", window="10s", merge={"s": "sum"}), f"ig2:{{{namespace}:topic:t:0/1}}:pending"
+    topic, pending = face.topic("t", window="10s", merge={"s": "sum"}), f"ig2:{{{namespace}:topic:t:0/1}}:messages"
     await topic.trigger("k", {"s": 1})
-    fields = msgpack.unpackb(raw.hget(pending, "k"), raw=True)
-    (place,) = [at for at, one in enumerate(fields) if isinstance(one, dict)]
-    fields[place][b"\xff"] = b"many"
-    spoilt = msgpack.packb(fields, use_bin_type=False)
+    fields = unpack_message(raw.hget(pending, "k"))
+    acc = msgpack.unpackb(fields["acc"], raw=True) | {b"\xff": b"many"}
+    spoilt = pack_message(**fields | {"acc": msgpack.packb(acc, use_bin_type=False)})
     raw.hset(pending, "k", spoilt)
     with pytest.raises(UnexpectedData, match="Nothing was written"):
         await topic.trigger("k", {"s": 1})

@@ -121,7 +121,7 @@ EVERYWHERE = pytest.mark.parametrize("scene", SCENES)
 
 def _content(rig: Rig) -> dict[bytes, bytes]:
     """What the keys hold, but for the replies that are remembered."""
-    return {key: dumped for key, dumped in rig.dump().items() if b":told" not in key}
+    return {key: dumped for key, dumped in rig.dump().items() if b":replies" not in key}
 
 
 def _words(call: Call[Any], reply: Any) -> None:
@@ -164,7 +164,7 @@ def test_the_first_reply_is_one_of_the_header_and_a_copy_gets_the_same(
         _words(call, reply)
         after = _content(rig)
         if call.script.name in READS or reply[0] == b"foreign":
-            assert after == {key: one for key, one in rig.scene.items() if b":told" not in key}, name
+            assert after == {key: one for key, one in rig.scene.items() if b":replies" not in key}, name
         if name == "unload next":
             continue  # a copy would name a batch that is none: it shows the same again
         assert rig.ask(call) == reply or call.script.name in ONCE_ONLY, (name, reply)
@@ -254,6 +254,10 @@ TYPED = [
 """What is looked at is none of ours, and may be of any type."""
 
 
+UNVALIDATED = {"topics/trigger", "topics/take", "topics/settle", "topics/extend"}
+"""The most frequent scripts look only at the keys that they need."""
+
+
 @pytest.mark.parametrize("scene", TYPED)
 def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scene: str, record_fault: Any) -> None:
     rig, asks, _ = scenes(scene)
@@ -268,6 +272,10 @@ def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scen
                 rig.raw.set(key, "x") if not scene.startswith("record") else rig.raw.rpush(key, "x")
             before = rig.dump()
             reply = rig.ask(call)
+            if call.script.name in UNVALIDATED and reply[0] != b"foreign":
+                # It does not need this key, and leaves it as it is
+                assert rig.dump()[key] == before[key], (name, key)
+                continue
             assert reply[0] == b"foreign", (name, key, reply)
             closed = scene.endswith("closed") and reply[2] == b"closed change"
             assert reply[2].startswith(key) or len(call.keys) == 1 or closed, (name, key, reply)
@@ -278,7 +286,7 @@ def test_a_key_of_another_type_is_named_and_nothing_is_written(scenes: Any, scen
 
 def _garbage(value: bytes) -> list[bytes]:
     """What could stand where `value` does: nothing, too little, other values that are packed, and what is not."""
-    shapes = [b"\x2a", b"\x80", b"\x9e" + b"\xc0" * 14, b"\x97" + b"\xa1x" * 7, b"\x9b\x01\xa1p" + b"\xa1x" * 9]
+    shapes = [b"\x2a", b"\x80", b"\x9e" + b"\xc0" * 14, b"\x02" + b"\0" * 40, b"\x9b\x01\xa1p" + b"\xa1x" * 9, b"1 2 3"]
     return [b"", b"garbage", b"\xc1", value[: len(value) // 2], value[:-1], *shapes]
 
 

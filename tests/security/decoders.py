@@ -41,8 +41,10 @@ from idemgate.topics.calls import Settlement, TopicCalls, open_topic
 from idemgate.topics.cron import build_recurring
 from idemgate.topics.dead_letters import decode_dead_letter
 from idemgate.topics.merge import Merge, merge_of
-from idemgate.topics.messages import Delivery, Forward, Message, Trigger, decode_forwarded
+from idemgate.topics.message import Message
+from idemgate.topics.messages import Delivery, Forward, Trigger, decode_forwarded
 from idemgate.topics.policy import diff_policies, from_stored
+from tests.messages import pack_message
 
 __all__ = ["DECODERS", "SECRET", "Decoder", "check_memory", "refused_or_read"]
 
@@ -98,7 +100,7 @@ def _value(data: bytes) -> None:
         assert canonical(_ROOMY.decode(packed)) == canonical(value)
 
 
-_WHOLE: bytes = msgpack.packb([1, 1, 1, 1, 1, "now", 0, "", b"\x01\x01", "", 0, "", 1, 0], use_bin_type=False)
+_WHOLE = pack_message()
 """A message."""
 
 
@@ -137,7 +139,7 @@ def _model(data: bytes) -> None:
     repr(rebuild(_CODEC.decode(data), Order))
 
 
-_PARTS = ("pending", "inflight", "dead_data", "meta", "group_active", "dedup")
+_PARTS = ("messages", "next", "inflight", "dead_data", "meta", "group_active", "dedup")
 _TABLE: bytes = msgpack.packb([1, 3, 1])
 """Of event ids: layout, buckets, ids."""
 

@@ -254,6 +254,8 @@ class Model:
         while len(out) < room and (best := self._best()):
             wish = chosen[len(out)] if len(out) < len(chosen) else None
             out.append(wish if wish in best else min(best))
+            if len(out) == 1:  # one token for all
+                self.token = max(self.token + 1, self.now * 1000)
             self._hand_out(out[-1])
         self.counters["taken"] += len(out)
         each = self.rules.interval or 0
@@ -264,7 +266,6 @@ class Model:
         message = self.pending.pop(key)
         message.attempts += 1
         message.holds = False
-        self.token = max(self.token + 1, self.now * 1000)
         self.flights[key] = Flight(self.token, message, self.now + self.rules.lease)
 
     def _reclaim(self, key: str) -> None:
@@ -342,7 +343,10 @@ class Model:
 
     def _bury(self, key: str, flight: Flight, reason: str) -> None:
         self._count("buried", flight.message)
-        self.dead.append(Letter(flight.token, key, flight.message, reason, self.now))
+        number, taken = flight.token, {letter.token for letter in self.dead}
+        while number in taken:
+            number -= 1
+        self.dead.append(Letter(number, key, flight.message, reason, self.now))
         self.dead.sort(key=lambda letter: (letter.died, letter.token))
         while self.dead[0].died <= self.now - self.rules.retention or len(self.dead) > self.rules.max_dead:
             self._count_of_letter("expired", self.dead.pop(0))

@@ -24,6 +24,7 @@ from idemgate.topics.merge import pack
 from idemgate.topics.messages import Trigger
 from tests import exhaustive
 from tests.exhaustive import Violation
+from tests.messages import unpack_message
 
 __all__ = ["SCOPES", "Held", "Request", "Scope", "Search", "State", "Step", "Violation", "in_flight"]
 
@@ -34,10 +35,11 @@ SNAPSHOT = """local dumps = {}
 for i, key in ipairs(KEYS) do dumps[i] = redis.call("DUMP", key) or "" end
 local function zset(i) return redis.call("ZRANGE", KEYS[i], 0, -1, "WITHSCORES") end
 local function hash(i) return redis.call("HGETALL", KEYS[i]) end
-return { dumps, zset(1), hash(2), zset(3), hash(4), zset(5), hash(6), hash(7), hash(11), zset(12) }"""
+return {
+  dumps, zset(1), hash(2), zset(4), hash(5), zset(6), hash(7), hash(8), hash(12), hash(3), zset(13) }"""
 RESET = """for i, key in ipairs(KEYS) do
   redis.call("DEL", key)
-  if ARGV[i] ~= "" then redis.call("RESTORE", key, i > 12 and 120000 or 0, ARGV[i]) end
+  if ARGV[i] ~= "" then redis.call("RESTORE", key, i > 13 and 120000 or 0, ARGV[i]) end
 end"""
 """Only the last two, which remember replies, go by themselves."""
 ONCE = ("cancel", "reschedule", "redrive", "delete")
@@ -90,8 +92,8 @@ class Request:
 class State:
     """What the server holds, and what the world knows of it."""
 
-    dumps: tuple[bytes, ...] = (b"",) * 14
-    content: Any = ((),) * 9
+    dumps: tuple[bytes, ...] = (b"",) * 15
+    content: Any = ((),) * 10
     now: int = 0
     accepted: int = 0
     acked: frozenset[int] = frozenset()
@@ -295,7 +297,7 @@ class Search(exhaustive.Search[State, Step]):
         expected = self._attempts(before, step, key) + 1
         most = self.scope.attempts
         self.check(
-            after, _attempts_of(message) == expected <= most, "P11: an attempt is not counted, or is one too many"
+            after, _attempts_of(message) + 1 == expected <= most, "P11: an attempt is not counted, or is one too many"
         )
         return replace(after, fence=fence)
 
@@ -304,10 +306,10 @@ class Search(exhaustive.Search[State, Step]):
         or what is pending."""
         flight = in_flight(state.content).get(key)
         ended = step.held is not None and flight is not None and step.held.fence == flight[0]
-        over = flight is None or flight[1] or _attempts_of(flight[2]) >= self.scope.attempts
+        over = flight is None or flight[1] or _attempts_of(flight[2]) + 1 >= self.scope.attempts
         if flight is None or over or (ended and step.verb == "ack"):
             return _attempts_of(_pending(state.content)[key])
-        return _attempts_of(flight[2])
+        return _attempts_of(flight[2]) + 1
 
     def _ended(self, before: State, after: State, step: Step, reply: tuple[Any, ...]) -> State:
         """What is true of a delivery that was ended, or extended."""
@@ -329,9 +331,12 @@ class Search(exhaustive.Search[State, Step]):
         elif flight[1]:
             self.check(after, outcome == b"cancelled", "P13: a cancelled delivery is tried again")
             return replace(after, cancelled=before.cancelled | set(held.items))
+        elif verb == "nack" and outcome == b"ok" and step.script == "topics/settle":
+            left = _attempts_of(_pending(after.content)[held.key])
+            self.check(after, left == _attempts_of(held.message) + 1, "P11: an attempt is not counted")
         elif verb in ("return", "defer"):
             left = _attempts_of(_pending(after.content)[held.key])
-            self.check(after, left == _attempts_of(held.message) - 1, "P11: what is given back counts as an attempt")
+            self.check(after, left == _attempts_of(held.message), "P11: what is given back counts as an attempt")
         return after
 
     def _heard(self, after: State, step: Step, reply: tuple[Any, ...]) -> State:
@@ -354,7 +359,7 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, reply == first.reply, "P6: a late copy is answered otherwise")
             return
         # It gets what is still its own.
-        taken, had = reply[4 : 8 if len(reply) > 7 else 4], first.reply[4 : 8 if len(first.reply) > 7 else 4]
+        taken, had = _delivery_in(reply), _delivery_in(first.reply)
         self.check(after, taken in ((), had), "P6: a late copy of a take gets another delivery")
         flight = in_flight(before.content).get(had[0]) if had else None
         own = flight is not None and flight[0] == had[1]
@@ -363,7 +368,8 @@ class Search(exhaustive.Search[State, Step]):
             self.check(after, reply[-1] == first.reply[-1], "P6: a late copy is answered otherwise")
 
     def _judge(self, before: State, after: State, step: Step) -> None:
-        due, pending, lease, _, dead, grave, facts, busy, line = (_pairs(part) for part in after.content)
+        due, _, lease, _, dead, grave, facts, busy, _, line = (_pairs(part) for part in after.content)
+        pending = _pending(after.content)
         flights, was = in_flight(after.content), in_flight(before.content)
         # Where every trigger is
         places = [items for packed in pending.values() for items in _items(packed)]
@@ -411,7 +417,11 @@ def _id(name: str) -> bytes:
 
 def _taken(step: Step, reply: tuple[Any, ...]) -> tuple[Any, ...]:
     """The delivery that a reply brings: key, token, when it was due, message."""
-    return reply[4:8] if step.script in ("topics/take", "topics/settle_and_take") and len(reply) > 7 else ()
+    return _delivery_in(reply) if step.script in ("topics/take", "topics/settle_and_take") else ()
+
+
+def _delivery_in(reply: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (reply[5], reply[4], *reply[6:8]) if len(reply) > 7 else ()
 
 
 def _buried(content: Any) -> list[int]:
@@ -436,21 +446,23 @@ def _pairs(flat: Any) -> dict[bytes, bytes]:
 
 
 def _pending(content: Any) -> dict[bytes, bytes]:
-    return _pairs(content[1])
+    flying = _pairs(content[3])
+    return {key: one for key, one in _pairs(content[1]).items() if key not in flying} | _pairs(content[8])
 
 
 def in_flight(content: Any) -> dict[bytes, tuple[int, bool, bytes]]:
     """Fence, whether it was cancelled, and the message, by key."""
-    unpacked = {key: msgpack.unpackb(packed, raw=True) for key, packed in _pairs(content[3]).items()}
-    return {key: (d[0], d[2] == 1, d[6]) for key, d in unpacked.items()}
+    messages = _pairs(content[1])
+    entries = {key: entry.split(b" ") for key, entry in _pairs(content[3]).items()}
+    return {key: (int(one[0]), one[2:3] == [b"1"], messages[key]) for key, one in entries.items()}
 
 
 def _attempts_of(packed: bytes) -> int:
-    return int(msgpack.unpackb(packed, raw=True)[4])
+    return int(unpack_message(packed).get("attempts", 0))
 
 
 def _items(packed: bytes) -> tuple[int, ...]:
     """The numbers of the triggers that a message is made of: the last byte of each payload."""
     unpacker = msgpack.Unpacker(raw=True)
-    unpacker.feed(msgpack.unpackb(packed, raw=True)[8][2])
+    unpacker.feed(msgpack.unpackb(unpack_message(packed)["acc"], raw=True)[2])
     return tuple(payload[-1] for payload in unpacker)

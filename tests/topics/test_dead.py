@@ -438,7 +438,7 @@ async def test_a_redriven_letter_does_not_wait_for_a_retry_that_nobody_named(fac
 
 @pytest.mark.damages("undecodable")
 @pytest.mark.parametrize("verb", ["redrive", "delete"])
-@pytest.mark.parametrize("part", ["dead:data", "pending", "inflight"])
+@pytest.mark.parametrize("part", ["dead:data", "messages", "next", "inflight"])
 async def test_a_letter_that_is_none_of_ours_or_would_meet_such_is_named(
     face: Any, raw: Any, everything: Any, namespace: str, part: str, verb: str
 ) -> None:

@@ -19,7 +19,7 @@ from idemgate.testing import Clock, audit
 
 
 def _memo(raw: Any, gate: Gate, topic: str = "t", slots: int = 1) -> list[dict[bytes, bytes]]:
-    return [raw.hgetall(keys.slot(gate.namespace, topic, slot, slots)[7]) for slot in range(slots)]
+    return [raw.hgetall(keys.slot(gate.namespace, topic, slot, slots)[8]) for slot in range(slots)]
 
 
 def _marks(memo: dict[bytes, bytes]) -> int:
@@ -130,7 +130,7 @@ async def test_a_table_that_is_none_is_named_and_left_alone(
 ) -> None:
     topic = face.topic("t")
     await topic.trigger("k", event_id="e")
-    memo = keys.slot(face.gate.namespace, "t", 0, 1)[7]
+    memo = keys.slot(face.gate.namespace, "t", 0, 1)[8]
     raw.hset(memo, field, value)
     before = everything()
     # Then who names an event is told so, and nothing is written
@@ -146,7 +146,7 @@ async def test_a_table_that_is_none_is_named_and_left_alone(
 @pytest.mark.damages("undecodable")
 def test_a_bucket_that_is_none_is_left_alone_when_it_is_to_be_split(gate: Gate, raw: Any) -> None:
     # Given a table of two buckets, of which that which is split next is none of ours
-    topic, memo = gate.topic("t"), keys.slot(gate.namespace, "t", 0, 1)[7]
+    topic, memo = gate.topic("t"), keys.slot(gate.namespace, "t", 0, 1)[8]
     topic.trigger_many([Trigger("k", event_id=number) for number in range(20)])
     raw.hset(memo, "e0", b"x" * 25)
     # When the other gets so many that it is its turn
@@ -173,4 +173,4 @@ def test_an_event_id_takes_at_most_36_bytes(alone: str) -> None:
         topic = gate.topic("t")
         for first in range(0, many, 500):
             topic.trigger_many([Trigger("k", event_id=f"event:{n:015}") for n in range(first, first + 500)])
-        assert raw.memory_usage(keys.slot("default", "t", 0, 1)[7], samples=0) / many <= 36
+        assert raw.memory_usage(keys.slot("default", "t", 0, 1)[8], samples=0) / many <= 36

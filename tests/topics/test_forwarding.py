@@ -81,7 +81,7 @@ def test_of_a_group_that_ends_nothing_is_left(gate: Gate, raw: Any) -> None:
     topic = gate.topic("jobs", backoff=0)
     topic.trigger("a", group="g")
     topic.nack(topic.take(1))
-    groups = keys.slot(gate.namespace, "jobs", 0, 1)[10]
+    groups = keys.slot(gate.namespace, "jobs", 0, 1)[11]
     assert raw.hkeys(groups) == [b"g"]
     assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 1)).sent == 1
     assert raw.hkeys(groups) == []

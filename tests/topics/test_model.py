@@ -31,8 +31,9 @@ from idemgate.core.calls import Batch, Call
 from idemgate.core.clock import stamp
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement, TopicCalls
-from idemgate.topics.messages import Message as Packed
-from idemgate.topics.messages import Taken, moment
+from idemgate.topics.message import Message as Packed
+from idemgate.topics.message import moment
+from idemgate.topics.messages import Taken
 from tests.topics.model import NEVER, Model, Rules
 
 WEIGHTS = {

@@ -270,7 +270,7 @@ async def test_replies_are_shown_with_the_requests_they_were_given_to(stage: Sta
 
 
 @pytest.mark.damages("undecodable")
-@pytest.mark.parametrize("part", ["pending", "inflight"])
+@pytest.mark.parametrize("part", ["next", "inflight"])
 async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
     stage: Stage, raw: Any, everything: Dumps, part: str
 ) -> None:
@@ -283,7 +283,7 @@ async def test_what_is_stored_of_a_key_is_read_before_it_is_changed(
         calls.cancel("flying"),
         calls.reschedule(Trigger("flying", delay=1)),
         calls.flush("flying"),
-        *([calls.flush_slot(0)] if part == "pending" else []),
+        *([calls.flush_slot(0)] if part == "next" else []),
         calls.settle(0, [Settlement("ack", stage.flying)]),
         calls.settle(0, [Settlement("nack", stage.flying, 5)]),
         calls.settle_and_take(0, [Settlement("nack", stage.flying, 5)], 2),
@@ -309,7 +309,7 @@ async def test_a_late_copy_of_a_close_does_not_close_what_was_opened_again(stage
 
 
 @pytest.mark.damages("undecodable", "closed")
-@pytest.mark.parametrize("part", ["pending", "inflight"])
+@pytest.mark.parametrize("part", ["messages", "next", "inflight"])
 async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
     stage: Stage, raw: Any, everything: Dumps, part: str
 ) -> None:
@@ -328,7 +328,7 @@ async def test_what_comes_from_another_slot_must_not_meet_what_is_none_of_ours(
 
 
 @pytest.mark.damages("undecodable", "closed")
-@pytest.mark.parametrize("part", ["pending", "inflight", "dead:data"])
+@pytest.mark.parametrize("part", ["messages", "next", "inflight", "dead:data"])
 @pytest.mark.parametrize("spoilt", [b"spoilt", b"\x92\xa6buried\xa1x"])
 async def test_what_is_none_of_ours_goes_to_no_other_slot(stage: Stage, raw: Any, part: str, spoilt: bytes) -> None:
     # Given a slot that is closed, in which what is stored of a key is not as it was written

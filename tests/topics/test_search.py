@@ -36,30 +36,32 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, reco
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ending needs no token": (
-        "one key", "topics/settle", "if not d or d[1] ~= endings[2 * i] then", "if not d then"),
+        "one key", "topics/settle", "elseif not entry or (d and d.token or entry) ~= tokens[i] then",
+        "elseif not entry then"),
     "a key in flight is scheduled": (
         "one key", "topics/trigger",
-        'if flying == 0 or redis.call("HEXISTS", K.flight, key) == 0 then', "if true then"),
-    "a take is not remembered": ("one key", "topics/take", "if known_reply then", "if false then"),
+        "if call.flying[key] then", "if false then"),
+    "a take is not remembered": ("one key", "topics/take", "elseif known_reply then", "elseif false then"),
     "a trigger is not remembered": ("one key", "topics/trigger", "if known_reply then", "if false then"),
     "what is behind is forgotten": ("one key", "topics/settle", "if behind[key] then", "if false then"),
     "what was cancelled is tried again": (
-        "one key", "topics/settle", "elseif d[3] == 1 then", "elseif false then"),
+        "one key", "topics/settle", 'if d.cancelled and verb ~= "bury" then', "if false then"),
     "attempts are not counted": (
-        "one key", "topics/take", "packed = pack_attempt(m, packed)", "packed = packed or cmsgpack.pack(m)"),
+        "one key", "topics/settle", "m.attempts = m.attempts + 1\n", "\n"),
     "what lapses is lost": (
-        "one key", "topics/take", 'add_count("folded", requeue(K, p, key, m, retry_time(key, d, m), "retry"))', ""),
-    "tokens do not rise": ("one key", "topics/take", "last = fence(last, now_us)", "last = now_us"),
+        "one key", "topics/take",
+        'add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m, lease, now_ms), reason.retry))', ""),
+    "tokens do not rise": ("one key", "topics/take", "fence(last, now_us)", "now_us"),
     "what is cancelled stays scheduled": (
         "one key", "topics/cancel", "unschedule(K, key, m)\n  redis.call", "redis.call"),
     "leases lapse at once": (
-        "one key", "topics/take", 'redis.call("ZRANGEBYSCORE", K.lease, "-inf", now_ms,',
-        'redis.call("ZRANGEBYSCORE", K.lease, "-inf", "+inf",'),
-    "a redriven letter stays": ("one key", "topics/take_dead", 'redis.call("HDEL", K.grave, id)', ""),
+        "one key", "topics/take", 'redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms,',
+        'redis.call("ZRANGEBYSCORE", K.leases, "-inf", "+inf",'),
+    "a redriven letter stays": ("one key", "topics/take_dead", 'redis.call("HDEL", K.dead_data, id)', ""),
     "a group is never full": ("one group", "topics/take", "if #inside >= limit then", "if false then"),
     "an ending keeps its group": ("one group", "topics/settle", "group_leave(K, one[1], one[2], p.group_limit)", ""),
     "what was not heard of is not taken again": (
-        "lost replies", "topics/take", "if d and d[2] == origin then", "if false then"),
+        "lost replies", "topics/take", "if d and flags and d.token == token then", "if false then"),
     "what was not heard of ends twice": (
         "lost replies", "topics/settle", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
     "a turn ends anew what it ended": (
@@ -67,24 +69,28 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a copy of a turn takes more": (
         "turns", "topics/settle_and_take", "(not known_reply or recall_reply(K, ARGV[5], now_ms))", "true"),
     "a turn ends what is another's": (
-        "turns", "topics/settle_and_take", "elseif not d or d[1] ~= endings[2 * i] then", "elseif not d then"),
+        "turns", "topics/settle_and_take", "elseif not entry or (d and d.token or entry) ~= tokens[i] then",
+        "elseif not entry then"),
     "a turn takes beside what it has not let go": (
         "turns", "topics/settle_and_take", "group_leave(K, one[1], one[2], p.group_limit)", ""),
-    "what is buried is tried again": ("dead letters", "topics/settle", 'if verb == "bury" then', "if false then"),
-    "what is redriven is at its end": ("dead letters", "topics/take_dead", "m[5], m[7] = 0, 0", ""),
-    "what is deleted stays": ("dead letters", "topics/take_dead", 'redis.call("HDEL", K.grave, id)', ""),
+    "what is buried is tried again": (
+        "dead letters", "topics/settle", 'if verb == "bury" or m.attempts >= p.attempts then', "if false then"),
+    "what is redriven is at its end": ("dead letters", "topics/take_dead", "m.attempts, m.pinned = 0, 0", ""),
+    "what is deleted stays": ("dead letters", "topics/take_dead", 'redis.call("HDEL", K.dead_data, id)', ""),
     "what is deleted is not counted": ("dead letters", "topics/take_dead", "deleted_triggers = triggers", ""),
     "redriving does not know its copies": (
         "dead letters", "topics/take_dead", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
-    "what is given back was tried": ("times", "topics/settle", "m[5] = m[5] - 1\n", "\n"),
-    "anybody extends": ("times", "topics/extend", "if d and d[1] == fences[i] then", "if d then"),
-    "a heartbeat holds nothing": ("times", "topics/extend", 'redis.call("ZADD", K.lease, unpack(ends))', ""),
+    "what is given back was tried": ("times", "topics/settle", 'elseif verb == "return" then', "elseif false then"),
+    "anybody extends": ("times", "topics/extend", "if d and d.token == tokens[i] then", "if d then"),
+    "a heartbeat holds nothing": ("times", "topics/extend", 'redis.call("ZADD", K.leases, unpack(ends))', ""),
     "another time is not gone by": ("times", "topics/reschedule", "if stood then", "if false then"),
     "another time is not a caller's": (
-        "times", "topics/reschedule", 'm[4], m[6], m[7] = due, "time", 1', 'm[4], m[6], m[7] = due, "time", 0'),
+        "times", "topics/reschedule", "m.due, m.why, m.pinned = due, reason.time, 1",
+        "m.due, m.why, m.pinned = due, reason.time, 0"),
     "rescheduling does not know its copies": (
         "times", "topics/reschedule", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
-    "what is cancelled in flight goes on": ("times", "topics/cancel", "d[3] = 1", ""),
+    "what is cancelled in flight goes on": (
+        "times", "topics/cancel", "d.due or running.due, true,", "d.due or running.due, false,"),
 }  # fmt: skip
 
 

@@ -324,7 +324,7 @@ async def test_many_writers_lose_nothing(gate: Gate, conserved: Any) -> None:
 
 
 def test_facts_are_forgotten_when_their_time_has_passed(gate: Gate, raw: Any, clock: Clock) -> None:
-    topic, memo = gate.topic("t", dedup_retention="60s"), keys.slot(gate.namespace, "t", 0, 1)[7]
+    topic, memo = gate.topic("t", dedup_retention="60s"), keys.slot(gate.namespace, "t", 0, 1)[8]
     for key in ("a", "b"):
         topic.trigger(key, version=1)
     clock.advance("61s")
@@ -418,9 +418,9 @@ async def test_a_pending_message_that_is_none_of_ours_is_named(
 ) -> None:
     topic = face.topic("t")
     await topic.trigger("k")
-    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:pending", "k", "spoilt")
+    raw.hset(f"ig2:{{{namespace}:topic:t:0/1}}:messages", "k", "spoilt")
     before = everything()
-    with pytest.raises(UnexpectedData, match=":pending: holds corrupt data under k"):
+    with pytest.raises(UnexpectedData, match=":messages: holds corrupt data under k"):
         await topic.trigger("k")
     assert everything() == before
 

@@ -38,6 +38,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.keys import PARTS, slot_of
 from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
+from tests.messages import pack_message
 
 ROOT = Path(idemgate.__file__).parent
 NOW = 1_700_000_000_000
@@ -178,13 +179,8 @@ def test_a_topic_had_as_many_slots_as_one_can_have(noted: bytes, numbers: list[i
 # -- one slot ---------------------------------------------------------------------------------------------------------
 
 SLOT = Slot("n", "t", 0, 1)
-MESSAGE: list[Any] = [1, NOW, NOW, NOW, 1, b"now", 0, b"", b"\x01\xc0", b"", b"", b"", 1, 0]
-FLIGHT: list[Any] = [NOW * 1000, b"request", 0, NOW, 1, b""]
-
-
-def packed(places: list[Any], at: int = 0, value: Any = None) -> bytes:
-    """With one place changed, counted from 1."""
-    return msgpack.packb([*places[: at - 1], value, *places[at:]] if at else places, use_bin_type=False)
+MESSAGE: dict[str, Any] = {"acc": b"\x01\xc0", "first": NOW, "last": NOW, "due": NOW}
+TOKEN = b"%d" % (NOW * 1000)
 
 
 def found(slot: Slot = SLOT, meta: dict[bytes, bytes] | None = None, **parts: Any) -> list[Finding]:
@@ -199,32 +195,50 @@ def contents(**parts: Any) -> Contents:
     return Contents(NOW, **{**{name: {} for name in Contents._fields[1:]}, **parts})
 
 
-def flying(flight: bytes, ends: float = NOW + 1000) -> dict[str, Any]:
-    return {"inflight": {b"k": flight}, "leases": {b"k": ends}}
+def flying(entry: bytes = TOKEN, ends: float = NOW + 1000, **changes: Any) -> dict[str, Any]:
+    message = pack_message(**MESSAGE | changes)
+    return {"inflight": {b"k": entry}, "messages": {b"k": message}, "leases": {b"k": ends}}
 
 
-WHOLE = packed([*FLIGHT, packed(MESSAGE)])
-
-
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 9, 10, 12, 13, 14])
-def test_a_message_of_which_a_place_is_none_is_told(at: int) -> None:
-    assert found(pending={b"k": packed(MESSAGE)}, scheduled={b"k": NOW}) == []
-    # A text instead of a number, a number instead of a text, or a payload that nobody wrote
-    other: Any = b"\xc1" if at == 9 else b"text" if isinstance(MESSAGE[at - 1], int) else 7
-    kinds = [one.kind for one in found(pending={b"k": packed(MESSAGE, at, other)}, scheduled={b"k": NOW})]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("count", 0), ("acc", b"\xc1"), ("attempts", b"text"), ("failure", 7), ("version", 7), ("priority", b"text"),
+        ("group", 7), ("splits", b"text"), ("traces", 7), ("rank", 7), ("why", 10),
+    ],
+)  # fmt: skip
+def test_a_message_with_a_corrupt_field_is_reported(name: str, value: Any) -> None:
+    assert found(messages={b"k": pack_message(**MESSAGE)}, scheduled={b"k": NOW}) == []
+    message = pack_message(**MESSAGE | {name: value})
+    kinds = [one.kind for one in found(messages={b"k": message}, scheduled={b"k": NOW})]
     assert kinds == ["undecodable"]
 
 
-@pytest.mark.parametrize(("at", "value"), [(1, 0), (2, 7), (3, 2), (4, -1), (5, 0), (6, 7), (7, b"")])
-def test_a_delivery_of_which_a_place_is_none_is_told(at: int, value: Any) -> None:
-    assert found(**flying(WHOLE)) == []
-    kinds = [one.kind for one in found(**flying(packed([*FLIGHT, packed(MESSAGE)], at, value)))]
-    assert kinds == ["undecodable"]
+@pytest.mark.parametrize("entry", [b"", b"0", b"-1", b"x", b"1 ", b"1 2 0 1", b"1 2 2 1 ", b"1 2 0 0 ", b"1 x 0 1 "])
+def test_a_corrupt_entry_of_a_delivery_is_reported(entry: bytes) -> None:
+    assert found(**flying()) == []
+    assert [one.kind for one in found(**flying(entry))] == ["undecodable"]
+
+
+@pytest.mark.parametrize("entry", [b" %d 0 2 " % NOW, b" %d 0 1 g" % NOW, b" %d 0 1 " % (NOW + 1)])
+def test_an_entry_that_contradicts_its_message_is_reported(entry: bytes) -> None:
+    assert found(**flying(TOKEN + b" %d 0 1 " % (NOW - 1))) == []  # flushed
+    assert "disagrees" in [one.kind for one in found(**flying(TOKEN + entry))]
+
+
+def test_a_delivery_without_its_message_is_reported() -> None:
+    (orphan,) = found(inflight={b"k": TOKEN}, leases={b"k": NOW + 1000})
+    assert (orphan.kind, orphan.mend) == ("orphan", f"HDEL {SLOT.key('inflight')} k")
+
+
+def test_a_next_message_without_a_delivery_is_reported() -> None:
+    (orphan,) = found(next={b"k": pack_message(**MESSAGE)})
+    assert (orphan.kind, orphan.key) == ("orphan", SLOT.key("next"))
 
 
 def test_a_lease_ends_no_later_than_the_longest_after_the_last_token() -> None:
-    assert found(**flying(WHOLE, NOW + 1001)) == []
-    (late,) = found(**flying(WHOLE, NOW + 1002))
+    assert found(**flying(ends=NOW + 1001)) == []
+    (late,) = found(**flying(ends=NOW + 1002))
     ends, latest = "2023-11-14 22:13:21.002Z", "2023-11-14 22:13:21.001Z"
     assert late.kind == "lease"
     assert late.what.startswith(f"the lease of 'k' ends at {ends}, and none of this slot can after {latest}: ")
@@ -237,12 +251,12 @@ def test_a_place_in_a_line_that_is_none_is_told_with_its_key() -> None:
 
 
 def test_a_group_holds_what_is_in_flight_of_it() -> None:
-    flight = packed([*FLIGHT[:5], b"g", packed(MESSAGE, 12, b"g")])
+    flight = flying(TOKEN + b" %d 0 1 g" % NOW, group=b"g")
     inside = msgpack.packb([b"k"], use_bin_type=False)
-    assert found(group_active={b"g": inside}, **flying(flight)) == []
+    assert found(group_active={b"g": inside}, **flight) == []
     # And not what is in flight of another one, nor what is nowhere
     for parts, group in (
-        ({"group_active": {b"g": inside, b"h": inside}, **flying(flight)}, "h"),
+        ({"group_active": {b"g": inside, b"h": inside}, **flight}, "h"),
         ({"group_active": {b"g": inside}}, "g"),
     ):
         (held,) = found(**parts)
@@ -251,7 +265,7 @@ def test_a_group_holds_what_is_in_flight_of_it() -> None:
 
 
 def test_a_letter_in_the_slot_of_others_is_told() -> None:
-    letter = packed([b"k", packed(MESSAGE), b"why", NOW, 5])
+    letter = msgpack.packb([b"k", pack_message(**MESSAGE), b"why", NOW, 5], use_bin_type=False)
     mine = slot_of(b"k", 2)
     for number, kinds in ((mine, []), (1 - mine, [("wrong-slot", "dead:data")])):
         told = found(Slot("n", "t", number, 2), dead_data={b"5": letter}, dead={b"5": NOW})
@@ -259,7 +273,7 @@ def test_a_letter_in_the_slot_of_others_is_told() -> None:
 
 
 def test_a_slot_that_holds_something_large_says_so() -> None:
-    large = {"pending": {b"k": packed(MESSAGE, 10, b"x" * 2000)}, "scheduled": {b"k": NOW}}
+    large = {"messages": {b"k": pack_message(**MESSAGE, failure=b"x" * 2000)}, "scheduled": {b"k": NOW}}
     assert found(meta={b"large": b"1"}, **large) == []
     (told,) = found(**large)
     assert (told.kind, told.key) == ("disagrees", SLOT.key("meta"))
@@ -267,7 +281,7 @@ def test_a_slot_that_holds_something_large_says_so() -> None:
 
 
 def test_a_slot_that_was_emptied_for_good_can_still_be_counted() -> None:
-    gone = {b"v": b"closed abc", b"gone": packed([1, 2, 3]), b"accepted": b"6", b"acked_triggers": b"4"}
+    gone = {b"v": b"closed abc", b"gone": msgpack.packb([1, 2, 3]), b"accepted": b"6", b"acked_triggers": b"4"}
     assert balance(SLOT, contents(meta=gone), None, Codec()) == 2
 
 

@@ -94,7 +94,7 @@ def test_the_layout_is_what_it_was() -> None:
     assert keys.record("shop", "a:b", "k" * 129).startswith(b"ig2:{shop:once:a%3Ab:#")
     assert keys.topics("shop") == b"ig2:{shop:topics}"
     assert keys.slot("shop", "images", 3, 16)[0] == b"ig2:{shop:topic:images:3/16}:scheduled"
-    assert len(keys.slot("shop", "images", 3, 16)) == 14
+    assert len(keys.slot("shop", "images", 3, 16)) == 15
     assert keys.outbox("shop", "images", 3, 16) == b"ig2:{shop:topic:images:3/16}:out"
 
 

@@ -10,12 +10,12 @@ import pytest
 from idemgate.core.codec import Codec
 from idemgate.topics.dead_letters import PAGE, DeadFilter, DeadLetter, DeadPages, decode_dead_letter, position_of
 from idemgate.topics.merge import merge_of
-from idemgate.topics.messages import Message
+from idemgate.topics.message import Message
+from tests.messages import pack_message
 
 
 def test_a_reason_in_another_encoding_is_shown_all_the_same() -> None:
-    message = msgpack.packb([1, 2, 2, 2, 1, b"now", 0, b"", b"\x01\xc0", b"", b"", b"", 1, 0], use_bin_type=False)
-    packed = msgpack.packb([b"k", message, b"caf\xe9", 7, 1], use_bin_type=False)
+    packed = msgpack.packb([b"k", pack_message(), b"caf\xe9", 7, 1], use_bin_type=False)
     assert decode_dead_letter(0, b"1", packed, merge_of("last"), Codec()).reason == "caf\ufffd"
 
 
@@ -46,8 +46,7 @@ def _letter(number: int) -> DeadLetter:
     return DeadLetter(f"0-{number}", f"k{number}", "no", at, 1, 1, at, at, _MESSAGE)
 
 
-_PLACES = [1, 1, 2, 3, 1, b"", 0, b"", b"\xa1\x01", b"no", b"", b"", 5, 6]
-_MESSAGE = Message(msgpack.packb(_PLACES), merge_of("last"), Codec())
+_MESSAGE = Message(pack_message(attempts=1, failure=b"no"), merge_of("last"), Codec())
 
 
 def test_it_goes_on_until_all_were_seen() -> None:

@@ -5,53 +5,68 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import msgpack
 import pytest
 
 from idemgate.core.codec import Codec
 from idemgate.core.durations import LATEST_MS
 from idemgate.errors import DecodeError
 from idemgate.topics.merge import merge_of
-from idemgate.topics.messages import Delivery, Forwarded, Message, Taken, Trigger
+from idemgate.topics.message import Message
+from idemgate.topics.messages import Delivery, Forwarded, Taken, Trigger
+from tests.messages import pack_message
 
-PLACES: list[Any] = [2, 1, 2, 3, 4, b"window", 0, b"", b"\xa1\x01", b"no", b"", b"group", 5, 6]
-NAMES = [
-    "count", "first", "last", "due", "attempts", "why", "pinned", "version", "acc", "failure", "priority", "group",
-    "serial", "splits",
-]  # fmt: skip
-
-
-def _read(places: list[Any]) -> Message:
-    return Message(msgpack.packb(places), merge_of("last"), Codec())
+WHOLE: dict[str, Any] = {
+    "count": 2, "first": 1, "last": 2, "due": 3, "why": 1, "serial": 5, "attempts": 4, "failure": b"no",
+    "group": b"group", "splits": 6,
+}  # fmt: skip
 
 
-def test_each_place_is_what_it_is_called() -> None:
-    found = _read(PLACES)
+def _read(**changes: Any) -> Message:
+    return Message(pack_message(**WHOLE | changes), merge_of("last"), Codec())
+
+
+def test_each_field_is_what_it_is_called() -> None:
+    found = _read()
     assert (found.count, found.first_ms, found.last_ms, found.due_ms, found.attempts) == (2, 1, 2, 3, 4)
     assert (found.reason, found.version, found.serial, found.splits) == ("window", None, 5, 6)
-    assert _read([*PLACES[:10], 7, *PLACES[11:], b"rank"]).count == 2
+    assert (found.failure, found.group, found.priority, found.payload) == ("no", "group", 0, 1)
+    ranked = _read(priority=7, version=b"12", rank=b"rank")
+    assert (ranked.priority, ranked.version, ranked.count) == (7, 12, 2)
 
 
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("ms", [0, LATEST_MS])
-def test_times_are_those_of_a_calendar(at: int, ms: int) -> None:
-    assert _read([*PLACES[:at], ms, *PLACES[at + 1 :]]).count == 2
-    for far in (-1, LATEST_MS + 1):
-        with pytest.raises(DecodeError):
-            _read([*PLACES[:at], far, *PLACES[at + 1 :]])
+def test_a_message_in_flight_counts_its_attempt_and_shows_a_flush() -> None:
+    packed = pack_message(**WHOLE)
+    assert Message(packed, merge_of("last"), Codec(), running=True).attempts == 5
+    moved = Message(packed, merge_of("last"), Codec(), due_ms=2)
+    assert (moved.due_ms, moved.reason) == (2, "flush")
+    assert Message(packed, merge_of("last"), Codec(), due_ms=3).reason == "window"
 
 
-@pytest.mark.parametrize("at", [n for n, name in enumerate(NAMES) if name != "acc"], ids=lambda n: NAMES[n])
-def test_a_place_of_another_kind_makes_it_none(at: int) -> None:
-    other: Any = b"text" if isinstance(PLACES[at], int) or NAMES[at] == "priority" else 7
+@pytest.mark.parametrize("name", ["first", "last"])
+def test_times_are_those_of_a_calendar(name: str) -> None:
+    assert _read(**{name: 0}).count == _read(**{name: LATEST_MS}).count == 2
     with pytest.raises(DecodeError):
-        _read([*PLACES[:at], other, *PLACES[at + 1 :]])
+        _read(**{name: LATEST_MS + 1})
 
 
-@pytest.mark.parametrize("places", [[], PLACES[:13], [*PLACES, b"rank", 1], {"count": 1}, 7])
-def test_what_is_no_list_of_so_many_is_none(places: Any) -> None:
+@pytest.mark.parametrize("name", ["attempts", "failure", "version", "priority", "group", "splits", "traces", "rank"])
+def test_a_field_of_another_type_is_corrupt(name: str) -> None:
+    other: Any = b"text" if name in ("attempts", "splits", "priority") else 7
     with pytest.raises(DecodeError):
-        _read(places)
+        _read(**{name: other})
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"", pack_message()[:30], b"\x04" + pack_message()[1:], b"\x00\x0a" + pack_message()[2:],
+        pack_message(attempts=1)[:40], pack_message(attempts=1)[:31] + b"\xff" * 20, b"\x02" + pack_message()[1:], 7,
+        None,
+    ],
+)  # fmt: skip
+def test_other_bytes_are_refused(packed: Any) -> None:
+    with pytest.raises(DecodeError):
+        Message(packed, merge_of("last"), Codec())
 
 
 def test_a_trigger_is_told_when_and_what_by_name() -> None:
@@ -60,10 +75,10 @@ def test_a_trigger_is_told_when_and_what_by_name() -> None:
 
 
 def test_a_delivery_begins_uncancelled_and_held() -> None:
-    taken = Delivery[Any]("t", 0, b"k", 7, 5, _read(PLACES))
+    taken = Delivery[Any]("t", 0, b"k", 7, 5, _read())
     assert (taken.cancelled, taken.lost, taken.count) == (False, False, 2)
     # When it is due is what its slot says, and any number of it is read
-    assert _read([*PLACES[:3], LATEST_MS + 1, *PLACES[4:]]).due_ms == LATEST_MS + 1
+    assert _read(due=LATEST_MS + 1).due_ms == LATEST_MS + 1
 
 
 @pytest.mark.parametrize(("next_due_ms", "now_ms", "more"), [(0, 5, False), (1, 5, True), (5, 5, True), (6, 5, False)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack
 import pytest
 
 from idemgate.core.calls import Incomplete
@@ -15,6 +14,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, max_settlements, nack_items
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
+from tests.messages import pack_message
 from tests.unit.test_policy import policy
 
 CODEC = Codec()
@@ -28,9 +28,8 @@ def calls(**facts: Any) -> TopicCalls:
 
 def delivery(key: bytes = b"k", slot: int = 0, packed: bytes | None = None, **facts: Any) -> Delivery[Any]:
     merge = policy(**facts).merge
-    acc = b"\x01\xc0" if merge.raw else msgpack.unpackb(merge.lift("x", CODEC), raw=True)
-    places = [1, NOW, NOW, NOW, 1, b"now", 0, b"", acc, b"", b"", b"", 1, 0]
-    packed = msgpack.packb(places, use_bin_type=False) if packed is None else packed
+    acc = b"\x01\xc0" if merge.raw else merge.lift("x", CODEC)
+    packed = pack_message(acc, first=NOW, last=NOW, due=NOW) if packed is None else packed
     return Delivery("t", slot, key, 7, NOW, None, (packed, merge, CODEC))
 
 

@@ -32,9 +32,9 @@ GUARD, KEEP = 15_000, 600_000
 WORKS = ((1,), (2,), (1, 2))
 """All that a delivery of two triggers may consist of: each has a record."""
 SCOPE = Scope(("k", "k"), ("ack",), ("forget",), attempts=3)
-SLOT = 14
+SLOT = 15
 """Keys of a slot; behind them stand the records."""
-SNAPSHOT = search.SNAPSHOT.replace("zset(12) }", f'zset(12), redis.call("MGET", unpack(KEYS, {SLOT + 1})) }}')
+SNAPSHOT = search.SNAPSHOT.replace("zset(13) }", f'zset(13), redis.call("MGET", unpack(KEYS, {SLOT + 1})) }}')
 
 
 @dataclass(frozen=True)

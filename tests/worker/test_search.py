@@ -43,15 +43,17 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "anybody gives back": ("guard/release", 'state == "p" and owner == ARGV[at]', 'state == "p"'),
     "what is given back is done": ("guard/release", 'pack_record("r", ""', 'pack_record("d", "n"'),
     "what lapses has another name": (
-        "topics/take", 'add_count("folded", requeue(K,', 'm[13] = m[13] + 1; add_count("folded", requeue(K,'),
+        "topics/take", 'add_count("folded", requeue(K,', 'm.serial = m.serial + 1; add_count("folded", requeue(K,'),
     "what was joined keeps its name": (
-        "topics/take", "old[1] = old[1] + new[1]", "new[3], new[13] = old[3], old[13]"),
+        "topics/take", "old.count = old.count + new.count", "new.last, new.serial = old.last, old.serial"),
     "what is put off has another name": (
-        "topics/settle", "m[5], m[7] = m[5] - 1, 0", "m[5], m[7], m[3] = m[5] - 1, 0, m[3] + 1"),
-    "what is put off was tried": ("topics/settle", "m[5], m[7] = m[5] - 1, 0", "m[7] = 0"),
-    "an ending needs no token": ("topics/settle", "if not d or d[1] ~= endings[2 * i] then", "if not d then"),
+        "topics/settle", "    m.pinned = 0\n", "    m.pinned, m.last = 0, m.last + 1\n"),
+    "what is put off was tried": ("topics/settle", "    m.pinned = 0\n", "    m.attempts = m.attempts + 1\n"),
+    "an ending needs no token": (
+        "topics/settle", "elseif not entry or (d and d.token or entry) ~= tokens[i] then", "elseif not entry then"),
     "what lapses is lost": (
-        "topics/take", 'add_count("folded", requeue(K, p, key, m, retry_time(key, d, m), "retry"))', ""),
+        "topics/take",
+        'add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m, lease, now_ms), reason.retry))', ""),
 }  # fmt: skip
 
 

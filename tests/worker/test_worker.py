@@ -7,14 +7,15 @@ import functools
 import threading
 from typing import Any
 
-import msgpack
 import pytest
 
 from idemgate import Bury, Gate, InvalidArgument, KeyReused, Retry, current
+from idemgate.core.durations import LATEST_MS
 from idemgate.errors import AttemptsExhausted, NoCurrentExecution, OutcomeUnknown, PolicyChanged
 from idemgate.testing import Clock
-from idemgate.topics.merge import append, pack, union
+from idemgate.topics.merge import append, union
 from idemgate.worker.worker import Worker
+from tests.messages import pack_message, unpack_message
 
 
 class Handled:
@@ -333,7 +334,7 @@ async def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters(gate: Gate
         assert delivery.payload
 
     await topic.aio.trigger("a", "text")
-    pending = b"ig2:{%s:topic:t:0/1}:pending" % gate.namespace.encode()
+    pending = b"ig2:{%s:topic:t:0/1}:messages" % gate.namespace.encode()
     stored = raw.hget(pending, "a")
     encoded = gate.context.codec.encode("text")
     raw.hset(pending, "a", stored.replace(encoded, b"\x7f" + encoded[1:]))
@@ -557,8 +558,8 @@ async def test_a_message_that_cannot_be_read_is_buried_and_the_others_run(
     # Given a message that scripts can handle, and Python cannot read
     topic.trigger_many([("bad", 1), ("good", 2)])
     pending = topic.open().keys(0)[1]
-    fields = msgpack.unpackb(raw.hget(pending, "bad"), raw=True)
-    raw.hset(pending, "bad", pack([*fields[:5], 7, *fields[6:]]))
+    fields = unpack_message(raw.hget(pending, "bad"))
+    raw.hset(pending, "bad", pack_message(**fields | {"first": LATEST_MS + 1}))
     # When both are due
     async with gate.aio.worker():
         await eventually(lambda: (gate.counters["worker.acked"], gate.counters["worker.buried"]) == (1, 1))

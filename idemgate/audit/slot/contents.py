@@ -16,7 +16,7 @@ from idemgate.topics.merge import Merge, merge_of_spec
 __all__ = ["Contents", "Slot", "SlotTooLarge", "TopicEntry", "decode_topic_entry", "read_slot"]
 
 _ZSETS = ("scheduled", "leases", "dead", "dedup_expiry", "ready", "group_waiting")
-_HASHES = ("pending", "inflight", "dead_data", "meta", "group_active", "dedup")
+_HASHES = ("messages", "next", "inflight", "dead_data", "meta", "group_active", "dedup")
 
 
 class Slot(NamedTuple):
@@ -56,12 +56,18 @@ class Contents(NamedTuple):
     dedup_expiry: dict[bytes, float]
     ready: dict[bytes, float]
     group_waiting: dict[bytes, float]
-    pending: dict[bytes, bytes]
+    messages: dict[bytes, bytes]
+    next: dict[bytes, bytes]
     inflight: dict[bytes, bytes]
     dead_data: dict[bytes, bytes]
     meta: dict[bytes, bytes]
     group_active: dict[bytes, bytes]
     dedup: dict[bytes, bytes]
+
+    @property
+    def pending(self) -> dict[bytes, bytes]:
+        """The pending messages: those of keys that are not in flight, and the next ones of those that are."""
+        return {key: packed for key, packed in self.messages.items() if key not in self.inflight} | self.next
 
     @property
     def closed(self) -> bool:

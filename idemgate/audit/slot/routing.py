@@ -18,7 +18,7 @@ def check_layout(view: SlotView) -> Iterator[Finding]:
 
 def check_routing(view: SlotView) -> Iterator[Finding]:
     """Check that each message belongs to this slot by its group or key, and by the slot count in the slot's name."""
-    found = [("pending", key, one.group) for key, one in view.pending.items()]
+    found = [(view.part_of(key), key, one.group) for key, one in view.pending.items()]
     found += [("inflight", key, one.group) for key, one in view.inflight.items()]
     found += [("dead:data", one.key, one.message.group) for one in view.dead_data.values()]
     for part, key, group in found:

@@ -32,15 +32,18 @@ def check_placements(view: SlotView) -> Iterator[Finding]:
     for key, times in places.items():
         if times > 1 and key in view.contents.pending:
             parts = ", ".join(part for part, _, one in placements(view) if one == key)
-            yield view.finding("misplaced", "pending", f"{quote_name(key)} stands in {times} places: {parts}")
+            yield view.finding("misplaced", view.part_of(key), f"{quote_name(key)} stands in {times} places: {parts}")
 
 
 def check_unplaced(view: SlotView) -> Iterator[Finding]:
     """Check that each pending key has a place, or waits for the delivery of its key to end."""
     placed = {key for _, _, key in placements(view)} | view.contents.inflight.keys()
-    for key in view.contents.pending.keys() - placed:
+    for key in view.contents.next.keys() - view.contents.inflight.keys():
+        what = f"{quote_name(key)} waits for a delivery in flight, and there is none: nothing schedules it"
+        yield view.finding("orphan", "next", what)
+    for key in view.contents.pending.keys() - placed - view.contents.next.keys():
         what = f"{quote_name(key)} is pending and stands nowhere: it will never be delivered"
-        yield Finding("unplaced", view.slot.key("pending"), what, _schedule_command(view, key))
+        yield Finding("unplaced", view.slot.key("messages"), what, _schedule_command(view, key))
 
 
 def _schedule_command(view: SlotView, key: bytes) -> str:
@@ -83,18 +86,14 @@ def check_copies(view: SlotView) -> Iterator[Finding]:
             )
     for key, in_flight in view.inflight.items():
         message = in_flight.message
-        if (in_flight.triggers, in_flight.group, in_flight.due) != (
-            message.triggers,
-            message.group,
-            message.due,
-        ) or not message.attempts:
+        if (in_flight.triggers, in_flight.group) != (message.triggers, message.group) or in_flight.due > message.due:
             yield view.finding("disagrees", "inflight", f"the delivery of {quote_name(key)} and its message differ")
     for number, letter in view.dead_data.items():
         if number != b"%d" % letter.fence or view.contents.dead.get(number, letter.died) != letter.died:
             yield view.finding("disagrees", "dead:data", f"letter {text(number)} says another number or time")
     large = [
         name
-        for part in (view.contents.pending, view.contents.dead_data)
+        for part in (view.contents.messages, view.contents.next, view.contents.dead_data)
         for name in part
         if len(part[name]) > _LARGE_BYTES
     ]

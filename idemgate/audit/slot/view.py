@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
@@ -13,7 +15,8 @@ from idemgate.audit.slot.contents import Contents, Slot, TopicEntry
 from idemgate.core.calls import text
 from idemgate.core.codec import Codec
 from idemgate.errors import IdemgateError
-from idemgate.topics.merge import Merge
+from idemgate.topics.merge import Merge, merge_of
+from idemgate.topics.message import Message
 
 __all__ = [
     "SlotView",
@@ -27,7 +30,11 @@ __all__ = [
 ]
 
 _NOT_COUNTED = (b"", b"v", b"opened", b"gone")
-"""The fields of the facts that are not numbers."""
+"""The fields of the metadata that are not numbers."""
+_ENTRY = re.compile(rb"([0-9]+)(?: (-?[0-9]+) [01] ([0-9]+) (.*))?", re.DOTALL)
+"""An entry of `inflight` (`lua/lib/slot/inflight.lua`)."""
+_ANY = merge_of("last")
+"""A policy for messages of an unknown topic, whose payloads are not decoded."""
 
 
 class StoredMessage(NamedTuple):
@@ -37,7 +44,6 @@ class StoredMessage(NamedTuple):
     due: int
     attempts: int
     group: bytes
-    acc: Any
     serial: int
 
 
@@ -82,30 +88,21 @@ def _check_bytes(value: Any) -> bytes:
 
 
 def _decode_message(packed: Any, merge: Merge | None, codec: Codec) -> StoredMessage:
-    fields = unpack_array(_check_bytes(packed), 14, 15)
-    for place in (1, 2, 12, 13):
-        check_int(fields[place])
-    for place in (5, 9):
-        _check_bytes(fields[place])
+    message = Message(_check_bytes(packed), merge or _ANY, codec)
     if merge is not None:
-        merge.lower(fields[8], codec)
-    return StoredMessage(
-        check_int(fields[0], 1),
-        check_int(fields[3]),
-        check_int(fields[4]),
-        _check_bytes(fields[11]),
-        fields[8],
-        fields[12],
-    )
+        _ = message.payload
+    count, attempts = check_int(message.count, 1), check_int(message.attempts)
+    return StoredMessage(count, message.due_ms, attempts, message.raw_group, message.serial)
 
 
-def _decode_in_flight(packed: bytes, merge: Merge | None, codec: Codec) -> InFlight:
-    fence, request, cancelled, due, count, group, message = unpack_array(packed, 7)
-    _check_bytes(request)
-    if cancelled not in (0, 1):
-        raise ValueError(f"{cancelled!r} where 0 or 1 belongs")
-    decoded = _decode_message(message, merge, codec)
-    return InFlight(check_int(fence, 1), check_int(due), check_int(count, 1), _check_bytes(group), decoded)
+def _parse_entry(entry: bytes, message: StoredMessage) -> InFlight:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise ValueError("neither a token nor the longer form of an entry")
+    token, due, count, group = found.groups()
+    if due is None:
+        return InFlight(check_int(int(token), 1), message.due, 1, b"", message)
+    return InFlight(check_int(int(token), 1), int(due), check_int(int(count), 1), group, message)
 
 
 def _decode_dead_letter(packed: bytes, merge: Merge | None, codec: Codec) -> DeadMessage:
@@ -123,10 +120,14 @@ class SlotView:
         self.topic = topic
         self.unreadable: list[Finding] = []
         merge = topic.merge if topic else None
-        self.pending = self._decode_all("pending", found.pending, lambda packed: _decode_message(packed, merge, codec))
-        self.inflight = self._decode_all(
-            "inflight", found.inflight, lambda packed: _decode_in_flight(packed, merge, codec)
+        self.messages = self._decode_all(
+            "messages", found.messages, lambda packed: _decode_message(packed, merge, codec)
         )
+        self.next = self._decode_all("next", found.next, lambda packed: _decode_message(packed, merge, codec))
+        self.pending: dict[bytes, StoredMessage] = {
+            key: one for key, one in self.messages.items() if key not in found.inflight
+        } | self.next
+        self.inflight = self._decode_inflight(found)
         self.dead_data = self._decode_all(
             "dead:data", found.dead_data, lambda packed: _decode_dead_letter(packed, merge, codec)
         )
@@ -146,6 +147,20 @@ class SlotView:
             except (ValueError, TypeError, KeyError, IndexError, AttributeError, IdemgateError) as error:
                 self.unreadable.append(self.finding("undecodable", part, f"{quote_name(name)} cannot be read: {error}"))
         return decoded
+
+    def _decode_inflight(self, found: Contents) -> dict[bytes, InFlight]:
+        decoded: dict[bytes, InFlight] = {}
+        for key, entry in found.inflight.items():
+            if key not in found.messages:
+                what = f"{quote_name(key)} is in flight and has no message"
+                self.unreadable.append(self.finding("orphan", "inflight", what, "HDEL", key))
+            elif key in self.messages:
+                decoded |= self._decode_all("inflight", {key: entry}, partial(_parse_entry, message=self.messages[key]))
+        return decoded
+
+    def part_of(self, key: bytes) -> str:
+        """Return the part that holds the pending message of a key."""
+        return "next" if key in self.contents.next else "messages"
 
     def finding(self, kind: str, part: str, what: str, *mend: str | bytes | int) -> Finding:
         """Build a finding. `mend` is the name of a redis-cli command, then its arguments after the key."""

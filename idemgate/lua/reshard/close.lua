@@ -1,6 +1,6 @@
 --- Close a slot. From now on, every other script answers that it is closed and by which change, until that change
 --- reopens it. Its content stays for `unload`. A late retry, after the slot was reopened, changes nothing.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
 --- Returns {"ok", now ms} {"foreign", now ms, problem}

@@ -1,7 +1,7 @@
 --- Load a batch of another slot, once, while this slot is closed by the same change. Data of a key from two slots is
 --- merged. Pending messages merge; the second of two deliveries counts as lapsed. A message stays active in its group
 --- only if it was active before, and waits there no longer than before.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
 --- ARGV[3] policy (lib/slot/policy)
@@ -15,7 +15,7 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/slot/message"
---- @include "lib/slot/delivery"
+--- @include "lib/slot/pending"
 --- @include "lib/slot/policy"
 --- @include "lib/schedule/requeue"
 --- @include "lib/schedule/unschedule"
@@ -49,45 +49,46 @@ local function group_reenter(group, key, inside)
 end
 
 -- Merge a message with the pending one that another slot had of its key.
-local function merge_pending(key, m, inside, flying)
-  local group, waiting = m[message.group], cmsgpack.unpack(redis.call("HGET", K.pending, key))
-  local stood = waiting[message.due]
-  add("folded", requeue(K, p, key, m, m[message.due], m[message.why]))
-  if flying then
+local function merge_pending(key, m, inside, hash)
+  local group, waiting = m.group, decode_message(redis.call("HGET", hash, key))
+  local stood = waiting.due
+  add("folded", requeue(K, p, key, m, m.due, m.why))
+  if hash == K.next then
     return
   end
-  m = cmsgpack.unpack(redis.call("HGET", K.pending, key))
-  if m[message.pinned] == 1 or m[message.group] ~= group and m[message.due] > stood then
+  m = decode_message(redis.call("HGET", hash, key))
+  if m.pinned == 1 or m.group ~= group and m.due > stood then
     -- No group waits for a time set by the caller, nor for a message that was not active in it.
-    group_leave(K, m[message.group], key, p.group_limit)
-  elseif m[message.group] == group then
+    group_leave(K, m.group, key, p.group_limit)
+  elseif m.group == group then
     group_reenter(group, key, inside)
   end
 end
 
 local function put_back(kind, key, at, m)
-  if kind == "b" then
+  if kind == "b" or kind == "s" then
     schedule(K, key, m)
   elseif kind == "p" then
     redis.call("ZADD", K.scheduled, at, key)
   elseif kind == "r" then
-    redis.call("ZADD", K.ready, at, ready_member(m[message.due], key))
+    redis.call("ZADD", K.ready, at, ready_member(m.due, key))
   else
     redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
   end
 end
 
 local function load_pending(kind, key, at, packed, inside)
-  local m, flying = cmsgpack.unpack(packed), redis.call("HEXISTS", K.inflight, key) == 1
-  if kind == "p" and tonumber(at) ~= m[message.due] then
-    m[message.due], m[message.why] = tonumber(at), "flush"
-    packed = cmsgpack.pack(m)
+  local m, hash = decode_message(packed), pending_hash(K, key)
+  local flying = hash == K.next
+  if kind == "p" and tonumber(at) ~= m.due then
+    m.due, m.why = tonumber(at), reason.flush
+    packed = encode_message(m)
   end
-  local group = m[message.group]
-  if redis.call("HEXISTS", K.pending, key) == 1 then
-    merge_pending(key, m, inside, flying)
+  local group = m.group
+  if redis.call("HEXISTS", hash, key) == 1 then
+    merge_pending(key, m, inside, hash)
   else
-    redis.call("HSET", K.pending, key, track_large(K, packed))
+    redis.call("HSET", hash, key, track_large(K, packed))
     if not flying then
       put_back(kind, key, at, m)
       group_reenter(group, key, inside)
@@ -101,21 +102,25 @@ local function load_pending(kind, key, at, packed, inside)
 end
 
 local function load_delivery(key, ends, packed, inside)
-  local m = cmsgpack.unpack(cmsgpack.unpack(packed)[delivery.message])
-  local group = m[message.group]
+  local entry, delivered = unpack(cmsgpack.unpack(packed))
+  local m = decode_message(delivered)
+  local group = m.group -- merging changes it
   if redis.call("HEXISTS", K.inflight, key) == 1 then
     add("lapsed", 1)
-    add("folded", requeue(K, p, key, m, now_ms, "retry"))
+    m.attempts = m.attempts + 1
+    add("folded", requeue(K, p, key, m, now_ms, reason.retry))
     group_promote(K, group, p.group_limit)
     return
   end
-  local waiting = redis.call("HGET", K.pending, key)
+  local waiting = redis.call("HGET", K.messages, key)
   if waiting then
-    waiting = cmsgpack.unpack(waiting)
+    redis.call("HSET", K.next, key, waiting)
+    waiting = decode_message(waiting)
     unschedule(K, key, waiting)
-    group_leave(K, waiting[message.group], key, p.group_limit)
+    group_leave(K, waiting.group, key, p.group_limit)
   end
-  redis.call("HSET", K.inflight, key, track_large(K, packed))
+  redis.call("HSET", K.inflight, key, entry)
+  redis.call("HSET", K.messages, key, track_large(K, delivered))
   redis.call("ZADD", K.leases, ends, key)
   group_reenter(group, key, inside)
 end
@@ -166,20 +171,20 @@ local seen, serial = load_events(K), tonumber(redis.call("HGET", K.meta, "flushe
 for i = 6, #ARGV, 5 do
   local kind, m = ARGV[i], nil
   if kind == "f" then
-    m = validate_message(cmsgpack.unpack(ARGV[i + 3])[delivery.message])
+    m = validate_message(cmsgpack.unpack(ARGV[i + 3])[2])
   elseif kind == "d" then
-    serial = math.max(serial, cmsgpack.unpack(cmsgpack.unpack(ARGV[i + 3])[2])[message.serial])
+    serial = math.max(serial, decode_message(cmsgpack.unpack(ARGV[i + 3])[2]).serial)
   elseif not string.find(kind, "^[dmcte]$") then
     m = validate_message(ARGV[i + 3])
   end
-  problem = m and (validate_keys(K, p, { ARGV[i + 1] }) or validate_group(K, m[message.group], p.group_limit))
+  problem = m and (validate_keys(K, p, { ARGV[i + 1] }) or validate_group(K, m.group, p.group_limit))
   if kind == "e" and not check_bucket(seen, bucket_of(seen, ARGV[i + 1])) then
     problem = seen.problem
   end
   if problem then
     return { "foreign", now_ms, problem }
   end
-  serial = m and math.max(serial, m[message.serial]) or serial
+  serial = m and math.max(serial, m.serial) or serial
 end
 -- The first write is one that is refused as a whole when the server is out of memory.
 redis.call("HSET", K.meta, source, math.max(number, tonumber(redis.call("HGET", K.meta, source)) or 0))

@@ -1,6 +1,6 @@
 --- Count the content of a closed slot, or delete it for good. A marker that the slot is closed stays for a day. It
 --- rejects clients that still use the deleted topic.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
 --- ARGV[3] "1" = delete, "0" = count only
@@ -25,9 +25,10 @@ if purged then
   end
   return { "ok", now_ms, purged[1], purged[2], purged[3] }
 end
-local found = { redis.call("HLEN", K.pending), redis.call("HLEN", K.inflight), redis.call("ZCARD", K.dead) }
+local flying = redis.call("HLEN", K.inflight)
+local found = { redis.call("HLEN", K.messages) - flying + redis.call("HLEN", K.next), flying, redis.call("ZCARD", K.dead) }
 if ARGV[3] == "1" then
-  for _, part in ipairs({ "scheduled", "pending", "leases", "inflight", "dead", "dead_data", "meta", "dedup", "dedup_expiry", "ready", "group_active", "group_waiting" }) do
+  for _, part in ipairs({ "scheduled", "messages", "next", "leases", "inflight", "dead", "dead_data", "meta", "dedup", "dedup_expiry", "ready", "group_active", "group_waiting" }) do
     redis.call("UNLINK", K[part])
   end
   redis.call("HSET", K.meta, "v", "closed " .. ARGV[2], "gone", cmsgpack.pack(found))

@@ -1,5 +1,5 @@
 --- Reopen a slot that this change closed. Idempotent.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
 --- Returns {"ok", now ms} {"foreign", now ms, problem}

@@ -1,5 +1,5 @@
 --- Return the stored replies of a closed slot, some hundred a call. Writes nothing.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] "0" | "1", the hash to read
 --- ARGV[3] cursor from the previous call; "0" at first

@@ -1,14 +1,14 @@
 --- Unload a closed slot batch by batch. A call deletes the batch that was loaded elsewhere and returns the next one,
 --- which stays until it is confirmed in turn. A batch has at most 500 entries of one kind, and ends with the entry
 --- that fills 128 KiB.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
 --- ARGV[3] number of the batch that was loaded, 0 = read only
 --- Returns {"ok", now ms, number of this batch, then six an entry: kind, name, number, value, "1" if active in its group or "",
 ---         route: what decides its slot, or ""} (no entry: the slot is empty)
 ---         {"open", now ms} (another change closed or reopened it) {"foreign", now ms, problem}
---- Kinds: f flight, b pending behind it, p scheduled, r ready, l waiting for its group, d dead letter, m dedup fact, c meta, e event id
+--- Kinds: f in flight {entry, message}, b pending behind it, p scheduled, s in no set, r ready, l waiting for its group, d dead letter, m dedup fact, c meta, e event id
 --- (lib/dedup/events; the id includes its route).
 --- @include "lib/now"
 --- @include "lib/slot/slot"
@@ -16,7 +16,7 @@
 --- @include "lib/validate/stored"
 --- @include "lib/dedup/events"
 --- @include "lib/slot/message"
---- @include "lib/slot/delivery"
+--- @include "lib/slot/inflight"
 --- @include "lib/schedule/set_members"
 --- @include "lib/max_call_bytes"
 local K = slot(KEYS)
@@ -43,28 +43,25 @@ local function add(kind, name, number, value, within, route)
   entries[#entries + 1] = { kind, name, number, value, within, route }
   bytes = bytes + #name + #value
 end
-local function add_message(kind, key, number, packed)
+local function add_message(kind, key, number, hash)
+  local packed = redis.call("HGET", hash, key)
   local m = validate_message(packed)
   if not m then
-    problem = problem or corrupt_entry(K.pending, key)
+    problem = problem or corrupt_entry(hash, key)
     return
   end
-  local group = m[message.group]
-  add(kind, key, number, packed, group_flag(group, key), group ~= "" and group or key)
+  add(kind, key, number, packed, group_flag(m.group, key), m.group ~= "" and m.group or key)
 end
 local function add_flight(key, ends)
-  local packed = redis.call("HGET", K.inflight, key)
-  local d = validate_delivery(packed)
-  local m = d and validate_message(d[delivery.message])
-  if not m then
-    problem = problem or corrupt_entry(K.inflight, key)
+  local entry, packed = redis.call("HGET", K.inflight, key), redis.call("HGET", K.messages, key)
+  local whole, m = entry and parse_entry(entry), validate_message(packed)
+  if not whole or not m then
+    problem = problem or corrupt_entry(whole and K.messages or K.inflight, key)
     return
   end
-  local group = m[message.group]
-  add("f", key, ends, packed, group_flag(group, key), group ~= "" and group or key)
-  local behind = redis.call("HGET", K.pending, key)
-  if behind then
-    add_message("b", key, "0", behind)
+  add("f", key, ends, cmsgpack.pack({ entry, packed }), group_flag(m.group, key), m.group ~= "" and m.group or key)
+  if redis.call("HEXISTS", K.next, key) == 1 then
+    add_message("b", key, "0", K.next)
   end
 end
 local function add_letter(id, died)
@@ -75,15 +72,15 @@ local function add_letter(id, died)
     problem = problem or corrupt_entry(K.dead_data, id)
     return
   end
-  local group = m[message.group]
+  local group = m.group
   add("d", id, died, packed, "", group ~= "" and group or letter[1])
 end
 local function add_pending(key, due)
-  add_message("p", key, due, redis.call("HGET", K.pending, key))
+  add_message("p", key, due, K.messages)
 end
 local function add_ready(member, rank)
   local key = string.sub(member, 16)
-  add_message("r", key, rank, redis.call("HGET", K.pending, key))
+  add_message("r", key, rank, K.messages)
 end
 local function add_lined(member)
   local key = string.match(member, "^[^%z]*%z[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d(.*)$")
@@ -91,7 +88,7 @@ local function add_lined(member)
     problem = problem or K.group_waiting .. " holds a corrupt member " .. member
     return
   end
-  add_message("l", key, "0", redis.call("HGET", K.pending, key))
+  add_message("l", key, "0", K.messages)
 end
 local function add_memo(name, expires)
   local value = redis.call("HGET", K.dedup, name) or ""
@@ -124,12 +121,14 @@ local function delete_events()
   seen = load_events(K)
 end
 
--- Add pending messages that are in no set. There should be none.
+-- Add messages that are in no set. There should be none.
 local function add_left()
-  local left = redis.call("HKEYS", K.pending)
-  table.sort(left)
-  for i = 1, math.min(#left, 500) do
-    add_message("b", left[i], "0", redis.call("HGET", K.pending, left[i]))
+  for kind, hash in pairs({ s = K.messages, b = K.next }) do
+    local left = #entries == 0 and redis.call("HKEYS", hash) or {}
+    table.sort(left)
+    for i = 1, math.min(#left, 500) do
+      add_message(kind, left[i], "0", hash)
+    end
   end
 end
 local mine = { v = true, batch = true, opened = true, flushed = true, large = true }
@@ -168,26 +167,29 @@ local function read_batch()
 end
 
 local in_zset = { f = "leases", p = "scheduled", r = "ready", l = "group_waiting", d = "dead", m = "dedup_expiry" }
-local in_hash = { f = "inflight", d = "dead_data", m = "dedup", c = "meta" }
+local in_hash = { f = "inflight", b = "next", d = "dead_data", m = "dedup", c = "meta" }
 
 -- Return the member of an entry in its sorted set.
 local function set_member(kind, name, value)
   if kind ~= "r" and kind ~= "l" then
     return name
   end
-  local m = cmsgpack.unpack(value)
-  return kind == "r" and ready_member(m[message.due], name) or waiting_member(name, m)
+  local m = decode_message(value)
+  return kind == "r" and ready_member(m.due, name) or waiting_member(name, m)
 end
 local function delete_batch(all)
   if all[1] and all[1][1] == "e" then
     return delete_events()
   end
   for _, e in ipairs(all) do
-    local zset, hash = in_zset[e[1]], in_hash[e[1]] or "pending"
+    local zset, hash = in_zset[e[1]], in_hash[e[1]] or "messages"
     if zset then
       redis.call("ZREM", K[zset], set_member(e[1], e[2], e[4]))
     end
     redis.call("HDEL", K[hash], e[2])
+    if hash == "inflight" then
+      redis.call("HDEL", K.messages, e[2])
+    end
   end
 end
 

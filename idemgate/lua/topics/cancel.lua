@@ -1,5 +1,5 @@
 --- Cancel the pending message of a key. A delivery in flight may still run, but is not retried.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/policy)
@@ -10,11 +10,11 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/message"
+--- @include "lib/slot/pending"
 --- @include "lib/slot/policy"
 --- @include "lib/schedule/unschedule"
 --- @include "lib/group/group"
---- @include "lib/slot/delivery"
+--- @include "lib/slot/inflight"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/hint"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
@@ -33,24 +33,24 @@ if problem then
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
-local packed = redis.call("HGET", K.pending, key)
-local d = redis.call("HGET", K.inflight, key)
+local hash, d = pending_hash(K, key), redis.call("HGET", K.inflight, key)
+local packed = redis.call("HGET", hash, key)
 if not packed and not d then
   return remember_reply(K, ARGV[2], now_ms, { "absent", now_ms })
 end
 if packed then
-  local m, before = cmsgpack.unpack(packed), earliest_due(K)
+  local m, before = decode_message(packed), earliest_due(K)
   unschedule(K, key, m)
-  redis.call("HDEL", K.pending, key)
+  redis.call("HDEL", hash, key)
   if not d then
-    group_leave(K, m[message.group], key, p.group_limit)
+    group_leave(K, m.group, key, p.group_limit)
     publish_hint(K, before, earliest_due(K))
   end
-  add_counters(K, { cancelled = 1, cancelled_triggers = m[message.count] })
+  add_counters(K, { cancelled = 1, cancelled_triggers = m.count })
 end
 if d then
-  d = cmsgpack.unpack(d)
-  d[delivery.cancelled] = 1
-  redis.call("HSET", K.inflight, key, cmsgpack.pack(d))
+  d = parse_entry(d)
+  local running = decode_message(redis.call("HGET", K.messages, key))
+  redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group))
 end
 return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

@@ -1,6 +1,6 @@
 --- Return dead letters of the slot, newest first: at most the requested number, and at most 128 KiB or a single
 --- letter. Writes nothing.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] earliest time of death, ms
 --- ARGV[3] end of the times of death, ms, exclusive; with an id, letters of that very ms with a lower id follow too
@@ -10,7 +10,7 @@
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/slot"
---- @include "lib/validate/stored"
+--- @include "lib/validate/problems"
 local K, most = slot(KEYS), tonumber(ARGV[5])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = validate_slot(K)

@@ -1,5 +1,5 @@
 --- Renew the leases of deliveries from now on (heartbeat). Idempotent.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] lease, ms
 --- ARGV[3..] two a delivery: key; fence
@@ -9,48 +9,50 @@
 --- @include "lib/digits"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/slot"
---- @include "lib/validate/stored"
---- @include "lib/slot/delivery"
---- @include "lib/validate/lean"
+--- @include "lib/validate/problems"
+--- @include "lib/slot/inflight"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
-local problem = validate_slot(K)
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local keys, fences, reply = {}, {}, { "ok", now_ms }
-for i = 3, #ARGV, 2 do
-  keys[#keys + 1], fences[#fences + 1] = ARGV[i], tonumber(ARGV[i + 1])
-end
-local lease_end, held, ends = digits(now_ms + lease), {}, {}
-for i, packed in ipairs(#keys > 0 and redis.call("HMGET", K.inflight, unpack(keys)) or {}) do
-  local d = packed and validate_lean_delivery(packed)
-  if packed and not d then
-    return { "foreign", now_ms, corrupt_entry(K.inflight, keys[i]) }
-  end
-  if d and d[delivery.fence] == fences[i] then
-    held[#held + 1] = keys[i]
-    ends[#ends + 1] = lease_end
-    ends[#ends + 1] = keys[i]
-    reply[#reply + 1] = d[delivery.cancelled] == 1 and "cancelled" or "ok"
-  else
-    reply[#reply + 1] = "lost"
-  end
-end
-if #held > 0 then
-  -- ZREM comes first: a server without memory refuses a script whose first write is ZADD, and a lease must survive
-  -- that.
-  redis.call("ZREM", K.leases, unpack(held))
-  redis.call("ZADD", K.leases, unpack(ends))
-end
 -- The last token records the latest known time. With it, take detects a clock that jumped back. The longest lease is
 -- stored for the time when all have ended.
-local meta = redis.call("HMGET", K.meta, "fence", "lease")
-if #held > 0 and (tonumber(meta[1]) or 0) < now_us - 1 then
-  redis.call("HSET", K.meta, "fence", digits(now_us - 1))
+local function note_times(last, longest)
+  local token = math.max(tonumber(last) or 0, now_us - 1)
+  redis.call("HSET", K.meta, "fence", digits(token), "lease", digits(math.max(tonumber(longest) or 0, lease)))
 end
-if #held > 0 and (tonumber(meta[2]) or 0) < lease then
-  redis.call("HSET", K.meta, "lease", digits(lease))
+
+local function steps()
+  local meta = redis.call("HMGET", K.meta, "v", "fence", "lease")
+  local problem = check_layout(K, meta[1])
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+  local keys, tokens, reply = {}, {}, { "ok", now_ms }
+  for i = 3, #ARGV, 2 do
+    keys[#keys + 1], tokens[#tokens + 1] = ARGV[i], ARGV[i + 1]
+  end
+  local lease_end, held, ends = digits(now_ms + lease), {}, {}
+  for i, entry in ipairs(#keys > 0 and redis.call("HMGET", K.inflight, unpack(keys)) or {}) do
+    local d = entry and parse_entry(entry)
+    if entry and not d then
+      return { "foreign", now_ms, corrupt_entry(K.inflight, keys[i]) }
+    end
+    if d and d.token == tokens[i] then
+      held[#held + 1] = keys[i]
+      ends[#ends + 1] = lease_end
+      ends[#ends + 1] = keys[i]
+      reply[#reply + 1] = d.cancelled and "cancelled" or "ok"
+    else
+      reply[#reply + 1] = "lost"
+    end
+  end
+  if #held > 0 then
+    -- ZREM comes first: a server without memory refuses a script whose first write is ZADD, and a lease must survive
+    -- that.
+    redis.call("ZREM", K.leases, unpack(held))
+    redis.call("ZADD", K.leases, unpack(ends))
+    note_times(meta[2], meta[3])
+  end
+  return reply
 end
-return reply
+return run_steps(K, now_ms, steps)

@@ -1,7 +1,7 @@
 --- Make pending messages due now: the one of a key, or those of the slot, soonest first. A call moves at most 500
 --- scheduled messages. Then it moves messages behind deliveries of their keys, which become due when those end. These
 --- are limited to one page of the leases, and to 128 KiB or a single message.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] key, or "" for all
@@ -16,9 +16,8 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/message"
+--- @include "lib/slot/pending"
 --- @include "lib/schedule/hint"
---- @include "lib/validate/lean"
 --- @include "lib/max_call_bytes"
 local K, key = slot(KEYS), ARGV[3]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
@@ -47,12 +46,12 @@ elseif not last and (not soon or soon <= 500) then
     end
   end
   for _, one in ipairs(names) do
-    local size = redis.call("HSTRLEN", K.pending, one)
+    local size = redis.call("HSTRLEN", K.next, one)
     if size > 0 and #behind > 0 and size > room or #rest > 0 then
       rest[#rest + 1] = one
     elseif size > 0 then
       behind[#behind + 1], room = one, room - size
-      problem = problem or not validate_lean_message(redis.call("HGET", K.pending, one)) and corrupt_entry(K.pending, one)
+      problem = problem or not read_header(redis.call("HGET", K.next, one)) and corrupt_entry(K.next, one)
     end
   end
   if page == "0" and #rest == 0 then
@@ -65,16 +64,14 @@ end
 
 -- Rewrite one message as due now. Return the number of messages rewritten.
 local function make_due(one)
-  local packed = redis.call("HGET", K.pending, one)
-  -- Pack the fields before the accumulator again, and copy the rest.
-  local front = packed and { cmsgpack.unpack_limit(packed, message.acc - 1, 1) }
-  if not front or (tonumber(redis.call("ZSCORE", K.scheduled, one)) or front[1 + message.due]) <= now_ms then
+  local hash = pending_hash(K, one)
+  local packed = redis.call("HGET", hash, one)
+  local flags, _, due = read_header(packed)
+  if not flags or (tonumber(redis.call("ZSCORE", K.scheduled, one)) or due) <= now_ms then
     return 0
   end
-  front[1 + message.due], front[1 + message.why] = now_ms, "flush"
-  redis.call("HDEL", K.pending, one)
-  local made = string.sub(packed, 1, 1) .. cmsgpack.pack(unpack(front, 2, message.acc)) .. string.sub(packed, front[1] + 1)
-  redis.call("HSET", K.pending, one, made)
+  redis.call("HDEL", hash, one)
+  redis.call("HSET", hash, one, with_due(packed, now_ms, reason.flush))
   return 1
 end
 

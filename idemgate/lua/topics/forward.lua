@@ -1,8 +1,8 @@
 --- Forward due messages into a list or a stream instead of delivering them. Each moves from the topic to the target
 --- in one step. Groups and limits do not apply, because there is no delivery that could be settled. Messages before a
 --- corrupt one are forwarded; the call that starts with it reports it.
---- KEYS[1..14] slot
---- KEYS[15] target, a list or a stream
+--- KEYS[1..15] slot
+--- KEYS[16] target, a list or a stream
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/policy)
@@ -17,14 +17,13 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/message"
 --- @include "lib/slot/policy"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/schedule/rank"
 --- @include "lib/group/group"
 --- @include "lib/slot/budget"
-local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[15], ARGV[5]
+local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[16], ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local problem = validate_slot(K)
@@ -41,12 +40,13 @@ if known_reply then
 end
 local paused = redis.call("HEXISTS", K.meta, "paused") == 1
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0
-local last = redis.call("HGET", K.meta, "fence")
+local token = redis.call("HGET", K.meta, "fence")
 
--- The first write goes to the target and is refused when the server is out of memory.
-local function append_to_target(key, due, m)
-  last = fence(last, now_us)
-  local entry = cmsgpack.pack({ last, key, due, cmsgpack.pack(m) })
+-- The first write goes to the target and is refused when the server is out of memory. Each message has a token of its own,
+-- by which a consumer of the target recognizes a copy.
+local function append_to_target(key, due, packed)
+  token = fence(token, now_us)
+  local entry = cmsgpack.pack({ token, key, due, packed })
   if kind == "list" then
     redis.call("RPUSH", target, entry)
   elseif tonumber(ARGV[6]) > 0 then
@@ -56,16 +56,12 @@ local function append_to_target(key, due, m)
   end
 end
 
-local function forward_message(key, due, member, m)
-  if due ~= m[message.due] then
-    m[message.due], m[message.why] = due, "flush"
-  end
-  m[message.attempts] = m[message.attempts] + 1
-  append_to_target(key, due, m)
-  redis.call("HDEL", K.pending, key)
+local function forward_message(key, due, member, packed, m)
+  append_to_target(key, due, packed)
+  redis.call("HDEL", K.messages, key)
   redis.call("ZREM", member and K.ready or K.scheduled, member or key)
-  group_leave(K, m[message.group], key, p.group_limit)
-  sent, triggers = sent + 1, triggers + m[message.count]
+  group_leave(K, m.group, key, p.group_limit)
+  sent, triggers = sent + 1, triggers + m.count
 end
 
 -- The next due messages: key, due time, and member of the ready set if ranked; `names` holds their keys.
@@ -84,27 +80,27 @@ end
 for i, one in ipairs(candidates) do
   names[i] = one[1]
 end
-local accepted = count_within_budget(K, p, names, max_call_bytes, "pending")
+local accepted = count_within_budget(K, p, names, max_call_bytes, "messages")
 for i = 1, accepted do
   local key, due, member = unpack(candidates[i], 1, 3)
-  local packed = redis.call("HGET", K.pending, key)
+  local packed = redis.call("HGET", K.messages, key)
   local m = due and validate_message(packed)
-  problem = not packed and missing_entry(member and K.ready or K.scheduled, member or key) or not m and corrupt_entry(K.pending, key)
-    or validate_group(K, m[message.group], p.group_limit)
+  problem = not packed and missing_entry(member and K.ready or K.scheduled, member or key) or not m and corrupt_entry(K.messages, key)
+    or validate_group(K, m.group, p.group_limit)
   if problem then
     accepted = i - 1
     break
   end
-  candidates[i][4] = m
+  candidates[i][3], candidates[i][4], candidates[i][5] = member or false, packed, m
 end
 if problem and accepted == 0 then
   return { "foreign", now_ms, problem }
 end
 for i = 1, accepted do
-  forward_message(unpack(candidates[i], 1, 4))
+  forward_message(unpack(candidates[i], 1, 5))
 end
 if sent > 0 then
-  redis.call("HSET", K.meta, "fence", digits(last))
+  redis.call("HSET", K.meta, "fence", digits(token))
   add_counters(K, { forwarded = sent, forwarded_triggers = triggers })
   if kind == "list" and tonumber(ARGV[6]) > 0 then
     redis.call("LTRIM", target, -tonumber(ARGV[6]), -1)

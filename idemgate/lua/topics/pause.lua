@@ -1,5 +1,5 @@
 --- Pause or resume the deliveries of a slot. Deliveries in flight continue.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] "1" = pause, "0" = resume

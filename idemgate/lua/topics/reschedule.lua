@@ -1,5 +1,5 @@
 --- Set another due time for the pending message of a key.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/policy)
@@ -12,7 +12,7 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/message"
+--- @include "lib/slot/pending"
 --- @include "lib/slot/policy"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/unschedule"
@@ -35,19 +35,19 @@ if problem then
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
-local packed = redis.call("HGET", K.pending, key)
-local in_flight = redis.call("HEXISTS", K.inflight, key) == 1
+local hash = pending_hash(K, key)
+local packed, in_flight = redis.call("HGET", hash, key), hash == K.next
 if not packed then
   return remember_reply(K, ARGV[2], now_ms, { in_flight and "in_flight" or "absent", now_ms, 0 })
 end
-local m, due, before = cmsgpack.unpack(packed), parse_time(ARGV[5], now_ms), earliest_due(K)
+local m, due, before = decode_message(packed), parse_time(ARGV[5], now_ms), earliest_due(K)
 local stood = unschedule(K, key, m)
-m[message.due], m[message.why], m[message.pinned] = due, "time", 1
-redis.call("HDEL", K.pending, key)
-redis.call("HSET", K.pending, key, cmsgpack.pack(m))
+m.due, m.why, m.pinned = due, reason.time, 1
+redis.call("HDEL", hash, key)
+redis.call("HSET", hash, key, encode_message(m))
 if stood then
   schedule(K, key, m)
-  group_leave(K, m[message.group], key, p.group_limit)
+  group_leave(K, m.group, key, p.group_limit)
   publish_hint(K, before, earliest_due(K))
 end
 return remember_reply(K, ARGV[2], now_ms, { "rescheduled", now_ms, due })

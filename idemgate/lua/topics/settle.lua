@@ -2,7 +2,7 @@
 --- the items ("part"). The next messages of their keys and groups are scheduled in the same step. A delivery that
 --- another owner holds by now is left untouched and answered "lost". After reading 128 KiB of messages, the remaining
 --- deliveries are answered "left" and need another request.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/policy)
@@ -21,22 +21,25 @@
 --- @include "lib/schedule/hint"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem, ended = validate_slot(K), nil
-if problem then
-  return { "foreign", now_ms, problem }
+local function steps()
+  local problem = check_layout(K, redis.call("HGET", K.meta, "v"))
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+  local known_reply = recall_reply(K, ARGV[2], now_ms)
+  if known_reply then
+    return known_reply
+  end
+  local others = {}
+  for i = 5, #ARGV, 4 do
+    others[tonumber(ARGV[i])] = { ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] }
+  end
+  local ended, due = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
+  if not ended then
+    return { "foreign", now_ms, due }
+  end
+  local reply = { "ok", now_ms, next_due(K, now_ms, 0, due), unpack(ended) }
+  notify_reopened(K, p, reply[3], now_ms)
+  return remember_reply(K, ARGV[2], now_ms, reply)
 end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
-if known_reply then
-  return known_reply
-end
-local others = {}
-for i = 5, #ARGV, 4 do
-  others[tonumber(ARGV[i])] = { ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] }
-end
-ended, problem = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local reply = { "ok", now_ms, next_due(K, now_ms, 0), unpack(ended) }
-notify_reopened(K, p, reply[3], now_ms)
-return remember_reply(K, ARGV[2], now_ms, reply)
+return run_steps(K, now_ms, steps)

@@ -1,7 +1,7 @@
 --- Settle deliveries and take due messages in one step, as "settle" and "take" do. Each half has its own request id,
 --- so a retry of one half gets the same answer. A retry of this script takes nothing new. If a delivery is "left",
 --- nothing is taken.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id of the settled deliveries
 --- ARGV[3] policy (lib/slot/policy)
@@ -14,8 +14,8 @@
 --- ARGV[10] burst: deliveries allowed at once after an idle time
 --- ARGV[11..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part";
 ---         delay before the next attempt, ms; failure, or what failed of "part" (apply_partial)
---- Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message, then one a settled
----         delivery: "ok" | "dead" | "cancelled" | "lost" | "left"}
+--- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, then three a delivery: key, due ms, message,
+---         then one a settled delivery: "ok" | "dead" | "cancelled" | "lost" | "left"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
@@ -39,17 +39,18 @@ end
 if known_reply then
   ended = { unpack(known_reply, 4) }
 else
+  redis.call("HSTRLEN", K.meta, "") -- the take below may need it: an ACL denial must end this before its first write
   local others = {}
   for i = 11, #ARGV, 4 do
     others[tonumber(ARGV[i])] = { ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] }
   end
   ended, problem = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
-  if problem then
+  if not ended then
     return { "foreign", now_ms, problem }
   end
 end
 
-local reply = { "ok", now_ms, known_reply and known_reply[3] or now_ms, 0 }
+local reply = { "ok", now_ms, known_reply and known_reply[3] or now_ms, 0, 0 }
 if ended[#ended] ~= "left" and (not known_reply or recall_reply(K, ARGV[5], now_ms)) then
   -- A problem with the next messages is reported by the next call: these deliveries are settled already.
   reply = take_messages(K, p, now_us, ARGV[5], {

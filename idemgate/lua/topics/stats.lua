@@ -1,5 +1,5 @@
 --- Return the number of messages per state, and the slot's counters. Writes nothing.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] "1" = read a closed slot, too
 --- Returns {"ok", now ms, scheduled, ready, waiting, blocked, in flight, dead, earliest due ms (0 = none), then two a
@@ -16,7 +16,7 @@ if problem and not (closed and ARGV[2] == "1") then
 end
 local scheduled, ready = redis.call("ZCARD", K.scheduled), redis.call("ZCOUNT", K.scheduled, "-inf", now_ms)
 local ranked, blocked = redis.call("ZCARD", K.ready), redis.call("ZCARD", K.group_waiting)
-local waiting = redis.call("HLEN", K.pending) - scheduled - ranked - blocked
+local waiting = redis.call("HLEN", K.next)
 local earliest = tonumber(redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")[2]) or 0
 if ranked > 0 and (earliest == 0 or earliest > now_ms) then
   earliest = now_ms

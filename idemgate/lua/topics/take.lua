@@ -1,6 +1,6 @@
 --- Take due messages. Requeue deliveries whose lease lapsed, then deliver due messages. Each delivery gets a fencing
 --- token and a lease, and counts as an attempt.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/policy)
@@ -9,7 +9,8 @@
 --- ARGV[6] maximum deliveries of this slot in flight, 0 = unlimited
 --- ARGV[7] us between two deliveries at the rate limit, 0 = unlimited
 --- ARGV[8] burst: deliveries allowed at once after an idle time
---- Returns {"ok", now ms, next due ms (0 = none), lapsed, then four a delivery: key, fence, due ms, message}
+--- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, then three a delivery: key, due ms,
+---         message}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
@@ -18,11 +19,12 @@
 --- @include "lib/slot/take_messages"
 local K = slot(KEYS)
 local now_us = now(ARGV[1])
-local now_ms, reply, problem = math.floor(now_us / 1000), nil, validate_slot(K)
-if not problem then
-  reply, problem = take_messages(K, policy(ARGV[3]), now_us, ARGV[2], {
+local now_ms = math.floor(now_us / 1000)
+local function steps()
+  local reply, problem = take_messages(K, policy(ARGV[3]), now_us, ARGV[2], {
     most = tonumber(ARGV[4]), lease = tonumber(ARGV[5]), flights = tonumber(ARGV[6]), interval = tonumber(ARGV[7]),
     burst = tonumber(ARGV[8]),
   })
+  return reply or { "foreign", now_ms, problem }
 end
-return reply or { "foreign", now_ms, problem }
+return run_steps(K, now_ms, steps)

@@ -1,5 +1,5 @@
 --- Remove dead letters: redrive them (pending again, attempts reset, due now), or delete them for good.
---- KEYS[1..14] slot
+--- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/policy)
@@ -41,7 +41,7 @@ for i = 1, accepted do
   end
   keys[i] = letter and letter[1] or ""
 end
-accepted = count_within_budget(K, p, keys, max_call_bytes, "pending", "inflight")
+accepted = count_within_budget(K, p, keys, max_call_bytes, "messages", "next")
 for i = 1, accepted do
   problem = keys[i] ~= "" and validate_keys(K, p, { keys[i] })
   if problem then
@@ -54,13 +54,13 @@ for i = 1, accepted do
   local letter = redis.call("HGET", K.dead_data, id)
   if letter then
     letter = cmsgpack.unpack(letter)
-    local m = cmsgpack.unpack(letter[2])
+    local m = decode_message(letter[2])
     redis.call("ZREM", K.dead, id)
     redis.call("HDEL", K.dead_data, id)
-    taken, triggers = taken + 1, triggers + m[message.count]
+    taken, triggers = taken + 1, triggers + m.count
     if ARGV[4] == "redrive" then
-      m[message.attempts], m[message.pinned] = 0, 0
-      folded = folded + requeue(K, p, letter[1], m, now_ms, "redrive")
+      m.attempts, m.pinned = 0, 0
+      folded = folded + requeue(K, p, letter[1], m, now_ms, reason.redrive)
     end
   end
 end

@@ -11,7 +11,8 @@ from idemgate.core.calls import Call, call
 from idemgate.core.clock import Clock, stamp
 from idemgate.core.durations import LONGEST_MS, instant
 from idemgate.topics.merge import Merge, Name
-from idemgate.topics.messages import Delivery, Trigger, moment
+from idemgate.topics.message import moment
+from idemgate.topics.messages import Delivery, Trigger
 
 __all__ = [
     "BORN",

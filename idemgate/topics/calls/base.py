@@ -16,7 +16,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.keys import Key
 from idemgate.core.tokens import token
 from idemgate.errors import DecodeError
-from idemgate.topics.batching import restore_order
+from idemgate.topics.calls.batching import restore_order
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy, slots_of
 

@@ -11,7 +11,8 @@ from idemgate.core.codec.decoding import wrap_decode_errors
 from idemgate.core.keys import Key
 from idemgate.topics.calls.base import BaseCalls, flatten, route_of, single
 from idemgate.topics.dead_letters import DeadLetter, DeadPosition, decode_dead_letter
-from idemgate.topics.messages import Message, Peek, Stats, moment
+from idemgate.topics.message import Message, moment
+from idemgate.topics.messages import Peek, Stats
 
 __all__ = ["QueryCalls"]
 
@@ -29,11 +30,11 @@ class QueryCalls(BaseCalls):
         merge, codec = self.policy.merge, self.codec
 
         def read(reply: list[Any]) -> Peek:
-            pending, due, fence, lease_end, in_flight = reply[2:]
+            pending, due, fence, lease_end, in_flight, in_flight_due = reply[2:]
             return Peek(
-                pending=Message(pending, merge, codec) if pending else None,
+                pending=Message(pending, merge, codec, due_ms=due) if pending else None,
                 due_at=moment(due) if pending else None,
-                in_flight=Message(in_flight, merge, codec) if in_flight else None,
+                in_flight=Message(in_flight, merge, codec, due_ms=in_flight_due, running=True) if in_flight else None,
                 token=fence if in_flight else None,
                 lease_until=moment(lease_end) if in_flight else None,
             )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 from idemgate.core.calls import Arg, Batch, Call, Incomplete
 from idemgate.core.chunks import BATCH, split_batches
 from idemgate.core.tokens import token
-from idemgate.topics.batching import SlotRequest, restore_order
 from idemgate.topics.calls.base import Rebuild, earliest, flatten, next_batch_size
+from idemgate.topics.calls.batching import SlotRequest, restore_order
 from idemgate.topics.calls.take import TakeCalls
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Delivery, Settled, SettledAndTaken

@@ -45,10 +45,11 @@ class TakeCalls(BaseCalls):
     def _read_deliveries(self, slot: int, reply: list[Any], end: int) -> Taken:
         """Return the deliveries in a reply, up to position `end`."""
         name, merge, codec = self.name, self.policy.merge, self.codec
+        token = reply[4]
         deliveries: list[Delivery[Any]] = [
             # Not Delivery[Any](...): subscripting would cost as much as all the rest.
-            Delivery(name, slot, key, fence, due_ms, None, (packed, merge, codec))
-            for key, fence, due_ms, packed in zip(*(reply[at:end:4] for at in range(4, 8)), strict=True)
+            Delivery(name, slot, key, token, due_ms, None, (packed, merge, codec))
+            for key, due_ms, packed in zip(*(reply[at:end:3] for at in range(5, 8)), strict=True)
         ]
         return Taken(deliveries, lapsed=reply[3], next_due_ms=reply[2], now_ms=reply[1])
 

@@ -12,8 +12,8 @@ from idemgate.core.durations import instant, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument
-from idemgate.topics.batching import SlotRequest, restore_order
 from idemgate.topics.calls.base import BaseCalls, flatten, next_batch_size, single
+from idemgate.topics.calls.batching import SlotRequest, restore_order
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Receipt, ReceiptStatus, Trigger
 

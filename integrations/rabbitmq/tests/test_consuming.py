@@ -388,7 +388,9 @@ async def test_a_store_outage_requeues_no_message(
                 # Then the messages run, without a requeue
                 await wait_for_count(gate, "handled", 3)
             assert sorted(ran) == [Received(message_id, b"x", redelivered=False) for message_id in ids]
-            await wait_for_counts(gate, held_store_unavailable=3, store_unavailable=0, failed=0)
+            await wait_for_counts(gate, store_unavailable=0, failed=0)
+            # Each was held, perhaps more than once: a busy machine may exceed the timeout after the outage, too
+            assert gate.counters["rabbitmq.held_store_unavailable"] >= 3
             await gate.aio.close()
             gate.close()
 

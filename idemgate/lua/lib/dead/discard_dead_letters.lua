@@ -1,5 +1,4 @@
 --- @include "lib/slot/counters"
---- @include "lib/slot/message"
 --- @include "lib/validate/stored"
 --- @include "lib/slot/budget"
 -- Discard and count dead letters past retention or beyond the maximum. One call discards at most 100 and stays within
@@ -19,7 +18,7 @@ local function discard_dead_letters(K, p, now_ms)
     -- Discard a corrupt dead letter as well: it is past its retention.
     local found = unpack_table(packed)
     local m = found and validate_message(found[2])
-    triggers = triggers + (m and m[message.count] or 0)
+    triggers = triggers + (m and m.count or 0)
   end
   redis.call("HDEL", K.dead_data, unpack(old))
   redis.call("ZREM", K.dead, unpack(old))

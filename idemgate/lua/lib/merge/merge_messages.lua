@@ -1,19 +1,29 @@
 --- @include "lib/merge/payloads"
---- @include "lib/slot/message"
+-- Merge the accumulators of two messages. Those of `first` and `last` stay packed; others are unpacked once.
+local function merge_accumulators(spec, a, b)
+  if spec.op == "last" then
+    return b
+  elseif spec.op == "first" then
+    return a
+  end
+  a = type(a) == "table" and a or cmsgpack.unpack(a)
+  return merge(spec, a, type(b) == "table" and b or cmsgpack.unpack(b))
+end
+
 -- Merge two messages of the same key, `old` being the older. Due time, attempts and reason stay those of `old`; the
 -- caller decides.
 local function merge_messages(spec, old, new)
-  old[message.count] = old[message.count] + new[message.count]
-  old[message.first] = math.min(old[message.first], new[message.first])
-  old[message.last] = math.max(old[message.last], new[message.last])
-  old[message.serial] = math.max(old[message.serial], new[message.serial])
-  old[message.acc] = merge(spec, old[message.acc], new[message.acc])
-  if new[message.version] ~= "" then
-    old[message.version] = new[message.version]
+  old.count = old.count + new.count
+  old.first = math.min(old.first, new.first)
+  old.last = math.max(old.last, new.last)
+  old.serial = math.max(old.serial, new.serial)
+  old.acc = merge_accumulators(spec, old.acc, new.acc)
+  if new.version ~= "" then
+    old.version = new.version
   end
-  if new[message.priority] ~= "" then
-    old[message.priority] = new[message.priority]
+  if new.priority ~= "" then
+    old.priority = new.priority
   end
-  old[message.group] = new[message.group]
+  old.group = new.group
   return old
 end

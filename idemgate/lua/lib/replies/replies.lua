@@ -9,6 +9,9 @@ local function recall_reply(K, request, now_ms)
     for back = 0, 1 do
       local target = K.replies[(half - back) % 2]
       local found = redis.call("HMGET", target, "", string.sub(request, at + 2, at + 15))
+      if back == 0 then
+        K.period = found[1] -- of the hash that `remember_reply` writes to
+      end
       if found[2] and tonumber(found[1]) == half - back then
         local whole, reply = pcall(cmsgpack.unpack, found[2])
         if whole and type(reply) == "table" and type(reply[2]) == "number" then
@@ -21,15 +24,15 @@ local function recall_reply(K, request, now_ms)
   end
 end
 
--- Store the reply of a request, so that a retry gets the same answer and has no second effect. Call it after the
--- first write that may be refused when the server is out of memory.
+-- Store the reply of a request, so that a retry gets the same answer and has no second effect. Call it after
+-- `recall_reply`, and after the first write that may be refused when the server is out of memory.
 local function remember_reply(K, request, now_ms, reply)
   local half = math.floor(now_ms / 30000)
   local log = K.replies[half % 2]
-  local period = redis.call("HGET", log, "")
-  if tonumber(period) ~= half then
+  if tonumber(K.period) ~= half then
+    K.period = string.format("%.0f", half)
     redis.call("DEL", log)
-    redis.call("HSET", log, "", string.format("%.0f", half))
+    redis.call("HSET", log, "", K.period)
     redis.call("PEXPIRE", log, 120000)
   end
   local timed = type(reply[1]) == "string" -- a word and the time; what `take` keeps of its own is not

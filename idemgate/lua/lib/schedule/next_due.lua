@@ -1,20 +1,24 @@
+-- Return when the first scheduled or ready message is due, ms, or nil.
+local function waiting_due(K, now_ms)
+  if redis.call("ZCARD", K.ready) > 0 then
+    return now_ms
+  end
+  return tonumber(redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")[2])
+end
+
 -- Return when this slot next has work, ms: the earliest due time or lease end, or 0 if nothing is scheduled or in
 -- flight. `opens` says when it may deliver again: 0 = now, a time in ms under a rate limit, nil = when a delivery or
--- a lease ends.
-local function next_due(K, now_ms, opens)
-  local due = redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")
-  local lease = redis.call("ZRANGE", K.leases, 0, 0, "WITHSCORES")
-  local a, b = tonumber(due[2]), tonumber(lease[2])
-  if redis.call("ZCARD", K.ready) > 0 then
-    a = now_ms
-  end
+-- a lease ends. `due` is the result of `waiting_due`, for a caller that had to read before it wrote.
+local function next_due(K, now_ms, opens, due)
+  local lease = tonumber(redis.call("ZRANGE", K.leases, 0, 0, "WITHSCORES")[2])
+  due = due or due == nil and waiting_due(K, now_ms) or nil
   if not opens then
-    a = nil
-  elseif a and a < opens then
-    a = opens
+    due = nil
+  elseif due and due < opens then
+    due = opens
   end
-  if a and b then
-    return math.min(a, b)
+  if due and lease then
+    return math.min(due, lease)
   end
-  return a or b or 0
+  return due or lease or 0
 end

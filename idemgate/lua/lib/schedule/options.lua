@@ -10,10 +10,10 @@ end
 
 -- Parse the options of one trigger: "" (none, the common case), a time (parse_time), or packed {time or "", priority
 -- or "", group or "", version or "", event id (lib/dedup/events) or ""}. In the returned table, `at` is a time in ms
--- or nil for the policy's, and `text` is the input.
+-- or nil for the policy's. `text` is the input. `plain` is true without any option.
 local function parse_options(text, now_ms)
   if string.byte(text) ~= 149 then
-    return { text = text, at = parse_time(text, now_ms), priority = "", group = "", version = "", event = "" }
+    return { text = text, at = parse_time(text, now_ms), priority = "", group = "", version = "", event = "", plain = text == "" }
   end
   local at, priority, group, version, event = unpack(cmsgpack.unpack(text))
   return { text = text, at = parse_time(at, now_ms), priority = priority, group = group, version = version, event = event }

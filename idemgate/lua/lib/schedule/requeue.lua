@@ -1,41 +1,43 @@
+--- @include "lib/slot/message"
 --- @include "lib/schedule/schedule"
 --- @include "lib/group/group"
---- @include "lib/slot/message"
+--- @include "lib/slot/pending"
 --- @include "lib/merge/merge_messages"
 --- @include "lib/schedule/unschedule"
 --- @include "lib/slot/counters"
--- Finish a delivery for good: schedule the next message of its key, and the next one of its group.
-local function finish_delivery(K, p, key, m)
-  local waiting = redis.call("HGET", K.pending, key)
+-- Schedule the next message of a key whose delivery ended (end_delivery), and the next one of its group.
+local function finish_delivery(K, p, key, group)
+  local waiting = redis.call("HGET", K.messages, key)
   if waiting then
-    schedule(K, key, cmsgpack.unpack(waiting))
+    schedule(K, key, decode_message(waiting))
   end
-  group_leave(K, m[message.group], key, p.group_limit)
+  group_leave(K, group, key, p.group_limit)
 end
 
--- Return a delivered message to the pending ones, due at `due`. It merges with a pending message of its key, and a
--- time set by the caller wins. The pending one is the newer, unless `m` is a dead letter; then the last triggers
--- decide. Return 1 if there was one, else 0.
+-- Return a delivered message, whose delivery ended (end_delivery), to the pending ones, due at `due`. It merges with a
+-- pending message of its key, and a time set by the caller wins. The pending one is the newer, unless `m` is a dead
+-- letter; then the last triggers decide. Return 1 if there was one, else 0.
 local function requeue(K, p, key, m, due, why)
-  local waiting = redis.call("HGET", K.pending, key)
-  m[message.due], m[message.why] = due, why
+  local hash = pending_hash(K, key)
+  local waiting = redis.call("HGET", hash, key)
+  m.due, m.why = due, why
   if waiting then
-    waiting = cmsgpack.unpack(waiting)
-    local time = waiting[message.pinned] == 1 and waiting or m
-    local kept = { [message.attempts] = m[message.attempts], [message.failure] = m[message.failure] }
-    local groups = { m[message.group], waiting[message.group] }
+    waiting = decode_message(waiting)
+    local time = waiting.pinned == 1 and waiting or m
+    local kept = { attempts = m.attempts, failure = m.failure }
+    local groups = { m.group, waiting.group }
     local stood = unschedule(K, key, waiting)
-    if stood and stood ~= waiting[message.due] then
-      waiting[message.due], waiting[message.why] = stood, "flush"
+    if stood and stood ~= waiting.due then
+      waiting.due, waiting.why = stood, reason.flush
     end
-    kept[message.due], kept[message.why], kept[message.pinned] = time[message.due], time[message.why], time[message.pinned]
-    m = waiting[message.last] < m[message.last] and merge_messages(p.merge, waiting, m) or merge_messages(p.merge, m, waiting)
-    for at, value in pairs(kept) do
-      m[at] = value
+    kept.due, kept.why, kept.pinned = time.due, time.why, time.pinned
+    m = waiting.last < m.last and merge_messages(p.merge, waiting, m) or merge_messages(p.merge, m, waiting)
+    for name, value in pairs(kept) do
+      m[name] = value
     end
-    for _, group in ipairs(redis.call("HEXISTS", K.inflight, key) == 0 and groups or {}) do
+    for _, group in ipairs(hash == K.messages and groups or {}) do
       -- Leave the former group. If the caller set a time, which may be far away, no group waits for it.
-      if group ~= m[message.group] or waiting[message.pinned] == 1 then
+      if group ~= m.group or waiting.pinned == 1 then
         group_leave(K, group, key, p.group_limit)
       else
         -- The message may have been the next of its group and is no longer.
@@ -43,7 +45,7 @@ local function requeue(K, p, key, m, due, why)
       end
     end
   end
-  redis.call("HSET", K.pending, key, track_large(K, cmsgpack.pack(m)))
+  redis.call("HSET", hash, key, track_large(K, encode_message(m)))
   schedule(K, key, m)
   return waiting and 1 or 0
 end

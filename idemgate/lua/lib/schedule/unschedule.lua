@@ -1,5 +1,4 @@
 --- @include "lib/schedule/set_members"
---- @include "lib/slot/message"
 -- Remove a pending message from the set it is in: scheduled, ready, or waiting for its group. Return its due time,
 -- ms, or nil if it was behind a delivery of the same key.
 local function unschedule(K, key, m)
@@ -8,10 +7,10 @@ local function unschedule(K, key, m)
     redis.call("ZREM", K.scheduled, key)
     return due
   end
-  if redis.call("ZREM", K.ready, ready_member(m[message.due], key)) == 1 then
-    return m[message.due]
+  if redis.call("ZREM", K.ready, ready_member(m.due, key)) == 1 then
+    return m.due
   end
-  if m[message.group] ~= "" and redis.call("ZREM", K.group_waiting, waiting_member(key, m)) == 1 then
-    return m[message.due]
+  if m.group ~= "" and redis.call("ZREM", K.group_waiting, waiting_member(key, m)) == 1 then
+    return m.due
   end
 end

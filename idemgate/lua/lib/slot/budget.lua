@@ -15,7 +15,10 @@ end
 -- One key of any size fits into an untouched `max_call_bytes`. Lengths are queried only if the slot has held a large
 -- entry (track_large), or if the policy merges by value. Otherwise the number of keys per call bounds the bytes.
 local function count_within_budget(K, p, names, room, part, other)
-  if #names == 0 or not budget.by_value(p) and redis.call("HEXISTS", K.meta, "large") == 0 then
+  if K.large == nil then
+    K.large = redis.call("HEXISTS", K.meta, "large") == 1
+  end
+  if #names == 0 or not budget.by_value(p) and not K.large then
     return #names, room
   end
   for i, name in ipairs(names) do

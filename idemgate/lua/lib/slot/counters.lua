@@ -1,13 +1,20 @@
 -- Add to the slot's counters: a table of name -> number.
 local function add_counters(K, done)
+  local names, words = {}, {}
   for name, n in pairs(done) do
     if n ~= 0 then
-      -- A counter that is not a number restarts: an error here would follow the script's other writes.
-      if type(redis.pcall("HINCRBY", K.meta, name, n)) == "table" then
-        redis.call("HSET", K.meta, name, n)
-      end
+      names[#names + 1] = name
     end
   end
+  if #names == 0 then
+    return
+  end
+  -- A counter that is not a number restarts: an error here would follow the script's other writes.
+  for i, before in ipairs(redis.call("HMGET", K.meta, unpack(names))) do
+    words[2 * i - 1] = names[i]
+    words[2 * i] = string.format("%.0f", (before and string.find(before, "^%d+$") and tonumber(before) or 0) + done[names[i]])
+  end
+  redis.call("HSET", K.meta, unpack(words))
 end
 
 -- Return a packed message or dead letter that is about to be stored. Record the first large one, so that slots
@@ -15,6 +22,7 @@ end
 local function track_large(K, packed)
   if #packed > 1024 then
     redis.call("HSET", K.meta, "large", 1)
+    K.large = true
   end
   return packed
 end

@@ -1,156 +1,149 @@
---- @include "lib/slot/message"
+--- @include "lib/digits"
+--- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
---- @include "lib/slot/delivery"
---- @include "lib/schedule/requeue"
+--- @include "lib/slot/settle_one"
 --- @include "lib/group/group"
---- @include "lib/dead/dead_letters"
 --- @include "lib/dead/discard_dead_letters"
 --- @include "lib/slot/counters"
---- @include "lib/validate/lean"
 --- @include "lib/slot/budget"
--- Keep only the failed items in a message. `packed` is {failure, number of failed items, their accumulator}. An
--- appended item is one trigger, so the triggers of the other items are done. The triggers behind union items or
--- fields are unknown, so all of them stay counted. Return the failure, the number of items, and the number of
--- triggers done.
-local function apply_partial(p, m, packed)
-  local failure, items, acc = unpack(cmsgpack.unpack(packed))
-  local triggers = p.merge.op == "append" and items or m[message.count]
-  local done = m[message.count] - triggers
-  m[message.acc], m[message.count], m[message.splits] = acc, triggers, m[message.splits] + 1
-  return failure, items, done
+--- @include "lib/schedule/next_due"
+-- Split the packed deliveries, key and token each, into the keys and the tokens as text. Most share a token.
+local function split_endings(endings)
+  local keys, tokens, last, text = {}, {}, nil, nil
+  for i = 1, #endings, 2 do
+    if endings[i + 1] ~= last then
+      last, text = endings[i + 1], digits(endings[i + 1])
+    end
+    local n = (i + 1) / 2
+    keys[n], tokens[n] = endings[i], text
+  end
+  return keys, tokens
+end
+
+-- Read the entries of deliveries and the messages behind them. Return three tables by key: the entries as text or
+-- parsed; the packed messages behind; their due times. On a problem return nil and the problem.
+local function read_deliveries(K, p, keys, tokens, others, behind_any)
+  local live, behind, dues, checked = {}, {}, {}, false
+  for i, entry in ipairs(redis.call("HMGET", K.inflight, unpack(keys))) do
+    local key = keys[i]
+    if entry and (entry ~= tokens[i] or others[i]) then
+      entry = parse_entry(entry)
+      local problem = not entry and corrupt_entry(K.inflight, key)
+      if not problem and entry.group ~= "" then
+        problem = not checked and validate_slot(K) or validate_group(K, entry.group, p.group_limit)
+        checked = true
+      end
+      problem = problem or others[i] and validate_keys(K, p, { key })
+      if problem then
+        return nil, problem
+      end
+    end
+    live[key] = entry
+  end
+  for i, packed in ipairs(behind_any and redis.call("HMGET", K.next, unpack(keys)) or {}) do
+    if packed then
+      local flags, _, due = read_header(packed)
+      if not flags then
+        return nil, corrupt_entry(K.next, keys[i])
+      end
+      behind[keys[i]], dues[keys[i]] = packed, due
+    end
+  end
+  return live, behind, dues
+end
+
+-- Remove acked deliveries in one batch: most settled deliveries are acks. The messages behind them take their places.
+local function remove_acked(K, p, acked, behind, dues, grouped)
+  redis.call("ZREM", K.leases, unpack(acked))
+  redis.call("HDEL", K.inflight, unpack(acked))
+  redis.call("HDEL", K.messages, unpack(acked))
+  for _, key in ipairs(next(behind) and acked or {}) do
+    if behind[key] then
+      redis.call("HDEL", K.next, key)
+      redis.call("HSET", K.messages, key, behind[key])
+      redis.call("ZADD", K.scheduled, dues[key], key)
+    end
+  end
+  for _, one in ipairs(grouped) do
+    group_leave(K, one[1], one[2], p.group_limit)
+  end
 end
 
 -- Settle deliveries. `endings` holds two values per delivery: key, fence. `others` maps the index of each delivery that
 -- is not a plain ack to {verb, delay in ms, failure}. Messages waiting behind the deliveries are scheduled.
--- Deliveries beyond `max_call_bytes` return "left" and need another call. Return one word per delivery. On a problem,
--- return nil and the problem; nothing was written.
+-- Deliveries beyond `max_call_bytes` return "left" and need another call. Return one word per delivery, and the due time
+-- of the first waiting message (waiting_due; false for none), or nil if that may have changed. On a problem, return nil
+-- and the problem; nothing was written.
 local function settle_deliveries(K, p, endings, others, now_ms)
-  local done, acked, acked_triggers = {}, {}, 0
+  local keys, tokens = split_endings(endings)
+  local mixed, behind_any, accepted = next(others), redis.call("HLEN", K.next) > 0, #keys
+  local problem = (mixed or behind_any) and validate_slot(K)
+  if problem then
+    return nil, problem
+  end
+  if mixed or behind_any then
+    accepted = count_within_budget(K, p, keys, max_call_bytes, "next", mixed and "messages")
+  end
+  local wanted = { unpack(keys, 1, accepted) }
+  local live, behind, dues, due = {}, {}, {}, nil
+  if accepted > 0 then
+    live, behind, dues = read_deliveries(K, p, wanted, tokens, others, behind_any)
+    if not live then
+      return nil, behind
+    end
+  end
+  -- Run the commands of later steps now: an ACL denial or messages of another type must end this before its first write.
+  if mixed or behind_any then
+    redis.call("HSTRLEN", K.meta, "")
+  else
+    redis.call("HLEN", K.messages)
+    due = waiting_due(K, now_ms) or false
+  end
+
+  local reply, acked, grouped, done, triggers, ends = {}, {}, {}, {}, 0, 0
   local function add_count(name, n)
     done[name] = (done[name] or 0) + n
   end
-
-  local function bury_delivery(key, d, m, failure)
-    add_count("buried", 1)
-    add_count("buried_triggers", m[message.count])
-    add_dead_letter(K, key, d[delivery.message], failure, d[delivery.fence], now_ms)
-    finish_delivery(K, p, key, m)
-    return "dead"
+  -- Start with a deletion: a server without memory refuses a script whose first write is any that may allocate.
+  if mixed then
+    redis.call("HDEL", K.meta, "")
   end
-
-  local function settle_one(verb, key, d, delay, failure)
-    local m = cmsgpack.unpack(d[delivery.message])
-    redis.call("ZREM", K.leases, key)
-    redis.call("HDEL", K.inflight, key)
-    if verb == "part" then
-      local items, triggers
-      failure, items, triggers = apply_partial(p, m, failure)
-      add_count("partial", 1)
-      add_count("items_failed", items)
-      acked_triggers = acked_triggers + triggers
-      d[delivery.message] = cmsgpack.pack(m)
-    end
-    if verb == "bury" then
-      return bury_delivery(key, d, m, failure)
-    elseif d[delivery.cancelled] == 1 then
-      add_count("cancelled", 1)
-      add_count("cancelled_triggers", m[message.count])
-      finish_delivery(K, p, key, m)
-      return "cancelled"
-    elseif verb == "return" then
-      add_count("returned", 1)
-      m[message.attempts] = m[message.attempts] - 1
-      add_count("folded", requeue(K, p, key, m, m[message.due], m[message.why]))
-      return "ok"
-    end
-    if verb == "defer" then
-      add_count("deferred", 1)
-      m[message.attempts], m[message.pinned] = m[message.attempts] - 1, 0
-      add_count("folded", requeue(K, p, key, m, now_ms + delay, "retry"))
-      return "ok"
-    end
-    add_count("nacked", 1)
-    if m[message.attempts] >= p.attempts then
-      return bury_delivery(key, d, m, failure)
-    end
-    m[message.failure], m[message.pinned] = failure, 0
-    add_count("folded", requeue(K, p, key, m, now_ms + delay, "retry"))
-    return "ok"
-  end
-
-  -- The delivery in flight of each key, or false once it was settled here: a delivery is settled at most once per
-  -- call.
-  local keys, live, behind = {}, {}, {}
-  for i = 1, #endings, 2 do
-    keys[(i + 1) / 2] = endings[i]
-  end
-  local delivery_in, accepted = next(others) and validate_delivery or validate_lean_delivery, count_within_budget(K, p, keys, max_call_bytes, "pending", next(others) and "inflight")
-  for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.inflight, unpack(keys, 1, accepted)) or {}) do
-    local key, d = keys[i], packed and delivery_in(packed)
-    if packed then
-      local problem = not d and corrupt_entry(K.inflight, key) or d[delivery.group] ~= "" and validate_group(K, d[delivery.group], p.group_limit)
-        or others[i] and validate_keys(K, p, { key })
-      if problem then
-        return nil, problem
-      end
-      live[key] = d
-    end
-  end
-  for i, packed in ipairs(accepted > 0 and redis.call("HMGET", K.pending, unpack(keys, 1, accepted)) or {}) do
-    if packed then
-      local m = validate_lean_message(packed)
-      if not m then
-        return nil, corrupt_entry(K.pending, keys[i])
-      end
-      behind[keys[i]] = m[message.due]
-    end
-  end
-
-  -- Probe HSTRLEN now, which discarding dead letters and a following take need: an ACL denial must abort the script
-  -- before its first write.
-  redis.call("HSTRLEN", K.meta, "")
-  -- Start with HDEL: a server without memory refuses a script whose first write is any that may allocate.
-  redis.call("HDEL", K.meta, "")
-  local reply, grouped = {}, {}
   for i, key in ipairs(keys) do
-    local d, other = live[key], others[i]
+    local entry, other = live[key], others[i]
+    local d = type(entry) == "table" and entry or entry and other and parse_entry(entry)
     if i > accepted then
       reply[i] = "left"
-    elseif not d or d[delivery.fence] ~= endings[2 * i] then
+    elseif not entry or (d and d.token or entry) ~= tokens[i] then
       reply[i] = "lost"
       add_count("lost", 1)
     else
-      live[key] = false
+      live[key] = false -- a delivery is settled at most once per call
       if other then
-        reply[i] = settle_one(other[1], key, d, other[2], other[3])
+        reply[i] = settle_one(K, p, key, d, other[1], other[2], other[3], now_ms, add_count)
       else
         reply[i] = "ok"
-        acked[#acked + 1] = key
-        acked_triggers = acked_triggers + d[delivery.count]
-        if d[delivery.group] ~= "" then
-          grouped[#grouped + 1] = { d[delivery.group], key }
+        ends, triggers = ends + 1, triggers + (d and d.count or 1)
+        acked[ends] = key
+        if d and d.group ~= "" then
+          grouped[#grouped + 1] = { d.group, key }
         end
       end
     end
   end
-  -- Remove acked deliveries in one batch at the end: most settled deliveries are acks.
   if #acked > 0 then
-    redis.call("ZREM", K.leases, unpack(acked))
-    redis.call("HDEL", K.inflight, unpack(acked))
-    for _, key in ipairs(next(behind) and acked or {}) do
-      if behind[key] then
-        redis.call("ZADD", K.scheduled, behind[key], key)
-      end
-    end
-    for _, one in ipairs(grouped) do
-      group_leave(K, one[1], one[2], p.group_limit)
-    end
+    remove_acked(K, p, acked, behind, dues, grouped)
     add_count("acked", #acked)
+    add_count("acked_triggers", triggers)
+  elseif not mixed then
+    redis.call("ZCARD", K.leases)
+    redis.call("HDEL", K.meta, "")
   end
-  add_count("acked_triggers", acked_triggers)
   if done.buried then
     discard_dead_letters(K, p, now_ms)
   end
   add_counters(K, done)
-  return reply
+  if #grouped > 0 then
+    due = nil
+  end
+  return reply, due
 end

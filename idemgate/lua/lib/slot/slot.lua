@@ -1,10 +1,11 @@
 -- Return the keys of one slot of a topic by name, in the order every topic script receives them. Data dictionary:
---   scheduled     zset  key -> due time, ms                  scheduled: pending and not blocked
---   pending       hash  key -> message (lib/slot/message)    waiting to be taken, or behind the delivery of the same key
+--   scheduled     zset  key -> due time, ms                  pending, and not blocked
+--   messages      hash  key -> message (lib/slot/message)    from its first trigger until it is settled
+--   next          hash  key -> message                       triggered while the key's delivery is in flight
 --   leases        zset  key -> lease end, ms                 in flight
---   inflight      hash  key -> delivery (lib/slot/delivery)  in flight
---   dead          zset  fence -> time of death, ms           dead letters, by age
---   dead:data     hash  fence -> dead letter {key, message, reason, time of death, fence}
+--   inflight      hash  key -> entry (lib/slot/inflight)     in flight
+--   dead          zset  id -> time of death, ms              dead letters, by age
+--   dead:data     hash  id -> dead letter {key, message, reason, time of death, id}
 --   meta          hash  v layout; fence last token; lease the longest lease requested, ms; flushed the highest serial that a
 --                       flush of the whole slot may have covered; large set once a message or dead letter exceeded 1 KiB
 --                       (track_large); and one field per counter
@@ -17,8 +18,8 @@
 --   replies0/1    hash  request id -> its reply, for even / odd half minutes; "" -> number of the half minute
 local function slot(keys)
   return {
-    scheduled = keys[1], pending = keys[2], leases = keys[3], inflight = keys[4], dead = keys[5], dead_data = keys[6],
-    meta = keys[7], dedup = keys[8], dedup_expiry = keys[9], ready = keys[10],
-    group_active = keys[11], group_waiting = keys[12], replies = { [0] = keys[13], [1] = keys[14] },
+    scheduled = keys[1], messages = keys[2], next = keys[3], leases = keys[4], inflight = keys[5], dead = keys[6],
+    dead_data = keys[7], meta = keys[8], dedup = keys[9], dedup_expiry = keys[10], ready = keys[11],
+    group_active = keys[12], group_waiting = keys[13], replies = { [0] = keys[14], [1] = keys[15] },
   }
 end

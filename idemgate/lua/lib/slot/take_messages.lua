@@ -1,287 +1,120 @@
 --- @include "lib/slot/message"
+--- @include "lib/slot/take_limits"
+--- @include "lib/slot/due_messages"
 --- @include "lib/fence"
 --- @include "lib/digits"
+--- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/delivery"
---- @include "lib/schedule/requeue"
+--- @include "lib/slot/reclaim_lapsed"
 --- @include "lib/group/group"
---- @include "lib/schedule/set_members"
 --- @include "lib/schedule/rank"
---- @include "lib/dead/dead_letters"
---- @include "lib/dead/discard_dead_letters"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
---- @include "lib/slot/string_header"
--- Count an attempt of a message and pack it. `packed` is its former packed text, if nothing else changed. Then
--- replacing one byte costs half of packing again. A large message is packed again: a patched copy would create two
--- strings.
-local function pack_attempt(m, packed)
-  local before = m[message.attempts]
-  m[message.attempts] = before + 1
-  local at = packed and #packed < 1024 and cmsgpack.unpack_limit(packed, message.attempts - 1, 1)
-  if at and before < 127 and string.byte(packed, at + 1) == before then
-    return string.sub(packed, 1, at) .. string.char(before + 1) .. string.sub(packed, at + 2)
-  end
-  return cmsgpack.pack(m)
-end
-
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
 -- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited), and one delivery per
 -- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes`, or there is only one. A
 -- call that requeues lapsed deliveries, at most 32, also delivers at most 32. Return {"ok", now ms, next due ms (0 =
--- none), lapsed, then four a delivery: key, fence, due ms, message}. On a problem, return nil and the problem;
+-- none), lapsed, fencing token, then three a delivery: key, due ms, message}. On a problem, return nil and the problem;
 -- nothing was written.
 local function take_messages(K, p, now_us, request, want)
-  local now_ms, problem = math.floor(now_us / 1000), nil
-  -- The id of the client's original request, whose parts went to several slots (recall_reply).
-  local origin = string.sub(request, -16)
+  local now_ms = math.floor(now_us / 1000)
   local known_reply = recall_reply(K, request, now_ms)
-  if known_reply then
-    if known_reply[1] == "foreign" then
-      return nil, known_reply[3]
-    end
-    -- Return the deliveries of that request that it still owns.
-    local reply = { "ok", now_ms, next_due(K, now_ms, 0), known_reply[2] }
-    for _, key in ipairs(known_reply[1]) do
-      local d = redis.call("HGET", K.inflight, key)
-      d = d and validate_delivery(d)
-      if d and d[delivery.request] == origin then
-        reply[#reply + 1] = key
-        reply[#reply + 1] = d[delivery.fence]
-        reply[#reply + 1] = d[delivery.due]
-        reply[#reply + 1] = d[delivery.message]
-      end
-    end
-    return reply
+  if known_reply and known_reply[1] == "foreign" then
+    return nil, known_reply[3]
+  elseif known_reply then
+    return replay_take(K, known_reply, now_ms)
   end
-
-  local done = { taken = 0, lapsed = 0 }
-  local function add_count(name, n)
-    done[name] = (done[name] or 0) + n
-  end
-
-  local lapse_reason = "lease lapsed: its worker vanished or stalled"
-  -- Retry at once after the first lapse. After the second, retry at a pseudo-random moment within one lease.
-  -- Otherwise a poison message that kills its worker lapses together with the same neighbours, until all of them are
-  -- dead.
-  local function retry_time(key, d, m)
-    if m[message.attempts] < 2 then
-      return now_ms
-    end
-    local drawn = string.sub(redis.sha1hex(key .. digits(d[delivery.fence])), 1, 8)
-    return now_ms + tonumber(drawn, 16) % want.lease
-  end
-
-  -- Requeue or bury a delivery whose lease lapsed.
-  local function reclaim_lapsed(key)
-    local d = cmsgpack.unpack(redis.call("HGET", K.inflight, key))
-    local m = cmsgpack.unpack(d[delivery.message])
-    redis.call("ZREM", K.leases, key)
-    redis.call("HDEL", K.inflight, key)
-    done.lapsed = done.lapsed + 1
-    if d[delivery.cancelled] == 1 then
-      add_count("cancelled", 1)
-      add_count("cancelled_triggers", m[message.count])
-      finish_delivery(K, p, key, m)
-    elseif m[message.attempts] >= p.attempts then
-      add_count("buried", 1)
-      add_count("buried_triggers", m[message.count])
-      add_dead_letter(K, key, d[delivery.message], lapse_reason, d[delivery.fence], now_ms)
-      finish_delivery(K, p, key, m)
-    else
-      m[message.failure], m[message.pinned] = lapse_reason, 0
-      add_count("folded", requeue(K, p, key, m, retry_time(key, d, m), "retry"))
-    end
-  end
-
-  local meta = redis.call("HMGET", K.meta, "fence", "lease")
-  local last, keys, lease_end = meta[1], {}, digits(now_ms + want.lease)
-  local lapsed_keys = redis.call("ZRANGEBYSCORE", K.leases, "-inf", now_ms, "LIMIT", 0, 32)
-  local accepted, bytes = count_within_budget(K, p, lapsed_keys, max_call_bytes, "inflight", "pending")
-  -- Tokens follow the clock, so a token ahead of the clock shows that the clock jumped back. Then leases and the rate
-  -- limit restart from now. Tokens of one batch run ahead of the clock by microseconds.
-  if (tonumber(last) or 0) > now_us + 1000000 then
-    for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "(" .. lease_end, "+inf", "LIMIT", 0, 1000)) do
-      redis.call("ZREM", K.leases, key)
-      redis.call("ZADD", K.leases, lease_end, key)
-    end
-    local most, used_up = now_us + want.interval * want.burst, tonumber(redis.call("HGET", K.meta, "rate"))
-    if used_up and used_up > most then
-      redis.call("HSET", K.meta, "rate", digits(most))
-    end
-  end
-
-  -- A corrupt entry stops the loop: it and the entries behind it stay untouched. The problem is reported only if
-  -- nothing was done before it.
-  for i = 1, accepted do
-    local key = lapsed_keys[i]
-    problem = redis.call("HEXISTS", K.inflight, key) == 0 and missing_entry(K.leases, key) or validate_keys(K, p, { key })
-    if problem then
-      break
-    end
-    reclaim_lapsed(key)
-  end
-
-  -- Return how many messages may be delivered, and when the slot opens again: 0 = open now, a time in ms, or nil =
-  -- when a delivery ends.
-  local function count_permitted(wanted)
-    if redis.call("HEXISTS", K.meta, "paused") == 1 then
-      return 0, nil
-    end
-    local most, interval = want.flights, want.interval
-    if most > 0 then
-      local room = most - redis.call("HLEN", K.inflight)
-      if room <= 0 then
-        return 0, nil
-      end
-      wanted = math.min(wanted, room)
-    end
-    if interval > 0 then
-      -- Generic cell rate algorithm (GCRA): the theoretical arrival time may run ahead of the clock by at most the
-      -- burst.
-      local ahead = math.max(tonumber(redis.call("HGET", K.meta, "rate")) or 0, now_us)
-      local burst = want.burst * interval
-      local room = math.max(0, math.floor((now_us + burst - ahead) / interval))
-      if room < wanted then
-        return room, math.ceil((ahead + interval * (room + 1) - burst) / 1000)
-      end
-    end
-    return wanted, 0
-  end
-
-  local reply, at = { "ok", now_ms, 0, done.lapsed }, 4
-  local flights, leases, waits = {}, {}, {}
-  local pack, packed_origin = cmsgpack.pack, cmsgpack.pack(origin, 0)
-
-  -- Set the rank by which a message waits for its group.
-  local function set_waiting_rank(m)
-    m[message.rank] = nil
-    if p.ranked then
-      -- Most ranks are negative. The offset and 16 digits sort correctly up to the highest priority.
-      m[message.rank] = string.format("%016.0f", rank_of(p, m) + 4503599627370496)
-    end
-  end
-
-  -- Deliver one due message, or let it wait for its group. Writes are batched in `write_batch`.
-  local function deliver(key, due, m, packed)
-    local group = m[message.group]
-    if due ~= m[message.due] then
-      m[message.due], m[message.why], packed = due, "flush", nil
-    end
-    if group ~= "" and not group_enter(K, group, key, p.group_limit) then
-      set_waiting_rank(m)
-      redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
-      waits[#waits + 1] = key
-      waits[#waits + 1] = cmsgpack.pack(m)
-      return
-    end
-    last = fence(last, now_us)
-    packed = pack_attempt(m, packed)
-    flights[#flights + 1] = key
-    -- The array of seven of lib/slot/delivery.
-    flights[#flights + 1] = "\151" .. pack(last) .. packed_origin .. pack(due, m[message.count], group) .. string_header.of(#packed) .. packed
-    leases[#leases + 1] = lease_end
-    leases[#leases + 1] = key
-    keys[#keys + 1] = key
-    reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = key, last, due, packed
-    at = at + 4
-  end
-
-  -- Write the batch that `deliver` collected. The first write, whichever it is, is refused when the server is out of
-  -- memory.
-  local function write_batch(from, members)
-    if #flights > 0 then
-      redis.call("HSET", K.inflight, unpack(flights))
-      redis.call("ZADD", K.leases, unpack(leases))
-      redis.call("HDEL", K.pending, unpack(keys, #keys - #leases / 2 + 1))
-    end
-    if #waits > 0 then
-      redis.call("HSET", K.pending, unpack(waits))
-    end
-    redis.call("ZREM", K[from], unpack(members))
-    flights, leases, waits = {}, {}, {}
-  end
-
-  local wanted, opens = count_permitted(done.lapsed > 0 and math.min(want.most, 32) or want.most)
+  local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large"), {}, nil
+  local last, longest, rate = tonumber(meta[2]) or 0, tonumber(meta[3]) or 0, tonumber(meta[5]) or 0
+  K.large = meta[6] ~= false
+  problem = check_layout(K, meta[1])
   -- A topic redefined without priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
-  local unranked = wanted > 0 and ranked and not problem and rank_due(K, p, now_ms) or nil
-  local from = ranked and "ready" or "scheduled"
-  -- Return the next due messages: their keys, their due times, and their members in that set.
-  local function next_due_messages(most)
-    local found, dues = {}, {}
-    if ranked then
-      local members = redis.call("ZRANGE", K.ready, 0, most - 1)
-      for i, member in ipairs(members) do
-        found[i], dues[i] = string.sub(member, 16), tonumber(string.sub(member, 1, 15))
-      end
-      return found, dues, members
-    end
-    local scored = redis.call("ZRANGEBYSCORE", K.scheduled, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
-    for i = 1, #scored, 2 do
-      found[#found + 1], dues[#dues + 1] = scored[i], tonumber(scored[i + 1])
-    end
-    return found, dues, found
+  if not problem and (ranked or last > now_us + 1000000) then
+    problem = validate_slot(K)
   end
+  if problem then
+    return nil, problem
+  end
+  if last > now_us + 1000000 then
+    rate = restart_times(K, now_us, want, rate)
+  end
+  local bytes
+  bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done)
+  local wanted, opens = count_permitted(K, want, done.lapsed and math.min(want.most, 32) or want.most, meta[4], rate, now_us)
+  local unranked = wanted > 0 and ranked and not problem and rank_due(K, p, now_ms) or nil
+
+  local from, token = ranked and K.ready or K.scheduled, fence(last, now_us)
+  local token_text, lease_end = digits(token), digits(now_ms + want.lease)
+  local reply, keys, at, walked, taken, checked = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, ranked or done.lapsed
   -- Every pass delivers or moves what it reads, so blocked messages are read once; at most 1,000 per call.
-  local walked = 0
   while not problem and #keys < wanted and walked < 1000 and bytes > 0 do
-    local found, dues, members = next_due_messages(wanted - #keys)
+    local found, dues, members = next_due_messages(K, ranked, now_ms, wanted - #keys)
     if #found == 0 then
       problem = unranked
       break
     end
-    accepted, bytes = count_within_budget(K, p, found, bytes, "pending")
+    local accepted
+    accepted, bytes = count_within_budget(K, p, found, bytes, "messages")
     if accepted == 0 then
       break
     end
-    local packed, messages = redis.call("HMGET", K.pending, unpack(found, 1, accepted)), {}
-    for i = 1, accepted do
-      local key = found[i]
-      local m = dues[i] and packed[i] and validate_message(packed[i])
-      problem = not packed[i] and missing_entry(K[from], members[i]) or not m and corrupt_entry(K.pending, key)
-        or m[message.group] ~= "" and validate_group(K, m[message.group]) or nil
-      if problem then
-        break
+    local entries, leases, moved, size = {}, {}, {}, 0
+    for i, packed in ipairs(redis.call("HMGET", K.messages, unpack(found, 1, accepted))) do
+      local key, due, flags, count, message_due = found[i], dues[i], read_header(packed)
+      local m = flags and flags > 1 and validate_message(packed)
+      problem = not packed and missing_entry(from, members[i]) or not (flags and due and m ~= nil) and corrupt_entry(K.messages, key)
+        or m and m.group ~= "" and validate_group(K, m.group) or nil
+      if not problem and m and m.group ~= "" and not checked then
+        problem, checked = validate_slot(K), true
       end
-      messages[i] = m
+      if problem then
+        break -- the messages before it are delivered, and the next call reports it
+      end
+      local group, n = m and m.group or "", taken + 1
+      moved[i] = members[i]
+      if group ~= "" and not group_enter(K, group, key, p.group_limit) then
+        wait_for_group(K, p, key, due, m)
+      else
+        local plain = count == 1 and due == message_due and group == ""
+        entries[size + 1], entries[size + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
+        leases[size + 1], leases[size + 2] = lease_end, key
+        size, taken = size + 2, n
+        keys[n], reply[at + 1], reply[at + 2], reply[at + 3] = key, key, due, packed
+        at = at + 3
+      end
     end
-    -- Deliver the messages before a corrupt one. The next pass starts with that one and reports it.
-    for i, m in ipairs(messages) do
-      deliver(found[i], dues[i], m, packed[i])
+    -- The first write is refused when the server is out of memory, or when its key has another type.
+    if #entries > 0 then
+      redis.call("HSET", K.inflight, unpack(entries))
+      redis.call("ZADD", K.leases, unpack(leases))
     end
-    if #messages == 0 then
+    if #moved == 0 then
       break
     end
-    write_batch(from, { unpack(members, 1, #messages) })
-    walked = walked + #messages
+    redis.call("ZREM", from, unpack(moved))
+    walked = walked + #moved
   end
-  if problem and walked == 0 and done.lapsed == 0 then
+  if problem and walked == 0 and not done.lapsed then
     return nil, problem
   end
   if #keys < wanted then
     -- Fewer were due than permitted: the next message may go as soon as it is due.
     opens = 0
   end
-  done.taken = #keys
   if #keys > 0 then
-    redis.call("HSET", K.meta, "fence", digits(last))
-    if want.lease > (tonumber(meta[2]) or 0) then
-      redis.call("HSET", K.meta, "lease", digits(want.lease))
-    end
+    reply[5], done.taken = token, #keys
+    local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)) }
     if want.interval > 0 then
-      local ahead = math.max(tonumber(redis.call("HGET", K.meta, "rate")) or 0, now_us)
-      redis.call("HSET", K.meta, "rate", digits(ahead + #keys * want.interval))
+      words[5], words[6] = "rate", digits(math.max(rate, now_us) + #keys * want.interval)
     end
-  end
-  if done.buried then
-    discard_dead_letters(K, p, now_ms)
+    redis.call("HSET", K.meta, unpack(words))
   end
   add_counters(K, done)
-  if #keys > 0 or done.lapsed > 0 then
-    remember_reply(K, request, now_ms, { keys, done.lapsed })
+  if #keys > 0 or done.lapsed then
+    remember_reply(K, request, now_ms, { keys, done.lapsed or 0, token })
   end
   reply[3] = next_due(K, now_ms, opens)
   return reply

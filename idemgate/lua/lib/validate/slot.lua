@@ -1,6 +1,6 @@
 -- Return a problem if one of the slot's keys holds data that idemgate did not write, else nil. It runs before the
 -- first write: scripts do not roll back. A closed slot (reshard/close) returns "closed " and the change's name, and
--- that name as a second value. Querying a length costs less than querying a type. One EXISTS covers the seven keys
+-- that name as a second value. Querying a length costs less than querying a type. One EXISTS covers the eight keys
 -- that are usually absent.
 local function type_mismatch(target, expected)
   return target .. " holds a " .. redis.call("TYPE", target).ok .. ", expected a " .. expected
@@ -16,8 +16,8 @@ local function check_zset(target)
   end
 end
 local function check_rare_keys(K)
-  if redis.call("EXISTS", K.dead_data, K.dedup, K.group_active, K.dead, K.dedup_expiry, K.ready, K.group_waiting) > 0 then
-    return check_hash(K.dead_data) or check_hash(K.dedup) or check_hash(K.group_active)
+  if redis.call("EXISTS", K.next, K.dead_data, K.dedup, K.group_active, K.dead, K.dedup_expiry, K.ready, K.group_waiting) > 0 then
+    return check_hash(K.next) or check_hash(K.dead_data) or check_hash(K.dedup) or check_hash(K.group_active)
       or check_zset(K.dead) or check_zset(K.dedup_expiry) or check_zset(K.ready) or check_zset(K.group_waiting)
   end
 end
@@ -33,10 +33,24 @@ local function validate_slot(K)
   if type(layout) == "table" then
     return type_mismatch(K.meta, "hash")
   end
-  local found = check_hash(K.pending) or check_hash(K.inflight) or check_zset(K.scheduled) or check_zset(K.leases)
+  local found = check_hash(K.messages) or check_hash(K.inflight) or check_zset(K.scheduled) or check_zset(K.leases)
     or check_hash(K.replies[0]) or check_hash(K.replies[1]) or check_rare_keys(K)
   if found then
     return found
   end
   return check_layout(K, layout)
+end
+
+-- Run the steps of a script and return its reply. The steps read each key before the first write, or write to it first,
+-- so a key of another type ends them while nothing is written. Only then the key is searched for.
+local function run_steps(K, now_ms, steps)
+  local done, reply = pcall(steps)
+  local problem = not done and validate_slot(K)
+  if problem then
+    return { "foreign", now_ms, problem }
+  elseif not done and type(reply) ~= "table" then
+    error(reply, 0)
+  end
+  -- An error reply is returned: raised again, it would lose its code (READONLY, OOM).
+  return reply
 end

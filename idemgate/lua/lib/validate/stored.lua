@@ -1,5 +1,6 @@
 --- @include "lib/slot/message"
---- @include "lib/slot/delivery"
+--- @include "lib/slot/inflight"
+--- @include "lib/validate/problems"
 -- Validators of stored data. They run before the first write: a script that fails midway has done half of its work.
 -- They return nil, or a text that names the key, for corrupt and for missing data.
 local function are_numbers(found, places)
@@ -35,46 +36,25 @@ local function is_accumulator(spec, acc)
   end
   return are_numbers(acc, op ~= "min" and op ~= "max" and { 1, 2 } or { 1 })
 end
-local function collect(last, ...)
-  return last == -1 and { ... }
+local function has_texts(m)
+  return type(m.failure) == "string" and type(m.version) == "string" and type(m.group) == "string" and type(m.traces) == "string"
+    and are_numbers(m, { "attempts", "splits" }) and (m.priority == "" or type(m.priority) == "number")
+    and (not m.rank or type(m.rank) == "string")
 end
--- Every message passes through these, so they are as cheap as possible. A table created at once need not grow.
--- Comparing a field with a number raises an error for a wrong type, while every type() would cost a call. Unpack an
--- array of at most 15 values.
-local function unpack_places(packed)
-  local first = string.byte(packed)
-  return first > 0x90 and first < 0xa0 and collect(cmsgpack.unpack_limit(packed, first - 0x90, 1))
-end
-local function check_message(m)
-  local _ = m[message.count] < 0, m[message.first] < 0, m[message.last] < 0, m[message.due] < 0, m[message.attempts] < 0,
-    m[message.serial] < 0, m[message.splits] < 0
-  return type(m[message.group]) == "string" and m
-end
-local function unpack_message(packed)
-  return check_message(unpack_places(packed))
-end
-local function check_delivery(d)
-  local _ = d[delivery.fence] < 0, d[delivery.due] < 0, d[delivery.count] < 0
-  return type(d[delivery.group]) == "string" and d
-end
-local function unpack_delivery(packed)
-  local d = check_delivery(unpack_places(packed))
-  return d and type(d[delivery.message]) == "string" and d
-end
+-- Return the decoded message, or nil if it is corrupt. With a `spec`, its accumulator must have that shape.
 local function validate_message(packed, spec)
-  local whole, m = pcall(unpack_message, packed)
-  return whole and m and (not spec or is_accumulator(spec, m[message.acc])) and m or nil
-end
-local function validate_delivery(packed)
-  local whole, d = pcall(unpack_delivery, packed)
-  return whole and d or nil
-end
-local function corrupt_entry(target, name)
-  return target .. " holds corrupt data under " .. name
-end
--- Return the problem of a sorted set's member for which no data is stored.
-local function missing_entry(target, member)
-  return target .. " lists " .. member .. ", which has no stored data"
+  if type(packed) ~= "string" or not read_header(packed) then
+    return nil
+  end
+  local whole, m = pcall(decode_message, packed)
+  if not whole or not has_texts(m) then
+    return nil
+  end
+  if spec and spec.op ~= "last" and spec.op ~= "first" then
+    m.acc = unpack_table(m.acc)
+    return m.acc and is_accumulator(spec, m.acc) and m or nil
+  end
+  return m
 end
 -- Return a problem with a group, or with its first `limit` waiting members, or nil.
 local function validate_group(K, group, limit)
@@ -91,24 +71,23 @@ local function validate_group(K, group, limit)
     end
   end
 end
--- Return a problem with the stored data of these keys, or nil: pending messages, deliveries, groups.
+-- Return a problem with the stored data of these keys, or nil: messages, deliveries, groups.
 local function validate_keys(K, p, keys)
   for _, key in ipairs(keys) do
-    local stored, groups = redis.call("HGET", K.pending, key), {}
-    if stored then
-      local m = validate_message(stored, p and p.merge)
-      if not m then
-        return corrupt_entry(K.pending, key)
+    local groups = {}
+    for _, hash in ipairs({ K.messages, K.next }) do
+      local stored = redis.call("HGET", hash, key)
+      local m = stored and validate_message(stored, p and p.merge)
+      if stored and not m then
+        return corrupt_entry(hash, key)
       end
-      groups[1] = m[message.group]
+      groups[#groups + 1] = m and m.group or nil
     end
-    stored = redis.call("HGET", K.inflight, key)
-    if stored then
-      local d = validate_delivery(stored)
-      if not d or not validate_message(d[delivery.message], p and p.merge) then
-        return corrupt_entry(K.inflight, key)
-      end
-      groups[#groups + 1] = d[delivery.group]
+    local entry = redis.call("HGET", K.inflight, key)
+    if entry and not parse_entry(entry) then
+      return corrupt_entry(K.inflight, key)
+    elseif entry and redis.call("HEXISTS", K.messages, key) == 0 then
+      return missing_entry(K.inflight, key)
     end
     for _, group in ipairs(groups) do
       local problem = validate_group(K, group, p and p.group_limit)

@@ -1,0 +1,51 @@
+--- @include "lib/validate/problems"
+--- @include "lib/dedup/facts"
+--- @include "lib/dedup/events"
+-- Check for a duplicate event, an outdated version or a closed window. A stored fact names its group, because the
+-- group decides its slot after a reshard.
+local function check_dedup(call, key, options)
+  local K, p, now_ms = call.K, call.p, call.now_ms
+  if options.event ~= "" and has_event(call.events, options.event, now_ms) then
+    return "duplicate"
+  end
+  if options.version ~= "" then
+    local held = get_fact(K, "v" .. key, now_ms)
+    if held and tonumber(options.version) < tonumber(string.match(held, "^[^ ]+")) then
+      return "dropped"
+    end
+  end
+  if p.leading and get_fact(K, "k" .. key, now_ms) then
+    if p.quiet then
+      set_fact(K, "k" .. key, options.group, now_ms + p.quiet)
+    end
+    return "dropped"
+  end
+end
+
+local function remember_trigger(call, key, options, due)
+  local K, p, now_ms, group, version = call.K, call.p, call.now_ms, options.group, options.version
+  if options.event ~= "" then
+    add_event(call.events, options.event, math.max(now_ms, due) + p.remember, now_ms)
+  end
+  if version ~= "" then
+    set_fact(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
+  end
+  if p.leading then
+    set_fact(K, "k" .. key, group, now_ms + (p.window or p.quiet))
+  end
+end
+
+-- Return a problem with what is stored about the version and the event of a trigger, or nil.
+local function validate_dedup(call, key, options)
+  if options.event ~= "" then
+    call.events = call.events or load_events(call.K)
+    if not check_bucket(call.events, bucket_of(call.events, options.event)) then
+      return call.events.problem
+    end
+  end
+  local name = "v" .. key
+  local held = options.version ~= "" and get_fact(call.K, name, call.now_ms)
+  if held and not tonumber(string.match(held, "^[^ ]+") or "") then
+    return corrupt_entry(call.K.dedup, name)
+  end
+end

@@ -1,0 +1,52 @@
+"""The commands that one call runs inside its script: they decide what a single call costs the server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from tests.conftest import Face
+
+Run = Callable[[Any], Any]
+
+
+def _commands(gate: Gate) -> Counter[str]:
+    """Return how often the server ran each command."""
+    reply = gate.context.link.command("INFO", "commandstats").decode()
+    rows = (line.removeprefix("cmdstat_").partition(":calls=") for line in reply.splitlines() if ":calls=" in line)
+    return Counter({name: int(calls.partition(",")[0]) for name, _, calls in rows})
+
+
+@pytest.mark.parametrize(
+    ("verb", "most"), [("trigger", 14), ("trigger again", 14), ("take", 18), ("ack", 16), ("take nothing", 10)]
+)
+async def test_a_single_call_runs_few_commands(face: Face, verb: str, most: int) -> None:
+    # Given a topic whose scripts are loaded, and a message in the state that the verb needs
+    topic, gate = face.topic("t"), face.gate
+    await topic.trigger("warm")
+    await topic.ack(await topic.take(1))
+    await topic.take(1)
+    taken: list[Any] = []
+    if verb not in ("trigger", "take nothing"):
+        await topic.trigger("k")
+    if verb == "ack":
+        taken = await topic.take(1)
+    calls: dict[str, Callable[[], Any]] = {
+        "trigger": lambda: topic.trigger("k"),
+        "trigger again": lambda: topic.trigger("k"),
+        "take": lambda: topic.take(1),
+        "ack": lambda: topic.ack(taken),
+        "take nothing": lambda: topic.take(1),
+    }
+    # When it is called once
+    before = _commands(gate)
+    await calls[verb]()
+    ran = _commands(gate) - before
+    # Then one script ran, with few commands
+    assert ran.pop("evalsha") == 1
+    del ran["info"]
+    assert sum(ran.values()) <= most, ran
