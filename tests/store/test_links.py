@@ -21,7 +21,7 @@ import redis
 import redis.asyncio
 import redis.exceptions as rx
 
-from idemgate import Gate
+from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable, UnexpectedData
@@ -203,6 +203,21 @@ async def test_a_replica_is_waited_for_until_it_is_a_primary(asker: Any, own: re
         own.replicaof("NO", "ONE")
     # Then the call gets through
     assert (await late).state == "started"
+
+
+def test_an_error_inside_a_topic_script_keeps_its_code(own: redis.Redis, own_url: str, namespace: str) -> None:
+    # Given a topic on a server that was made a replica
+    with Gate(own_url, namespace=namespace) as gate:
+        topic = gate.topic("t")
+        topic.trigger("before")
+        call = topic.open().trigger(Trigger("k"))
+        own.replicaof("127.0.0.1", "1")
+        # Then the error has the code by which a client recognizes it
+        try:
+            with pytest.raises(rx.ResponseError, match="^READONLY"):
+                own.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+        finally:
+            own.replicaof("NO", "ONE")
 
 
 async def test_missing_replicas_are_waited_for(asker: Any, own: redis.Redis, own_url: str) -> None:

@@ -77,6 +77,19 @@ def test_a_forwarded_message_holds_no_group(gate: Gate) -> None:
     assert [one.key for one in topic.take(10)] == ["b"]
 
 
+def test_messages_of_one_call_have_different_tokens(gate: Gate, raw: Any) -> None:
+    # Given messages that one call forwards
+    topic = gate.topic("jobs")
+    topic.forward("list")
+    topic.trigger_many([(key, 1) for key in "abc"])
+    assert topic.forward_once(10) == 3
+    # Then each has its own token, by which a consumer recognizes a copy
+    (box,) = topic.forward_targets()
+    tokens = [topic.decode_forwarded(entry).token for entry in raw.lrange(box, 0, -1)]
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 3
+
+
 def test_of_a_group_that_ends_nothing_is_left(gate: Gate, raw: Any) -> None:
     topic = gate.topic("jobs", backoff=0)
     topic.trigger("a", group="g")
