@@ -48,9 +48,9 @@ local function run_steps(K, now_ms, steps)
   local problem = not done and validate_slot(K)
   if problem then
     return { "foreign", now_ms, problem }
-  elseif not done and type(reply) ~= "table" then
-    error(reply, 0)
+  elseif not done and type(reply) == "string" then
+    -- An error with a code (READONLY, OOM) is returned. Raised again, it would begin with ERR.
+    return string.find(reply, "^%u+ ") and { err = reply } or error(reply, 0)
   end
-  -- An error reply is returned: raised again, it would lose its code (READONLY, OOM).
   return reply
 end
