@@ -7,7 +7,7 @@ order in which anything must be done but the one that is promised: the best rank
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
@@ -81,6 +81,7 @@ class Flight:
 
 @dataclass
 class Letter:
+    granted: int
     token: int
     key: str
     message: Message
@@ -346,7 +347,7 @@ class Model:
         number, taken = flight.token, {letter.token for letter in self.dead}
         while number in taken:
             number -= 1
-        self.dead.append(Letter(number, key, flight.message, reason, self.now))
+        self.dead.append(Letter(flight.token, number, key, flight.message, reason, self.now))
         self.dead.sort(key=lambda letter: (letter.died, letter.token))
         while self.dead[0].died <= self.now - self.rules.retention or len(self.dead) > self.rules.max_dead:
             self._count_of_letter("expired", self.dead.pop(0))
@@ -386,6 +387,18 @@ class Model:
         """Whether that changed anything."""
         before, self.paused = self.paused, paused
         return before != paused
+
+    def renumber(self, seen: list[tuple[int, str, str, int, Any]]) -> None:
+        """Give the letters the numbers that the server gave to letters of the same content, none above their tokens."""
+        numbers = defaultdict[str, list[int]](list)
+        for number, *content in seen:
+            numbers[repr(content)].append(number)
+        for letter in self.dead:
+            same = numbers[repr([letter.key, letter.reason, letter.died, self.shown(letter.message)])]
+            if same:
+                number = same.pop(0)
+                letter.token = number if number <= letter.granted else letter.token
+        self.dead.sort(key=lambda letter: (letter.died, letter.token))
 
     def exhume(self, verb: str, tokens: list[int]) -> tuple[int, int, int]:
         """(taken out, left, gone through)"""

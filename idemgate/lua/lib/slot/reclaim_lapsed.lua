@@ -22,7 +22,8 @@ local function reclaim_delivery(K, p, key, lease, now_ms, done)
   local function add_count(name, n)
     done[name] = (done[name] or 0) + n
   end
-  local entry, m = parse_entry(redis.call("HGET", K.inflight, key)), decode_message(redis.call("HGET", K.messages, key))
+  local entry = parse_entry(redis.call("HGET", K.inflight, key))
+  local m = delivered_message(K, key, entry)
   end_delivery(K, key)
   add_count("lapsed", 1)
   m.attempts = m.attempts + 1

@@ -15,10 +15,7 @@ end
 
 -- Settle a delivery in another way than a plain ack, and count it with `add_count`. Return its outcome.
 local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
-  local m = decode_message(redis.call("HGET", K.messages, key))
-  if d.due and d.due ~= m.due then
-    m.due, m.why = d.due, reason.flush
-  end
+  local m = delivered_message(K, key, d)
   end_delivery(K, key)
   if verb == "part" then
     local items, triggers
