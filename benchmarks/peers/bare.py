@@ -40,7 +40,7 @@ def enqueue_many(tag: str, n: int, delay: float = 0, batch: int = BATCH) -> Answ
             numbers = range(start, min(n, start + batch))
             scored = [word for number in numbers for word in (delay, f"key:{number}")]
             packed = [word for number in numbers for word in (f"key:{number}", json.dumps(payload(number)))]
-            _together(("ZADD", f"{tag}:scheduled", "NX", *scored), ("HSET", f"{tag}:what", *packed))
+            _together(("ZADD", f"{tag}:due", "NX", *scored), ("HSET", f"{tag}:what", *packed))
     return answer
 
 
@@ -48,7 +48,7 @@ def floor(tag: str, n: int, delay: float) -> Answer:
     """The same writes by a script, 200 a call, which looks for a copy of the request and for what is pending of each
     key, and remembers its answer: no promise costs less than this."""
     sha = client.script_load(TRIGGERS)
-    keys = (f"{tag}:scheduled", f"{tag}:what", f"{tag}:told")
+    keys = (f"{tag}:due", f"{tag}:what", f"{tag}:told")
     with timed(n) as answer:
         for start in range(0, n, 200):
             numbers = range(start, min(n, start + 200))
@@ -65,7 +65,7 @@ def _together(*commands: tuple[object, ...]) -> list[Any]:
 def take(tag: str, n: int, wait: float) -> Answer:
     """100 at a time: what is due, its data, and both deleted: no lease, so what is taken is lost with its taker. Where
     nothing is due, it asks again after a millisecond."""
-    due, what = f"{tag}:scheduled", f"{tag}:what"
+    due, what = f"{tag}:due", f"{tag}:what"
     with timed(n) as answer:
         done = 0
         while done < n:

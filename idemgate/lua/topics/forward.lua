@@ -42,8 +42,8 @@ local paused = redis.call("HEXISTS", K.meta, "paused") == 1
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0
 local token = redis.call("HGET", K.meta, "fence")
 
--- The first write goes to the target and is refused when the server is out of memory. Each message has a token of its own,
--- by which a consumer of the target recognizes a copy.
+-- The first write goes to the target and is refused when the server is out of memory. Each message has a different token
+-- because a consumer of the target recognizes a copy by it.
 local function append_to_target(key, due, packed)
   token = fence(token, now_us)
   local entry = cmsgpack.pack({ token, key, due, packed })

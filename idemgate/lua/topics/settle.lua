@@ -34,9 +34,13 @@ local function steps()
   for i = 5, #ARGV, 4 do
     others[tonumber(ARGV[i])] = { ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] }
   end
-  local ended, due = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
+  -- Read the schedule before the first write: its keys may have another type.
+  local due = waiting_due(K, now_ms) or false
+  local ended, changed = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
   if not ended then
-    return { "foreign", now_ms, due }
+    return { "foreign", now_ms, changed }
+  elseif changed then
+    due = nil
   end
   local reply = { "ok", now_ms, next_due(K, now_ms, 0, due), unpack(ended) }
   notify_reopened(K, p, reply[3], now_ms)

@@ -44,10 +44,11 @@ else
   for i = 11, #ARGV, 4 do
     others[tonumber(ARGV[i])] = { ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] }
   end
-  ended, problem = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
-  if not ended then
-    return { "foreign", now_ms, problem }
+  local outcomes, found = settle_deliveries(K, p, cmsgpack.unpack(ARGV[4]), others, now_ms)
+  if not outcomes then
+    return { "foreign", now_ms, found }
   end
+  ended = outcomes
 end
 
 local reply = { "ok", now_ms, known_reply and known_reply[3] or now_ms, 0, 0 }

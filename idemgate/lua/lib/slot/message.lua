@@ -6,7 +6,7 @@
 --   extension  its length (4), then a packed array: attempts that ended, failure of the last one, version, priority, group,
 --              partial retries, trace contexts (reserved), rank. "" stands for none. The rank, absent for none, is the text
 --              by which the message last waited for its group in a topic with priorities.
---   accumulator the rest (lib/merge/payloads)
+--   accumulator  the rest (lib/merge/payloads)
 local HEADER, HEADER_SIZE = ">BBI5I6I6I6I6", 31
 local reason = { now = 0, window = 1, quiet = 2, max_delay = 3, max_size = 4, leading = 5, time = 6, flush = 7, retry = 8, redrive = 9 }
 
@@ -41,7 +41,7 @@ local function decode_message(packed)
   return m
 end
 
--- Encode a message. Its accumulator is packed already, or a table.
+-- Encode a message. Its accumulator may be packed or a table.
 local function encode_message(m)
   local acc = type(m.acc) == "table" and cmsgpack.pack(m.acc) or m.acc
   local plain = m.attempts == 0 and m.splits == 0 and not m.rank and m.failure .. m.version .. m.priority .. m.group .. m.traces == ""

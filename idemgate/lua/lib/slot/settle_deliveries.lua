@@ -6,7 +6,6 @@
 --- @include "lib/dead/discard_dead_letters"
 --- @include "lib/slot/counters"
 --- @include "lib/slot/budget"
---- @include "lib/schedule/next_due"
 -- Split the packed deliveries, key and token each, into the keys and the tokens as text. Most share a token.
 local function split_endings(endings)
   local keys, tokens, last, text = {}, {}, nil, nil
@@ -71,9 +70,8 @@ end
 
 -- Settle deliveries. `endings` holds two values per delivery: key, fence. `others` maps the index of each delivery that
 -- is not a plain ack to {verb, delay in ms, failure}. Messages waiting behind the deliveries are scheduled.
--- Deliveries beyond `max_call_bytes` return "left" and need another call. Return one word per delivery, and the due time
--- of the first waiting message (waiting_due; false for none), or nil if that may have changed. On a problem, return nil
--- and the problem; nothing was written.
+-- Deliveries beyond `max_call_bytes` return "left" and need another call. Return one word per delivery and whether other
+-- messages may have been scheduled. On a problem return nil and the problem; nothing was written.
 local function settle_deliveries(K, p, endings, others, now_ms)
   local keys, tokens = split_endings(endings)
   local mixed, behind_any, accepted = next(others), redis.call("HLEN", K.next) > 0, #keys
@@ -85,7 +83,7 @@ local function settle_deliveries(K, p, endings, others, now_ms)
     accepted = count_within_budget(K, p, keys, max_call_bytes, "next", mixed and "messages")
   end
   local wanted = { unpack(keys, 1, accepted) }
-  local live, behind, dues, due = {}, {}, {}, nil
+  local live, behind, dues = {}, {}, {}
   if accepted > 0 then
     live, behind, dues = read_deliveries(K, p, wanted, tokens, others, behind_any)
     if not live then
@@ -97,7 +95,6 @@ local function settle_deliveries(K, p, endings, others, now_ms)
     redis.call("HSTRLEN", K.meta, "")
   else
     redis.call("HLEN", K.messages)
-    due = waiting_due(K, now_ms) or false
   end
 
   local reply, acked, grouped, done, triggers, ends = {}, {}, {}, {}, 0, 0
@@ -142,8 +139,5 @@ local function settle_deliveries(K, p, endings, others, now_ms)
     discard_dead_letters(K, p, now_ms)
   end
   add_counters(K, done)
-  if #grouped > 0 then
-    due = nil
-  end
-  return reply, due
+  return reply, mixed ~= nil or behind_any or #grouped > 0
 end

@@ -1,4 +1,5 @@
--- Return the keys of one slot of a topic by name, in the order every topic script receives them. Data dictionary:
+-- Return the keys of one slot of a topic by name, in the order every topic script receives them. Steps of a script also
+-- cache two values there: `large` (a field of meta) and `period` (lib/replies/replies). Data dictionary:
 --   scheduled     zset  key -> due time, ms                  pending, and not blocked
 --   messages      hash  key -> message (lib/slot/message)    from its first trigger until it is settled
 --   next          hash  key -> message                       triggered while the key's delivery is in flight

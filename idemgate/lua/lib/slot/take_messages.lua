@@ -13,11 +13,11 @@
 --- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
--- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited), and one delivery per
--- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes`, or there is only one. A
--- call that requeues lapsed deliveries, at most 32, also delivers at most 32. Return {"ok", now ms, next due ms (0 =
--- none), lapsed, fencing token, then three a delivery: key, due ms, message}. On a problem, return nil and the problem;
--- nothing was written.
+-- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
+-- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
+-- that requeues lapsed deliveries requeues at most 32 and delivers at most 32. Return {"ok", now ms, next due ms (0 =
+-- none), lapsed, fencing token, then three a delivery: key, due ms, message}. On a problem return nil and the problem.
+-- Then nothing was written.
 local function take_messages(K, p, now_us, request, want)
   local now_ms = math.floor(now_us / 1000)
   local known_reply = recall_reply(K, request, now_ms)
@@ -50,8 +50,8 @@ local function take_messages(K, p, now_us, request, want)
   local token_text, lease_end = digits(token), digits(now_ms + want.lease)
   local reply, keys, at, walked, taken, checked = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, ranked or done.lapsed
   -- Every pass delivers or moves what it reads, so blocked messages are read once; at most 1,000 per call.
-  while not problem and #keys < wanted and walked < 1000 and bytes > 0 do
-    local found, dues, members = next_due_messages(K, ranked, now_ms, wanted - #keys)
+  while not problem and taken < wanted and walked < 1000 and bytes > 0 do
+    local found, dues, members = next_due_messages(K, ranked, now_ms, wanted - taken)
     if #found == 0 then
       problem = unranked
       break
@@ -65,15 +65,15 @@ local function take_messages(K, p, now_us, request, want)
     for i, packed in ipairs(redis.call("HMGET", K.messages, unpack(found, 1, accepted))) do
       local key, due, flags, count, message_due = found[i], dues[i], read_header(packed)
       local m = flags and flags > 1 and validate_message(packed)
-      problem = not packed and missing_entry(from, members[i]) or not (flags and due and m ~= nil) and corrupt_entry(K.messages, key)
-        or m and m.group ~= "" and validate_group(K, m.group) or nil
-      if not problem and m and m.group ~= "" and not checked then
-        problem, checked = validate_slot(K), true
+      problem = not packed and missing_entry(from, members[i]) or not (flags and due and m ~= nil) and corrupt_entry(K.messages, key) or nil
+      local group = m and m.group or ""
+      if not problem and group ~= "" then
+        problem = not checked and validate_slot(K) or validate_group(K, group)
+        checked = true
       end
       if problem then
         break -- the messages before it are delivered, and the next call reports it
       end
-      local group, n = m and m.group or "", taken + 1
       moved[i] = members[i]
       if group ~= "" and not group_enter(K, group, key, p.group_limit) then
         wait_for_group(K, p, key, due, m)
@@ -81,13 +81,13 @@ local function take_messages(K, p, now_us, request, want)
         local plain = count == 1 and due == message_due and group == ""
         entries[size + 1], entries[size + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
         leases[size + 1], leases[size + 2] = lease_end, key
-        size, taken = size + 2, n
-        keys[n], reply[at + 1], reply[at + 2], reply[at + 3] = key, key, due, packed
+        size, taken = size + 2, taken + 1
+        keys[taken], reply[at + 1], reply[at + 2], reply[at + 3] = key, key, due, packed
         at = at + 3
       end
     end
     -- The first write is refused when the server is out of memory, or when its key has another type.
-    if #entries > 0 then
+    if size > 0 then
       redis.call("HSET", K.inflight, unpack(entries))
       redis.call("ZADD", K.leases, unpack(leases))
     end
@@ -100,20 +100,20 @@ local function take_messages(K, p, now_us, request, want)
   if problem and walked == 0 and not done.lapsed then
     return nil, problem
   end
-  if #keys < wanted then
+  if taken < wanted then
     -- Fewer were due than permitted: the next message may go as soon as it is due.
     opens = 0
   end
-  if #keys > 0 then
-    reply[5], done.taken = token, #keys
+  if taken > 0 then
+    reply[5], done.taken = token, taken
     local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)) }
     if want.interval > 0 then
-      words[5], words[6] = "rate", digits(math.max(rate, now_us) + #keys * want.interval)
+      words[5], words[6] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
     end
     redis.call("HSET", K.meta, unpack(words))
   end
   add_counters(K, done)
-  if #keys > 0 or done.lapsed then
+  if taken > 0 or done.lapsed then
     remember_reply(K, request, now_ms, { keys, done.lapsed or 0, token })
   end
   reply[3] = next_due(K, now_ms, opens)

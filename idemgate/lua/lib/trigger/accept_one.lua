@@ -3,24 +3,24 @@
 --- @include "lib/trigger/new_message"
 --- @include "lib/trigger/merge_plain"
 --- @include "lib/trigger/merging"
--- Add a new message and schedule it, unless its key is in flight. A message of a call without duplicates shares its front.
+-- Add a new message and schedule it unless its key is in flight. If no trigger of the call is checked for duplicates, new
+-- messages with the same options share their prefix.
 local function add_message(call, key, options, acc, serial)
-  if not options.front or call.tracked then
+  if not options.prefix or call.tracked then
     prepare_new(call.p, options, serial, call.now_ms)
   end
-  local m = options.front .. acc
+  local m = options.prefix .. acc
   call.pending[key] = m
   if #m > 1024 then
     track_large(call.K, m)
   end
-  if call.flying[key] then
+  if call.in_flight[key] then
     call.changed[key] = true
     return
   end
-  -- Counters, because the length of a table takes a search.
-  local n, at, words, scheduled = call.new_words, call.times, call.words, call.scheduled
+  local n, at, words, scheduled = call.words_size, call.scheduled_size, call.words, call.scheduled
   words[n + 1], words[n + 2], scheduled[at + 1], scheduled[at + 2] = key, m, options.score, key
-  call.new_words, call.times = n + 2, at + 2
+  call.words_size, call.scheduled_size = n + 2, at + 2
   if options.due < call.earliest then
     call.earliest = options.due
   end

@@ -1,8 +1,7 @@
 --- @include "lib/slot/budget"
--- Return how many triggers fit into `max_call_bytes`, at least one. The stored
--- data of a key counts when its key first appears. A message that grows with each trigger counts an eighth each time,
--- because it is packed again. If the slot never held a large entry (track_large), and values are not merged one by one,
--- the number of triggers bounds the bytes.
+-- Return how many triggers fit into `max_call_bytes`, at least one. The stored data of a key counts when its key first
+-- appears. A message that grows with each trigger counts an eighth each time because it is packed again. If the slot never
+-- held a large entry (track_large) and values are not merged one by one, the number of triggers bounds the bytes.
 local function count_accepted(K, p, names, accs)
   local grows = p.merge.op == "append" or p.merge.op == "fields"
   local large, known, room = budget.by_value(p) or K.large, {}, max_call_bytes

@@ -1,12 +1,12 @@
 --- @include "lib/slot/message"
 --- @include "lib/schedule/due_by_policy"
--- Merge a trigger without options into a packed message, of which only the header is decoded. Return the due time, or nil
--- if the message needs merge_trigger: it has an extension, a time of its own, or another scheduled time. `merge` is
--- that of lib/merge/payloads, or nil where payloads are not computed ("last", "first").
+-- Merge a trigger without options into a packed message and decode only its header. Return the due time. Return nil if the
+-- message needs merge_trigger: it has an extension, a time set by the caller or another scheduled time. `merge` comes
+-- from lib/merge/payloads. It is nil for the policies `last` and `first`.
 local function merge_plain(call, key, acc, serial, merge)
-  local p, packed, stands, now_ms = call.p, call.pending[key], call.standing[key], call.now_ms
+  local p, packed, score, now_ms = call.p, call.pending[key], call.scores[key], call.now_ms
   local flags, why, count, first, last, due = struct.unpack(HEADER, packed)
-  if flags ~= 0 or why == reason.retry or stands ~= nil and stands ~= due or stands == nil and not call.trusted then
+  if flags ~= 0 or why == reason.retry or score ~= nil and score ~= due or score == nil and not call.headers_current then
     return nil
   end
   local before = due
@@ -22,9 +22,9 @@ local function merge_plain(call, key, acc, serial, merge)
     call.pending[key] = header .. (p.merge.op == "last" and acc or string.sub(packed, HEADER_SIZE + 1))
   end
   call.changed[key] = true
-  if due ~= before and not call.flying[key] then
-    call.scheduled[call.times + 1], call.scheduled[call.times + 2] = due, key
-    call.times, call.standing[key], call.shifted = call.times + 2, due, true
+  if due ~= before and not call.in_flight[key] then
+    call.scheduled[call.scheduled_size + 1], call.scheduled[call.scheduled_size + 2] = due, key
+    call.scheduled_size, call.scores[key], call.shifted = call.scheduled_size + 2, due, true
   end
   return due
 end

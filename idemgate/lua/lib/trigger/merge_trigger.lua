@@ -8,39 +8,39 @@
 -- Write the scheduled times collected so far: group changes happen in the store. The cached times are dropped.
 local function flush_scheduled(call)
   write_scheduled(call)
-  call.shifted, call.standing, call.trusted = true, {}, false
+  call.shifted, call.scores, call.headers_current = true, {}, false
 end
 local function scheduled_at(call, key, m)
-  if call.flying[key] then
+  if call.in_flight[key] then
     return false
-  elseif call.standing[key] == nil and call.trusted then
+  elseif call.scores[key] == nil and call.headers_current then
     return m.due
-  elseif call.standing[key] == nil then
+  elseif call.scores[key] == nil then
     write_scheduled(call)
-    call.standing[key] = tonumber(redis.call("ZSCORE", call.K.scheduled, key)) or false
+    call.scores[key] = tonumber(redis.call("ZSCORE", call.K.scheduled, key)) or false
   end
-  return call.standing[key]
+  return call.scores[key]
 end
 
 -- Move a changed pending message to the set where it now belongs. If the caller set another time between two
 -- attempts, the message leaves its group. `old` holds the fields that say where it was.
-local function reschedule_merged(call, key, old, stands, m, at)
+local function reschedule_merged(call, key, old, score, m, at)
   local K, limit = call.K, call.p.group_limit
-  local other, elsewhere = old.priority ~= m.priority, old.group ~= m.group
-  if stands then
-    if m.due ~= stands then
-      call.shifted, call.standing[key] = true, m.due
-      call.scheduled[call.times + 1], call.scheduled[call.times + 2] = m.due, key
-      call.times = call.times + 2
+  local priority_changed, group_changed = old.priority ~= m.priority, old.group ~= m.group
+  if score then
+    if m.due ~= score then
+      call.shifted, call.scores[key] = true, m.due
+      call.scheduled[call.scheduled_size + 1], call.scheduled[call.scheduled_size + 2] = m.due, key
+      call.scheduled_size = call.scheduled_size + 2
     end
-  elseif old.due ~= m.due or other or elsewhere then
+  elseif old.due ~= m.due or priority_changed or group_changed then
     flush_scheduled(call)
     if unschedule(K, key, old) then
       schedule(K, key, m)
     end
   end
-  local later = at or m.due > (stands or old.due) or elsewhere
-  if old.group == "" or not (later or other) or call.flying[key] then
+  local later = at or m.due > (score or old.due) or group_changed
+  if old.group == "" or not (later or priority_changed) or call.in_flight[key] then
     return
   end
   flush_scheduled(call)
@@ -56,15 +56,15 @@ end
 local function merge_trigger(call, key, old, options, acc, serial)
   local p, now_ms = call.p, call.now_ms
   -- The scheduled time, or false: behind a delivery of its key or group, or already ready.
-  local stands = scheduled_at(call, key, old)
-  local stood = { due = old.due, priority = old.priority, group = old.group, rank = old.rank }
+  local score = scheduled_at(call, key, old)
+  local before = { due = old.due, priority = old.priority, group = old.group, rank = old.rank }
   local receipt = "merged"
   local m = merge_messages(p.merge, old, {
     count = 1, first = now_ms, last = now_ms, serial = serial, acc = acc, version = options.version,
     priority = options.priority, group = options.group,
   })
-  if stands and stands ~= m.due then
-    m.due, m.why = stands, reason.flush
+  if score and score ~= m.due then
+    m.due, m.why = score, reason.flush
   end
   if options.at then
     receipt = "replaced"
@@ -73,6 +73,6 @@ local function merge_trigger(call, key, old, options, acc, serial)
     -- The policy moves neither a time set by the caller nor a retry's time.
     m.due, m.why = due_by_policy(p, m.due, m.why, m.first, m.count, now_ms)
   end
-  reschedule_merged(call, key, stood, stands, m, options.at)
+  reschedule_merged(call, key, before, score, m, options.at)
   return receipt, m.due
 end

@@ -1,9 +1,9 @@
 --- @include "lib/validate/problems"
 --- @include "lib/schedule/due_by_policy"
 --- @include "lib/trigger/pending"
--- Return the functions that merging and deduplication need. Creating a function costs about as much as querying a key, and
--- most single triggers need none of these. What they share with other files is included above: inside the function
--- it would end with it.
+-- Return the functions that merging and deduplication need. They are defined on the first call: creating a function costs
+-- about as much as querying a key. Most single triggers need none. The files above are shared with other steps of the
+-- script. So they are included outside of the function.
 local merging
 local function load_merging()
   if not merging then

@@ -13,5 +13,5 @@ local function prepare_new(p, options, serial, now_ms)
     extension, flags = struct.pack(">I4", #extension) .. extension, flags + 2
   end
   options.due, options.score = due, string.format("%.0f", due)
-  options.front = struct.pack(HEADER, flags, why, 1, now_ms, now_ms, due, serial) .. extension
+  options.prefix = struct.pack(HEADER, flags, why, 1, now_ms, now_ms, due, serial) .. extension
 end

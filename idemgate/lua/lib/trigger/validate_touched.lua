@@ -22,11 +22,11 @@ local function validate_touched(call, names, all_options, accepted, sweeps)
   for n = 1, (problem or call.existing == 0 and not sweeps) and 0 or accepted do
     local key, options, m = names[n], all_options[n], call.pending[names[n]]
     if type(m) == "string" and not (is_message(m) and validate_pending(call, key, m, options.plain)) then
-      return corrupt_entry(call.flying[key] and K.next or K.messages, key)
+      return corrupt_entry(call.in_flight[key] and K.next or K.messages, key)
     end
     m = call.pending[key]
     local group = type(m) == "table" and m.group or ""
-    if m and (group ~= "" or options.group ~= "" or call.standing[key] == false) then
+    if m and (group ~= "" or options.group ~= "" or call.scores[key] == false) then
       local validate_group = load_merging().validate_group
       problem = not all_checked and validate_slot(K) or validate_group(K, group, p.group_limit) or validate_group(K, options.group, p.group_limit)
       all_checked = true

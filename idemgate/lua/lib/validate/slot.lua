@@ -41,8 +41,8 @@ local function validate_slot(K)
   return check_layout(K, layout)
 end
 
--- Run the steps of a script and return its reply. The steps read each key before the first write, or write to it first,
--- so a key of another type ends them while nothing is written. Only then the key is searched for.
+-- Run the steps of a script and return its reply. The steps read each key before the first write or make it the first one
+-- written. So a key of another type ends them while nothing is written. Only then the key at fault is searched for.
 local function run_steps(K, now_ms, steps)
   local done, reply = pcall(steps)
   local problem = not done and validate_slot(K)
