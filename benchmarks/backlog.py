@@ -121,7 +121,7 @@ class Backlog:
 
     def _forget_replies(self) -> None:
         # They expire by themselves, two minutes of real time later.
-        for key in self.raw.scan_iter("*:told?", count=1000):
+        for key in self.raw.scan_iter("*:replies?", count=1000):
             self.raw.unlink(key)
 
     def works(self, n: int) -> Works:

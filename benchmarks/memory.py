@@ -123,8 +123,8 @@ def _in_flight(gate: Gate, server: Any, n: int) -> None:
 
 
 def _forget_replies(server: Any) -> None:
-    """Those that are remembered go by themselves after a minute."""
-    server.delete(*server.scan_iter("*:told[01]"))
+    """Deletes the kept replies, which expire after a minute."""
+    server.delete(*server.scan_iter("*:replies[01]"))
 
 
 def _ask(side: Any, step: str, n: int) -> None:

@@ -6,6 +6,7 @@ The other errors are in `idemgate.errors`, the types of arguments and results in
 from __future__ import annotations
 
 from idemgate.core.durations import Duration
+from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -14,6 +15,7 @@ from idemgate.errors import (
     InvalidArgument,
     KeyReused,
     LeaseLost,
+    MissingKey,
     OutcomeUnknown,
     PartialFailure,
     Retry,
@@ -24,6 +26,7 @@ from idemgate.gate import Gate, default_gate
 from idemgate.gate_aio import AioGate
 from idemgate.guard.claim import AioClaim, Claim
 from idemgate.guard.current import current
+from idemgate.guard.guard import AioGuard, Guard
 from idemgate.membership.member import RedisMembership
 from idemgate.topics.adaptive import Adaptive
 from idemgate.topics.merge import append, union
@@ -36,6 +39,7 @@ __all__ = [
     "Adaptive",
     "AioClaim",
     "AioGate",
+    "AioGuard",
     "AlreadyDone",
     "AlreadyInProgress",
     "Bury",
@@ -43,10 +47,12 @@ __all__ = [
     "Delivery",
     "Duration",
     "Gate",
+    "Guard",
     "IdemgateError",
     "InvalidArgument",
     "KeyReused",
     "LeaseLost",
+    "MissingKey",
     "OutcomeUnknown",
     "PartialFailure",
     "Receipt",
@@ -56,12 +62,14 @@ __all__ = [
     "StoreUnavailable",
     "Topic",
     "Trigger",
+    "Verdict",
     "append",
     "current",
     "default_gate",
     "merge",
     "once",
     "union",
+    "verdict_of",
 ]
 
 once = default_gate.once

@@ -25,6 +25,7 @@ __all__ = [
     "InvalidArgument",
     "KeyReused",
     "LeaseLost",
+    "MissingKey",
     "NoCurrentExecution",
     "NotConfigured",
     "NotDurable",
@@ -40,7 +41,6 @@ __all__ = [
     "StoreUnavailable",
     "TopicInUse",
     "UnexpectedData",
-    "is_permanent",
 ]
 
 
@@ -67,6 +67,10 @@ class InvalidArgument(IdemgateError, ValueError):
         self.value = value
         self.problem = problem
         self.fix = fix
+
+
+class MissingKey(InvalidArgument):
+    """The arguments of a call hold no key: the field is missing, None or empty. See `on_missing_key` of `once`."""
 
 
 _REPR = reprlib.Repr()
@@ -338,19 +342,3 @@ class PartialFailure(Exception):
         super().__init__(reason or "some of its items failed")
         self.items = items
         self.delay = delay
-
-
-# -- the one table of permanent errors --------------------------------------------------------------------------------
-
-_PERMANENT = (
-    Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError,
-)  # fmt: skip
-
-
-def is_permanent(error: BaseException) -> bool:
-    """Return True if every further delivery of the message would raise the same error.
-
-    Workers, subscribers and integrations then stop retrying: they bury, dead-letter or reject the message. Use it in
-    a loop of your own. `AlreadyDone` and `ResultUnavailable` are not permanent errors: they report finished work.
-    """
-    return isinstance(error, _PERMANENT)

@@ -15,13 +15,21 @@ from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
 from idemgate.gate_subscribers import SubscriberMethods
-from idemgate.guard.attempt import ErrorPolicy, OnDone, OnInProgress, OnLeaseLoss, OnStoreError
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
 from idemgate.guard.decide import forget, inspect_call, resolve
+from idemgate.guard.guard import Guard
 from idemgate.guard.mark import mark_call, mark_calls
-from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts, decorate, once_options
+from idemgate.guard.options import (
+    ClaimOptions,
+    GuardOptions,
+    build_driver,
+    claim_attempt,
+    claim_attempts,
+    decorate,
+    once_options,
+)
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.topics.decorator import MergedFunction, decorate_merge
@@ -30,8 +38,6 @@ from idemgate.topics.registry import StoredTopic, stored_topics
 from idemgate.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from tenacity import BaseRetrying
-
     from idemgate.membership.member import Membership
     from idemgate.store.endpoint import Endpoint
     from idemgate.subscribers import Subscriber
@@ -121,20 +127,7 @@ class Gate(SubscriberMethods):
         *,
         scope: str | None = None,
         fingerprint: Sequence[str] | Callable[..., object] | None = None,
-        retention: Duration = "24h",
-        lease: Duration = "30s",
-        on_done: OnDone | None = None,
-        on_in_progress: OnInProgress = "raise",
-        wait: Duration = "30s",
-        on_error: ErrorPolicy = "release",
-        on_lease_loss: OnLeaseLoss = "retry",
-        on_store_error: OnStoreError = "raise",
-        max_attempts: int | None = None,
-        retry: BaseRetrying | None = None,
-        at_most_once: bool = False,
-        max_result_bytes: int | None = None,
-        cache_size: int = 0,
-        shadow: bool = False,
+        **options: Unpack[GuardOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Guard a function: run the first call of a key and return its result to the others.
 
@@ -159,6 +152,10 @@ class Gate(SubscriberMethods):
                 get ReplayedFailure), or a callable from the exception to one of these. Cancellation,
                 KeyboardInterrupt and SystemExit always release.
             on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`.
+            on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
+                (return None). The last two are counted.
+            on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
+                counted and logged.
             on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
                 ("local"). Each case is counted.
             max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
@@ -177,15 +174,27 @@ class Gate(SubscriberMethods):
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, OutcomeUnknown, AttemptsExhausted and StoreError.
         """
-        checked = once_options(
-            self.context.codec, scope, retention, lease, on_done, on_in_progress, wait, on_error, on_lease_loss,
-            on_store_error, max_attempts, retry, at_most_once, max_result_bytes, shadow,
-        )  # fmt: skip
+        checked = once_options(self.context.codec, "once", scope, options)
 
         def once(func: Callable[P, R]) -> Callable[P, R]:
-            return decorate(self.context, checked, func, key, fingerprint, retry, cache_size)
+            return decorate(self.context, checked, func, key, fingerprint, options)
 
         return once
+
+    def guard(self, scope: str, **options: Unpack[GuardOptions]) -> Guard:
+        """Return a guard for the messages of a consumer. Sends nothing to the store.
+
+        `guard.run(key, handler, message)` runs the handler once per key and returns a verdict instead of raising.
+        `once` is the same as a decorator; guards and decorators with one scope share their records.
+
+        Args:
+            scope: keys of one scope share their record.
+            **options: the options of `once`.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        return Guard(build_driver(self.context, once_options(self.context.codec, "guard", scope, options), options))
 
     def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> Claim:
         """Claim a key and return at once; see `Claim.state`. Atomic, one round trip.

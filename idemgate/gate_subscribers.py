@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from idemgate.core.durations import Duration
+from idemgate.core.validation import is_async
 from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
 from idemgate.topics.policy import ExpiryOptions, TopicOptions
@@ -31,6 +32,22 @@ class SubscriberMethods:
     def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> Topic:
         """Return a topic; see `Gate.topic`."""
         raise NotImplementedError
+
+    def add_subscriber(self, subscriber: Subscriber) -> None:
+        """Register a consumer loop of your own, such as one of Kafka, SQS or NATS.
+
+        `gate.run()` and `gate.aio.subscribers()` run it with the other subscribers, with their signals and grace time.
+
+        Args:
+            subscriber: an object with the method `run` of `idemgate.types.Subscriber`.
+
+        Raises:
+            InvalidArgument: it has no coroutine function `run`.
+        """
+        if not is_async(getattr(subscriber, "run", None)):
+            fix = "Pass an object with `async def run(self, stop, *, grace, ready)`"
+            raise InvalidArgument("subscriber", subscriber, "not a subscriber", fix)
+        self.subscribers.append(subscriber)
 
     def subscribe(
         self,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.verdict import Outcome, Verdict
 from idemgate.dedup.calls import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.calls import Record
 from idemgate.guard.current import Execution
+from idemgate.guard.keep import Keep
+from idemgate.guard.options import ClaimOptions, GuardOptions
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
+from idemgate.subscribers import Entry, Expired, PubSubMessage, Subscriber
 from idemgate.topics.dead_letters import DeadLetter
 from idemgate.topics.decorator import MergedFunction
 from idemgate.topics.merge import Merge
@@ -24,23 +28,32 @@ __all__ = [
     "AioTopic",
     "BackoffPolicy",
     "ClaimBatch",
+    "ClaimOptions",
     "DeadLetter",
     "DedupValue",
     "DeletedTopic",
     "Duration",
+    "Entry",
     "Execution",
+    "Expired",
+    "GuardOptions",
     "HeartbeatReply",
     "HeartbeatRequest",
+    "Keep",
     "Member",
     "Membership",
     "Merge",
     "MergedFunction",
     "Message",
+    "Outcome",
     "Peek",
+    "PubSubMessage",
     "Record",
     "ReshardProgress",
     "ReshardResult",
     "Stats",
     "StoredTopic",
+    "Subscriber",
+    "Verdict",
     "milliseconds",
 ]

@@ -192,13 +192,13 @@ class Face:
                 guarded = self.gate.once(*args, **options)(body)
                 return lambda *a, **k: asyncio.to_thread(guarded, *a, **k)
 
-            @functools.wraps(body)
-            async def awaiting(*a: Any, **k: Any) -> Any:
-                return await asyncio.to_thread(body, *a, **k)
-
-            return self.gate.once(*args, **options)(awaiting)
+            return self.gate.once(*args, **options)(_in_thread(body))
 
         return decorate
+
+    def guard(self, scope: str, **options: Any) -> FaceGuard:
+        """`await face.guard("orders").run("k", body, message)`, where `body` is a plain function in both flavours."""
+        return FaceGuard(self.gate.guard(scope, **options), self.awaiting)
 
     @asynccontextmanager
     async def inside(self, key: Any, **options: Any) -> AsyncIterator[Any]:
@@ -209,6 +209,32 @@ class Face:
         else:
             with self.gate.claim(key, **options) as claim:
                 yield Awaited(claim)
+
+
+class FaceGuard:
+    """The guard of a consumer in one flavour. Bodies run in threads, so they may block in both."""
+
+    def __init__(self, guard: Any, awaiting: bool) -> None:
+        self.guard = guard
+        self.awaiting = awaiting
+
+    async def run(self, key: Any, body: Callable[..., Any], *message: Any, **options: Any) -> Any:
+        if not self.awaiting:
+            return await asyncio.to_thread(self.guard.run, key, body, *message, **options)
+        return await self.guard.aio.run(key, _in_thread(body), *message, **options)
+
+    async def run_many(self, messages: Any, body: Callable[..., Any], **options: Any) -> Any:
+        if not self.awaiting:
+            return await asyncio.to_thread(self.guard.run_many, messages, body)
+        return await self.guard.aio.run_many(messages, _in_thread(body), **options)
+
+
+def _in_thread(body: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(body)
+    async def awaiting(*args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(body, *args, **kwargs)
+
+    return awaiting
 
 
 class Awaited:
@@ -245,7 +271,7 @@ def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
     waiter_wait = Waiter.wait
     monkeypatch.setattr(Waiter, "wait", wait)
-    for module in ("idemgate.guard.claim", "idemgate.guard.decorator"):
+    for module in ("idemgate.guard.claim", "idemgate.guard.driver"):
         monkeypatch.setattr(import_module(module), "wait_for_wakeup", wait_for_wakeup)
     monkeypatch.setattr(import_module("idemgate.worker.poller"), "POLL", 3600.0)
 

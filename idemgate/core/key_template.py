@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from idemgate.core.arguments import Args, Arguments, Find, Kwargs
 from idemgate.core.codec import digest
 from idemgate.core.key_text import check_encodes, text_of
-from idemgate.errors import InvalidArgument
+from idemgate.errors import InvalidArgument, MissingKey
 
 __all__ = ["FingerprintSpec", "KeySpec", "compile_fingerprint", "compile_key"]
 
@@ -117,9 +117,7 @@ class _Field:
                 value = value[step] if is_member else getattr(value, step)  # type: ignore[arg-type]
         except (LookupError, AttributeError, TypeError) as error:
             problem = f"has nothing there ({type(error).__name__}: {error})"
-            raise InvalidArgument(
-                self.name, value, problem, "Members are {event[id]}, attributes {event.id}"
-            ) from error
+            raise MissingKey(self.name, value, problem, "Members are {event[id]}, attributes {event.id}") from error
         return value
 
     def text(self, instance: object, args: Args, kwargs: Kwargs) -> str:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from idemgate.errors import InvalidArgument
+from idemgate.errors import InvalidArgument, MissingKey
 
 __all__ = ["check_encodes", "text_of"]
 
@@ -28,7 +28,8 @@ def text_of(value: object, name: str) -> str:
         name: the parameter to name in the error.
 
     Raises:
-        InvalidArgument: the value is None, empty, a bool, a float, a container or a naive datetime.
+        MissingKey: the value is None or empty.
+        InvalidArgument: the value is a bool, a float, a container or a naive datetime.
     """
     kind = type(value)
     if kind is str and value:
@@ -61,7 +62,7 @@ def _other_text(value: object, name: str) -> str:
     if isinstance(value, Enum):
         return text_of(value.value, name)
     if value is None or (isinstance(value, (str, bytes)) and not value):
-        raise InvalidArgument(name, value, "makes an empty key", _NO_NAME)
+        raise MissingKey(name, value, "makes an empty key", _NO_NAME)
     if isinstance(value, bool):
         raise InvalidArgument(name, value, "is a bool, and two keys cannot tell messages apart", _KINDS)
     for kind, write in _WRITERS:

@@ -27,8 +27,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
+from uuid import UUID
 
-from idemgate.errors import InvalidArgument
+from idemgate.errors import InvalidArgument, MissingKey
 
 __all__ = [
     "Key",
@@ -51,6 +52,7 @@ __all__ = [
     "slot",
     "slot_of",
     "slot_of_event",
+    "step_key",
     "successor_slots",
     "text_of",
     "topics",
@@ -110,7 +112,8 @@ def raw(key: Key) -> bytes:
     """Return the bytes of a key: str as UTF-8, an int as decimal digits. So `7` and `"7"` are the same key.
 
     Raises:
-        InvalidArgument: the key is empty, longer than 65,536 bytes, or of another type.
+        MissingKey: the key is None or empty.
+        InvalidArgument: the key is longer than 65,536 bytes, or of another type.
     """
     if isinstance(key, str):
         try:
@@ -124,9 +127,10 @@ def raw(key: Key) -> bytes:
     elif isinstance(key, int) and not isinstance(key, bool):
         encoded = _digits(key)
     else:
-        raise InvalidArgument("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
+        kind = MissingKey if key is None else InvalidArgument
+        raise kind("key", key, f"a {type(key).__name__} is not a key", "Use a str, bytes or int")
     if not encoded:
-        raise InvalidArgument("key", key, "empty", "An empty key would be shared by all work")
+        raise MissingKey("key", key, "empty", "An empty key would be shared by all work")
     if len(encoded) > 65_536:
         raise InvalidArgument(
             "key", key, f"{len(encoded)} bytes long", "Use at most 65,536 bytes, or a hash of what you have"
@@ -172,6 +176,14 @@ def _escape(text: bytes) -> bytes:
     if len(escaped) <= LONGEST:
         return escaped
     return b"#" + blake2b(text, digest_size=16).hexdigest().encode()
+
+
+def step_key(namespace: str, scope: str, key: Key, step: str) -> str:
+    """Return a UUID for one step of the work of a key. It must never change, because other systems store it."""
+    parts = (namespace.encode(), scope.encode(), raw(key), step.encode())
+    digested = bytearray(blake2b(b"".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).digest())
+    digested[6], digested[8] = digested[6] & 0x0F | 0x80, digested[8] & 0x3F | 0x80  # version 8 of RFC 9562
+    return str(UUID(bytes=bytes(digested)))
 
 
 def work(topic: str, group: bytes, key: bytes) -> str:

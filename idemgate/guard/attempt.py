@@ -16,6 +16,7 @@ from idemgate.core.codec import Codec
 from idemgate.core.codec.models import rebuild
 from idemgate.core.keys import Key, record, text_of
 from idemgate.core.tokens import token
+from idemgate.core.verdict import Verdict
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -28,14 +29,17 @@ from idemgate.errors import (
     OutcomeUnknown,
     ReplayedFailure,
     ResultUnavailable,
+    StoreError,
 )
-from idemgate.guard.calls import Claims, Entry
+from idemgate.guard.calls import Claims, Ending, Entry
 
 __all__ = [
     "ClaimAttempt",
     "DoneCache",
     "DuplicateResult",
     "ErrorPolicy",
+    "OnMissingKey",
+    "OnReplay",
     "OnceOptions",
     "WaitForOwner",
     "build_claim_calls",
@@ -49,6 +53,9 @@ OnInProgress = Literal["raise", "skip", "wait"]
 OnError = Literal["release", "keep", "store"]
 OnLeaseLoss = Literal["retry", "hold"]
 OnStoreError = Literal["raise", "run", "local"]
+OnMissingKey = Literal["raise", "run", "skip"]
+OnReplay = Callable[[str, "Verdict[Any]"], object]
+"""A function that gets the key and the verdict on each duplicate of a done key."""
 ErrorPolicy = OnError | Callable[[BaseException], OnError]
 
 
@@ -64,6 +71,8 @@ class OnceOptions:
     on_error: ErrorPolicy
     on_lease_loss: OnLeaseLoss
     on_store_error: OnStoreError
+    on_missing_key: OnMissingKey
+    on_replay: OnReplay | None
     max_attempts: int
     at_most_once: bool
     wait: int
@@ -164,10 +173,15 @@ class ClaimAttempt:
     """One guarded call.
 
     `record` is its key in Redis. `owner` is the token of its claim. `entry` is the reply to the claim. `result` holds
-    the kind and the bytes of the stored result.
+    the kind and the bytes of the stored result. `wait` is how long to wait for another owner, in ms, or None. `ran` is
+    True once the work was called. `lost` is True if the end of the claim found no lease, `kept` if a failure left the
+    claim. `unended` is the error that kept the end of the claim from being stored.
     """
 
-    __slots__ = ("_owner", "claims", "entry", "fingerprint", "key", "options", "record", "result", "waiting_since")
+    __slots__ = (
+        "_owner", "claims", "entry", "fingerprint", "kept", "key", "lost", "options", "ran", "record", "result",
+        "unended", "wait", "waiting_since",
+    )  # fmt: skip
 
     def __init__(self, options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes) -> None:
         self.options = options
@@ -178,7 +192,10 @@ class ClaimAttempt:
         self._owner = b""
         self.entry = _NOT_SENT
         self.result = b"", b""
+        self.wait = options.wait if options.on_in_progress == "wait" else None
         self.waiting_since = 0.0
+        self.ran = self.lost = self.kept = False
+        self.unended: StoreError | None = None
 
     @property
     def owner(self) -> bytes:
@@ -202,7 +219,7 @@ class ClaimAttempt:
             self.fingerprint,
             options.max_attempts,
             options.on_lease_loss == "hold",
-            options.on_in_progress == "wait",
+            self.wait is not None,
         )
 
     def interpret_reply(self, entry: Entry) -> DuplicateResult | WaitForOwner | None:
@@ -221,6 +238,7 @@ class ClaimAttempt:
 
     def answer_from_cache(self, cached: CacheEntry) -> DuplicateResult:
         """Return the result of a duplicate from a cached entry."""
+        self.entry = cached.entry
         if cached.shared_result is not None:
             return cached.shared_result
         result = cast(DuplicateResult, self.interpret_reply(cached.entry))
@@ -263,33 +281,41 @@ class ClaimAttempt:
     def _answer_in_progress(self, entry: Entry) -> DuplicateResult | WaitForOwner:
         """Apply `on_in_progress` while another owner runs."""
         options = self.options
-        if options.on_in_progress == "skip" or options.shadow:
+        if options.shadow or (options.on_in_progress == "skip" and self.wait is None):
             return DuplicateResult()
         error = AlreadyInProgress(text_of(self.key), entry.left_ms / 1000)
-        if options.on_in_progress == "raise":
+        if self.wait is None:
             return DuplicateResult(error=error)
         now = monotonic()
         self.waiting_since = self.waiting_since or now
-        left = self.waiting_since + options.wait / 1000 - now
+        left = self.waiting_since + self.wait / 1000 - now
         if left <= 0:
             return DuplicateResult(error=error)
         # A wake-up ends the wait. The poll covers a lost wake-up, at the latest when the lease may end.
         return WaitForOwner(min(left, 1.0, max(entry.left_ms / 1000, 0.01)))
 
     def build_completion(self, result: object) -> Call[bool]:
-        """Build the call that marks the key done with its result.
+        """Build the call that marks the key done with its result."""
+        self.encode_result(result)
+        return self._build_completion()
+
+    def encode_result(self, result: object) -> None:
+        """Encode the result for the completion.
 
         If the result cannot be stored, the key is done without one. The effect has happened and must not run again.
         """
         try:
-            kind, data = b"v", self.options.codec.encode(result, "result")
+            self.result = b"v", self.options.codec.encode(result, "result")
         except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
-            kind, data = b"n", _describe_unstored(error)[:500].encode(errors="replace")
-        self.result = kind, data
-        return self._build_completion(kind, data)
+            self.result = b"n", _describe_unstored(error)[:500].encode(errors="replace")
 
-    def _build_completion(self, kind: bytes, data: bytes) -> Call[bool]:
-        return self.claims.complete(self.record, self._owner, self.entry.token, self.options.retention, kind, data)
+    def _build_completion(self) -> Call[bool]:
+        token, retention = self.entry.token, self.options.retention
+        return self.claims.complete(self.record, self._owner, token, retention, *self.result)
+
+    def completion(self) -> Ending:
+        """Return the parts of the completion of an encoded result, for a batch."""
+        return self.record[0], self._owner, self.entry.token, self.options.retention, self.result[1]
 
     def build_done_entry(self) -> Entry:
         """Return the entry that the next caller would get, for the cache."""
@@ -302,6 +328,13 @@ class ClaimAttempt:
 
         Return None for "keep": the claim is left until its lease expires.
         """
+        policy = self.decide_failure(error)
+        if policy == "keep":
+            return None
+        return self._build_completion() if policy == "store" else self.build_release()
+
+    def decide_failure(self, error: BaseException) -> OnError:
+        """Apply `on_error` to an exception of the work, and encode the failure if it is to be stored."""
         policy = self.options.on_error
         if not isinstance(error, Exception):
             policy = "release"
@@ -311,11 +344,10 @@ class ClaimAttempt:
                 raise InvalidArgument(
                     "on_error", policy, "the callable returned an unknown choice", _ON_ERROR
                 ) from error
-        if policy == "keep":
-            return None
+        self.kept = policy == "keep"
         if policy == "store":
-            return self._build_completion(b"e", _encode_failure(error))
-        return self.build_release()
+            self.result = b"e", _encode_failure(error)
+        return policy
 
     def build_release(self, undo: bool = False) -> Call[bool]:
         """Build the call that releases the claim. `undo` takes back a claim that never ran."""

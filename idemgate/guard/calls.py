@@ -314,9 +314,9 @@ class Claims:
             )
         return Call(done, record, (b"", kind, owner, fence, retention, result), _is_completed, None, framed)
 
-    def complete_each(self, endings: list[Ending], most: int) -> list[PerKeyCall[bool]]:
-        """Build the completions of many records with a value, limited by count (`most`) and by bytes."""
-        common = (stamp(self.clock), b"v")
+    def complete_each(self, endings: list[Ending], most: int, kind: bytes = b"v") -> list[PerKeyCall[bool]]:
+        """Build the completions of many records with results of one kind, limited by count (`most`) and by bytes."""
+        common = (stamp(self.clock), kind)
         return [
             _build_each("guard/complete", common, part, _is_completed)
             for part in split_batches(endings, _result_size, most)

@@ -213,7 +213,8 @@ class BaseClaim:
             build_checkpoint = partial(
                 _checkpoint_call, self._context, attempt
             )  # a partial, not a method: a reference cycle slows batches
-            self._execution = Execution(attempt.key, self.token, self.attempt, self.recovered, build_checkpoint)
+            owner = self._context.namespace, attempt.options.scope
+            self._execution = Execution(attempt.key, self.token, self.attempt, self.recovered, build_checkpoint, owner)
         heartbeat = Heartbeat(
             self._context, attempt.options.lease, attempt.build_renewal, self._execution, with_current
         )

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 
 from idemgate.core.calls import Call
-from idemgate.core.keys import Key, text_of
-from idemgate.errors import NoCurrentExecution
+from idemgate.core.keys import Key, step_key, text_of
+from idemgate.errors import InvalidArgument, NoCurrentExecution
 from idemgate.store.context import Context
 
 __all__ = ["AioExecution", "Execution", "current", "reset_current", "set_current", "use_execution"]
@@ -31,10 +31,19 @@ class Execution:
         aio: the async form, for `await current().aio.checkpoint(...)`.
     """
 
-    __slots__ = ("_ended", "_key", "_lost", "_save", "attempt", "recovered", "token")
+    __slots__ = ("_ended", "_key", "_lost", "_owner", "_save", "attempt", "recovered", "token")
 
-    def __init__(self, key: Key, token: int, attempt: int, recovered: object, save: Save | None) -> None:
+    def __init__(
+        self,
+        key: Key,
+        token: int,
+        attempt: int,
+        recovered: object,
+        save: Save | None,
+        owner: tuple[str, str] | None = None,
+    ) -> None:
         self._key = key
+        self._owner = owner
         self.token = token
         self.attempt = attempt
         self._lost = False
@@ -51,6 +60,26 @@ class Execution:
     def lease_lost(self) -> bool:
         """True once the lease is known to be lost: stop."""
         return self._lost
+
+    def key_for(self, step: str) -> str:
+        """Return a key for one step of this work, to hand to a payment provider or another API. Sends nothing.
+
+        It is a UUID of 36 characters. Every attempt of this key, by any process, gets the same one. It differs between
+        namespaces, scopes, keys and steps.
+
+        Args:
+            step: the name of the step, "charge" or "refund".
+
+        Raises:
+            InvalidArgument: the step is no text, or empty.
+            NoCurrentExecution: the call is not guarded. A topic delivers many messages of one key, so the key of a
+                delivery alone identifies no effect. Guard its handler.
+        """
+        if self._owner is None:
+            raise NoCurrentExecution("key_for() works inside a function guarded with once or a claim; this is not one")
+        if not isinstance(step, str) or not step:
+            raise InvalidArgument("step", step, "not the name of a step", "Pass text, such as 'charge'")
+        return step_key(*self._owner, self._key, step)
 
     def end(self) -> None:
         """Mark the work as ended. A renewal that is refused from now on is no loss, because the claim is ending."""

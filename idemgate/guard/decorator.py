@@ -1,152 +1,53 @@
-"""The decorated function and its two drivers, one blocking and one async.
-
-The drivers send requests; `ClaimAttempt` decides what to send.
-"""
+"""The decorated function: its key, its fingerprint, and what it does without a key."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import logging
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
-from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from idemgate.core.calls import Call
 from idemgate.core.key_template import FingerprintSpec, KeySpec
-from idemgate.core.keys import Key, record, text_of
+from idemgate.core.keys import Key, record
 from idemgate.core.validation import is_async
-from idemgate.errors import (
-    AlreadyDone,
-    AlreadyInProgress,
-    DecodeError,
-    NotDurable,
-    ResultUnavailable,
-    StoreError,
-    UnexpectedData,
-)
-from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_async
-from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
-from idemgate.guard.calls import Claims, Entry, State
-from idemgate.guard.current import Execution, use_execution
-from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
-from idemgate.guard.local import LocalGuard
-from idemgate.store.context import Context
+from idemgate.core.verdict import HANDLED, Verdict, verdict_of
+from idemgate.errors import MissingKey
+from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult
+from idemgate.guard.driver import COUNTER_NAMES, Driver
 
-if TYPE_CHECKING:
-    import tenacity
+__all__ = ["GuardedFunction", "build_judge", "build_judge_async"]
 
-
-__all__ = ["GuardedFunction"]
-
-log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
 
 
 class GuardedFunction:
-    """One decorated function: its key, its fingerprint, and the drivers that guard its calls."""
+    """One decorated function: its key, its fingerprint, and the driver that guards its calls."""
 
-    def __init__(
-        self,
-        context: Context,
-        options: OnceOptions,
-        key: KeySpec,
-        fingerprint: FingerprintSpec | None,
-        retry: tenacity.BaseRetrying | None,
-        cache_size: int,
-    ) -> None:
-        self.context = context
-        self.claims = Claims(context.namespace, context.clock)
-        self.options = options
+    def __init__(self, driver: Driver, key: KeySpec, fingerprint: FingerprintSpec | None) -> None:
+        self.driver = driver
         self.key = key
         self.fingerprint = fingerprint
-        self.retry = retry
-        self.cache = DoneCache(cache_size, monotonic if context.clock is None else context.now) if cache_size else None
-        if self.cache is not None:
-            context.caches.add(self.cache)
-        self.local = LocalGuard()
-        self.end_timeouts = end_timeouts(context, options.lease)
+        self.claims = driver.claims
+        self.options = driver.options
+        self.cache = driver.cache
 
     def wrap(self, func: Any) -> Any:
         """Return the guarded function. Its signature, name and kind stay as they are."""
         import wrapt  # it scans entry points, which takes longer than importing this package
 
         inner = getattr(func, "__func__", func)
-        return wrapt.FunctionWrapper(func, self.call_async if is_async(inner) else self.call)
-
-    # Blocking driver
+        wrapped: Any = wrapt.FunctionWrapper(func, self.call_async if is_async(inner) else self.call)
+        wrapped._self_guard = self
+        return wrapped
 
     def call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Guard one blocking call."""
-        key = self.key.of(instance, args, kwargs)
+        try:
+            key = self.key.of(instance, args, kwargs)
+        except MissingKey as error:
+            return wrapped(*args, **kwargs) if self.driver.runs_without_key(error) else None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        attempt = ClaimAttempt(self.options, self.claims, key, fingerprint)
-        work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
-        duplicate, guarded = self._acquire(attempt)
-        if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
-            return duplicate.unwrap()  # type: ignore[no-any-return]
-        if duplicate is not None or not guarded or self.options.at_most_once:
-            with self._run_without_lease(attempt, guarded or duplicate is not None):
-                return work(*args, **kwargs)
-        with self._start_heartbeat(attempt) as heartbeat:
-            try:
-                result = work(*args, **kwargs)
-            except BaseException as error:
-                heartbeat.end_work()
-                failed = attempt.build_failure(error)
-                if failed is not None:
-                    self._end_claim(attempt, failed)
-                raise
-            heartbeat.end_work()
-            self._end_claim(attempt, attempt.build_completion(result), done=True)
-        return result
-
-    def _acquire(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
-        """Claim the key of one call.
-
-        Return the result of a duplicate, or None to run, and whether the store guards the run.
-        """
-        if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
-            return cached, True
-        context = self.context
-        try:
-            try:  # as `acquire`, inlined for speed
-                entry = (context._link or context.link).run(attempt.build_claim())
-            except NotDurable:
-                rollback(context, attempt)
-                raise
-            outcome = attempt.interpret_reply(entry)
-            if isinstance(outcome, WaitForOwner):
-                outcome = self._wait(attempt)
-            return self._record_entry(attempt, outcome), True
-        except StoreError as error:
-            return self._without_store(attempt, error), False
-
-    def _wait(self, attempt: ClaimAttempt) -> DuplicateResult | None:
-        """Wait until the other owner ends. Return the result of a duplicate, or None to run."""
-        with self.context.link.waiting(attempt.record[0]) as waiter:
-            # Claim again after subscribing, because the owner may have ended before the subscription.
-            while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
-                waiter.wait(outcome.seconds)
-        return outcome
-
-    def _end_claim(self, attempt: ClaimAttempt, call: Call[bool], done: bool = False) -> None:
-        """Send the end of a claim. Count a store error instead of raising it.
-
-        The work has run, so an error must not make the caller run it again.
-        """
-        context = self.context
-        try:
-            held = (context._link or context.link).run(call, *self.end_timeouts)
-        except StoreError as error:
-            self._record_unended(attempt, error)
-        else:
-            self._record_end(attempt, held, done)
-
-    # Async driver
+        return self.driver.execute(ClaimAttempt(self.options, self.claims, key, fingerprint), wrapped, args, kwargs)
 
     async def call_async(
         self,
@@ -156,253 +57,98 @@ class GuardedFunction:
         kwargs: dict[str, Any],
     ) -> R:
         """Guard one async call."""
-        key = self.key.of(instance, args, kwargs)
+        try:
+            key = self.key.of(instance, args, kwargs)
+        except MissingKey as error:
+            return await wrapped(*args, **kwargs) if self.driver.runs_without_key(error) else None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         attempt = ClaimAttempt(self.options, self.claims, key, fingerprint)
-        work: Callable[..., Awaitable[R]] = wrapped
-        if self.retry:
-            work = functools.partial(cast("Callable[..., Awaitable[R]]", _to_async(self.retry)), wrapped)
-        duplicate, guarded = await self._acquire_async(attempt)
-        if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
-            return duplicate.unwrap()  # type: ignore[no-any-return]
-        if duplicate is not None or not guarded or self.options.at_most_once:
-            with self._run_without_lease(attempt, guarded or duplicate is not None):
-                return await work(*args, **kwargs)
-        with self._start_heartbeat(attempt) as heartbeat:
-            try:
-                result = await work(*args, **kwargs)
-            except BaseException as error:
-                heartbeat.end_work()
-                failed = attempt.build_failure(error)
-                if failed is not None:
-                    await self._end_claim_async(attempt, heartbeat, failed)
-                raise
-            heartbeat.end_work()
-            await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
-        return result
-
-    async def _acquire_async(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
-        """Claim the key of one call; see `_acquire`."""
-        if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
-            return cached, True
-        try:
-            pending = self.context.aio_link.start(attempt.build_claim())
-            try:  # as `acquire_async`, without another coroutine
-                entry = await pending.answer
-            except (NotDurable, asyncio.CancelledError) as error:
-                await rollback_async(self.context, attempt, pending, error)
-                raise
-            outcome = attempt.interpret_reply(entry)
-            if isinstance(outcome, WaitForOwner):
-                outcome = await self._wait_async(attempt)
-            return self._record_entry(attempt, outcome), True
-        except StoreError as error:
-            return self._without_store(attempt, error), False
-
-    async def _wait_async(self, attempt: ClaimAttempt) -> DuplicateResult | None:
-        """Wait until the other owner ends; see `_wait`."""
-        async with self.context.aio_link.waiting(attempt.record[0]) as wake:
-            while isinstance(
-                outcome := attempt.interpret_reply(await acquire_async(self.context, attempt)), WaitForOwner
-            ):
-                await wait_for_wakeup(wake, outcome.seconds)
-        return outcome
-
-    async def _end_claim_async(
-        self, attempt: ClaimAttempt, heartbeat: Heartbeat, call: Call[bool], done: bool = False
-    ) -> None:
-        """Send the end of a claim; see `_end_claim`.
-
-        If the caller is cancelled, a background task renews the lease until the reply.
-        """
-        link = self.context.aio_link
-        pending = link.start(call, *self.end_timeouts)
-        try:
-            held = await pending.answer
-        except StoreError as error:
-            self._record_unended(attempt, error)
-        except asyncio.CancelledError:
-            heartbeat.hand_over()
-            link.spawn(self._record_end_later(attempt, heartbeat, pending.outcome(), done))
-            raise
-        else:
-            self._record_end(attempt, held, done)
-
-    async def _record_end_later(
-        self, attempt: ClaimAttempt, heartbeat: Heartbeat, pending: asyncio.Future[bool], done: bool
-    ) -> None:
-        """Wait for the reply to the end of a cancelled call, then stop its heartbeat."""
-        try:
-            self._record_end(attempt, await pending, done)
-        except StoreError as error:
-            self._record_unended(attempt, error)
-        finally:
-            heartbeat.stop()
-
-    # Shared by both drivers
+        return await self.driver.execute_async(attempt, wrapped, args, kwargs)
 
     def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> DuplicateResult | None:
         """Return the cached result that all duplicates share, or None.
 
         This runs before the objects of the call are built, because it is the fastest path.
         """
-        cached = cache.lookup(record(self.context.namespace, self.options.scope, key), fingerprint)
-        if cached is None or cached.shared_result is None or self.options.shadow:
+        options = self.options
+        cached = cache.lookup(record(self.claims.namespace, options.scope, key), fingerprint)
+        if cached is None or cached.shared_result is None or options.shadow or options.on_replay is not None:
             return None
-        self.context.counters.add_each("once.remembered", _COUNTER_NAMES[cached.entry.state])
+        self.driver.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
         return cached.shared_result
 
-    def _lookup(self, cache: DoneCache, attempt: ClaimAttempt) -> DuplicateResult | None:
-        """Return the result of a duplicate from the cache, or None."""
-        cached = cache.lookup(attempt.record[0], attempt.fingerprint)
-        if cached is None:
-            return None
-        self.context.counters.add_each("once.remembered", _COUNTER_NAMES[cached.entry.state])
-        return attempt.answer_from_cache(cached)
+    # Verdicts, for consumers
 
-    def _record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
-        """Count the reply to a claim, and cache a done key."""
-        entry = attempt.entry
-        if entry.state == "started":
-            self.context.counters.add("once.started")
-            if entry.taken_over:
-                self.context.counters.add("once.taken_over")
-                key = text_of(attempt.key)
-                log.warning(
-                    "once.taken_over key=%r token=%d attempt=%d", key, entry.token, entry.attempt,
-                    extra={"key": key, "token": entry.token, "attempt": entry.attempt},
-                )  # fmt: skip
-        else:
-            self.context.counters.add(_COUNTER_NAMES[entry.state])
-            if entry.state == "done" and self.cache is not None and entry.left_ms > 0:
-                self.cache.store(attempt.record[0], attempt.fingerprint, entry, entry.left_ms)
-        return outcome
+    def judge_call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...]) -> Verdict[R]:
+        """Guard one blocking call and return its verdict."""
+        try:
+            attempt = self._build_attempt(instance, args)
+        except MissingKey as error:
+            return self.driver.run_without_key(error, wrapped, args, {})
+        except Exception as error:  # noqa: BLE001 - a key callable may raise anything
+            return verdict_of(error)
+        return self.driver.run(attempt, wrapped, args, {})
 
-    def _record_shadowed(self, attempt: ClaimAttempt) -> bool:
-        """Count and log a duplicate that runs because of `shadow`."""
-        self.context.counters.add("once.shadowed")
-        key, state = text_of(attempt.key), attempt.entry.state
-        log.info("once.would_drop key=%r state=%s", key, state, extra={"key": key, "state": state})
-        return True
+    async def judge_call_async(
+        self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...]
+    ) -> Verdict[R]:
+        """Guard one async call and return its verdict."""
+        try:
+            attempt = self._build_attempt(instance, args)
+        except MissingKey as error:
+            return await self.driver.run_without_key_async(error, wrapped, args, {})
+        except Exception as error:  # noqa: BLE001 - a key callable may raise anything
+            return verdict_of(error)
+        return await self.driver.run_async(attempt, wrapped, args, {})
 
-    def _start_heartbeat(self, attempt: ClaimAttempt) -> Heartbeat:
-        """Renew the lease until the block is left. `current()` works while the work runs."""
-        entry = attempt.entry
-        recovered = self.context.codec.decode(entry.checkpoint) if entry.checkpoint else None
-        build_checkpoint = functools.partial(self._checkpoint_call, attempt)
-        execution = Execution(attempt.key, entry.token, entry.attempt, recovered, build_checkpoint)
-        return Heartbeat(self.context, self.options.lease, attempt.build_renewal, execution)
-
-    def _checkpoint_call(self, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
-        """Build the call that stores a checkpoint."""
-        packed = self.context.codec.encode(data, "checkpoint")  # not the codec of the options: its limit is for results
-        return self.context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
-
-    @contextmanager
-    def _run_without_lease(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
-        """Run with `at_most_once`, in shadow mode, or without the store."""
-        with use_execution(self._execution_without_lease(attempt)), self._run_locally(attempt, guarded):
-            yield
-
-    def _execution_without_lease(self, attempt: ClaimAttempt) -> Execution:
-        """Return the execution for `current()` of a run without a lease."""
-        entry = attempt.entry
-        build_checkpoint = functools.partial(self._checkpoint_call, attempt) if self.options.shadow else None
-        if entry.state == "started":
-            return Execution(attempt.key, entry.token, entry.attempt, None, build_checkpoint)
-        return Execution(attempt.key, 0, 1, None, build_checkpoint)
-
-    @contextmanager
-    def _run_locally(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
-        """Mark the key in this process's guard while the block runs, if `on_store_error` is "local"."""
-        if guarded or self.options.on_store_error != "local":
-            yield
-        else:
-            with self.local.hold(attempt.record[0], self.options.retention, self.options.at_most_once):
-                yield
-
-    def _without_store(self, attempt: ClaimAttempt, error: StoreError) -> DuplicateResult | None:
-        """Apply `on_store_error`: raise, run unguarded, or guard the run within this process."""
-        policy = self.options.on_store_error
-        if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
-            raise error
-        self.context.counters.add(f"once.store_error.{policy}")
-        key = text_of(attempt.key)
-        log.error(
-            "once.store_error key=%r policy=%s: %s", key, policy, error,
-            extra={"key": key, "policy": policy, "error": str(error)},
-        )  # fmt: skip
-        if policy == "run":
-            return None
-        state = self.local.claim(attempt.record[0])
-        if state == "started":
-            return None
-        attempt.entry = Entry("done" if state == "done" else "in_progress")
-        return self._local_answer(key, state)
-
-    def _local_answer(self, key: str, state: str) -> DuplicateResult:
-        """Return the result of a duplicate that this process's guard found."""
-        if state == "in_progress":
-            skip = self.options.on_in_progress == "skip"
-            return (
-                DuplicateResult() if skip else DuplicateResult(error=AlreadyInProgress(key, self.options.lease / 1000))
-            )
-        if self.options.on_done == "skip":
-            return DuplicateResult()
-        reason = "it ran in this process while the store was unavailable"
-        return DuplicateResult(
-            error=AlreadyDone(key) if self.options.on_done == "raise" else ResultUnavailable(key, reason)
-        )
-
-    def _record_end(self, attempt: ClaimAttempt, held: bool, done: bool) -> None:
-        """Count the reply to the end of a claim, and cache a completed key."""
-        if not held:
-            self.context.counters.add("once.lease_lost")
-            key = text_of(attempt.key)
-            log.warning("once.lease_lost key=%r", key, extra={"key": key})
-        elif done:
-            self.context.counters.add("once.completed")
-            if attempt.result[0] == b"n":
-                self.context.counters.add("once.result_not_stored")
-                key = text_of(attempt.key)
-                log.warning("once.result_not_stored key=%r", key, extra={"key": key})
-            if self.cache is not None:
-                self.cache.store(
-                    attempt.record[0], attempt.fingerprint, attempt.build_done_entry(), self.options.retention
-                )
-
-    def _record_unended(self, attempt: ClaimAttempt, error: StoreError) -> None:
-        """Count and log a store error at the end of a claim."""
-        name = "once.not_durable" if isinstance(error, NotDurable) else "once.completion_lost"
-        self.context.counters.add(name)
-        key = text_of(attempt.key)
-        log.error("%s key=%r: %s", name, key, error, extra={"key": key, "error": str(error)})
+    def _build_attempt(self, instance: Any, args: tuple[Any, ...]) -> ClaimAttempt:
+        key = self.key.of(instance, args, {})
+        fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, {})
+        return ClaimAttempt(self.options, self.claims, key, fingerprint)
 
 
-_COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}
-"""The counter of each reply to a claim."""
+def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
+    """Return a function that calls a blocking one with a message, and returns the verdict instead of raising.
+
+    The verdict on a guarded function is that of its guard, so a duplicate is "duplicate" and not "handled". For any
+    other function the verdict follows from what it raised.
+    """
+    guard, wrapped, instance = _guard_of(func)
+    if guard is not None:
+        return lambda *message: guard.judge_call(wrapped, instance, message)
+
+    def call(*message: object) -> Verdict[Any]:
+        try:
+            value = func(*message)
+        except Exception as error:  # noqa: BLE001 - the verdict has it
+            return verdict_of(error)._replace(ran=True)
+        return HANDLED if value is None else Verdict("handled", value, ran=True)
+
+    return call
 
 
-def _to_async(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
-    """Return the same retry policy for a coroutine function. Strategies are shared; tenacity makes the loop."""
-    import tenacity
+def build_judge_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Verdict[Any]]]:
+    """Return an async function that calls another one with a message, and returns the verdict; see `build_judge`."""
+    guard, wrapped, instance = _guard_of(func)
+    if guard is not None:
+        return lambda *message: guard.judge_call_async(wrapped, instance, message)
 
-    if isinstance(retry, tenacity.AsyncRetrying):
-        return retry.copy()
-    strategies = {name: getattr(retry, name) for name in _STRATEGIES}
-    return tenacity.AsyncRetrying(**strategies)
+    async def call(*message: object) -> Verdict[Any]:
+        try:
+            value = await func(*message)
+        except Exception as error:  # noqa: BLE001 - the verdict has it
+            return verdict_of(error)._replace(ran=True)
+        return HANDLED if value is None else Verdict("handled", value, ran=True)
+
+    return call
 
 
-_STRATEGIES = (
-    "stop",
-    "wait",
-    "retry",
-    "before",
-    "after",
-    "before_sleep",
-    "reraise",
-    "retry_error_cls",
-    "retry_error_callback",
-)
+def _guard_of(func: Any) -> tuple[GuardedFunction | None, Any, Any]:
+    """Return the guard of a function, what it wraps and the object of a bound method. Without a guard all are None."""
+    parent = getattr(func, "_self_parent", None)  # a bound method has its own wrapper
+    guard = getattr(func if parent is None else parent, "_self_guard", None)
+    if not isinstance(guard, GuardedFunction):
+        return None, None, None
+    return guard, func.__wrapped__, getattr(func.__wrapped__, "__self__", None)

@@ -79,6 +79,11 @@ class Heartbeat(LeaseRenewal):
         if not self._handed_over:
             self._context.heartbeat.remove(self)
 
+    @property
+    def execution(self) -> Execution:
+        """The execution that is marked when the lease is lost."""
+        return self._execution
+
     def end_work(self) -> None:
         """Call this when the work has returned or raised. Renewals go on."""
         self._execution.end()

@@ -27,17 +27,28 @@ from idemgate.guard.attempt import (
     OnError,
     OnInProgress,
     OnLeaseLoss,
+    OnMissingKey,
+    OnReplay,
     OnStoreError,
 )
 from idemgate.guard.calls import Claims
 from idemgate.guard.decorator import GuardedFunction
+from idemgate.guard.driver import Driver
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
     import tenacity
 
 
-__all__ = ["ClaimOptions", "claim_attempt", "claim_attempts", "decorate", "once_options"]
+__all__ = [
+    "ClaimOptions",
+    "GuardOptions",
+    "build_driver",
+    "claim_attempt",
+    "claim_attempts",
+    "decorate",
+    "once_options",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,11 +73,10 @@ def _claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
     """Validate the options of a claim. Raise InvalidArgument."""
     if unknown := options.keys() - ClaimOptions.__annotations__.keys():
         raise TypeError(f"claim() got an unexpected keyword argument {min(unknown)!r}")
+    given = {name: value for name, value in options.items() if name != "scope"}
     return once_options(
-        codec, options.get("scope", "claim"), options.get("retention", "24h"), options.get("lease", "30s"), "replay",
-        "wait", "30s", "release", options.get("on_lease_loss", "retry"), "raise", options.get("max_attempts"), None,
-        False, None, False,
-    )  # fmt: skip
+        codec, "claim", options.get("scope", "claim"), cast(GuardOptions, {**given, "on_in_progress": "wait"})
+    )
 
 
 def claim_attempt(context: Context, key: Key, fingerprint: object, options: ClaimOptions) -> ClaimAttempt:
@@ -91,56 +101,81 @@ def _digest(fingerprint: object) -> bytes:
     return b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
 
 
-def once_options(
-    codec: Codec,
-    scope: str | None,
-    retention: Duration,
-    lease: Duration,
-    on_done: OnDone | None,
-    on_in_progress: OnInProgress,
-    wait: Duration,
-    on_error: ErrorPolicy,
-    on_lease_loss: OnLeaseLoss,
-    on_store_error: OnStoreError,
-    max_attempts: int | None,
-    retry: tenacity.BaseRetrying | None,
-    at_most_once: bool,
-    max_result_bytes: int | None,
-    shadow: bool,
-) -> OnceOptions:
-    """Validate the options of `once`. Raise InvalidArgument for the first invalid one.
+class GuardOptions(TypedDict, total=False):
+    """The options of `gate.once` and `gate.guard`; `Gate.once` documents them."""
+
+    retention: Duration
+    lease: Duration
+    on_done: OnDone | None
+    on_in_progress: OnInProgress
+    wait: Duration
+    on_error: ErrorPolicy
+    on_lease_loss: OnLeaseLoss
+    on_store_error: OnStoreError
+    on_missing_key: OnMissingKey
+    on_replay: OnReplay | None
+    max_attempts: int | None
+    retry: tenacity.BaseRetrying | None
+    at_most_once: bool
+    max_result_bytes: int | None
+    cache_size: int
+    shadow: bool
+
+
+_CHOICES = {
+    "on_in_progress": OnInProgress,
+    "on_lease_loss": OnLeaseLoss,
+    "on_store_error": OnStoreError,
+    "on_missing_key": OnMissingKey,
+}
+
+
+def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOptions) -> OnceOptions:
+    """Validate the options of `once` or `guard`, the `caller`. Raise InvalidArgument for the first invalid one.
 
     `decorate` fills in a missing `scope` and `returns` for each function.
     """
-    _check_choice("on_in_progress", on_in_progress, OnInProgress)
-    _check_choice("on_lease_loss", on_lease_loss, OnLeaseLoss)
-    _check_choice("on_store_error", on_store_error, OnStoreError)
+    if unknown := options.keys() - GuardOptions.__annotations__.keys():
+        raise TypeError(f"{caller}() got an unexpected keyword argument {min(unknown)!r}")
+    for name, choices in _CHOICES.items():
+        _check_choice(name, options.get(name, get_args(choices)[0]), choices)
+    on_done, on_error = options.get("on_done"), options.get("on_error", "release")
     if on_done is not None:
         _check_choice("on_done", on_done, OnDone)
     if not callable(on_error):
         _check_choice("on_error", on_error, OnError)
     if scope is not None:
         check_scope(scope)
-    if retry is not None:
+    if (retry := options.get("retry")) is not None:
         _check_retry(retry)
+    at_most_once = options.get("at_most_once", False)
     if at_most_once:
-        _check_at_most_once(on_done, on_error, on_lease_loss, max_attempts, retry)
+        _check_at_most_once(options)
+    max_attempts, max_result_bytes = options.get("max_attempts"), options.get("max_result_bytes")
     return OnceOptions(
         scope=scope or "",
-        retention=milliseconds(retention, "retention"),
-        lease=milliseconds(lease, "lease"),
+        retention=milliseconds(options.get("retention", "24h"), "retention"),
+        lease=milliseconds(options.get("lease", "30s"), "lease"),
         on_done=on_done or ("skip" if at_most_once else "replay"),
-        on_in_progress=on_in_progress,
+        on_in_progress=options.get("on_in_progress", "raise"),
         on_error=on_error,
-        on_lease_loss=on_lease_loss,
-        on_store_error=on_store_error,
+        on_lease_loss=options.get("on_lease_loss", "retry"),
+        on_store_error=options.get("on_store_error", "raise"),
+        on_missing_key=options.get("on_missing_key", "raise"),
+        on_replay=_check_hook(options.get("on_replay")),
         max_attempts=0 if max_attempts is None else check_int("max_attempts", max_attempts, 1),
         at_most_once=at_most_once,
-        wait=milliseconds(wait, "wait"),
-        shadow=shadow,
+        wait=milliseconds(options.get("wait", "30s"), "wait"),
+        shadow=options.get("shadow", False),
         codec=codec if max_result_bytes is None else Codec(check_int("max_result_bytes", max_result_bytes, 1)),
         returns=None,
     )
+
+
+def build_driver(context: Context, checked_options: OnceOptions, options: GuardOptions) -> Driver:
+    """Return the driver of a guard. Raise InvalidArgument for an invalid `cache_size`."""
+    cache_size = check_int("cache_size", options.get("cache_size", 0), 0)
+    return Driver(context, checked_options, options.get("retry"), cache_size)
 
 
 def decorate(
@@ -149,8 +184,7 @@ def decorate(
     func: Callable[P, R],
     key: str | Callable[..., object] | None,
     fingerprint: Sequence[str] | Callable[..., object] | None,
-    retry: tenacity.BaseRetrying | None,
-    cache_size: int,
+    options: GuardOptions,
 ) -> Callable[P, R]:
     """Return the guarded function.
 
@@ -162,19 +196,13 @@ def decorate(
             "function", func, "not callable", "Decorate a function, as in @once(...): with parentheses"
         )
     check_not_generator(inner)
-    if retry is not None:
+    if (retry := options.get("retry")) is not None:
         _check_sync(retry, inner)
     checked_options = dataclasses.replace(
         checked_options, scope=checked_options.scope or qualified_name(inner), returns=type_hints(inner).get("return")
     )
-    guarded = GuardedFunction(
-        context,
-        checked_options,
-        compile_key(key, inner),
-        compile_fingerprint(fingerprint, inner),
-        retry,
-        check_int("cache_size", cache_size, 0),
-    )
+    driver = build_driver(context, checked_options, options)
+    guarded = GuardedFunction(driver, compile_key(key, inner), compile_fingerprint(fingerprint, inner))
     return cast("Callable[P, R]", guarded.wrap(func))
 
 
@@ -196,25 +224,25 @@ def _check_sync(retry: tenacity.BaseRetrying, func: Callable[..., object]) -> No
         raise InvalidArgument("retry", retry, "an async policy on a blocking function", "Pass tenacity.Retrying(...)")
 
 
-def _check_at_most_once(
-    on_done: object, on_error: object, on_lease_loss: object, max_attempts: object, retry: object
-) -> None:
+def _check_at_most_once(options: GuardOptions) -> None:
     """Raise InvalidArgument for an option that has no meaning with `at_most_once`."""
-    for name, value, default in (
-        ("on_error", on_error, "release"),
-        ("on_lease_loss", on_lease_loss, "retry"),
-        ("max_attempts", max_attempts, None),
-        ("retry", retry, None),
-    ):
-        if value != default:
+    for name, default in (("on_error", "release"), ("on_lease_loss", "retry"), ("max_attempts", None), ("retry", None)):
+        if (value := options.get(name, default)) != default:
             raise InvalidArgument(
                 name,
                 value,
                 "no effect with at_most_once, because the key is done before the work starts",
                 f"Drop {name}",
             )
-    if on_done == "replay":
+    if (on_done := options.get("on_done")) == "replay":
         raise InvalidArgument("on_done", on_done, "at_most_once stores no result to replay", "Use 'skip' or 'raise'")
+
+
+def _check_hook(hook: OnReplay | None) -> OnReplay | None:
+    """Return `on_replay`. Raise InvalidArgument if it is no plain function."""
+    if hook is not None and (not callable(hook) or is_async(hook)):
+        raise InvalidArgument("on_replay", hook, "not a plain function", "Pass a function of a key and a verdict")
+    return hook
 
 
 def _check_choice(name: str, value: object, literal: Any) -> None:

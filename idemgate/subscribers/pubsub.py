@@ -7,7 +7,8 @@ guarded with `once` runs in one of them.
 Counters:
 
 - `channel.heard`: messages received.
-- `channel.handled`, `.duplicate`, `.in_progress`, `.permanent`, `.failed`: outcome of the callback.
+- `channel.handled`, `.duplicate`, `.in_progress`, `.rejected`, `.failed`, `.lost`, `.unguarded`, `.skipped`: verdict on
+  the message.
 - `channel.dropped`: messages dropped because the backlog was full.
 - `channel.abandoned`: messages cancelled or never started at the stop.
 - `channel.gaps`: lost connections. Messages published meanwhile are missed.
@@ -134,10 +135,10 @@ class Channel:
         return on_message
 
     async def _handle(self, callback: Callback[PubSubMessage], heard: PubSubMessage) -> None:
-        result = await callback(heard)
-        self._count(result.outcome)
-        if result.outcome in ("permanent", "failed"):
-            log.error("subscriber.failed", extra=self._facts | {"outcome": result.outcome}, exc_info=result.error)
+        verdict = await callback(heard)
+        self._count(verdict.outcome)
+        if verdict.outcome in ("rejected", "failed"):
+            log.error("subscriber.failed", extra=self._facts | {"outcome": verdict.outcome}, exc_info=verdict.error)
 
     def _count(self, what: str, n: int = 1) -> None:
         self._context.counters.add(f"channel.{what}", n)

@@ -8,10 +8,10 @@ acknowledged. A crash in between leaves a second copy there, but loses nothing.
 Counters:
 
 - `stream.read`, `.reclaimed`: entries taken.
-- `stream.handled`, `.duplicate`, `.in_progress`, `.permanent`, `.failed`: outcome of the callback.
+- `stream.handled`, `.duplicate`, `.in_progress`, `.rejected`, `.failed`, `.unguarded`, `.skipped`: the verdicts.
+- `stream.lost`: the guard or the consumer lost the entry to another one while the callback ran.
 - `stream.acked`, `.dead`: entries acknowledged, and entries copied to the dead stream.
 - `stream.returned`, `.abandoned`: entries not started, and entries cancelled, at the stop.
-- `stream.lost`: running entries that another consumer has reclaimed.
 - `stream.trimmed`: entries trimmed from the stream before they were done.
 - `stream.dead_trimmed`: entries trimmed from the dead stream.
 - `stream.unburied`: failed writes to the dead stream.
@@ -27,17 +27,18 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 from idemgate.core.backoff import retry_pause
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.failure import last_line
 from idemgate.core.tokens import token
 from idemgate.core.validation import check_int
-from idemgate.errors import AlreadyInProgress, InvalidArgument, Retry, StoreError, StoreUnavailable
+from idemgate.core.verdict import ACKNOWLEDGED, Verdict
+from idemgate.errors import InvalidArgument, StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
-from idemgate.subscribers.callback import Callback, CallbackResult, check_callback
+from idemgate.subscribers.callback import Callback, check_callback
 from idemgate.subscribers.executor import BoundedExecutor
 from idemgate.subscribers.stream_group import Entry, Group, PendingEntry, is_group_missing
 
@@ -209,35 +210,38 @@ class _Reader:
             if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
                 await self._bury(taken, "max_deliveries", None)
                 return
-            result = await self._callback(taken.entry)
+            verdict = await self._callback(taken.entry)
             taken.over = True
-            self._count(result.outcome)
-            await self._settle(taken, result)
+            self._count(verdict.outcome)
+            await self._settle(taken, verdict)
         except StoreError as error:  # it stays pending
             self._report_error(error)
         finally:
             if not taken.done:
                 self._forget(taken.id)
 
-    async def _settle(self, taken: PendingEntry, result: CallbackResult) -> None:
-        outcome, error = result
-        if outcome in ("handled", "duplicate"):
+    async def _settle(self, taken: PendingEntry, verdict: Verdict[Any]) -> None:
+        outcome, error = verdict.outcome, verdict.error
+        if outcome in ACKNOWLEDGED or (outcome == "in_progress" and error is None):  # the option "skip"
             self._acknowledge(taken)
         elif taken.lost:
             return  # its new consumer settles it
-        elif isinstance(error, AlreadyInProgress):
-            await self._group.release(taken, max(1, round(error.retry_after * 1000)), undo=True)
-        elif outcome == "permanent":
+        elif outcome == "rejected":
             await self._bury(taken, type(error).__name__, error)
+        elif outcome != "failed":  # in progress, or the guard lost its lease to another owner
+            await self._group.release(taken, max(1, round((verdict.retry_after or 0) * 1000)), undo=True)
+        elif not verdict.ran and isinstance(error, StoreError):
+            self._report_error(error)
+            await self._group.release(taken, self._options.reclaim_ms, undo=True)
         else:
             log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)
-            await self._retry_or_bury(taken, error)
+            await self._retry_or_bury(taken, verdict)
 
-    async def _retry_or_bury(self, taken: PendingEntry, error: BaseException | None) -> None:
+    async def _retry_or_bury(self, taken: PendingEntry, verdict: Verdict[Any]) -> None:
         if taken.entry.deliveries >= self._options.max_deliveries:
-            await self._bury(taken, "max_deliveries", error)
-        elif isinstance(error, Retry) and error.delay is not None:
-            await self._group.release(taken, milliseconds(error.delay, "delay", zero=True), undo=False)
+            await self._bury(taken, "max_deliveries", verdict.error)
+        elif verdict.retry_after is not None:
+            await self._group.release(taken, round(verdict.retry_after * 1000), undo=False)
 
     async def _bury(self, taken: PendingEntry, reason: str, error: BaseException | None) -> None:
         """Copy an entry to the dead stream, then acknowledge it."""

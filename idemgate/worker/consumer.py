@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from asyncio import gather
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from time import monotonic
 from typing import Any
 
@@ -13,10 +13,10 @@ from idemgate.core.calls import Batch
 from idemgate.core.chunks import split_batches
 from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError
+from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.store.heartbeat import FunctionRenewal
 from idemgate.topics.calls import Settlement, TopicCalls, max_settlements
 from idemgate.topics.messages import Delivery, Taken
-from idemgate.worker.handler import Handler
 from idemgate.worker.limiter import Limiter
 from idemgate.worker.outcome import attempt_number
 from idemgate.worker.poller import Poller
@@ -66,8 +66,8 @@ class TopicConsumer:
         self._renewal: FunctionRenewal | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
-        self.handler: Handler = handler
         self.is_async = is_async(handler)
+        self.judge: Callable[..., Any] = build_judge_async(handler) if self.is_async else build_judge(handler)
         adaptive = self.calls.policy.adaptive
         self.limiter = None if adaptive is None else Limiter(self.context, self.topic.name, adaptive)
         # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.

@@ -12,16 +12,12 @@ from functools import partial
 from typing import Any
 
 from idemgate.core.thread_pool import ThreadPool
+from idemgate.core.verdict import HANDLED, Verdict, verdict_of
+from idemgate.guard.decorator import build_judge_async
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
-from idemgate.worker.handler import (
-    SUCCESS,
-    HandlerResult,
-    as_partial_failure,
-    run_async_handler,
-    run_blocking_handler,
-)
+from idemgate.worker.handler import judge_partial_failure, run_async_handler, run_blocking_handler
 from idemgate.worker.outcome import attempt_number, choose_settlement
 from idemgate.worker.prefetch import Prefetch
 
@@ -44,7 +40,7 @@ class Dispatcher:
     def __init__(self, context: Context, concurrency: int, prefetch: Prefetch, stopping: asyncio.Event) -> None:
         self.held = 0
         self.finished: list[FinishedDelivery] = []
-        self.tasks: dict[asyncio.Task[BaseException | None], InFlight] = {}
+        self.tasks: dict[asyncio.Task[Verdict[Any]], InFlight] = {}
         self.freed, self.to_settle = asyncio.Event(), asyncio.Event()
         self._context = context
         self._concurrency = concurrency
@@ -52,7 +48,7 @@ class Dispatcher:
         self._stopping = stopping
         self._ready: deque[InFlight] = deque()  # for async handlers; `_pool.ready` is for blocking ones
         self._abandoned: set[InFlight] = set()
-        self._pool: ThreadPool[InFlight, HandlerResult | None] = ThreadPool(
+        self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool(
             "idemgate-handler", self._run_in_thread, self._on_threads_finished, self.dispatch, self._threads_must_wait
         )
 
@@ -78,7 +74,7 @@ class Dispatcher:
                 self._drop(entry)
                 continue
             entry.consumer.on_handler_start(entry.delivery)
-            self._start_task(entry, partial(entry.consumer.handler, entry.delivery))
+            self._start_task(entry, entry.consumer.judge)
         if self._pool.ready:
             self._pool.start(self.free)
 
@@ -110,53 +106,55 @@ class Dispatcher:
 
     # -- async handlers -----------------------------------------------------------------------------------------------
 
-    def _start_task(self, entry: InFlight, begin: Callable[[], Any]) -> None:
-        task = asyncio.create_task(run_async_handler(begin, entry.delivery))
+    def _start_task(self, entry: InFlight, judge: Callable[..., Any]) -> None:
+        task = asyncio.create_task(run_async_handler(judge, entry.delivery))
         self.tasks[task] = entry
         task.add_done_callback(self._on_task_done)
 
-    def _on_task_done(self, task: asyncio.Task[BaseException | None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Verdict[Any]]) -> None:
         entry = self.tasks.pop(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        verdict = task.result() if error is None else verdict_of(error)._replace(ran=True)
         self._prefetch.handled += 1
-        self._finish(entry, self._choose_settlement(entry, error))
+        self._finish(entry, self._choose_settlement(entry, verdict))
         self.dispatch()
 
     # -- blocking handlers: the first two functions run in the threads ------------------------------------------------
 
-    def _run_in_thread(self, entry: InFlight) -> HandlerResult | None:
+    def _run_in_thread(self, entry: InFlight) -> Verdict[Any] | None:
         """Run a blocking handler; return None without running it if the lease was lost."""
         if entry.delivery.lost:
             return None
         if entry.consumer.limiter is not None:
             entry.consumer.on_handler_start(entry.delivery)
-        return run_blocking_handler(entry.consumer.handler, entry.delivery)
+        return run_blocking_handler(entry.consumer.judge, entry.delivery)
 
     def _threads_must_wait(self) -> bool:
         """Return True while the worker stops, or while async handlers wait for a place."""
         return self._stopping.is_set() or (bool(self._ready) and self.free <= 0)
 
-    def _on_threads_finished(self, ended: list[tuple[InFlight, HandlerResult | None]]) -> None:
-        for entry, result in ended:
+    def _on_threads_finished(self, ended: list[tuple[InFlight, Verdict[Any] | None]]) -> None:
+        for entry, verdict in ended:
             if self._abandoned and entry in self._abandoned:
                 continue
-            if result is SUCCESS and entry.consumer.limiter is None:  # shortcut for the most frequent case
+            if verdict is HANDLED and entry.consumer.limiter is None:  # shortcut for the most frequent case
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
                 self._prefetch.handled += 1
                 self.held -= 1
-            elif result is None:
+            elif verdict is None:
                 self._drop(entry)
             else:
-                self._on_thread_result(entry, *result)
+                self._on_thread_verdict(entry, verdict)
         self.to_settle.set()
         self.freed.set()
 
-    def _on_thread_result(self, entry: InFlight, result: object, error: BaseException | None) -> None:
-        if result is not None and inspect.isawaitable(result):  # a plain function that returned a coroutine
-            self._start_task(entry, lambda: result)
+    def _on_thread_verdict(self, entry: InFlight, verdict: Verdict[Any]) -> None:
+        value = verdict.value
+        if value is not None and inspect.isawaitable(value):  # a plain function that returned a coroutine
+            self._start_task(entry, build_judge_async(partial(_await, value)))
         else:
             self._prefetch.handled += 1
-            self._finish(entry, self._choose_settlement(entry, error or as_partial_failure(result)))
+            self._finish(entry, self._choose_settlement(entry, judge_partial_failure(verdict)))
 
     # -- ended deliveries ---------------------------------------------------------------------------------------------
 
@@ -172,14 +170,16 @@ class Dispatcher:
         self.held -= 1
         self.freed.set()
 
-    def _choose_settlement(self, entry: InFlight, error: BaseException | None) -> Settlement:
-        delivery, topic = entry.delivery, entry.consumer.topic.name
+    def _choose_settlement(self, entry: InFlight, verdict: Verdict[Any]) -> Settlement:
+        delivery, topic, error = entry.delivery, entry.consumer.topic.name, verdict.error
         entry.consumer.on_handler_end(delivery, error)
         try:
-            settlement = choose_settlement(delivery, error, entry.consumer.calls.policy, self._stopping.is_set())
-        except Exception as invalid:  # an invalid backoff or Retry(delay=...) of the user must not end the worker
+            settlement = choose_settlement(delivery, verdict, entry.consumer.calls.policy, self._stopping.is_set())
+        except Exception as invalid:  # an invalid backoff of the user must not end the worker
             log.exception("worker.bad_delay", extra={"topic": topic})
             settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
+        if verdict.outcome == "duplicate":
+            self._context.counters.add("worker.duplicate")
         if error is not None and settlement.verb not in ("ack", "defer"):
             facts = {"topic": topic, "attempt": attempt_number(delivery), "token": delivery.token}
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
@@ -213,6 +213,10 @@ class Dispatcher:
     def close(self) -> None:
         """Make the threads end after their current job."""
         self._pool.close()
+
+
+async def _await(value: Any, _: object) -> Any:
+    return await value
 
 
 def _oldest(queue: deque[InFlight]) -> float:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import PartialFailure
 from idemgate.guard.current import Execution, set_current, use_execution
 from idemgate.topics.messages import Delivery
 
-__all__ = ["SUCCESS", "Handler", "HandlerResult", "as_partial_failure", "run_async_handler", "run_blocking_handler"]
+__all__ = ["Handler", "judge_partial_failure", "run_async_handler", "run_blocking_handler"]
 
 Handler = Callable[[Delivery[Any]], Any]
-HandlerResult = tuple[object, BaseException | None]
-"""The value a blocking handler returned, and the exception it raised. Both travel between threads as values, because
-not every exception survives a future."""
-SUCCESS: HandlerResult = (None, None)
 
 
-async def run_async_handler(begin: Callable[[], Any], delivery: Delivery[Any]) -> BaseException | None:
-    """Run an async handler; return its exception, the `PartialFailure` that it returned, or None.
+async def run_async_handler(judge: Callable[..., Awaitable[Verdict[Any]]], delivery: Delivery[Any]) -> Verdict[Any]:
+    """Run an async handler and return the verdict on its delivery.
 
     Handler exceptions never travel through a task or a future. SystemExit would end the event loop, and StopIteration
     would never arrive.
@@ -29,26 +26,27 @@ async def run_async_handler(begin: Callable[[], Any], delivery: Delivery[Any]) -
     """
     try:
         with use_execution(DeliveryExecution(delivery)):
-            return as_partial_failure(await begin())
+            return judge_partial_failure(await judge(delivery))
     except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
         raise
     except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
-        return error
+        return verdict_of(error)._replace(ran=True)
 
 
-def run_blocking_handler(handler: Handler, delivery: Delivery[Any]) -> HandlerResult:
-    """Run a blocking handler in the current thread, which never receives a Ctrl-C."""
+def run_blocking_handler(judge: Callable[..., Verdict[Any]], delivery: Delivery[Any]) -> Verdict[Any]:
+    """Run a blocking handler in the current thread, which never receives a Ctrl-C. Return the verdict."""
     set_current(DeliveryExecution(delivery))  # not reset: the caller runs each job in its own context
     try:
-        result = handler(delivery)
+        return judge(delivery)
     except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
-        return None, error
-    return SUCCESS if result is None else (result, None)
+        return verdict_of(error)._replace(ran=True)
 
 
-def as_partial_failure(result: object) -> PartialFailure | None:
-    """Return a handler's result if it is a `PartialFailure`; every other result means success."""
-    return result if isinstance(result, PartialFailure) else None
+def judge_partial_failure(verdict: Verdict[Any]) -> Verdict[Any]:
+    """Return the verdict on a handler that may have returned a `PartialFailure`, which then counts as raised."""
+    if verdict is HANDLED or not isinstance(verdict.value, PartialFailure):
+        return verdict
+    return verdict_of(verdict.value)._replace(ran=True)
 
 
 class DeliveryExecution(Execution):
@@ -59,7 +57,7 @@ class DeliveryExecution(Execution):
     def __init__(self, delivery: Delivery[Any]) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
         self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
-        self._save = self.recovered = None
+        self._save = self._owner = self.recovered = None
         self._delivery = delivery
 
     @property

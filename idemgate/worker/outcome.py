@@ -5,61 +5,57 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from idemgate.core.durations import milliseconds
 from idemgate.core.failure import last_line
-from idemgate.errors import (
-    AlreadyDone,
-    AlreadyInProgress,
-    DecodeError,
-    IdemgateError,
-    PartialFailure,
-    ResultUnavailable,
-    Retry,
-    is_permanent,
-)
+from idemgate.core.verdict import ACKNOWLEDGED, Verdict
+from idemgate.errors import DecodeError, IdemgateError, PartialFailure, StoreError
 from idemgate.topics.calls import Settlement, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy
 
 __all__ = ["attempt_number", "choose_settlement"]
 
-_DONE = (AlreadyDone, ResultUnavailable)
-"""Errors of a guarded handler whose work is done."""
+_LOST_DELAY = 1000
+"""Ms until a message returns whose guard lost its lease. Another owner runs its key, so the guard then defers it."""
 
 
 def choose_settlement(
-    delivery: Delivery[Any], error: BaseException | None, policy: Policy, stopping: bool = False
+    delivery: Delivery[Any], verdict: Verdict[Any], policy: Policy, stopping: bool = False
 ) -> Settlement:
     """Choose how to settle a delivery after its handler ended.
 
-    - No error, or a guard that says that the work is done: acknowledge.
-    - `Bury`, any other permanent error or an unreadable message: bury.
-    - `AlreadyInProgress`: defer; this does not count as an attempt.
+    - Handled, or done before: acknowledge. So is a message in progress that the option "skip" drops.
+    - Rejected, or an unreadable message: bury.
+    - In progress, lease of the guard lost, or store unavailable before the handler ran: defer; this does not count as
+      an attempt.
     - Cancelled by the stop of the worker: retry at once.
     - `PartialFailure`: retry some items after the backoff.
-    - Any other error: retry the message after the backoff.
+    - Any other failure: retry the message after the backoff.
 
     Args:
         delivery: The delivery that the handler got.
-        error: The exception that the handler raised, or the `PartialFailure` that it returned. None means success.
+        verdict: The verdict on it.
         policy: The topic's policy, for its backoff.
         stopping: Whether the worker is stopping.
     """
-    if error is None or isinstance(error, _DONE):
+    outcome, error = verdict.outcome, verdict.error
+    if outcome in ACKNOWLEDGED or (outcome == "in_progress" and error is None):
         return Settlement("ack", delivery)
-    if is_permanent(error) or attempt_number(delivery) is None:
+    if outcome == "lost":
+        return Settlement("defer", delivery, delay=_LOST_DELAY)
+    assert error is not None, "the other verdicts have an error"
+    if outcome == "rejected" or attempt_number(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
-    if isinstance(error, AlreadyInProgress):
-        return Settlement("defer", delivery, delay=max(1, round(error.retry_after * 1000)))
+    if outcome == "in_progress":
+        return Settlement("defer", delivery, delay=max(1, round((verdict.retry_after or 0) * 1000)))
+    if not verdict.ran and isinstance(error, StoreError):
+        return Settlement("defer", delivery, delay=policy.backoff.ms(delivery.attempt, error))
     if stopping and isinstance(error, asyncio.CancelledError):
         return Settlement("nack", delivery, failure="cancelled: its worker stopped before it had finished")
-    if isinstance(error, (Retry, PartialFailure)) and error.delay is not None:
-        delay = milliseconds(error.delay, "delay", zero=True)
-    else:
-        delay = policy.backoff.ms(delivery.attempt, error)
+    delay = verdict.retry_after
+    delay_ms = policy.backoff.ms(delivery.attempt, error) if delay is None else round(delay * 1000)
     if isinstance(error, PartialFailure):
-        return _settle_partially(delivery, error, delay)
-    return Settlement("nack", delivery, delay, last_line(error))
+        return _settle_partially(delivery, error, delay_ms)
+    return Settlement("nack", delivery, delay_ms, last_line(error))
 
 
 def _settle_partially(delivery: Delivery[Any], error: PartialFailure, delay: int) -> Settlement:

@@ -36,6 +36,15 @@ async def lasting(face: Any, entry: str, namespace: str) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
+async def nowhere(face: Any, tmp_path: Any) -> AsyncIterator[Any]:
+    """Both flavours of a gate whose store does not exist."""
+    made = Gate(f"unix://{tmp_path}/absent.sock", timeout="20ms")
+    yield type(face)(made, face.awaiting)
+    await made.aio.close()
+    made.close()
+
+
+@pytest.fixture
 def outlive_lease(face: Any, clock: Clock) -> Callable[..., Any]:
     """`await outlive_lease("k")`: moves the test clock past the lease of the keys, whose heartbeats follow.
 

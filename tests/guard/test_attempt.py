@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from idemgate import Gate, LeaseLost
 from idemgate.guard import attempt as attempts
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
 from idemgate.guard.calls import Entry
-from idemgate.guard.options import once_options
+from idemgate.guard.options import GuardOptions, once_options
 from tests.claims import claims_of
 
 GATE = Gate()
@@ -19,16 +19,8 @@ GATE = Gate()
 
 def attempt_with(**changed: Any) -> ClaimAttempt:
     """Return an attempt to claim the key "k" with these options."""
-    defaults = dict(zip(_NAMES, _DEFAULTS, strict=True))
-    options = once_options(GATE.context.codec, **{**defaults, **changed})
+    options = once_options(GATE.context.codec, "once", None, cast(GuardOptions, changed))
     return ClaimAttempt(dataclasses.replace(options, scope="s"), claims_of(GATE), "k", b"")
-
-
-_NAMES = (
-    "scope", "retention", "lease", "on_done", "on_in_progress", "wait", "on_error", "on_lease_loss", "on_store_error",
-    "max_attempts", "retry", "at_most_once", "max_result_bytes", "shadow",
-)  # fmt: skip
-_DEFAULTS = (None, "24h", "30s", None, "raise", "30s", "release", "retry", "raise", None, None, False, None, False)
 
 
 def busy(left_ms: int) -> Entry:

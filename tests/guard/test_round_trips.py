@@ -161,3 +161,15 @@ async def test_a_server_that_forgot_its_scripts_costs_one_more_each(wired: Any, 
     raw.script_flush()
     assert await counted(handle("x")) == (4, 4)
     assert await counted(handle("y")) == (2, 2)
+
+
+async def test_two_for_a_batch_of_a_guard(wired: Any, counted: Counted) -> None:
+    guard = wired.guard("orders")
+    assert await counted(guard.run_many([(f"k{n}", n) for n in range(50)], lambda n: n)) == (2, 2)
+    assert await counted(guard.run_many([(f"k{n}", n) for n in range(50)], lambda n: n)) == (1, 1)
+
+
+async def test_as_many_for_a_run_of_a_guard_as_for_a_call_of_a_guarded_function(wired: Any, counted: Counted) -> None:
+    guard = wired.guard("orders")
+    assert await counted(guard.run("k", lambda: 1)) == (2, 2)
+    assert await counted(guard.run("k", lambda: 1)) == (1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -14,15 +14,6 @@ import tenacity
 from idemgate import AlreadyDone, AlreadyInProgress, Gate, KeyReused, StoreUnavailable, current
 from idemgate.errors import NotConfigured, ResultUnavailable
 from idemgate.testing import Clock
-
-
-@pytest.fixture
-async def nowhere(face: Any, tmp_path: Any) -> AsyncIterator[Any]:
-    """Both flavours of a gate whose store is not there."""
-    made = Gate(f"unix://{tmp_path}/nobody.sock", timeout="20ms")
-    yield type(face)(made, face.awaiting)
-    await made.aio.close()
-    made.close()
 
 
 def noting() -> tuple[list[str], Callable[[str], None]]:

@@ -87,9 +87,11 @@ async def test_of_all_replicas_one_handles_each_event(kind: str, replicas: Any, 
         await until(lambda: total(gates, "channel.heard") == 160)
     # And each event was handled once, and every copy has an outcome
     assert ran == {f"e{number}": 1 for number in range(20)}
-    outcomes = {name: total(gates, f"channel.{name}") for name in ("handled", "in_progress", "failed", "permanent")}
-    assert outcomes["handled"] + outcomes["in_progress"] == 160
-    assert outcomes["failed"] == outcomes["permanent"] == 0
+    names = ("handled", "duplicate", "in_progress", "failed", "rejected")
+    outcomes = {name: total(gates, f"channel.{name}") for name in names}
+    assert outcomes["handled"] == 20
+    assert outcomes["duplicate"] + outcomes["in_progress"] == 140
+    assert outcomes["failed"] == outcomes["rejected"] == 0
     assert total(gates, "once.started") == 20
 
 
@@ -200,8 +202,8 @@ async def test_no_outcome_ends_the_subscriber(one: Gate, raw: Any, namespace: st
         await until(lambda: one.counters["channel.handled"] == 2)
     assert ran == ["ok", "bad", "odd", "last"]
     # And each outcome was counted, and what needs a person was logged
-    counted = {name: one.counters[f"channel.{name}"] for name in ("duplicate", "in_progress", "permanent", "failed")}
-    assert counted == {"duplicate": 1, "in_progress": 1, "permanent": 1, "failed": 3}
+    counted = {name: one.counters[f"channel.{name}"] for name in ("duplicate", "in_progress", "rejected", "failed")}
+    assert counted == {"duplicate": 1, "in_progress": 1, "rejected": 1, "failed": 3}
     assert [record.getMessage() for record in caplog.records].count("subscriber.failed") == 4
     assert elsewhere.release()
 

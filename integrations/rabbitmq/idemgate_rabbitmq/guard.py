@@ -17,16 +17,13 @@ from pika.exceptions import AMQPError
 from pika.spec import Basic, BasicProperties
 
 from idemgate import (
-    AioClaim,
-    Claim,
     Duration,
     Gate,
     InvalidArgument,
-    Retry,
     StoreUnavailable,
 )
-from idemgate.errors import NotConfigured, ServerRejected, is_permanent
-from idemgate.types import milliseconds
+from idemgate.errors import NotConfigured, ServerRejected
+from idemgate.types import Verdict, milliseconds
 
 __all__ = ["guarded"]
 
@@ -39,8 +36,6 @@ _STORE_ERRORS = (StoreUnavailable, ServerRejected, NotConfigured)
 """Errors of the store, not of the message: another message would get them too."""
 _SHORTEST_POLL = 0.01
 """Seconds. A lease that is about to end must not turn the poll into a busy loop."""
-_SHORTEST_WAIT = 0.001
-"""Seconds. `AioClaim.wait` refuses a shorter duration."""
 
 
 class Settlement(NamedTuple):
@@ -51,9 +46,12 @@ class Settlement(NamedTuple):
     counter: str
 
 
-HANDLED = Settlement("ack", 0, "handled")
-DUPLICATE = Settlement("ack", 0, "duplicate")
-LOST = Settlement("requeue", 0, "lost")
+_SETTLEMENTS = {
+    "handled": Settlement("ack", 0, "handled"),
+    "duplicate": Settlement("ack", 0, "duplicate"),
+    "lost": Settlement("requeue", 0, "lost"),
+}
+"""The settlement of each outcome that needs no decision. The others are held, requeued or rejected."""
 
 
 class RetryIn(NamedTuple):
@@ -114,7 +112,7 @@ def guarded(
     | the callback raised `Bury`, or an error that each delivery repeats (below) | rejected | `rabbitmq.rejected` |
     | the callback raised anything else | requeued after `pause`, or the delay of `Retry` | `rabbitmq.failed` |
     | the claim raised anything else, such as `UnexpectedData` | requeued after `pause` | `rabbitmq.failed` |
-    | the store failed after the callback returned | requeued after `pause` | `rabbitmq.failed` |
+    | the store failed after the callback returned | acknowledged; a copy may run again | `rabbitmq.handled` |
     | the callback returned after its lease was lost | requeued | `rabbitmq.lost` |
     | no message id, same id with another body, attempts exhausted | rejected, without a call | `rabbitmq.rejected` |
     | the channel closed, or the task was cancelled | left to the broker, which redelivers | `rabbitmq.unsettled` |
@@ -124,8 +122,8 @@ def guarded(
     the guard runs the callback once the claim is free. A held message takes one place of the prefetch window.
 
     A rejected message goes to the queue's dead-letter exchange. Without one the broker drops it. Errors that each
-    delivery repeats are those of `idemgate.errors.is_permanent`: `InvalidArgument`, `KeyReused`, `OutcomeUnknown`,
-    `AttemptsExhausted`, `ReplayedFailure` and `DecodeError`.
+    delivery repeats are those that `idemgate.verdict_of` calls "rejected": `InvalidArgument`, `KeyReused`,
+    `OutcomeUnknown`, `AttemptsExhausted`, `ReplayedFailure` and `DecodeError`.
 
     In a quorum queue every requeue counts against the delivery limit, and so does every lost channel or connection.
     A hold counts nothing. The limit is therefore the number of failures and crashes that one message may have.
@@ -161,6 +159,10 @@ def guarded(
     return decorate
 
 
+class _ChannelClosed(Exception):
+    """The channel closed before the callback ran. The broker has redelivered the message: another consumer runs it."""
+
+
 class _ConsumerGuard:
     """The guard of one callback, with one driver for aio-pika and one for pika."""
 
@@ -175,9 +177,8 @@ class _ConsumerGuard:
     ) -> None:
         self._gate, self._func, self._pause, self._hold_seconds = gate, func, pause, hold
         self._scope = f"{func.__module__}.{func.__qualname__}" if scope is None else scope
-        self._claim_options: dict[str, Any] = {**options, "scope": self._scope}
+        self._guard = gate.guard(self._scope, on_done="skip", **options)
         self._next_store_try = 0.0
-        gate.once(**self._claim_options)  # raises InvalidArgument for invalid options now, not at the first message
 
     # The driver for aio-pika.
 
@@ -196,51 +197,27 @@ class _ConsumerGuard:
             raise
 
     async def _run_aio(self, hold: MessageHold, message: AbstractIncomingMessage) -> Settlement | None:
-        """Acquire the claim and run the callback. Return None if the channel closed before the callback ran."""
-        try:
-            claim = await self._acquire_aio(hold, message)
-            if not isinstance(claim, AioClaim):
-                return claim
-            async with claim:
-                if not _is_channel_open(message):
-                    await claim.release()  # the broker has redelivered the message: another consumer runs it
-                    return None
-                hold.start_callback()
-                await self._func(message)
-                return self._count(HANDLED if await claim.complete() else LOST)
-        except Exception as error:  # noqa: BLE001 - every error of a callback settles its message
-            return self._settle_failure(hold, error)
-
-    async def _acquire_aio(self, hold: MessageHold, message: AbstractIncomingMessage) -> AioClaim | Settlement | None:
-        """Return the started claim, or the settlement of a message that must not run. Hold the message until then.
+        """Run the callback once. Hold the message while its key is in progress or the store is away.
 
         Return None once the channel is closed.
         """
-        claim: AioClaim | None = None
+        run, wait = self._guard.aio.run, None
         while _is_channel_open(message):
-            try:
-                if claim is None:
-                    claim = await self._gate.aio.claim(
-                        _require_message_id(hold), fingerprint=message.body, **self._claim_options
-                    )
-                else:
-                    await claim.wait(max(min(self._pause, hold.seconds_left), _SHORTEST_WAIT))
-            except _STORE_ERRORS as error:
-                # A grant whose reply was lost has an unknown lease, so the next try needs a new owner.
-                claim = None
-                outcome = self._hold_or_requeue(hold, "store_unavailable", self._pause, error)
-                if isinstance(outcome, Settlement):
-                    return outcome
-                await asyncio.sleep(outcome.seconds)
-                continue
-            if claim.started:
-                return claim
-            if claim.state == "done":
-                return self._count(DUPLICATE)
-            outcome = self._hold_or_requeue(hold, "in_progress", self._pause)
-            if isinstance(outcome, Settlement):
+            verdict = await run(hold.message_id, self._call_aio, hold, message, fingerprint=message.body, wait=wait)
+            outcome = self._decide(hold, verdict)
+            if not isinstance(outcome, RetryIn):
                 return outcome
+            if verdict.outcome == "in_progress":
+                wait = outcome.seconds  # the next try returns as soon as the other claim ends
+            else:
+                await asyncio.sleep(outcome.seconds)
         return None
+
+    async def _call_aio(self, hold: MessageHold, message: AbstractIncomingMessage) -> None:
+        if not _is_channel_open(message):
+            raise _ChannelClosed
+        hold.start_callback()
+        await self._func(message)
 
     async def _settle_aio(self, hold: MessageHold, message: AbstractIncomingMessage, settlement: Settlement) -> None:
         try:
@@ -267,10 +244,10 @@ class _ConsumerGuard:
         properties: BasicProperties,
         body: bytes,
     ) -> None:
-        if not channel.is_open:  # the broker has redelivered the message: another consumer runs it
+        outcome = self._run_blocking(hold, channel, method, properties, body) if channel.is_open else None
+        if outcome is None:  # the broker has redelivered the message: another consumer runs it
             self._report_unsettled(hold)
             return
-        outcome = self._run_blocking(hold, channel, method, properties, body)
         if isinstance(outcome, RetryIn):
             retry = functools.partial(self._try_blocking, hold, channel, method, properties, body)
             self._call_later(hold, channel, outcome.seconds, retry)
@@ -288,38 +265,24 @@ class _ConsumerGuard:
         method: Basic.Deliver,
         properties: BasicProperties,
         body: bytes,
-    ) -> Settlement | RetryIn:
-        try:
-            claim = self._acquire_blocking(hold, body)
-            if not isinstance(claim, Claim):
-                return claim
-            with claim:
-                hold.start_callback()
-                self._func(channel, method, properties, body)
-                return self._count(HANDLED if claim.complete() else LOST)
-        except Exception as error:  # noqa: BLE001 - every error of a callback settles its message
-            return self._settle_failure(hold, error)
-
-    def _acquire_blocking(self, hold: MessageHold, body: bytes) -> Claim | Settlement | RetryIn:
-        """Try the claim once. Return it if it started, else what to do with the message."""
-        key = _require_message_id(hold)
+    ) -> Settlement | RetryIn | None:
+        """Try the message once."""
         # Each try of an unavailable store blocks the connection for the gate's timeout. If every held message tried,
         # the connection would miss its heartbeats. So one message per pause tries, and the others wait with it.
         wait = self._next_store_try - monotonic()
         if wait > 0:
             return self._hold_or_requeue(hold, "store_unavailable", wait)
-        try:
-            # Not `Claim.wait`, which opens a Pub/Sub connection for each call.
-            claim = self._gate.claim(key, fingerprint=body, **self._claim_options)
-        except _STORE_ERRORS as error:
+        # Without `wait`, which opens a Pub/Sub connection for each call.
+        verdict = self._guard.run(
+            hold.message_id, self._call_blocking, hold, channel, method, properties, body, fingerprint=body
+        )
+        if _is_store_away(verdict):
             self._next_store_try = monotonic() + self._pause
-            return self._hold_or_requeue(hold, "store_unavailable", self._pause, error)
-        if claim.started:
-            return claim
-        if claim.state == "done":
-            return self._count(DUPLICATE)
-        lease_left = max(claim.retry_after or 0.0, _SHORTEST_POLL)
-        return self._hold_or_requeue(hold, "in_progress", min(self._pause, lease_left))
+        return self._decide(hold, verdict)
+
+    def _call_blocking(self, hold: MessageHold, *message: Any) -> None:
+        hold.start_callback()
+        self._func(*message)
 
     def _call_later(
         self, hold: MessageHold, channel: BlockingChannel, seconds: float, callback: Callable[[], None]
@@ -344,8 +307,22 @@ class _ConsumerGuard:
 
     # Decisions that both drivers share.
 
+    def _decide(self, hold: MessageHold, verdict: Verdict[None]) -> Settlement | RetryIn | None:
+        """Map a verdict to the settlement of its message, to another try, or to None if the channel is closed."""
+        if isinstance(verdict.error, _ChannelClosed):
+            return None
+        if verdict.outcome == "in_progress" and not verdict.ran:
+            return self._hold_or_requeue(
+                hold, "in_progress", min(self._pause, max(verdict.retry_after or 0, _SHORTEST_POLL))
+            )
+        if _is_store_away(verdict):
+            return self._hold_or_requeue(hold, "store_unavailable", self._pause, verdict.error)
+        if (settlement := _SETTLEMENTS.get(verdict.outcome)) is not None:
+            return self._count(settlement)
+        return self._settle_failure(hold, verdict)
+
     def _hold_or_requeue(
-        self, hold: MessageHold, reason: HoldReason, seconds: float, error: Exception | None = None
+        self, hold: MessageHold, reason: HoldReason, seconds: float, error: BaseException | None = None
     ) -> RetryIn | Settlement:
         """Decide to try the claim again after `seconds`, or to requeue a message whose hold has ended."""
         if not (left := hold.seconds_left):
@@ -365,28 +342,19 @@ class _ConsumerGuard:
             )  # fmt: skip
         return RetryIn(min(seconds, left))
 
-    def _settle_failure(self, hold: MessageHold, error: Exception) -> Settlement:
+    def _settle_failure(self, hold: MessageHold, verdict: Verdict[None]) -> Settlement:
         """Return the settlement of a message whose claim or callback raised."""
-        verb = "rejected" if is_permanent(error) else "failed"
+        error, rejected = verdict.error, verdict.outcome == "rejected"
         log.log(
-            logging.ERROR if verb == "rejected" else logging.WARNING,
-            "message %s scope=%s id=%r: %s: %s", verb, self._scope, hold.message_id, type(error).__name__, error,
-            extra=self._log_facts(hold), exc_info=error,
+            logging.ERROR if rejected else logging.WARNING,
+            "message %s scope=%s id=%r: %s: %s", verdict.outcome, self._scope, hold.message_id,
+            type(error).__name__, error, extra=self._log_facts(hold), exc_info=error,
         )  # fmt: skip
-        if verb == "rejected":
+        if rejected:
             return self._count(Settlement("reject", 0, "rejected"))
         # The delay uses up the hold, so that no delivery reaches the broker's consumer_timeout.
-        return self._count(Settlement("requeue", min(self._read_delay(error), hold.seconds_left), "failed"))
-
-    def _read_delay(self, error: Exception) -> float:
-        """Return the delay of a `Retry` in seconds, else the pause."""
-        if not isinstance(error, Retry) or error.delay is None:
-            return self._pause
-        try:
-            return milliseconds(error.delay, "delay", zero=True) / 1000
-        except InvalidArgument as invalid:
-            log.error("invalid delay of Retry scope=%s: %s", self._scope, invalid, extra={"scope": self._scope})  # noqa: TRY400 - the text has the cause
-            return self._pause
+        delay = self._pause if verdict.retry_after is None else verdict.retry_after
+        return self._count(Settlement("requeue", min(delay, hold.seconds_left), "failed"))
 
     def _count(self, settlement: Settlement) -> Settlement:
         self._gate.counters.add(f"rabbitmq.{settlement.counter}")
@@ -410,12 +378,9 @@ def _check_within_hold(name: str, value: Duration, hold: Duration, why: str) -> 
         raise InvalidArgument(name, value, f"is longer than hold={hold!r}: {why}", fix)
 
 
-def _require_message_id(hold: MessageHold) -> str:
-    if not hold.message_id:
-        raise InvalidArgument(
-            "message_id", hold.message_id, "the message has none", "Publish each message with a unique message_id"
-        )
-    return hold.message_id
+def _is_store_away(verdict: Verdict[None]) -> bool:
+    """Return True if the store failed before the callback ran, for a reason that other messages have, too."""
+    return not verdict.ran and isinstance(verdict.error, _STORE_ERRORS)
 
 
 def _is_channel_open(message: AbstractIncomingMessage) -> bool:

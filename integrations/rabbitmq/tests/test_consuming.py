@@ -14,7 +14,7 @@ import pika
 import pytest
 from idemgate_rabbitmq import guarded
 
-from idemgate import Bury, Claim, Gate, InvalidArgument, Retry, StoreUnavailable
+from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, StoreUnavailable
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
@@ -406,16 +406,19 @@ async def test_a_store_outage_longer_than_the_hold_requeues(namespace: str, brok
         gate.close()
 
 
-async def test_one_message_at_a_time_retries_an_unavailable_store(namespace: str, broker: Any, queue: Any) -> None:
+async def test_one_message_at_a_time_retries_an_unavailable_store(
+    namespace: str, broker: Any, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries: list[object] = []
+    run = Guard.run
 
-    class CountingGate(Gate):
-        def claim(self, key: Any, **options: Any) -> Claim:
-            tries.append(key)
-            return super().claim(key, **options)
+    def count(self: Guard, key: Any, *message: Any, **options: Any) -> Any:
+        tries.append(key)
+        return run(self, key, *message, **options)
 
+    monkeypatch.setattr(Guard, "run", count)
     # Given a consumer of pika, whose connection is blocked by each try
-    gate = CountingGate("redis://127.0.0.1:1", namespace=namespace, timeout="50ms")
+    gate = Gate("redis://127.0.0.1:1", namespace=namespace, timeout="50ms")
     async with blocking(gate, broker, queue.name, print, pause="15m"):
         for n in range(4):
             put(queue, str(n))

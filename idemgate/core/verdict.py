@@ -1,0 +1,109 @@
+"""The verdict on one message: what happened to it, and the one table of what an error means for a message."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from idemgate.core.durations import milliseconds
+from idemgate.errors import (
+    AlreadyDone,
+    AlreadyInProgress,
+    AttemptsExhausted,
+    Bury,
+    DecodeError,
+    InvalidArgument,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    PartialFailure,
+    ReplayedFailure,
+    ResultUnavailable,
+    Retry,
+)
+
+__all__ = ["ACKNOWLEDGED", "HANDLED", "Outcome", "Verdict", "verdict_of"]
+
+log = logging.getLogger("idemgate.once")
+R = TypeVar("R")
+
+Outcome = Literal["handled", "duplicate", "in_progress", "rejected", "failed", "lost", "unguarded", "skipped"]
+
+_DUPLICATE = (AlreadyDone, ResultUnavailable)
+_PERMANENT = (
+    Bury, InvalidArgument, KeyReused, ReplayedFailure, OutcomeUnknown, AttemptsExhausted, DecodeError,
+)  # fmt: skip
+"""Errors that each further delivery of the message would raise again."""
+
+
+class Verdict(NamedTuple, Generic[R]):
+    """The verdict on one message: what happened to it, and what a consumer does with it.
+
+    | outcome | meaning | what a consumer does |
+    |---|---|---|
+    | "handled" | the handler returned, and its key is done | acknowledge |
+    | "duplicate" | the key was done before; the handler did not run | acknowledge |
+    | "in_progress" | another owner runs the key | redeliver after `retry_after` seconds |
+    | "rejected" | each further delivery ends in the same error | dead-letter |
+    | "failed" | the handler raised, or the store did not answer | redeliver, after `retry_after` if it is set |
+    | "lost" | the handler returned after its lease was lost; another owner may run | redeliver |
+    | "unguarded" | the handler returned without a guard, as an option asks | acknowledge |
+    | "skipped" | the message has no key, and `on_missing_key` is "skip" | acknowledge |
+
+    Attributes:
+        outcome: one of the words above.
+        value: what the handler returned, or the stored result of a duplicate.
+        error: the error of the handler, of the key or of the store. None if there is none. With "handled" it is the
+            StoreError that kept the completion from being stored: a later copy may run again.
+        retry_after: seconds until another attempt makes sense. None: the consumer decides.
+        attempt: the number of this attempt. 0 if no claim was granted.
+        token: the fencing token. 0 if no claim was granted.
+        replayed: True if `value` or `error` is the stored end of an earlier run.
+        ran: True if the handler was called.
+    """
+
+    outcome: Outcome
+    value: R | None = None
+    error: BaseException | None = None
+    retry_after: float | None = None
+    attempt: int = 0
+    token: int = 0
+    replayed: bool = False
+    ran: bool = False
+
+
+HANDLED: Verdict[Any] = Verdict("handled", ran=True)
+"""The verdict on a handler that returned None, made once because it is the most frequent."""
+ACKNOWLEDGED = frozenset[str]({"handled", "duplicate", "unguarded", "skipped"})
+"""The outcomes after which a consumer acknowledges the message."""
+
+
+def verdict_of(error: BaseException | None) -> Verdict[Any]:
+    """Return what an error means for the message whose handling raised it; None means that it was handled.
+
+    Use it in a consumer's loop that calls a guarded function. It is the only table of permanent errors: workers,
+    subscribers and integrations use it, too. It sends nothing.
+    """
+    if error is None:
+        return HANDLED
+    if isinstance(error, _DUPLICATE):
+        value = error.result if isinstance(error, AlreadyDone) else None
+        return Verdict("duplicate", value, error, replayed=value is not None)
+    if isinstance(error, AlreadyInProgress):
+        return Verdict("in_progress", None, error, error.retry_after)
+    if isinstance(error, _PERMANENT):
+        return Verdict("rejected", None, error, replayed=isinstance(error, ReplayedFailure))
+    if isinstance(error, LeaseLost):
+        return Verdict("lost", None, error)
+    return Verdict("failed", None, error, _delay_of(error))
+
+
+def _delay_of(error: BaseException) -> float | None:
+    """Return the delay of a `Retry` or a `PartialFailure` in seconds. An invalid delay is logged and ignored."""
+    if not isinstance(error, Retry | PartialFailure) or error.delay is None:
+        return None
+    try:
+        return milliseconds(error.delay, "delay", zero=True) / 1000
+    except InvalidArgument as invalid:
+        log.error("verdict.bad_delay: %s", invalid, extra={"error": str(invalid)})  # noqa: TRY400 - the text has the cause
+        return None

@@ -1,0 +1,448 @@
+"""The drivers of a guarded call, one blocking and one async.
+
+They send requests; `ClaimAttempt` decides what to send. The decorator and `gate.guard` are built on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+
+from idemgate.core.calls import Call
+from idemgate.core.keys import text_of
+from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.errors import (
+    AlreadyDone,
+    AlreadyInProgress,
+    DecodeError,
+    MissingKey,
+    NotDurable,
+    ResultUnavailable,
+    StoreError,
+    UnexpectedData,
+)
+from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_async
+from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
+from idemgate.guard.calls import Claims, Entry, State
+from idemgate.guard.current import Execution, use_execution
+from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
+from idemgate.guard.judge import judge, judge_unguarded, report_replay
+from idemgate.guard.local import LocalGuard
+from idemgate.store.context import Context
+
+if TYPE_CHECKING:
+    import tenacity
+
+
+__all__ = ["COUNTER_NAMES", "Driver", "to_async"]
+
+log = logging.getLogger("idemgate.once")
+R = TypeVar("R")
+
+
+class Driver:
+    """The drivers of all calls that one guard makes: its options, its cache and its local guard."""
+
+    def __init__(
+        self, context: Context, options: OnceOptions, retry: tenacity.BaseRetrying | None, cache_size: int
+    ) -> None:
+        self.context = context
+        self.claims = Claims(context.namespace, context.clock)
+        self.options = options
+        self.retry = retry
+        self.cache = DoneCache(cache_size, monotonic if context.clock is None else context.now) if cache_size else None
+        if self.cache is not None:
+            context.caches.add(self.cache)
+        self.local = LocalGuard()
+        self.owner = (context.namespace, options.scope)
+        self.end_timeouts = end_timeouts(context, options.lease)
+
+    # Without a key
+
+    def runs_without_key(self, error: MissingKey) -> bool:
+        """Apply `on_missing_key`: return True to run unguarded and False to skip the call, or raise the error."""
+        policy = self.options.on_missing_key
+        if policy == "raise":
+            raise error
+        self.context.counters.add(f"once.missing_key.{policy}")
+        log.warning("once.missing_key scope=%s policy=%s", self.options.scope, policy, extra={"policy": policy})
+        return policy == "run"
+
+    def run_without_key(
+        self, error: MissingKey, wrapped: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Verdict[R]:
+        """Apply `on_missing_key` and return the verdict."""
+        if (verdict := self._judge_without_key(error)) is not None:
+            return verdict
+        try:
+            return judge_unguarded(wrapped(*args, **kwargs))
+        except Exception as failure:  # noqa: BLE001 - the verdict has it
+            return judge_unguarded(None, failure)
+
+    async def run_without_key_async(
+        self, error: MissingKey, wrapped: Callable[..., Awaitable[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Verdict[R]:
+        """Apply `on_missing_key` and return the verdict; see `run_without_key`."""
+        if (verdict := self._judge_without_key(error)) is not None:
+            return verdict
+        try:
+            return judge_unguarded(await wrapped(*args, **kwargs))
+        except Exception as failure:  # noqa: BLE001 - the verdict has it
+            return judge_unguarded(None, failure)
+
+    def _judge_without_key(self, error: MissingKey) -> Verdict[Any] | None:
+        """Return the verdict on a message without a key, or None to run it unguarded."""
+        try:
+            return None if self.runs_without_key(error) else Verdict("skipped")
+        except MissingKey as missing:
+            return verdict_of(missing)
+
+    # Blocking driver
+
+    def run(
+        self, attempt: ClaimAttempt, wrapped: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Verdict[R]:
+        """Run one guarded call and return its verdict. Cancellation, KeyboardInterrupt and SystemExit are raised."""
+        try:
+            return judge(attempt, self.execute(attempt, wrapped, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - the verdict has it
+            return judge(attempt, None, error)
+
+    def execute(
+        self, attempt: ClaimAttempt, wrapped: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R:
+        """Claim the key and run the work. Return its result or that of a duplicate, or raise the error of either."""
+        work = functools.partial(self.retry.copy(), wrapped) if self.retry else wrapped
+        duplicate, guarded = self._acquire(attempt)
+        if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
+            return self.answer(attempt, duplicate)  # type: ignore[no-any-return]
+        attempt.ran = True
+        if duplicate is not None or not guarded or self.options.at_most_once:
+            with self.hold_without_lease(attempt, guarded or duplicate is not None):
+                return work(*args, **kwargs)
+        with self.start_heartbeat(attempt) as heartbeat:
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as error:
+                heartbeat.end_work()
+                failed = attempt.build_failure(error)
+                if failed is not None:
+                    self._end_claim(attempt, failed)
+                raise
+            heartbeat.end_work()
+            self._end_claim(attempt, attempt.build_completion(result), done=True)
+        return result
+
+    def _acquire(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
+        """Claim the key of one call.
+
+        Return the result of a duplicate, or None to run, and whether the store guards the run.
+        """
+        if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
+            return cached, True
+        context = self.context
+        try:
+            try:  # as `acquire`, inlined for speed
+                entry = (context._link or context.link).run(attempt.build_claim())
+            except NotDurable:
+                rollback(context, attempt)
+                raise
+            outcome = attempt.interpret_reply(entry)
+            if isinstance(outcome, WaitForOwner):
+                outcome = self._wait(attempt)
+            return self.record_entry(attempt, outcome), True
+        except StoreError as error:
+            return self.apply_store_policy(attempt, error), False
+
+    def _wait(self, attempt: ClaimAttempt) -> DuplicateResult | None:
+        """Wait until the other owner ends. Return the result of a duplicate, or None to run."""
+        with self.context.link.waiting(attempt.record[0]) as waiter:
+            # Claim again after subscribing, because the owner may have ended before the subscription.
+            while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
+                waiter.wait(outcome.seconds)
+        return outcome
+
+    def _end_claim(self, attempt: ClaimAttempt, call: Call[bool], done: bool = False) -> None:
+        """Send the end of a claim. Count a store error instead of raising it.
+
+        The work has run, so an error must not make the caller run it again.
+        """
+        context = self.context
+        try:
+            held = (context._link or context.link).run(call, *self.end_timeouts)
+        except StoreError as error:
+            self.record_unended(attempt, error)
+        else:
+            self.record_end(attempt, held, done)
+
+    # Async driver
+
+    async def run_async(
+        self,
+        attempt: ClaimAttempt,
+        wrapped: Callable[..., Awaitable[R]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Verdict[R]:
+        """Run one guarded call and return its verdict; see `run`."""
+        try:
+            return judge(attempt, await self.execute_async(attempt, wrapped, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - the verdict has it
+            return judge(attempt, None, error)
+
+    async def execute_async(
+        self,
+        attempt: ClaimAttempt,
+        wrapped: Callable[..., Awaitable[R]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """Claim the key and run the work; see `execute`."""
+        work: Callable[..., Awaitable[R]] = wrapped
+        if self.retry:
+            work = functools.partial(cast("Callable[..., Awaitable[R]]", to_async(self.retry)), wrapped)
+        duplicate, guarded = await self._acquire_async(attempt)
+        if duplicate is not None and not (self.options.shadow and self._record_shadowed(attempt)):
+            return self.answer(attempt, duplicate)  # type: ignore[no-any-return]
+        attempt.ran = True
+        if duplicate is not None or not guarded or self.options.at_most_once:
+            with self.hold_without_lease(attempt, guarded or duplicate is not None):
+                return await work(*args, **kwargs)
+        with self.start_heartbeat(attempt) as heartbeat:
+            try:
+                result = await work(*args, **kwargs)
+            except BaseException as error:
+                heartbeat.end_work()
+                failed = attempt.build_failure(error)
+                if failed is not None:
+                    await self._end_claim_async(attempt, heartbeat, failed)
+                raise
+            heartbeat.end_work()
+            await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
+        return result
+
+    async def _acquire_async(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
+        """Claim the key of one call; see `_acquire`."""
+        if self.cache is not None and (cached := self._lookup(self.cache, attempt)) is not None:
+            return cached, True
+        try:
+            pending = self.context.aio_link.start(attempt.build_claim())
+            try:  # as `acquire_async`, without another coroutine
+                entry = await pending.answer
+            except (NotDurable, asyncio.CancelledError) as error:
+                await rollback_async(self.context, attempt, pending, error)
+                raise
+            outcome = attempt.interpret_reply(entry)
+            if isinstance(outcome, WaitForOwner):
+                outcome = await self._wait_async(attempt)
+            return self.record_entry(attempt, outcome), True
+        except StoreError as error:
+            return self.apply_store_policy(attempt, error), False
+
+    async def _wait_async(self, attempt: ClaimAttempt) -> DuplicateResult | None:
+        """Wait until the other owner ends; see `_wait`."""
+        async with self.context.aio_link.waiting(attempt.record[0]) as wake:
+            while isinstance(
+                outcome := attempt.interpret_reply(await acquire_async(self.context, attempt)), WaitForOwner
+            ):
+                await wait_for_wakeup(wake, outcome.seconds)
+        return outcome
+
+    async def _end_claim_async(
+        self, attempt: ClaimAttempt, heartbeat: Heartbeat, call: Call[bool], done: bool = False
+    ) -> None:
+        """Send the end of a claim; see `_end_claim`.
+
+        If the caller is cancelled, a background task renews the lease until the reply.
+        """
+        link = self.context.aio_link
+        pending = link.start(call, *self.end_timeouts)
+        try:
+            held = await pending.answer
+        except StoreError as error:
+            self.record_unended(attempt, error)
+        except asyncio.CancelledError:
+            heartbeat.hand_over()
+            link.spawn(self._record_end_later(attempt, heartbeat, pending.outcome(), done))
+            raise
+        else:
+            self.record_end(attempt, held, done)
+
+    async def _record_end_later(
+        self, attempt: ClaimAttempt, heartbeat: Heartbeat, pending: asyncio.Future[bool], done: bool
+    ) -> None:
+        """Wait for the reply to the end of a cancelled call, then stop its heartbeat."""
+        try:
+            self.record_end(attempt, await pending, done)
+        except StoreError as error:
+            self.record_unended(attempt, error)
+        finally:
+            heartbeat.stop()
+
+    # Shared by both drivers
+
+    def _lookup(self, cache: DoneCache, attempt: ClaimAttempt) -> DuplicateResult | None:
+        """Return the result of a duplicate from the cache, or None."""
+        cached = cache.lookup(attempt.record[0], attempt.fingerprint)
+        if cached is None:
+            return None
+        self.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
+        return attempt.answer_from_cache(cached)
+
+    def record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
+        """Count the reply to a claim, and cache a done key."""
+        entry = attempt.entry
+        if entry.state == "started":
+            self.context.counters.add("once.started")
+            if entry.taken_over:
+                self.context.counters.add("once.taken_over")
+                key = text_of(attempt.key)
+                log.warning(
+                    "once.taken_over key=%r token=%d attempt=%d", key, entry.token, entry.attempt,
+                    extra={"key": key, "token": entry.token, "attempt": entry.attempt},
+                )  # fmt: skip
+        else:
+            self.context.counters.add(COUNTER_NAMES[entry.state])
+            if entry.state == "done" and self.cache is not None and entry.left_ms > 0:
+                self.cache.store(attempt.record[0], attempt.fingerprint, entry, entry.left_ms)
+        return outcome
+
+    def answer(self, attempt: ClaimAttempt, duplicate: DuplicateResult) -> Any:
+        """Return what a duplicate gets, or raise its error. Call `on_replay` with the verdict on it."""
+        if self.options.on_replay is not None:
+            report_replay(self.context, self.options.on_replay, attempt, duplicate)
+        return duplicate.unwrap()
+
+    def _record_shadowed(self, attempt: ClaimAttempt) -> bool:
+        """Count and log a duplicate that runs because of `shadow`."""
+        self.context.counters.add("once.shadowed")
+        key, state = text_of(attempt.key), attempt.entry.state
+        log.info("once.would_drop key=%r state=%s", key, state, extra={"key": key, "state": state})
+        return True
+
+    def start_heartbeat(self, attempt: ClaimAttempt, with_current: bool = True) -> Heartbeat:
+        """Renew the lease until the block is left. `current()` works while the work runs."""
+        entry = attempt.entry
+        recovered = self.context.codec.decode(entry.checkpoint) if entry.checkpoint else None
+        build_checkpoint = functools.partial(self._checkpoint_call, attempt)
+        execution = Execution(attempt.key, entry.token, entry.attempt, recovered, build_checkpoint, self.owner)
+        return Heartbeat(self.context, self.options.lease, attempt.build_renewal, execution, with_current)
+
+    def _checkpoint_call(self, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
+        """Build the call that stores a checkpoint."""
+        packed = self.context.codec.encode(data, "checkpoint")  # not the codec of the options: its limit is for results
+        return self.context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
+
+    @contextmanager
+    def hold_without_lease(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
+        """Run with `at_most_once`, in shadow mode, or without the store."""
+        with use_execution(self._execution_without_lease(attempt)), self._run_locally(attempt, guarded):
+            yield
+
+    def _execution_without_lease(self, attempt: ClaimAttempt) -> Execution:
+        """Return the execution for `current()` of a run without a lease."""
+        entry = attempt.entry
+        build_checkpoint = functools.partial(self._checkpoint_call, attempt) if self.options.shadow else None
+        if entry.state == "started":
+            return Execution(attempt.key, entry.token, entry.attempt, None, build_checkpoint, self.owner)
+        return Execution(attempt.key, 0, 1, None, build_checkpoint, self.owner)
+
+    @contextmanager
+    def _run_locally(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
+        """Mark the key in this process's guard while the block runs, if `on_store_error` is "local"."""
+        if guarded or self.options.on_store_error != "local":
+            yield
+        else:
+            with self.local.hold(attempt.record[0], self.options.retention, self.options.at_most_once):
+                yield
+
+    def apply_store_policy(self, attempt: ClaimAttempt, error: StoreError) -> DuplicateResult | None:
+        """Apply `on_store_error`: raise, run unguarded, or guard the run within this process."""
+        policy = self.options.on_store_error
+        if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
+            raise error
+        self.context.counters.add(f"once.store_error.{policy}")
+        key = text_of(attempt.key)
+        log.error(
+            "once.store_error key=%r policy=%s: %s", key, policy, error,
+            extra={"key": key, "policy": policy, "error": str(error)},
+        )  # fmt: skip
+        if policy == "run":
+            return None
+        state = self.local.claim(attempt.record[0])
+        if state == "started":
+            return None
+        attempt.entry = Entry("done" if state == "done" else "in_progress")
+        return self._local_answer(key, state)
+
+    def _local_answer(self, key: str, state: str) -> DuplicateResult:
+        """Return the result of a duplicate that this process's guard found."""
+        if state == "in_progress":
+            skip = self.options.on_in_progress == "skip"
+            return (
+                DuplicateResult() if skip else DuplicateResult(error=AlreadyInProgress(key, self.options.lease / 1000))
+            )
+        if self.options.on_done == "skip":
+            return DuplicateResult()
+        reason = "it ran in this process while the store was unavailable"
+        return DuplicateResult(
+            error=AlreadyDone(key) if self.options.on_done == "raise" else ResultUnavailable(key, reason)
+        )
+
+    def record_end(self, attempt: ClaimAttempt, held: bool, done: bool) -> None:
+        """Count the reply to the end of a claim, and cache a completed key."""
+        attempt.lost = not held
+        if not held:
+            self.context.counters.add("once.lease_lost")
+            key = text_of(attempt.key)
+            log.warning("once.lease_lost key=%r", key, extra={"key": key})
+        elif done:
+            self.context.counters.add("once.completed")
+            if attempt.result[0] == b"n":
+                self.context.counters.add("once.result_not_stored")
+                key = text_of(attempt.key)
+                log.warning("once.result_not_stored key=%r", key, extra={"key": key})
+            if self.cache is not None:
+                self.cache.store(
+                    attempt.record[0], attempt.fingerprint, attempt.build_done_entry(), self.options.retention
+                )
+
+    def record_unended(self, attempt: ClaimAttempt, error: StoreError) -> None:
+        """Count and log a store error at the end of a claim."""
+        attempt.unended = error
+        name = "once.not_durable" if isinstance(error, NotDurable) else "once.completion_lost"
+        self.context.counters.add(name)
+        key = text_of(attempt.key)
+        log.error("%s key=%r: %s", name, key, error, extra={"key": key, "error": str(error)})
+
+
+COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}
+"""The counter of each reply to a claim."""
+
+
+def to_async(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
+    """Return the same retry policy for a coroutine function. Strategies are shared; tenacity makes the loop."""
+    import tenacity
+
+    if isinstance(retry, tenacity.AsyncRetrying):
+        return retry.copy()
+    strategies = {name: getattr(retry, name) for name in _STRATEGIES}
+    return tenacity.AsyncRetrying(**strategies)
+
+
+_STRATEGIES = (
+    "stop",
+    "wait",
+    "retry",
+    "before",
+    "after",
+    "before_sleep",
+    "reraise",
+    "retry_error_cls",
+    "retry_error_callback",
+)

@@ -1,0 +1,163 @@
+"""The guard of a consumer: it runs a handler once per key and returns a verdict."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from idemgate.core.codec import digest
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.keys import Key
+from idemgate.core.validation import is_async
+from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.errors import InvalidArgument, MissingKey
+from idemgate.guard.attempt import ClaimAttempt
+from idemgate.guard.driver import Driver
+from idemgate.guard.keep import Keep, keep_message, keep_message_async
+from idemgate.guard.run_many import run_many, run_many_async
+
+__all__ = ["AioGuard", "Guard"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _BaseGuard:
+    """The common part of `Guard` and `AioGuard`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lease = driver.options.lease / 1000
+
+    @property
+    def scope(self) -> str:
+        """The scope of the keys."""
+        return self._driver.options.scope
+
+    def _build_attempt(self, key: Key | None, fingerprint: object, wait: Duration | None) -> ClaimAttempt:
+        driver = self._driver
+        packed = b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
+        attempt = ClaimAttempt(driver.options, driver.claims, key, packed)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        if wait is not None:
+            attempt.wait = milliseconds(wait, "wait", zero=True)
+        return attempt
+
+
+class Guard(_BaseGuard):
+    """A guard for the messages of a consumer, from `gate.guard(...)`. Threads can share it."""
+
+    @functools.cached_property
+    def aio(self) -> AioGuard:
+        """The same guard for async handlers: `await guard.aio.run(...)`."""
+        return AioGuard(self._driver)
+
+    def run(
+        self,
+        key: Key | None,
+        handler: Callable[..., R],
+        *message: Any,
+        fingerprint: object | None = None,
+        keep: Callable[[float], object] | None = None,
+        wait: Duration | None = None,
+    ) -> Verdict[R]:
+        """Run a handler once per key and return the verdict on its message.
+
+        Two round trips for a new key, one for a duplicate. Inside the handler `current()` returns its execution.
+
+        Args:
+            key: the idempotency key. None or empty: see `on_missing_key`.
+            handler: the function to run, `handler(*message)`.
+            *message: its arguments.
+            fingerprint: a value that identifies the payload; the same key with another one is "rejected". None: none.
+            keep: a function that gets the seconds for which the broker must not redeliver the message from now on. It
+                is called every third of the lease while the handler runs, in its own thread. Its errors are counted
+                (`once.keep_failed`) and logged.
+            wait: how long to wait while another owner runs the key. None: the option `on_in_progress`.
+
+        Returns:
+            The verdict. Errors of the handler, of the key and of the store are its `error`.
+
+        Raises:
+            InvalidArgument: `keep` is a coroutine function.
+            KeyboardInterrupt, SystemExit: the handler raised it; the claim was released.
+        """
+        if keep is not None:
+            if is_async(keep):
+                raise InvalidArgument("keep", keep, "a coroutine function", "Pass a plain function, or use guard.aio")
+            handler = functools.partial(self._keep_and_run, keep, handler)
+        try:
+            attempt = self._build_attempt(key, fingerprint, wait)
+        except MissingKey as error:
+            return self._driver.run_without_key(error, handler, message, {})
+        except InvalidArgument as error:
+            return verdict_of(error)
+        return self._driver.run(attempt, handler, message, {})
+
+    def run_many(self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], R]) -> list[Verdict[R]]:
+        """Run a handler for a batch of messages and return their verdicts in order.
+
+        The claims travel together, and so do the completions: two round trips instead of two a message. The handler
+        gets the messages one after the other. The batch is not atomic. If the process dies inside it, all its messages
+        are redelivered, and those that the handler has seen run again.
+
+        A copy of a message in the same batch is a duplicate of the first. With `at_most_once`, `shadow` or a cache the
+        messages run one by one, as with `run`. So do messages that wait for another owner.
+
+        Args:
+            messages: (key, message) tuples.
+            handler: the function to run, `handler(message)`.
+
+        Raises:
+            InvalidArgument: `messages` holds something else. Nothing was sent.
+            KeyboardInterrupt, SystemExit: the handler raised it. Finished messages are completed, the others released.
+        """
+        return run_many(self._driver, messages, handler, self.run)
+
+    def _keep_and_run(self, keep: Callable[[float], object], handler: Callable[..., R], *message: Any) -> R:
+        with keep_message(keep, self._lease, self._driver.context.counters):
+            return handler(*message)
+
+
+class AioGuard(_BaseGuard):
+    """The async form of a `Guard`, `guard.aio`."""
+
+    async def run(
+        self,
+        key: Key | None,
+        handler: Callable[..., Awaitable[R]],
+        *message: Any,
+        fingerprint: object | None = None,
+        keep: Keep | None = None,
+        wait: Duration | None = None,
+    ) -> Verdict[R]:
+        """Run an async handler once per key; see `Guard.run`.
+
+        `keep` may be a coroutine function, which runs in a task; a plain function runs in a thread. If the caller is
+        cancelled, the claim is released and CancelledError is raised.
+        """
+        if keep is not None:
+            handler = functools.partial(self._keep_and_run, keep, handler)
+        try:
+            attempt = self._build_attempt(key, fingerprint, wait)
+        except MissingKey as error:
+            return await self._driver.run_without_key_async(error, handler, message, {})
+        except InvalidArgument as error:
+            return verdict_of(error)
+        return await self._driver.run_async(attempt, handler, message, {})
+
+    async def run_many(
+        self, messages: Iterable[tuple[Key, T]], handler: Callable[[T], Awaitable[R]], *, concurrency: int = 1
+    ) -> list[Verdict[R]]:
+        """Run an async handler for a batch of messages; see `Guard.run_many`.
+
+        Args:
+            messages: (key, message) tuples.
+            handler: the coroutine function to run.
+            concurrency: the most handlers at once. 1 keeps the order.
+        """
+        return await run_many_async(self._driver, messages, handler, concurrency, self.run)
+
+    async def _keep_and_run(self, keep: Keep, handler: Callable[..., Awaitable[R]], *message: Any) -> R:
+        async with keep_message_async(keep, self._lease, self._driver.context.counters):
+            return await handler(*message)

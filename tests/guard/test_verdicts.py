@@ -1,0 +1,562 @@
+"""The guard of a consumer: it runs a handler once per key and returns a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from idemgate import (
+    AlreadyDone,
+    AlreadyInProgress,
+    Bury,
+    Gate,
+    InvalidArgument,
+    KeyReused,
+    LeaseLost,
+    MissingKey,
+    OutcomeUnknown,
+    PartialFailure,
+    Retry,
+    StoreUnavailable,
+    Verdict,
+    current,
+    verdict_of,
+)
+from idemgate.errors import AttemptsExhausted, DecodeError, ReplayedFailure, ResultUnavailable
+from idemgate.guard.decorator import build_judge, build_judge_async
+from idemgate.testing import Clock
+
+
+class Declined(Exception):
+    pass
+
+
+def fail(_message: object = None) -> None:
+    raise Declined("no")
+
+
+# -- the table of errors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "handled"),
+        (AlreadyDone("k", 7), "duplicate"),
+        (ResultUnavailable("k", "too large"), "duplicate"),
+        (AlreadyInProgress("k", 2.5), "in_progress"),
+        (LeaseLost("k", 1), "lost"),
+        *((error, "rejected") for error in (
+            Bury("no"), InvalidArgument("n", 1, "bad", "fix it"), MissingKey("n", 1, "bad", "fix it"), KeyReused("k"),
+            ReplayedFailure("k", "m.E", "no"), OutcomeUnknown("k", 1, "s"), AttemptsExhausted("k", 1, "s"),
+            DecodeError("no"),
+        )),
+        (Retry(), "failed"),
+        (PartialFailure([1]), "failed"),
+        (StoreUnavailable("away", "no"), "failed"),
+        (Declined("no"), "failed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)  # fmt: skip
+def test_every_error_has_one_outcome(error: BaseException | None, outcome: str) -> None:
+    verdict = verdict_of(error)
+    assert (verdict.outcome, verdict.error) == (outcome, error)
+
+
+def test_a_verdict_of_an_error_has_its_facts() -> None:
+    assert verdict_of(AlreadyDone("k", 7))[:2] == ("duplicate", 7)
+    assert verdict_of(AlreadyInProgress("k", 2.5)).retry_after == 2.5
+    assert verdict_of(Retry(delay="1500ms")).retry_after == 1.5
+    assert verdict_of(PartialFailure([1], delay=2)).retry_after == 2
+    assert verdict_of(Retry()).retry_after is None
+
+
+def test_an_invalid_delay_leaves_the_delay_to_the_consumer(caplog: pytest.LogCaptureFixture) -> None:
+    assert verdict_of(Retry(delay="soon")).retry_after is None
+    assert "verdict.bad_delay" in caplog.text
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_run_is_handled_and_a_copy_is_a_duplicate_with_its_result(face: Any) -> None:
+    guard = face.guard("orders")
+    first = await guard.run("k", lambda a, b: [a, b], 1, 2)
+    assert first == Verdict("handled", [1, 2], attempt=1, token=first.token, ran=True)
+    assert first.token > 0
+    copy = await guard.run("k", fail)
+    assert copy == Verdict("duplicate", [1, 2], attempt=1, replayed=True)
+
+
+async def test_a_duplicate_from_the_cache_has_the_same_verdict(face: Any) -> None:
+    guard = face.guard("orders", cache_size=10)
+    await guard.run("k", lambda: 5)
+    copies = [await guard.run("k", fail) for _ in range(3)]
+    assert {(copy.outcome, copy.value, copy.replayed, copy.ran) for copy in copies} == {("duplicate", 5, True, False)}
+    assert face.gate.counters["once.remembered"] == 3
+
+
+async def test_a_decorator_with_the_same_scope_shares_the_records(face: Any) -> None:
+    @face.once(key="{order}", scope="orders")
+    def handle(order: str) -> str:
+        return order + "!"
+
+    assert await handle("a") == "a!"
+    assert (await face.guard("orders").run("a", fail)).value == "a!"
+
+
+async def test_a_failed_run_is_released_and_may_run_again(face: Any) -> None:
+    guard = face.guard("orders")
+    failed = await guard.run("k", fail)
+    assert (failed.outcome, failed.ran, failed.retry_after) == ("failed", True, None)
+    assert isinstance(failed.error, Declined)
+    again = await guard.run("k", lambda: "ok")
+    assert (again.outcome, again.value, again.attempt) == ("handled", "ok", 2)
+
+
+async def test_a_permanent_error_of_the_handler_is_rejected(face: Any) -> None:
+    def bury() -> None:
+        raise Bury("broken")
+
+    verdict = await face.guard("orders").run("k", bury)
+    assert (verdict.outcome, verdict.ran) == ("rejected", True)
+
+
+async def test_a_stored_failure_is_rejected_at_once_and_for_each_copy(face: Any) -> None:
+    guard = face.guard("orders", on_error="store")
+    first, copy = await guard.run("k", fail), await guard.run("k", fail)
+    assert (first.outcome, first.ran, first.replayed) == ("rejected", True, False)
+    assert (copy.outcome, copy.ran, copy.replayed) == ("rejected", False, True)
+    assert isinstance(copy.error, ReplayedFailure)
+
+
+async def test_a_kept_failure_tells_when_another_attempt_makes_sense(face: Any) -> None:
+    guard = face.guard("orders", on_error="keep", lease="20s")
+    assert (await guard.run("k", fail)).retry_after == 20
+    busy = await guard.run("k", fail)
+    assert busy.outcome == "in_progress"
+    assert 0 < busy.retry_after <= 20
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "wait"])
+async def test_a_key_that_another_owner_runs_is_in_progress(face: Any, policy: Any) -> None:
+    await face.claim("k", scope="orders", lease="30s")
+    verdict = await face.guard("orders", on_in_progress=policy, wait="20ms").run("k", fail)
+    assert (verdict.outcome, verdict.ran) == ("in_progress", False)
+    assert 0 < verdict.retry_after <= 30
+    assert (verdict.error is None) == (policy == "skip")
+
+
+async def test_one_call_can_wait_for_the_other_owner(face: Any) -> None:
+    claim = await face.claim("k", scope="orders")
+    guard = face.guard("orders")
+    waiting = asyncio.create_task(guard.run("k", fail, wait="20s"))
+    while not face.gate.counters["once.started"] and not waiting.done():
+        await asyncio.sleep(0.01)
+        if await claim.complete("first"):
+            break
+    assert await waiting == Verdict("duplicate", "first", attempt=1, replayed=True)
+
+
+async def test_the_same_key_with_another_payload_is_rejected(face: Any) -> None:
+    guard = face.guard("orders")
+    await guard.run("k", lambda: 1, fingerprint={"total": 5})
+    verdict = await guard.run("k", fail, fingerprint={"total": 6})
+    assert verdict.outcome == "rejected"
+    assert isinstance(verdict.error, KeyReused)
+
+
+async def test_a_result_that_cannot_be_stored_is_handled_and_its_copy_does_not_run(face: Any) -> None:
+    guard = face.guard("orders", max_result_bytes=10)
+    assert (await guard.run("large", lambda: "x" * 100)).outcome == "handled"
+    assert (await guard.run("object", lambda: object())).outcome == "handled"
+    for key in ("large", "object"):
+        copy = await guard.run(key, fail)
+        assert (copy.outcome, copy.value, copy.ran) == ("duplicate", None, False)
+        assert isinstance(copy.error, ResultUnavailable)
+
+
+async def test_a_run_that_lost_its_lease_is_lost(face: Any, clock: Clock) -> None:
+    def stall() -> str:
+        clock.advance(60)
+        face.gate.claim("k", scope="orders").complete("second")
+        return "first"
+
+    verdict = await face.guard("orders", lease="20s").run("k", stall)
+    assert (verdict.outcome, verdict.value, verdict.ran) == ("lost", "first", True)
+
+
+async def test_without_a_store_a_run_fails_before_the_handler(nowhere: Any) -> None:
+    verdict = await nowhere.guard("orders").run("k", fail)
+    assert (verdict.outcome, verdict.ran) == ("failed", False)
+    assert isinstance(verdict.error, StoreUnavailable)
+
+
+@pytest.mark.parametrize("policy", ["run", "local"])
+async def test_without_a_store_a_run_is_unguarded_if_the_options_say_so(nowhere: Any, policy: Any) -> None:
+    guard = nowhere.guard("orders", on_store_error=policy)
+    assert await guard.run("k", lambda: 7) == Verdict("unguarded", 7, ran=True)
+    many = await guard.run_many([("a", 1), ("b", 2)], lambda n: n)
+    assert [(verdict.outcome, verdict.value) for verdict in many] == [("unguarded", 1), ("unguarded", 2)]
+
+
+async def test_a_shadowed_duplicate_is_unguarded(face: Any) -> None:
+    guard = face.guard("orders", shadow=True)
+    assert (await guard.run("k", lambda: 1)).outcome == "handled"
+    assert (await guard.run("k", lambda: 2))[:2] == ("unguarded", 2)
+
+
+async def test_cancellation_is_raised_and_releases_the_key(gate: Gate) -> None:
+    guard, started = gate.guard("orders"), asyncio.Event()
+
+    async def wait() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(guard.aio.run("k", wait))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.inspect("k", scope="orders").state == "released"
+
+
+def test_an_exit_is_raised_and_releases_the_key(gate: Gate) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        gate.guard("orders").run("k", leave)
+    assert gate.inspect("k", scope="orders").state == "released"
+
+
+# -- a missing key ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "", b""])
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("raise", ("rejected", False)), ("run", ("unguarded", True)), ("skip", ("skipped", False))],
+)
+async def test_a_message_without_a_key(face: Any, key: Any, policy: Any, expected: tuple[str, bool]) -> None:
+    verdict = await face.guard("orders", on_missing_key=policy).run(key, lambda: "ran")
+    assert (verdict.outcome, verdict.ran) == expected
+    assert isinstance(verdict.error, MissingKey) == (policy == "raise")
+    assert verdict.value == ("ran" if policy == "run" else None)
+    counter = f"once.missing_key.{policy}"
+    assert face.gate.counters[counter] == (policy != "raise")
+
+
+@pytest.mark.parametrize("event", [{}, {"id": None}, {"id": ""}, None])
+@pytest.mark.parametrize("policy", ["raise", "run", "skip"])
+async def test_a_decorated_function_without_a_key(face: Any, event: Any, policy: Any) -> None:
+    @face.once(key="{event[id]}", on_missing_key=policy)
+    def handle(event: dict[str, Any]) -> str:
+        return "ran"
+
+    if policy == "raise":
+        with pytest.raises(MissingKey, match="id"):
+            await handle(event)
+    else:
+        assert await handle(event) == ("ran" if policy == "run" else None)
+
+
+async def test_an_invalid_key_is_no_missing_key(face: Any) -> None:
+    verdict = await face.guard("orders", on_missing_key="run").run({"a": 1}, fail)
+    assert verdict.outcome == "rejected"
+    assert not isinstance(verdict.error, MissingKey)
+
+
+# -- replays ----------------------------------------------------------------------------------------------------------
+
+
+async def test_on_replay_gets_the_key_and_the_verdict_on_each_duplicate(face: Any) -> None:
+    seen: list[Any] = []
+    guard = face.guard("orders", on_replay=lambda key, verdict: seen.append((key, verdict.outcome, verdict.value)))
+    await guard.run("k", lambda: 5)
+    assert seen == []
+    await guard.run("k", fail)
+    await guard.run_many([("k", 1), ("new", 2)], lambda n: n)
+    assert seen == [("k", "duplicate", 5), ("k", "duplicate", 5)]
+
+
+@pytest.mark.parametrize("cache_size", [0, 10])
+async def test_on_replay_of_a_decorator(face: Any, cache_size: int) -> None:
+    seen: list[Any] = []
+
+    @face.once(
+        key="{order}", cache_size=cache_size, on_replay=lambda key, verdict: seen.append((key, verdict.replayed))
+    )
+    def handle(order: str) -> str:
+        return order
+
+    for _ in range(3):
+        assert await handle("a") == "a"
+    assert seen == [("a", True)] * 2
+
+
+async def test_an_error_of_on_replay_is_counted_and_not_raised(face: Any) -> None:
+    guard = face.guard("orders", on_replay=lambda key, verdict: 1 / 0)
+    await guard.run("k", lambda: 5)
+    assert (await guard.run("k", fail)).value == 5
+    assert face.gate.counters["once.hook_failed"] == 1
+
+
+def test_on_replay_must_be_a_plain_function(gate: Gate) -> None:
+    async def hook(key: str, verdict: Any) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="on_replay"):
+        gate.guard("orders", on_replay=hook)
+
+
+# -- keep -------------------------------------------------------------------------------------------------------------
+
+
+async def test_keep_is_called_with_the_lease_while_the_handler_runs(face: Any) -> None:
+    kept, enough = [], threading.Event()
+
+    def keep(seconds: float) -> None:
+        kept.append((seconds, threading.current_thread().name))
+        if len(kept) == 2:
+            enough.set()
+
+    verdict = await face.guard("orders", lease="60ms").run("k", lambda: enough.wait(30), keep=keep)
+    assert (verdict.outcome, verdict.value) == ("handled", True)
+    assert {seconds for seconds, _ in kept} == {0.06}
+    assert not any("heartbeat" in name for _, name in kept)
+
+
+async def test_an_error_of_keep_is_counted_and_the_handler_goes_on(face: Any) -> None:
+    failed = threading.Event()
+
+    def keep(_: float) -> None:
+        failed.set()
+        raise ConnectionError("broker away")
+
+    def handler() -> str:
+        assert failed.wait(30)
+        while not face.gate.counters["once.keep_failed"]:
+            failed.wait(0.001)
+        return "done"
+
+    assert (await face.guard("orders", lease="60ms").run("k", handler, keep=keep)).value == "done"
+
+
+async def test_keep_may_be_a_coroutine_function(gate: Gate) -> None:
+    kept = asyncio.Event()
+
+    async def keep(seconds: float) -> None:
+        kept.set()
+
+    verdict = await gate.guard("orders", lease="60ms").aio.run("k", kept.wait, keep=keep)
+    assert verdict.value is True
+
+
+def test_a_blocking_run_refuses_a_coroutine_function_as_keep(gate: Gate) -> None:
+    async def keep(seconds: float) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="keep"):
+        gate.guard("orders").run("k", fail, keep=keep)
+    assert gate.inspect("k", scope="orders").state == "absent"
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_gives_the_verdicts_of_single_runs_in_order(face: Any) -> None:
+    guard = face.guard("orders")
+    await guard.run("done", lambda: "old")
+    await face.claim("busy", scope="orders")
+
+    def handle(n: int) -> str:
+        if n == 3:
+            raise Declined("no")
+        return f"ran {n}"
+
+    messages = [("a", 1), ("done", 2), ("bad", 3), ("busy", 4), ("a", 5), (None, 6), ("b", 7)]
+    verdicts = await guard.run_many(messages, handle)
+    assert [(verdict.outcome, verdict.value) for verdict in verdicts] == [
+        ("handled", "ran 1"), ("duplicate", "old"), ("failed", None), ("in_progress", None),
+        ("duplicate", "ran 1"), ("rejected", None), ("handled", "ran 7"),
+    ]  # fmt: skip
+    assert [verdict.attempt for verdict in verdicts if verdict.ran] == [1, 1, 1]
+    assert (await guard.run("bad", lambda: "now")).attempt == 2
+
+
+async def test_each_run_of_a_batch_has_its_own_execution(face: Any) -> None:
+    seen = []
+
+    def handle(_: int) -> None:
+        seen.append((current().key, current().attempt))
+
+    await face.guard("orders").run_many([("a", 1), ("b", 2)], handle)
+    assert seen == [("a", 1), ("b", 1)]
+
+
+async def test_a_batch_stores_failures_and_results_that_cannot_be_stored(face: Any) -> None:
+    guard = face.guard("orders", on_error="store", max_result_bytes=10)
+
+    def handle(n: int) -> str:
+        if n == 1:
+            raise Declined("no")
+        return "x" * n
+
+    first = await guard.run_many([("a", 1), ("b", 2), ("c", 300)], handle)
+    assert [verdict.outcome for verdict in first] == ["rejected", "handled", "handled"]
+    second = await guard.run_many([("a", 1), ("b", 2), ("c", 300)], fail)
+    assert [type(verdict.error).__name__ for verdict in second] == [
+        "ReplayedFailure", "NoneType", "ResultUnavailable",
+    ]  # fmt: skip
+    assert not any(verdict.ran for verdict in second)
+
+
+def test_an_exit_inside_a_batch_completes_what_has_ended_and_releases_the_rest(gate: Gate) -> None:
+    def handle(n: int) -> int:
+        if n == 2:
+            raise KeyboardInterrupt
+        return n
+
+    with pytest.raises(KeyboardInterrupt):
+        gate.guard("orders").run_many([("a", 1), ("b", 2), ("c", 3)], handle)
+    assert [gate.inspect(key, scope="orders").state for key in "abc"] == ["done", "released", "released"]
+
+
+async def test_a_cancelled_batch_completes_what_has_ended_and_releases_the_rest(gate: Gate) -> None:
+    second = asyncio.Event()
+
+    async def handle(n: int) -> int:
+        if n == 2:
+            second.set()
+            await asyncio.Event().wait()
+        return n
+
+    batch = gate.guard("orders").aio.run_many([("a", 1), ("b", 2), ("c", 3)], handle)
+    task = asyncio.create_task(batch)
+    await second.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while gate.inspect("a", scope="orders").state == "in_progress":
+        await asyncio.sleep(0.01)
+    assert [gate.inspect(key, scope="orders").state for key in "abc"] == ["done", "released", "released"]
+
+
+async def test_an_async_batch_runs_as_many_handlers_as_asked(gate: Gate) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(_: int) -> None:
+        await both.wait()
+
+    async with asyncio.timeout(30):
+        verdicts = await gate.guard("orders").aio.run_many([("a", 1), ("b", 2)], meet, concurrency=2)
+    assert [verdict.outcome for verdict in verdicts] == ["handled", "handled"]
+
+
+@pytest.mark.parametrize("messages", [["a"], [("a", 1, 2)], "ab", 5])
+def test_a_batch_refuses_other_things_than_pairs(gate: Gate, messages: Any) -> None:
+    with pytest.raises(InvalidArgument, match="messages"):
+        gate.guard("orders").run_many(messages, fail)
+
+
+async def test_a_guard_that_marks_keys_before_the_run_runs_a_batch_one_by_one(face: Any) -> None:
+    guard = face.guard("orders", at_most_once=True)
+    verdicts = await guard.run_many([("a", 1), ("a", 2), ("b", 3)], lambda n: n)
+    assert [(verdict.outcome, verdict.ran) for verdict in verdicts] == [
+        ("handled", True), ("duplicate", False), ("handled", True),
+    ]  # fmt: skip
+
+
+# -- keys for other systems -------------------------------------------------------------------------------------------
+
+
+async def test_key_for_is_the_same_for_each_attempt_and_differs_otherwise(face: Any) -> None:
+    made: list[tuple[str, str]] = []
+
+    def charge(ok: bool) -> None:
+        made.append((current().key_for("charge"), current().key_for("refund")))
+        if not ok:
+            raise Declined("no")
+
+    guard = face.guard("orders")
+    await guard.run("k", charge, False)
+    await guard.run("k", charge, True)
+    await guard.run("k2", charge, True)
+    await face.guard("other").run("k", charge, True)
+    async with face.inside("k", scope="orders2"):
+        made.append((current().key_for("charge"), current().key_for("refund")))
+    first, second, *others = made
+    assert first == second
+    assert len({key for pair in made for key in pair}) == 2 * (1 + len(others))
+    assert all(len(key) == 36 and str(UUID(key)) == key for pair in made for key in pair)
+
+
+def test_key_for_never_changes_between_versions(tmp_path: Any) -> None:
+    """Other systems store these keys."""
+    with Gate(f"unix://{tmp_path}/absent.sock", namespace="shop", timeout="10ms") as gate:
+        verdict = gate.guard("orders", on_store_error="run").run("k", lambda: current().key_for("charge"))
+    assert verdict.value == "95d7b53f-0dbc-8267-88d3-42ec09ab07b6"
+
+
+def test_key_for_refuses_an_empty_step(gate: Gate) -> None:
+    verdict = gate.guard("orders").run("k", lambda: current().key_for(""))
+    assert isinstance(verdict.error, InvalidArgument)
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_refuses_unknown_and_invalid_options(gate: Gate) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        gate.guard("orders", key="x")  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="on_missing_key"):
+        gate.guard("orders", on_missing_key="ignore")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="scope"):
+        gate.guard("")
+
+
+# -- guarded functions of consumers -----------------------------------------------------------------------------------
+
+
+class Service:
+    """An object whose methods consume messages."""
+
+    def __init__(self) -> None:
+        self.ran: list[object] = []
+
+    def handle(self, message: object) -> None:
+        self.ran.append(message)
+
+
+def test_the_verdict_on_a_guarded_function_is_that_of_its_guard(gate: Gate) -> None:
+    service, ran = Service(), []
+    functions = [
+        gate.once(key="{n}", scope="a")(lambda n: ran.append(n)),
+        gate.once(key="{message}", scope="b")(service.handle),
+    ]
+
+    class Guarded(Service):
+        handle = gate.once(key="{message}", scope="c")(Service.handle)  # type: ignore[assignment]
+
+    functions.append(Guarded().handle)
+    for func in functions:
+        judge = build_judge(func)
+        assert [judge(1).outcome, judge(1).outcome, judge(2).outcome] == ["handled", "duplicate", "handled"]
+    assert ran == service.ran == [1, 2]
+
+
+async def test_the_verdict_on_a_guarded_coroutine_function_is_that_of_its_guard(gate: Gate) -> None:
+    @gate.once(key="{n}")
+    async def handle(n: int) -> None: ...
+
+    judge = build_judge_async(handle)
+    assert [(await judge(n)).outcome for n in (1, 1, None)] == ["handled", "duplicate", "rejected"]
+
+
+def test_the_verdict_on_a_plain_function_follows_from_its_error() -> None:
+    assert build_judge(lambda n: n)(5) == Verdict("handled", 5, ran=True)
+    assert build_judge(lambda n: None)(5) == Verdict("handled", ran=True)
+    assert build_judge(fail)(5)[:1] == ("failed",)
