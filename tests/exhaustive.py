@@ -1,7 +1,7 @@
 """Exhaustive search in a small scope: every order of steps up to a depth, asked of the scripts themselves.
 
 A state is what the server holds, as DUMPs, and what the world knows of it. It is brought back, each step that may
-follow is asked of it, and what comes out is build_judge; states that are the same are looked at once.
+follow is asked of it, and what comes out is judged; states that are the same are looked at once.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ are" means that the cases were enumerated: every byte, every await, every script
 In the rows of changes to the code itself, *N* is how many were tried, a violation is one that no test noticed and that
 `tools/mutation/survivors.md` does not explain, and *equivalent* are those it explains. *Of* is how many there are: N is
 a sample by the seed, of the scripts that every message goes through three times as dense. In `core`, changes of what
-only words a text or says a type are left out. Each is build_judge by so many of the tests that come by it as take some
+only words a text or says a type are left out. Each is judged by so many of the tests that come by it as take some
 seconds (`--budget`), so that one that counts as unnoticed may be noticed by the rest.
 They are run apart from the rest, and so may be of other commits.
 

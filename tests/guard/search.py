@@ -4,7 +4,7 @@ Two callers claim, beat, complete, release and vanish; somebody looks, and later
 lease lapses, the retention ends; each reply may be lost, and each request that was made may come once more, at any
 time.
 
-What is build_judge is what is promised, from the answers alone and not by a model of the scripts: who was granted the key
+What is judged is what is promised, from the answers alone and not by a model of the scripts: who was granted the key
 when, and what was done.
 """
 

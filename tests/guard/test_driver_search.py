@@ -31,7 +31,7 @@ TIMES = 5
 
 
 class World:
-    """Two callers of one key, made anew for each path. What is build_judge is who ran when, not what is stored."""
+    """Two callers of one key, made anew for each path. What is judged is who ran when, not what is stored."""
 
     def __init__(self, url: str, namespace: str, make: Callable[..., Caller], program: Program) -> None:
         self.clock = Clock(1_700_000_000.0)

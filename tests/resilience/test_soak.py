@@ -307,7 +307,7 @@ def test_nothing_is_lost_done_twice_or_left_behind(soak: Soak, seed: int, record
         # And whoever was overtaken is counted
         assert sum(one.startswith(f"{name}/") for one, _ in verdict.overtaken) <= stats["lapsed"], (seed, name, stats)
         lapsed, acked = lapsed + stats["lapsed"], acked + stats["acked"]
-    # And this build_judge what was done: who dies does not tell of it, but few do
+    # And this judged what was done: who dies does not tell of it, but few do
     assert acked / 2 < verdict.counted["ack ok"] <= acked, (seed, acked, verdict.counted)
     # And the store is as it must be
     report = audit(soak.gate)

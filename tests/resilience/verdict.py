@@ -1,4 +1,4 @@
-"""What the processes of a load have told, build_judge: nothing lost, nothing done twice, nothing at the same time but where
+"""What the processes of a load have told, judged: nothing lost, nothing done twice, nothing at the same time but where
 a lease was lost."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes of packed values are build_judge before objects are made of them: the two ways, and each header of either."""
+"""Bytes of packed values are judged before objects are made of them: the two ways, and each header of either."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A worker takes a delivery and claims its work; its handler runs, and what it did
 may fail, or vanish before any of these. A second trigger comes whenever it likes. The lease of the guard ends after
 that of the delivery, so that a worker meets one that still runs. Each request may come once more.
 
-What is build_judge beside the promises of the topic: no work runs while it runs, or after it was recorded; nothing is
+What is judged beside the promises of the topic: no work runs while it runs, or after it was recorded; nothing is
 acknowledged that did not run; and an item that was done runs again only as a part of other work, which newer triggers
 have joined, or by a worker that has lost its delivery, whose token is a former one (P3).
 """

@@ -70,7 +70,7 @@ def tried(options: argparse.Namespace) -> tuple[list[Tried], int]:
     rest = [one for one in found if one not in former or former[one].outcome != "killed"]
     made = judge(rest, options.jobs, options.budget, options.minutes, say)
     if rest and options.minutes > 0:
-        judging.build_judge(made)
+        judging.judged(made)
     verdicts = former | made.verdicts
     return [Tried(one.file, one.change, verdict.outcome, str(one)) for one, verdict in verdicts.items()], len(every)
 
@@ -105,10 +105,10 @@ def record(fault: str, figures: Mapping[str, int], seed: int) -> None:
     """A row of docs/reliability.md. What was discarded was no mutant."""
     with start() as server:
         used = reliability.server_of(server.url)
-    build_judge = sum(figures[name] for name in ("killed", "timeout", "equivalent", "survived"))
+    judged = sum(figures[name] for name in ("killed", "timeout", "equivalent", "survived"))
     row = {
-        "fault": fault, "test": "tools/mutation", "n": build_judge, "promises": [], "violations": figures["survived"],
-        "exhaustive": build_judge + figures["discarded"] == figures["of"], "seed": seed, "server": used,
+        "fault": fault, "test": "tools/mutation", "n": judged, "promises": [], "violations": figures["survived"],
+        "exhaustive": judged + figures["discarded"] == figures["of"], "seed": seed, "server": used,
         "figures": {name: value for name, value in figures.items() if value and name != "survived"}, "passed": True,
     }  # fmt: skip
     reliability.replace([row | reliability.surroundings()])
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=0, metavar="SECONDS",
         help="of tests for a mutant, as they took without one; 0 = all that come by (default)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=math.inf,
-        help="begin with none after so many, and count those build_judge by then; 0 = add up --resume")  # fmt: skip
+        help="begin with none after so many, and count those judged by then; 0 = add up --resume")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
         help="remember verdicts there, and do not try again what it says was killed")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.md")

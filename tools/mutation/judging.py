@@ -31,7 +31,7 @@ from idemgate.store.embedded.server import ENVIRONMENT, find_server, start
 from tools.mutation.operators import Mutant, files
 from tools.mutation.tracing import Log, marked, place, wrapped
 
-__all__ = ["Judge", "Say", "Scripts", "Verdict", "build_judge"]
+__all__ = ["Judge", "Say", "Scripts", "Verdict", "judged"]
 
 ROOT = Path(__file__).parents[2]
 TESTS = [
@@ -91,7 +91,7 @@ class Verdict(NamedTuple):
     """The first test that failed."""
 
 
-def build_judge(judge: Judge[Any]) -> None:
+def judged(judge: Judge[Any]) -> None:
     """Raises RuntimeError where the tests are not green without any mutant."""
     words = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=100", "--no-header", *judge.tests]
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -298,7 +298,7 @@ class Judge(ABC, Generic[One]):
     """Where nothing is known yet, in this order."""
     skipped: ClassVar[tuple[str, ...]] = SKIPPED
     none: One
-    """No mutant: build_judge as all others are, it must survive."""
+    """No mutant: judged as all others are, it must survive."""
 
     def __init__(self, found: Iterable[One], jobs: int, budget: float, minutes: float, say: Say[One]) -> None:
         self.until = time.monotonic() + 60 * minutes

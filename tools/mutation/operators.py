@@ -19,7 +19,7 @@ ROOMS = ("guard", "dedup", "topics", "reshard", "members", "lib")
 HOT = re.compile(
     r"guard/|dedup/|topics/(trigger|take|settle|settle_and_take|cancel)$|lib/slot/(take_messages|settle_deliveries)$"
 )
-"""What every message goes through: thrice as densely sampled, and build_judge first."""
+"""What every message goes through: thrice as densely sampled, and judged first."""
 RULES: list[tuple[str, str, str]] = [
     ("==", r" == ", " ~= "),
     ("~=", r" ~= ", " == "),

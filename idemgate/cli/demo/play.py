@@ -40,7 +40,7 @@ class Fallen(IdemgateError):
 
 
 def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda _: None) -> int:
-    """Plays the demo; its exit code. `doctor` may falsify the records before they are build_judge: to test the judgement."""
+    """Plays the demo; its exit code. `doctor` may falsify the records before they are judged: to test the judgement."""
     plan = _plan(options)
     window = _window(options, plan)
     records = Records(options.subscribers, window)

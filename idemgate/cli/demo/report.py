@@ -34,7 +34,7 @@ def interruption_text(records: Records, plan: Plan, elapsed: float) -> str:
     return (
         f"Interrupted after {elapsed:.1f} s: published {numbers['published']:,} of {len(plan.publications):,}, "
         f"handled {numbers['handled']:,}, delivered {numbers['deliveries']:,}. "
-        f"Everything is ended; the promises were not build_judge."
+        f"Everything is ended; the promises were not judged."
     )
 
 

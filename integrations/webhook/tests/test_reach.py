@@ -1,4 +1,4 @@
-"""Which addresses may be reached; build_judge against Python's own table too."""
+"""Which addresses may be reached; judged against Python's own table too."""
 
 from __future__ import annotations
 
