@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from idemgate.core.durations import Duration
 from idemgate.core.verdict import Verdict, verdict_of
+from idemgate.default_gate import configure, default_gate
 from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
@@ -22,7 +23,7 @@ from idemgate.errors import (
     StoreError,
     StoreUnavailable,
 )
-from idemgate.gate import Gate, default_gate
+from idemgate.gate import Gate
 from idemgate.gate_aio import AioGate
 from idemgate.guard.claim import AioClaim, Claim
 from idemgate.guard.current import current
@@ -64,6 +65,7 @@ __all__ = [
     "Trigger",
     "Verdict",
     "append",
+    "configure",
     "current",
     "default_gate",
     "merge",
@@ -73,6 +75,6 @@ __all__ = [
 ]
 
 once = default_gate.once
-"""`Gate.once` of the default gate. The variable IDEMGATE_URL names its store."""
+"""`Gate.once` of the default gate. `configure` or the variable IDEMGATE_URL names its store."""
 merge = default_gate.merge
-"""`Gate.merge` of the default gate. The variable IDEMGATE_URL names its store."""
+"""`Gate.merge` of the default gate. `configure` or the variable IDEMGATE_URL names its store."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar, Unpack
 
@@ -14,26 +13,22 @@ from idemgate.core.keys import Key, check_name
 from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
+from idemgate.gate_guard import GuardMethods
 from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
 from idemgate.guard.decide import forget, inspect_call, resolve
-from idemgate.guard.guard import Guard
 from idemgate.guard.mark import mark_call, mark_calls
 from idemgate.guard.options import (
     ClaimOptions,
-    GuardOptions,
-    build_driver,
     claim_attempt,
     claim_attempts,
-    decorate,
-    once_options,
 )
 from idemgate.store.context import Context
 from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.topics.decorator import MergedFunction, decorate_merge
-from idemgate.topics.policy import MergeOptions, Policy, TopicOptions, policy_from
+from idemgate.topics.policy import Policy, TopicOptions, policy_from
 from idemgate.topics.registry import StoredTopic, stored_topics
 from idemgate.topics.topic import Topic
 
@@ -42,13 +37,13 @@ if TYPE_CHECKING:
     from idemgate.store.endpoint import Endpoint
     from idemgate.subscribers import Subscriber
 
-__all__ = ["Gate", "default_gate"]
+__all__ = ["Gate", "parse_source"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Gate(SubscriberMethods):
+class Gate(GuardMethods, SubscriberMethods):
     """One store and one namespace. The constructor opens no connection; the first use does.
 
     Threads and event loops can share a gate. A forked child opens its own connections.
@@ -86,7 +81,7 @@ class Gate(SubscriberMethods):
         if url is not None and client is not None:
             raise InvalidArgument("client", client, "a URL was given too", "Pass one of url and client")
         self.context = Context(
-            _source(client, url), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
+            parse_source(client, url), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
             max_bytes, parse_durability(durability, namespace), clock,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
@@ -106,6 +101,12 @@ class Gate(SubscriberMethods):
         """The counters of this process, by name: `gate.counters["once.done"]`."""
         return self.context.counters
 
+    @property
+    def has_work(self) -> bool:
+        """True if `run` has something to do: a subscriber, or a topic with a handler or a forward target."""
+        topics = [topic.definition for topic in self.topics.values()]
+        return bool(self.subscribers) or any(topic.handler or topic.forward for topic in topics)
+
     @cached_property
     def aio(self) -> AioGate:
         """The async form of this gate."""
@@ -120,81 +121,6 @@ class Gate(SubscriberMethods):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def once(
-        self,
-        key: str | Callable[..., object] | None = None,
-        *,
-        scope: str | None = None,
-        fingerprint: Sequence[str] | Callable[..., object] | None = None,
-        **options: Unpack[GuardOptions],
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Guard a function: run the first call of a key and return its result to the others.
-
-        Works on functions, methods, classmethods and staticmethods, sync and async, but not on generator functions.
-        Two round trips for a new key, one for a duplicate.
-
-        Args:
-            key: a template over the arguments, "{event[id]}" or "{order.id}", or a callable that gets the same
-                arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
-            scope: keys of one scope share their record. None: the qualified name of the function.
-            fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
-            retention: how long a key stays done.
-            lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it
-                three times the longest time that C code may hold the GIL.
-            on_done: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), or "raise"
-                AlreadyDone. None: "replay", or "skip" with `at_most_once`. A dataclass or pydantic model is stored as
-                its fields and rebuilt from the return annotation. Of a union the first member that fits the fields is
-                used, so `dict | Order` replays a dict. Without an annotation it is replayed as a dict.
-            on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
-                at most `wait`.
-            on_error: "release" (the next caller may run), "keep" (not before the lease ends) or "store" (duplicates
-                get ReplayedFailure), or a callable from the exception to one of these. Cancellation,
-                KeyboardInterrupt and SystemExit always release.
-            on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`.
-            on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
-                (return None). The last two are counted.
-            on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
-                counted and logged.
-            on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
-                ("local"). Each case is counted.
-            max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
-                if no attempt follows within `retention`.
-            retry: a tenacity policy for attempts inside one claim.
-            at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
-                attempt after a failure.
-            max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.
-            cache_size: the number of done keys that this process caches to answer without a round trip. 0: none. A
-                key that another process forgot stays cached until its retention ends.
-            shadow: run everything, and only count and log the duplicates.
-
-        Raises:
-            InvalidArgument: an option is invalid. Calls raise it for arguments that give no key.
-
-        The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
-        ReplayedFailure, OutcomeUnknown, AttemptsExhausted and StoreError.
-        """
-        checked = once_options(self.context.codec, "once", scope, options)
-
-        def once(func: Callable[P, R]) -> Callable[P, R]:
-            return decorate(self.context, checked, func, key, fingerprint, options)
-
-        return once
-
-    def guard(self, scope: str, **options: Unpack[GuardOptions]) -> Guard:
-        """Return a guard for the messages of a consumer. Sends nothing to the store.
-
-        `guard.run(key, handler, message)` runs the handler once per key and returns a verdict instead of raising.
-        `once` is the same as a decorator; guards and decorators with one scope share their records.
-
-        Args:
-            scope: keys of one scope share their record.
-            **options: the options of `once`.
-
-        Raises:
-            InvalidArgument: an option is invalid.
-        """
-        return Guard(build_driver(self.context, once_options(self.context.codec, "guard", scope, options), options))
 
     def claim(self, key: Key, *, fingerprint: object | None = None, **options: Unpack[ClaimOptions]) -> Claim:
         """Claim a key and return at once; see `Claim.state`. Atomic, one round trip.
@@ -397,7 +323,7 @@ class Gate(SubscriberMethods):
         key: str | Callable[..., object] | None = None,
         *,
         name: str | None = None,
-        **options: Unpack[MergeOptions],
+        **options: Unpack[TopicOptions],
     ) -> Callable[[Callable[P, R]], MergedFunction[P, R]]:
         """Decorate a function so that its triggers merge into one later call.
 
@@ -437,7 +363,7 @@ class Gate(SubscriberMethods):
         run(self, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, membership=membership)
 
 
-def _source(client: object | None, url: str | None) -> Endpoint | str | None:
+def parse_source(client: object | None, url: str | None) -> Endpoint | str | None:
     """Return the endpoint of a client or URL. An embedded server stays a URL until the first use."""
     if client is not None:
         from idemgate.store.endpoint import endpoint_from_client  # late: importing redis-py is slow
@@ -448,7 +374,3 @@ def _source(client: object | None, url: str | None) -> Endpoint | str | None:
     from idemgate.store.url import endpoint_from_url
 
     return endpoint_from_url(url)
-
-
-default_gate = Gate(namespace=os.environ.get("IDEMGATE_NAMESPACE", "default"))
-"""The gate of `idemgate.once` and `idemgate.merge`. Its first use reads IDEMGATE_URL."""

@@ -1,4 +1,4 @@
-"""`idemgate run MODULE:GATE`: a worker as a program."""
+"""`idemgate run MODULE:GATE`: a worker and the subscribers as a program."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pkgutil import walk_packages
+from types import ModuleType
 from typing import Any, Literal
 
 from idemgate.cli.arguments import count, span
 from idemgate.cli.logs import configure as configure_logs
+from idemgate.default_gate import default_gate
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.membership.member import Membership
 
-__all__ = ["add_to", "gate_at"]
+__all__ = ["add_to", "find_gate", "gate_at"]
 
 DESCRIPTION = """\
 Run the handlers of a gate's topics, and its subscribers, until SIGTERM or Ctrl-C.
@@ -34,7 +38,19 @@ def add_to(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("gate", metavar="MODULE:GATE", help="where the gate is, such as shop.app:gate")
+    parser.add_argument(
+        "gate",
+        metavar="MODULE[:GATE]",
+        nargs="?",
+        help="where the gate is, such as shop.app:gate. A module alone: its gate, or the default gate",
+    )
+    parser.add_argument(
+        "--scan",
+        metavar="PACKAGE",
+        action="append",
+        default=[],
+        help="import all modules of this package first, so that they register their handlers; may be repeated",
+    )
     parser.add_argument(
         "--topic", metavar="T", dest="topics", action="append", default=[], help="only this topic; may be repeated"
     )
@@ -52,13 +68,84 @@ def add_to(commands: Any) -> None:
 
 def work(options: argparse.Namespace) -> int:
     """Run a worker; return 0 after a graceful stop, 1 if handlers had to be cut short."""
-    gate = gate_at(options.gate)
+    gate = find_gate(options.gate, options.scan)
     configure_logs()
     membership = membership_at(options.membership)
     gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0
     _leave_threads_behind(code)
     return code
+
+
+def find_gate(target: str | None, packages: Sequence[str]) -> Gate:
+    """Import the packages and the target, and return the gate to run.
+
+    Args:
+        target: `module:name`; a module alone; or None, if there are packages.
+        packages: Packages whose modules are all imported.
+
+    Raises:
+        InvalidArgument: Part of the target is wrong, or there is not exactly one gate; the message says which.
+    """
+    if target is None and not packages:
+        raise InvalidArgument("MODULE:GATE", target, "not given", "Write shop.app:gate, or --scan shop")
+    modules = [module for package in packages for module in import_package(package)]
+    if target is not None and ":" in target:
+        return gate_at(target)
+    if target is not None:
+        modules.append(import_module("MODULE", target, target))
+    gates = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Gate)}
+    if default_gate.has_work:
+        gates[id(default_gate)] = default_gate
+    found = [gate for gate in gates.values() if gate is not default_gate or gate.has_work]
+    if len(found) == 1:
+        return found[0]
+    where = target or ", ".join(packages)
+    if not found:
+        fix = "Make a Gate, or register handlers with idemgate.merge or the default gate"
+        raise InvalidArgument("MODULE:GATE", where, "it has no gate, and the default gate has no handler", fix)
+    names = ", ".join(sorted(_names_of(found, modules)))
+    raise InvalidArgument("MODULE:GATE", where, f"it has {len(found)} gates: {names}", "Name one, as in shop.app:gate")
+
+
+def _names_of(gates: Sequence[Gate], modules: Sequence[ModuleType]) -> set[str]:
+    """Return `module:name` of each gate, once."""
+    names = {id(default_gate): "idemgate:default_gate"}
+    for module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, Gate):
+                names.setdefault(id(value), f"{module.__name__}:{name}")
+    return {names[id(gate)] for gate in gates}
+
+
+def import_package(name: str) -> list[ModuleType]:
+    """Import a package and all modules below it, in the order of their names. Return them.
+
+    Errors that a module raises while it is imported pass through.
+
+    Raises:
+        InvalidArgument: There is no such package.
+    """
+    package = import_module("--scan", name, name)
+    names = sorted(entry.name for entry in walk_packages(getattr(package, "__path__", []), f"{name}."))
+    programs = [name for name in names if name.endswith(".__main__")]  # importing one would run it
+    return [package, *(importlib.import_module(name) for name in names if name not in programs)]
+
+
+def import_module(argument: str, target: str, name: str) -> ModuleType:
+    """Import a module, with the current directory first in the search path.
+
+    Errors that the module itself raises while it is imported pass through.
+
+    Raises:
+        InvalidArgument: There is no such module.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidArgument(argument, target, "not a module", "Write it as shop.app:gate, or shop.app")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    _check_module(argument, target, name)
+    return importlib.import_module(name)
 
 
 def gate_at(target: str) -> Gate:
@@ -102,10 +189,7 @@ def import_object(argument: str, target: str, kind: type, example: str) -> Any:
     name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in [*name.split("."), *path.split(".")]):
         raise InvalidArgument(argument, target, "not a module and a name in it", "Write it as shop.app:gate")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - as sys.path has it
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    _check_module(argument, target, name)
-    value: object = importlib.import_module(name)
+    value: object = import_module(argument, target, name)
     for part in path.split("."):
         if not hasattr(value, part):
             raise InvalidArgument(

@@ -32,7 +32,12 @@ class Dedup:
         check_scope(scope)
         self.scope = scope
         self._context = context
-        self._calls = DedupCalls(context.namespace, context.clock, scope, milliseconds(retention, "retention"))
+        self._retention = milliseconds(retention, "retention")
+
+    @cached_property
+    def _calls(self) -> DedupCalls:
+        """The builder of the calls, made at the first call: `configure` may still change the namespace before."""
+        return DedupCalls(self._context.namespace, self._context.clock, self.scope, self._retention)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.scope!r}>"
@@ -40,7 +45,7 @@ class Dedup:
     @cached_property
     def aio(self) -> AioDedup:
         """The async form: `await dedup.aio.add(id)`."""
-        return AioDedup(self._context, self._calls)
+        return AioDedup(self)
 
     def add(self, key: Key) -> bool:
         """Add an id. Atomic, one round trip.
@@ -90,26 +95,25 @@ class Dedup:
 class AioDedup:
     """The async form of a `Dedup`."""
 
-    def __init__(self, context: Context, calls: DedupCalls) -> None:
-        self._context = context
-        self._calls = calls
+    def __init__(self, dedup: Dedup) -> None:
+        self._dedup = dedup
 
     async def add(self, key: Key) -> bool:
         """Add an id; see `Dedup.add`."""
-        return await self._context.aio_link.run(self._calls.add(key))
+        return await self._dedup._context.aio_link.run(self._dedup._calls.add(key))
 
     async def add_many(self, keys: Iterable[Key]) -> list[bool]:
         """Add many ids; see `Dedup.add_many`."""
-        return await self._context.aio_link.run_all(self._calls.add_many(keys))
+        return await self._dedup._context.aio_link.run_all(self._dedup._calls.add_many(keys))
 
     async def get_or_set(self, key: Key, value: V) -> DedupValue[V]:
         """Store a small value for an id, unless it has one; see `Dedup.get_or_set`."""
-        return await self._context.aio_link.run(self._calls.get_or_set(key, value))
+        return await self._dedup._context.aio_link.run(self._dedup._calls.get_or_set(key, value))
 
     async def get_or_set_many(self, pairs: Iterable[tuple[Key, V]]) -> list[DedupValue[V]]:
         """Store small values for many pairs; see `Dedup.get_or_set_many`."""
-        return await self._context.aio_link.run_all(self._calls.get_or_set_many(pairs))
+        return await self._dedup._context.aio_link.run_all(self._dedup._calls.get_or_set_many(pairs))
 
     async def get(self, key: Key) -> Small | None:
         """Return the value of an id; see `Dedup.get`."""
-        return await self._context.aio_link.run(self._calls.get(key))
+        return await self._dedup._context.aio_link.run(self._dedup._calls.get(key))

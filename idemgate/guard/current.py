@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -11,7 +12,15 @@ from idemgate.core.keys import Key, step_key, text_of
 from idemgate.errors import InvalidArgument, NoCurrentExecution
 from idemgate.store.context import Context
 
-__all__ = ["AioExecution", "Execution", "current", "reset_current", "set_current", "use_execution"]
+__all__ = [
+    "AioExecution",
+    "Execution",
+    "current",
+    "current_claim",
+    "reset_current",
+    "set_current",
+    "use_execution",
+]
 
 Save = Callable[[object], "tuple[Context, Call[bool]]"]
 """A function that builds the call that stores a checkpoint, and returns its context."""
@@ -31,7 +40,7 @@ class Execution:
         aio: the async form, for `await current().aio.checkpoint(...)`.
     """
 
-    __slots__ = ("_ended", "_key", "_lost", "_owner", "_save", "attempt", "recovered", "token")
+    __slots__ = ("_ended", "_key", "_lost", "_ordinals", "_owner", "_save", "attempt", "recovered", "token")
 
     def __init__(
         self,
@@ -44,6 +53,7 @@ class Execution:
     ) -> None:
         self._key = key
         self._owner = owner
+        self._ordinals: Counter[str] | None = None
         self.token = token
         self.attempt = attempt
         self._lost = False
@@ -80,6 +90,24 @@ class Execution:
         if not isinstance(step, str) or not step:
             raise InvalidArgument("step", step, "not the name of a step", "Pass text, such as 'charge'")
         return step_key(*self._owner, self._key, step)
+
+    @property
+    def holds_claim(self) -> bool:
+        """True if this run was granted the claim of its key, and is not the delivery of a topic."""
+        return self._owner is not None and self.token > 0
+
+    def next_event_id(self, topic: str, key: bytes, payload: bytes) -> str:
+        """Return the event id of a trigger that this run makes. Another attempt of the run makes the same ids.
+
+        Triggers of one topic, key and payload are numbered. The payload is part of the id, so that an attempt that
+        makes its triggers in another order loses none.
+        """
+        assert self._owner is not None, "`holds_claim` is true"
+        if self._ordinals is None:
+            self._ordinals = Counter()
+        trigger = f"trigger:{len(topic)}:{topic}:{len(key)}:{key.hex()}:{payload.hex()}"
+        self._ordinals[trigger] += 1
+        return step_key(*self._owner, self._key, f"{trigger}:{self._ordinals[trigger]}")
 
     def end(self) -> None:
         """Mark the work as ended. A renewal that is refused from now on is no loss, because the claim is ending."""
@@ -142,6 +170,12 @@ class AioExecution:
         """Store a note for the next attempt; see `Execution.checkpoint`."""
         context, call = self._execution._checkpoint(data)
         return self._execution._record_reply(await context.aio_link.run(call))
+
+
+def current_claim() -> Execution | None:
+    """Return the guarded call that the caller is part of, if it holds its claim, else None."""
+    execution = _current.get(None)
+    return execution if execution is not None and execution.holds_claim else None
 
 
 def current() -> Execution:

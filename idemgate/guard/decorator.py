@@ -25,7 +25,6 @@ class GuardedFunction:
         self.driver = driver
         self.key = key
         self.fingerprint = fingerprint
-        self.claims = driver.claims
         self.options = driver.options
         self.cache = driver.cache
 
@@ -47,7 +46,9 @@ class GuardedFunction:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        return self.driver.execute(ClaimAttempt(self.options, self.claims, key, fingerprint), wrapped, args, kwargs)
+        return self.driver.execute(
+            ClaimAttempt(self.options, self.driver.claims, key, fingerprint), wrapped, args, kwargs
+        )
 
     async def call_async(
         self,
@@ -64,7 +65,7 @@ class GuardedFunction:
         fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
         if self.cache is not None and (shared := self._lookup_shared(self.cache, key, fingerprint)) is not None:
             return shared.value  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        attempt = ClaimAttempt(self.options, self.claims, key, fingerprint)
+        attempt = ClaimAttempt(self.options, self.driver.claims, key, fingerprint)
         return await self.driver.execute_async(attempt, wrapped, args, kwargs)
 
     def _lookup_shared(self, cache: DoneCache, key: Key, fingerprint: bytes) -> DuplicateResult | None:
@@ -73,7 +74,7 @@ class GuardedFunction:
         This runs before the objects of the call are built, because it is the fastest path.
         """
         options = self.options
-        cached = cache.lookup(record(self.claims.namespace, options.scope, key), fingerprint)
+        cached = cache.lookup(record(self.driver.context.namespace, options.scope, key), fingerprint)
         if cached is None or cached.shared_result is None or options.shadow or options.on_replay is not None:
             return None
         self.driver.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
@@ -81,32 +82,34 @@ class GuardedFunction:
 
     # Verdicts, for consumers
 
-    def judge_call(self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...]) -> Verdict[R]:
+    def judge_call(
+        self, wrapped: Callable[..., R], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Verdict[R]:
         """Guard one blocking call and return its verdict."""
         try:
-            attempt = self._build_attempt(instance, args)
+            attempt = self._build_attempt(instance, args, kwargs)
         except MissingKey as error:
-            return self.driver.run_without_key(error, wrapped, args, {})
+            return self.driver.run_without_key(error, wrapped, args, kwargs)
         except Exception as error:  # noqa: BLE001 - a key callable may raise anything
             return verdict_of(error)
-        return self.driver.run(attempt, wrapped, args, {})
+        return self.driver.run(attempt, wrapped, args, kwargs)
 
     async def judge_call_async(
-        self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...]
+        self, wrapped: Callable[..., Awaitable[R]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Verdict[R]:
         """Guard one async call and return its verdict."""
         try:
-            attempt = self._build_attempt(instance, args)
+            attempt = self._build_attempt(instance, args, kwargs)
         except MissingKey as error:
-            return await self.driver.run_without_key_async(error, wrapped, args, {})
+            return await self.driver.run_without_key_async(error, wrapped, args, kwargs)
         except Exception as error:  # noqa: BLE001 - a key callable may raise anything
             return verdict_of(error)
-        return await self.driver.run_async(attempt, wrapped, args, {})
+        return await self.driver.run_async(attempt, wrapped, args, kwargs)
 
-    def _build_attempt(self, instance: Any, args: tuple[Any, ...]) -> ClaimAttempt:
-        key = self.key.of(instance, args, {})
-        fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, {})
-        return ClaimAttempt(self.options, self.claims, key, fingerprint)
+    def _build_attempt(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ClaimAttempt:
+        key = self.key.of(instance, args, kwargs)
+        fingerprint = b"" if self.fingerprint is None else self.fingerprint.of(instance, args, kwargs)
+        return ClaimAttempt(self.options, self.driver.claims, key, fingerprint)
 
 
 def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
@@ -117,7 +120,7 @@ def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
     """
     guard, wrapped, instance = _guard_of(func)
     if guard is not None:
-        return lambda *message: guard.judge_call(wrapped, instance, message)
+        return lambda *message, **named: guard.judge_call(wrapped, instance, message, named)
 
     def call(*message: object) -> Verdict[Any]:
         try:
@@ -133,7 +136,7 @@ def build_judge_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     """Return an async function that calls another one with a message, and returns the verdict; see `build_judge`."""
     guard, wrapped, instance = _guard_of(func)
     if guard is not None:
-        return lambda *message: guard.judge_call_async(wrapped, instance, message)
+        return lambda *message, **named: guard.judge_call_async(wrapped, instance, message, named)
 
     async def call(*message: object) -> Verdict[Any]:
         try:

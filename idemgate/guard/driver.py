@@ -52,15 +52,25 @@ class Driver:
         self, context: Context, options: OnceOptions, retry: tenacity.BaseRetrying | None, cache_size: int
     ) -> None:
         self.context = context
-        self.claims = Claims(context.namespace, context.clock)
         self.options = options
         self.retry = retry
         self.cache = DoneCache(cache_size, monotonic if context.clock is None else context.now) if cache_size else None
         if self.cache is not None:
             context.caches.add(self.cache)
         self.local = LocalGuard()
-        self.owner = (context.namespace, options.scope)
         self.end_timeouts = end_timeouts(context, options.lease)
+
+    # Both are built at the first call, because `configure` may still change the namespace before.
+
+    @functools.cached_property
+    def claims(self) -> Claims:
+        """The builder of the calls."""
+        return Claims(self.context.namespace, self.context.clock)
+
+    @functools.cached_property
+    def owner(self) -> tuple[str, str]:
+        """The namespace and the scope."""
+        return self.context.namespace, self.options.scope
 
     # Without a key
 

@@ -48,6 +48,7 @@ __all__ = [
     "claim_attempts",
     "decorate",
     "once_options",
+    "split_bare",
 ]
 
 P = ParamSpec("P")
@@ -170,6 +171,26 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         codec=codec if max_result_bytes is None else Codec(check_int("max_result_bytes", max_result_bytes, 1)),
         returns=None,
     )
+
+
+def split_bare(
+    caller: str, bare: tuple[object, ...], key: str | Callable[..., object] | None
+) -> tuple[Any, str | Callable[..., object] | None]:
+    """Return the function of a decorator without parentheses, or None, and the key.
+
+    Raises:
+        InvalidArgument: the positional arguments are neither one function nor one template.
+    """
+    if not bare:
+        return None, key
+    first, *more = bare
+    if more or key is not None:
+        raise TypeError(f"{caller}() takes one positional argument: its key, or the function without parentheses")
+    if first is None or isinstance(first, str):
+        return None, first
+    if getattr(first, "__name__", "") == "<lambda>":
+        raise InvalidArgument("key", first, "a function was passed by position", "Write key=lambda ...")
+    return first, None
 
 
 def build_driver(context: Context, checked_options: OnceOptions, options: GuardOptions) -> Driver:

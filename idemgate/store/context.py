@@ -64,6 +64,11 @@ class Context:
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
 
+    @property
+    def is_used(self) -> bool:
+        """True once the store was used, so that its address and namespace can no longer change."""
+        return "endpoint" in self.__dict__
+
     @cached_property
     def endpoint(self) -> Endpoint:
         """The endpoint of the store. The first access starts the embedded server if the URL asks for one.
@@ -75,7 +80,8 @@ class Context:
         if source is None or source == "":
             raise NotConfigured(
                 "no store is configured. Pass a URL, Gate('redis://localhost:6379/0'); or set IDEMGATE_URL; "
-                "or pass client=; or Gate('embedded://') for a server of this process"
+                "or call idemgate.configure(...) for the default gate; or pass client=; "
+                "or Gate('embedded://') for a server of this process"
             )
         if not isinstance(source, str):
             return source

@@ -5,22 +5,36 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast
 
 from idemgate.core.codec.models import rebuild
+from idemgate.core.durations import Duration
 from idemgate.core.key_template import KeySpec, compile_key
+from idemgate.core.keys import Key
 from idemgate.core.validation import check_not_generator, is_async, qualified_name, type_hints
 from idemgate.errors import InvalidArgument, PartialFailure
 from idemgate.topics.merge import Merge, merge_of
 from idemgate.topics.messages import Delivery, Receipt
 from idemgate.topics.partial import to_list
-from idemgate.topics.policy import MergeOptions
+from idemgate.topics.policy import TopicOptions
 from idemgate.topics.topic import AioTopic, Topic
 
-__all__ = ["AioMergedFunction", "MergedFunction", "decorate_merge"]
+__all__ = ["AioMergedFunction", "MergedFunction", "TriggerOptions", "decorate_merge"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class TriggerOptions(TypedDict, total=False):
+    """The options of one trigger; `Topic.trigger` documents them."""
+
+    priority: int | None
+    group: Key | None
+    delay: Duration | None
+    at: datetime | None
+    version: int | None
+    event_id: Key | None
 
 
 class MergedFunction(Generic[P, R]):
@@ -30,12 +44,24 @@ class MergedFunction(Generic[P, R]):
     later, once for all triggers of a window. `aio.trigger` does the same for asyncio. `topic` is the topic.
     """
 
-    def __init__(self, func: Callable[P, R], topic: Topic, key: KeySpec, signature: inspect.Signature) -> None:
+    __wrapped__: Callable[P, R]
+
+    def __init__(
+        self,
+        func: Callable[P, R],
+        topic: Topic,
+        key: KeySpec,
+        signature: inspect.Signature,
+        options: TriggerOptions | None = None,
+        event_id: KeySpec | None = None,
+    ) -> None:
         functools.update_wrapper(self, func)
         self.topic = topic
         self._func = func
         self._key = key
         self._signature = signature
+        self._options: TriggerOptions = {} if options is None else options
+        self._event_id = event_id
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._func(*args, **kwargs)
@@ -43,7 +69,7 @@ class MergedFunction(Generic[P, R]):
     def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Trigger a later call with these arguments. One round trip, atomic.
 
-        Triggers of the same key are merged.
+        Triggers of the same key are merged. `with_options` adds a priority, a delay and other options.
 
         Returns:
             The receipt.
@@ -52,13 +78,45 @@ class MergedFunction(Generic[P, R]):
             TypeError: The arguments do not fit the function.
             InvalidArgument: An argument cannot be stored.
         """
-        key, payload = self._bind(args, kwargs)
-        return self.topic.trigger(key, payload)
+        return self.topic.trigger(*self._bind(args, kwargs), **self._options_of(args, kwargs))
+
+    def with_options(self, **options: Unpack[TriggerOptions]) -> MergedFunction[P, R]:
+        """Return the same function with options for its triggers: `f.with_options(delay="5s").trigger(item)`.
+
+        Args:
+            **options: `priority`, `group`, `delay`, `at`, `version` and `event_id`; see `Topic.trigger`.
+
+        Raises:
+            TypeError: An option is unknown.
+        """
+        if unknown := options.keys() - TriggerOptions.__annotations__.keys():
+            raise TypeError(f"with_options() got an unexpected keyword argument {min(unknown)!r}")
+        return self._copy(cast(TriggerOptions, {**self._options, **options}), self._event_id)
+
+    def drop_copies(self, func: Callable[P, R], event_id: KeySpec, retention: int) -> MergedFunction[P, R]:
+        """Return the same function, which drops copies of a trigger.
+
+        Args:
+            func: The guarded function, for direct calls.
+            event_id: The key of `once`. It becomes the event id of each trigger.
+            retention: How long the topic stores an event id, in ms.
+        """
+        self.topic.definition.set_dedup_retention(retention)
+        return MergedFunction(func, self.topic, self._key, self._signature, self._options, event_id)
 
     @functools.cached_property
     def aio(self) -> AioMergedFunction[P, R]:
         """The same function for asyncio: `await f.aio.trigger(...)`."""
         return AioMergedFunction(self)
+
+    def _copy(self, options: TriggerOptions, event_id: KeySpec | None) -> MergedFunction[P, R]:
+        return MergedFunction(self._func, self.topic, self._key, self._signature, options, event_id)
+
+    def _options_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TriggerOptions:
+        """Return the options of one trigger."""
+        if self._event_id is None or "event_id" in self._options:
+            return self._options
+        return {**self._options, "event_id": self._event_id.of(None, args, kwargs)}
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         bound = self._signature.bind(*args, **kwargs)
@@ -79,12 +137,16 @@ class AioMergedFunction(Generic[P, R]):
 
     async def trigger(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Trigger a later call with these arguments. See `MergedFunction.trigger`."""
-        key, payload = self._merged._bind(args, kwargs)
-        return await self.topic.trigger(key, payload)
+        merged = self._merged
+        return await self.topic.trigger(*merged._bind(args, kwargs), **merged._options_of(args, kwargs))
+
+    def with_options(self, **options: Unpack[TriggerOptions]) -> AioMergedFunction[P, R]:
+        """Return the same function with options for its triggers. See `MergedFunction.with_options`."""
+        return self._merged.with_options(**options).aio
 
 
 def decorate_merge(
-    make_topic: Callable[..., Topic], func: Callable[P, R], key: Any, name: str | None, options: MergeOptions
+    make_topic: Callable[..., Topic], func: Callable[P, R], key: Any, name: str | None, options: TopicOptions
 ) -> MergedFunction[P, R]:
     """Create the topic of a function and register the handler that calls it. Raises InvalidArgument."""
     check_not_generator(func)

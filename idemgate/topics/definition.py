@@ -59,6 +59,13 @@ class TopicDefinition:
             self.declared = policy
             self.calls = self.build_calls() if self.calls is not None else None
 
+    def set_dedup_retention(self, retention: int) -> None:
+        """Set how long an event id is stored, in ms, before the first use of the topic. Raises InvalidArgument."""
+        if self.calls is not None and self.declared.dedup_retention != retention:
+            fix = "Decorate the function before the first trigger"
+            raise InvalidArgument("retention", retention, f"topic {self.name!r} is in use already", fix)
+        self.declared = replace(self.declared, dedup_retention=retention)
+
     def set_handler(self, handler: Callable[..., Any]) -> None:
         """Register the handler. Raises InvalidArgument if the topic has another handler or a forward target."""
         check_not_generator(handler)

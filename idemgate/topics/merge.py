@@ -50,6 +50,12 @@ class Merge:
     def __repr__(self) -> str:
         return f"Merge({self.spec!r})"
 
+    @property
+    def counts_copies(self) -> bool:
+        """True if a second copy of a payload changes the merged one: "append", "count" and "sum", also in a field."""
+        inner = [*self.fields.values(), *([] if self.rest is None else [self.rest])]
+        return self.spec["op"] in ("append", "count", "sum") or any(merge.counts_copies for merge in inner)
+
     def lift(self, payload: object, codec: Codec) -> bytes:
         """Convert one payload to an accumulator. Raises InvalidArgument if the policy cannot merge such a payload."""
         if self.raw:

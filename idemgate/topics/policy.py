@@ -122,8 +122,8 @@ class ExpiryOptions(TypedDict, total=False):
     backoff: BackoffPolicy
 
 
-class MergeOptions(ExpiryOptions, total=False):
-    """The options of a topic that `gate.merge` takes; `gate.topic` documents them."""
+class TopicOptions(ExpiryOptions, total=False):
+    """The options of `gate.topic` and `gate.merge`; `gate.topic` documents them."""
 
     window: Duration | None
     quiet: Duration | None
@@ -132,11 +132,6 @@ class MergeOptions(ExpiryOptions, total=False):
     edge: Edge
     merge: MergeSpec
     dead_retention: Duration
-
-
-class TopicOptions(MergeOptions, total=False):
-    """The options of `gate.topic`, which documents them."""
-
     max_dead_letters: int
     dedup_retention: Duration
     priority: bool
@@ -148,12 +143,11 @@ class TopicOptions(MergeOptions, total=False):
     adaptive: Adaptive | None
 
 
-def policy_from(function: str, options: TopicOptions | MergeOptions) -> tuple[Policy, bool]:
+def policy_from(function: str, options: TopicOptions) -> tuple[Policy, bool]:
     """Return the policy of these options, and whether it is the default one. Raises InvalidArgument, TypeError."""
-    known = MergeOptions if function == "merge" else TopicOptions
-    if unknown := options.keys() - known.__annotations__.keys():
+    if unknown := options.keys() - TopicOptions.__annotations__.keys():
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
-    policy = policy_of(**cast(TopicOptions, options))
+    policy = policy_of(**options)
     return policy, policy.pack_stored() == DEFAULT.pack_stored()
 
 

@@ -1,13 +1,14 @@
 """Plans that change the number of slots of a topic, or delete the topic: which calls, in which order.
 
-A plan is a generator: it yields batches, receives their answers, and returns its result. `topics.plans` has the two
-drivers. Every step may be repeated. A plan may stop anywhere: the same plan, started again, continues with the rest.
+A plan is a generator: it yields batches, receives their answers, and returns its result. `run_plan` and
+`run_plan_async` drive it. Every step may be repeated. A plan may stop anywhere: the same plan, started again, continues
+with the rest.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,16 @@ from idemgate.topics.messages import Stats
 from idemgate.topics.policy import check_slots, from_stored, slots_of, with_slots
 from idemgate.topics.registry import RegistryEntry, find_entry
 
-__all__ = ["DeletedTopic", "Plan", "ReshardProgress", "ReshardResult", "plan_delete", "plan_reshard"]
+__all__ = [
+    "DeletedTopic",
+    "Plan",
+    "ReshardProgress",
+    "ReshardResult",
+    "plan_delete",
+    "plan_reshard",
+    "run_plan",
+    "run_plan_async",
+]
 
 T = TypeVar("T")
 Plan = Generator[Batch[list[Any]], list[Any], T]
@@ -373,3 +383,26 @@ def _not_empty(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse
 
 def _unknown_topic(name: str) -> InvalidArgument:
     return InvalidArgument("topic", name, "no such topic in the store", "List the topics: idemgate topics")
+
+
+# -- drivers ----------------------------------------------------------------------------------------------------------
+
+
+def run_plan(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
+    """Run a plan to its end and return its result. Blocks."""
+    try:
+        batch = next(plan)
+        while True:
+            batch = plan.send(run(batch))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def run_plan_async(plan: Plan[T], run: Callable[[Batch[list[Any]]], Awaitable[list[Any]]]) -> T:
+    """Run a plan to its end and return its result. Awaits each batch."""
+    try:
+        batch = next(plan)
+        while True:
+            batch = plan.send(await run(batch))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

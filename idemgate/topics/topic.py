@@ -12,15 +12,16 @@ from idemgate.core.chunks import BATCH
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import StoreError
+from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.dead import DeadLetters
 from idemgate.topics.definition import TopicDefinition
+from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
-from idemgate.topics.plans import run_plan
 from idemgate.topics.policy import Policy
 from idemgate.topics.registry import find_entry
-from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard, run_plan
 from idemgate.topics.topic_aio import AioTopic
 from idemgate.topics.topic_base import (
     BaseTopic,
@@ -97,7 +98,9 @@ class Topic(BaseTopic):
             at: The time at which the message is due, as an aware datetime. A past time means now.
             version: A trigger with a lower version than an earlier one of its key is "dropped".
             event_id: A second trigger of this key with the same id within `dedup_retention` is a "duplicate". One
-                event may trigger many keys.
+                event may trigger many keys. None: inside a function guarded with `once`, a policy that counts copies
+                ("append", "count", "sum") gets an id that each attempt of the run shares. So a crash between the
+                trigger and the end of the run does not count twice. Elsewhere there is none.
 
         Returns:
             The receipt: what became of the trigger, and when the message is due.
@@ -110,6 +113,8 @@ class Topic(BaseTopic):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
+        if event_id is None and (execution := current_claim()) is not None:
+            (trigger,) = self._add_event_ids([trigger], execution)
         return self.run(lambda calls: calls.trigger(trigger))
 
     def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
@@ -130,6 +135,8 @@ class Topic(BaseTopic):
             StoreUnavailable: Some triggers may not have been accepted.
         """
         checked = to_triggers(triggers)
+        if (execution := current_claim()) is not None:
+            checked = self._add_event_ids(checked, execution)
         return self._run_all(lambda calls: calls.trigger_many(checked))
 
     def take(self, n: int = 1) -> list[Delivery[Any]]:
@@ -407,6 +414,13 @@ class Topic(BaseTopic):
         None means that no message is pending, or that all of them wait behind a delivery of their key.
         """
         return self.stats().next_due
+
+    def _add_event_ids(self, triggers: list[Trigger], execution: Execution) -> list[Trigger]:
+        """Add event ids to the triggers of a guarded run. This opens the topic, because its stored policy decides."""
+        if self.definition.calls is None:
+            self.definition.build_calls().trigger_many(triggers)  # invalid input must write nothing
+        merge = (self.open()).policy.merge
+        return add_event_ids(triggers, execution, self.name, merge)
 
     def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
         if self.definition.calls is None:

@@ -12,12 +12,20 @@ from idemgate.core.chunks import BATCH
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import StoreError
+from idemgate.guard.current import Execution, current_claim
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.dead import AioDeadLetters
+from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
-from idemgate.topics.plans import run_plan_async
 from idemgate.topics.registry import find_entry
-from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
+from idemgate.topics.reshard import (
+    DeletedTopic,
+    ReshardProgress,
+    ReshardResult,
+    plan_delete,
+    plan_reshard,
+    run_plan_async,
+)
 from idemgate.topics.topic_base import (
     BaseTopic,
     Cancelled,
@@ -74,6 +82,8 @@ class AioTopic(BaseTopic):
         trigger = Trigger(
             key, payload, priority=priority, group=group, delay=delay, at=at, version=version, event_id=event_id
         )
+        if event_id is None and (execution := current_claim()) is not None:
+            (trigger,) = await self._add_event_ids([trigger], execution)
         if self.definition.calls is None:
             self.definition.build_calls().pack_trigger(trigger)
         calls = await self.open()
@@ -82,6 +92,8 @@ class AioTopic(BaseTopic):
     async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
         """Send many triggers, in order. See `Topic.trigger_many`."""
         checked = to_triggers(triggers)
+        if (execution := current_claim()) is not None:
+            checked = await self._add_event_ids(checked, execution)
         return await self._run_all(lambda calls: calls.trigger_many(checked))
 
     async def take(self, n: int = 1) -> list[Delivery[Any]]:
@@ -225,6 +237,13 @@ class AioTopic(BaseTopic):
     async def next_due(self) -> datetime | None:
         """Return the time at which the earliest pending message is due. See `Topic.next_due`."""
         return (await self.stats()).next_due
+
+    async def _add_event_ids(self, triggers: list[Trigger], execution: Execution) -> list[Trigger]:
+        """Add event ids to the triggers of a guarded run. This opens the topic, because its stored policy decides."""
+        if self.definition.calls is None:
+            self.definition.build_calls().trigger_many(triggers)  # invalid input must write nothing
+        merge = (await self.open()).policy.merge
+        return add_event_ids(triggers, execution, self.name, merge)
 
     async def _run_all(self, build: Callable[[TopicCalls], Batch[T]]) -> T:
         if self.definition.calls is None:

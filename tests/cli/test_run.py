@@ -160,7 +160,6 @@ def test_a_membership_that_is_not_there(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("shop.app", "'shop.app': not a module and a name in it"),
         (":gate", "not a module and a name in it"),
         ("shap:gate", "there is no module 'shap'. Looked in"),
         ("shop.nope.app:gate", "there is no module 'shop.nope'. Looked in"),
@@ -214,7 +213,6 @@ def test_a_store_that_is_away_is_one_line(start: Any, tmp_path: Path) -> None:
     [
         [],
         ["nope"],
-        ["run"],
         ["run", "a:b", "--concurrency", "0"],
         ["run", "a:b", "--grace", "soon"],
         ["demo", "--speed", "0"],
@@ -254,3 +252,66 @@ def test_a_server_in_the_foreground(start: Any, tmp_path: Path, number: signal.S
     assert (code, "Traceback" in err) == (0, False)
     assert not Path(address.removeprefix("unix://")).exists()
     assert (tmp_path / "data").is_dir()
+
+
+# -- which gate -------------------------------------------------------------------------------------------------------
+
+LISTENERS = """
+import idemgate
+
+@idemgate.merge(key="{item}", name="reindex")
+def reindex(item):
+    print("reindexed", item, flush=True)
+"""
+
+
+@pytest.fixture
+def scanned(tmp_path: Path, url: str, namespace: str) -> None:
+    """A package whose listeners are in several modules, on the default gate."""
+    for folder in ("shopapp", "shopapp/listeners"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "shopapp/settings.py").write_text(
+        f"import idemgate\nidemgate.configure({url!r}, namespace={namespace!r})\n"
+    )
+    (tmp_path / "shopapp/listeners/search.py").write_text(LISTENERS)
+    (tmp_path / "shopapp/__main__.py").write_text("raise SystemExit('this is the program')\n")
+
+
+@pytest.mark.parametrize("words", [["--scan", "shopapp"], ["shopapp.settings", "--scan", "shopapp"]])
+def test_listeners_of_a_package_are_found_for_the_default_gate(
+    start: Any, scanned: None, theirs: Any, words: list[str]
+) -> None:
+    theirs.topic("reindex").trigger("a", {"item": "a"})
+    worker = start("run", *words)
+    worker.read_until("reindexed a")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end()[0] == 0
+
+
+def test_a_module_with_one_gate_needs_no_name(start: Any, shop: str, theirs: Any) -> None:
+    theirs.topic("orders").trigger("first", 0)
+    worker = start("run", "shop.app")
+    worker.read_until("ended first")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "MODULE:GATE"),
+        (["--scan", "absent"], "no module 'absent'"),
+        (["shop"], "it has no gate"),
+        (["a b"], "not a module"),
+    ],
+)
+def test_a_command_line_without_one_gate_is_refused(here: None, capsys: Any, words: list[str], says: str) -> None:
+    assert main(["run", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_several_gates_must_be_named(here: None, capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "shop/app.py").write_text("from idemgate import Gate\none, two = Gate(), Gate()\n")
+    assert main(["run", "shop.app"]) == 2
+    assert "shop.app:one, shop.app:two" in capsys.readouterr().err

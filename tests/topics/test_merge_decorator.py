@@ -210,3 +210,85 @@ def test_a_topic_has_one_handler(gate: Gate) -> None:
     gate.merge(name="f")(_plain)
     with pytest.raises(InvalidArgument, match="topic 'f' has one already"):
         gate.merge(name="f")(lambda a: a)
+
+
+# -- options of triggers, and once on the same function ---------------------------------------------------------------
+
+
+async def test_triggers_take_options(face: Any, gate: Gate, clock: Clock) -> None:
+    @gate.merge(key="{item}", name="reindex", merge={"n": "sum"}, priority=True)
+    def reindex(item: str, n: int = 1) -> None: ...
+
+    later = reindex.with_options(delay="30s", priority=7, group="g")
+    receipt = await _trigger(later, face, "a")
+    assert receipt.due_ms == clock.microseconds() // 1000 + 30_000
+    assert [await _status(reindex.with_options(event_id=1), face, "b") for _ in range(2)] == ["scheduled", "duplicate"]
+    assert [await _status(reindex.with_options(version=n), face, "c") for n in (2, 1)] == ["scheduled", "dropped"]
+    clock.advance(30)
+    (delivery,) = (one for one in gate.topic("reindex").take(9) if one.key == "a")
+    assert (delivery.priority, delivery.group) == (7, "g")
+    with pytest.raises(TypeError, match="with_options"):
+        reindex.with_options(colour="red")  # type: ignore[call-arg]
+
+
+async def _status(merged: Any, face: Any, *args: Any) -> str:
+    return str((await _trigger(merged, face, *args)).status)
+
+
+async def test_once_above_merge_drops_copies_and_merges_the_rest(face: Any, gate: Gate, clock: Clock) -> None:
+    totals: list[tuple[str, int]] = []
+
+    @gate.once(key="{event}", retention="1h")
+    @gate.merge(key="{account}", window="10s", merge={"amount": "sum"}, name="credit")
+    def credit(account: str, amount: int, event: str) -> None:
+        totals.append((account, amount))
+
+    # Given three events of one account, each of them twice
+    statuses = [await _status(credit, face, "acc", n, f"event-{n}") for n in (1, 2, 3, 1, 2, 3)]
+    assert statuses == ["scheduled", "merged", "merged", "duplicate", "duplicate", "duplicate"]
+    # Then the function gets their sum once
+    clock.advance(10)
+    await _deliver(credit, face)
+    assert totals == [("acc", 6)]
+    # And a copy after the delivery is dropped, until the retention ends
+    assert await _status(credit, face, "acc", 1, "event-1") == "duplicate"
+    clock.advance(3700)
+    assert await _status(credit, face, "acc", 1, "event-1") == "scheduled"
+
+
+async def test_merge_above_once_guards_the_merged_call(face: Any, gate: Gate, clock: Clock) -> None:
+    ran: list[int] = []
+
+    @gate.merge(key="{item}", window="10s", name="reindex")
+    @gate.once(key="{item}:{version}")
+    def reindex(item: str, version: int) -> None:
+        ran.append(version)
+
+    for _ in range(2):  # the second window holds the same version
+        for version in (1, 2):
+            await _trigger(reindex, face, "a", version)
+        clock.advance(10)
+        await _deliver(reindex, face)
+    assert ran == [2]
+
+
+def test_a_direct_call_of_once_above_merge_is_guarded(gate: Gate) -> None:
+    ran: list[int] = []
+
+    @gate.once(key="{n}")
+    @gate.merge(key="{n}", name="direct")
+    def handle(n: int) -> int:
+        ran.append(n)
+        return n
+
+    assert [handle(1), handle(1), handle(2)] == [1, 1, 2]
+    assert ran == [1, 2]
+
+
+@pytest.mark.parametrize("option", [{"lease": "5s"}, {"scope": "s"}, {"fingerprint": ["n"]}, {"on_error": "store"}])
+def test_once_above_merge_refuses_options_without_effect(gate: Gate, option: Any) -> None:
+    @gate.merge(key="{n}", name="refused")
+    def handle(n: int) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="once above merge"):
+        gate.once(key="{n}", **option)(handle)

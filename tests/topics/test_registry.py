@@ -13,9 +13,8 @@ from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.cli import main
 from idemgate.errors import DecodeError, TopicInUse, UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.plans import run_plan
 from idemgate.topics.registry import find_entry
-from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard
+from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard, run_plan
 from idemgate.types import DeletedTopic
 from tests.conftest import Awaited, Face
 

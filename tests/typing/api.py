@@ -104,9 +104,9 @@ def every_option(k: str) -> str:
     return k
 
 
-gate.once(on_done="reply")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-gate.once(lease=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-gate.once(retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+gate.once(on_done="reply")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+gate.once(lease=None)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+gate.once(retry=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 class Shop:

@@ -1,0 +1,191 @@
+"""The methods of a gate that guard functions: `once`, `guard` and `callback`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from idemgate.core.key_template import compile_key
+from idemgate.errors import InvalidArgument
+from idemgate.guard.callback import OnFailure, check_on_failure, wrap_callback
+from idemgate.guard.guard import Guard
+from idemgate.guard.options import GuardOptions, build_driver, decorate, once_options, split_bare
+from idemgate.store.context import Context
+from idemgate.topics.decorator import MergedFunction
+
+__all__ = ["GuardMethods", "OnceDecorator"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OnceDecorator(Protocol):
+    """The decorator that `gate.once(...)` returns."""
+
+    @overload
+    def __call__(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+class GuardMethods:
+    """The part of `Gate` that guards functions."""
+
+    context: Context
+
+    @overload
+    def once(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...
+    @overload
+    def once(self, func: Callable[P, R], /) -> Callable[P, R]: ...
+    @overload
+    def once(
+        self,
+        key: str | None = None,
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> OnceDecorator: ...
+    @overload
+    def once(
+        self,
+        *,
+        key: Callable[..., object],
+        scope: str | None = None,
+        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> OnceDecorator: ...
+    def once(
+        self,
+        *bare: Callable[..., Any] | str | None,
+        key: str | Callable[..., object] | None = None,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        **options: Unpack[GuardOptions],
+    ) -> Any:
+        """Guard a function: run the first call of a key and return its result to the others.
+
+        Above `@gate.merge` it drops copies: a second trigger with the same key is a "duplicate" (`key` and `retention`
+        only). Below it guards the merged call. `@gate.once` is `@gate.once()`. It works on functions,
+        methods, classmethods and staticmethods, sync and async, but not on generator functions.
+        Two round trips for a new key, one for a duplicate.
+
+        Args:
+            key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
+                same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
+            scope: keys of one scope share their record. None: the qualified name of the function.
+            fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
+            retention: how long a key stays done.
+            lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it
+                three times the longest time that C code may hold the GIL.
+            on_done: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), or "raise"
+                AlreadyDone. None: "replay", or "skip" with `at_most_once`. A dataclass or pydantic model is stored as
+                its fields and rebuilt from the return annotation. Of a union the first member that fits the fields is
+                used, so `dict | Order` replays a dict. Without an annotation it is replayed as a dict.
+            on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
+                at most `wait`.
+            on_error: "release" (the next caller may run), "keep" (not before the lease ends) or "store" (duplicates
+                get ReplayedFailure), or a callable from the exception to one of these. Cancellation,
+                KeyboardInterrupt and SystemExit always release.
+            on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`.
+            on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
+                (return None). The last two are counted.
+            on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are
+                counted and logged.
+            on_store_error: while the store is unavailable "raise", "run" unguarded, or guard within this process
+                ("local"). Each case is counted.
+            max_attempts: starts of a key without success before AttemptsExhausted. None: no limit. The count restarts
+                if no attempt follows within `retention`.
+            retry: a tenacity policy for attempts inside one claim.
+            at_most_once: mark the key before the run, in one round trip. There is no lease, no result and no second
+                attempt after a failure.
+            max_result_bytes: larger results are not stored, but the key is done. None: `max_bytes` of the gate.
+            cache_size: the number of done keys that this process caches to answer without a round trip. 0: none. A
+                key that another process forgot stays cached until its retention ends.
+            shadow: run everything, and only count and log the duplicates.
+
+        Raises:
+            InvalidArgument: an option is invalid. Calls raise it for arguments that give no key.
+
+        The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
+        ReplayedFailure, OutcomeUnknown, AttemptsExhausted and StoreError.
+        """
+        func, key = split_bare("once", bare, key)
+        checked = once_options(self.context.codec, "once", scope, options)
+
+        def once(func: Any) -> Any:
+            if isinstance(func, MergedFunction):
+                return self._drop_copies(cast("MergedFunction[..., Any]", func), key, scope, fingerprint, options)
+            return decorate(self.context, checked, func, key, fingerprint, options)
+
+        return once if func is None else once(func)
+
+    def _drop_copies(
+        self,
+        merged: MergedFunction[P, R],
+        key: str | Callable[..., object] | None,
+        scope: str | None,
+        fingerprint: object,
+        options: GuardOptions,
+    ) -> MergedFunction[P, R]:
+        """Compose `once` above `merge`. Raises InvalidArgument for an option that triggers do not have."""
+        given = {"scope": scope, "fingerprint": fingerprint, **options}
+        for name, value in given.items():
+            if value is not None and name != "retention":
+                fix = "Leave it out, or write @once below @merge, which guards the merged call"
+                raise InvalidArgument(name, value, "once above merge drops copies of triggers, without this", fix)
+        checked = once_options(self.context.codec, "once", merged.topic.name, options)
+        inner = merged.__wrapped__
+        guarded = decorate(self.context, checked, inner, key, None, options)
+        return merged.drop_copies(guarded, compile_key(key, inner), checked.retention)
+
+    def guard(self, scope: str, **options: Unpack[GuardOptions]) -> Guard:
+        """Return a guard for the messages of a consumer. Sends nothing to the store.
+
+        `guard.run(key, handler, message)` runs the handler once per key and returns a verdict instead of raising.
+        `once` is the same as a decorator; guards and decorators with one scope share their records.
+
+        Args:
+            scope: keys of one scope share their record.
+            **options: the options of `once`.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        return Guard(build_driver(self.context, once_options(self.context.codec, "guard", scope, options), options))
+
+    def callback(
+        self,
+        key: str | Callable[..., object],
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        on_failure: OnFailure = "raise",
+        **options: Unpack[GuardOptions],
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+        """Guard a callback of another library, such as a handler of redis-py Pub/Sub, paho or pika.
+
+        The first copy of a message runs. The callback returns the stored result to a duplicate, and None to a message
+        that is in progress elsewhere. It raises none of the guard's errors, because an exception would end the loop of
+        the library. Counters: `callback.*`, one for each outcome of a `Verdict`.
+
+        Args:
+            key, scope, fingerprint: see `once`.
+            on_failure: an error of your own function: "raise" it, or "log" it (`callback.failed`). Errors of the key
+                and of the store are logged.
+            **options: the options of `once`.
+
+        Returns:
+            A decorator for the function, sync or async.
+
+        Raises:
+            InvalidArgument: an option is invalid.
+        """
+        check_on_failure(on_failure)
+        checked = once_options(self.context.codec, "callback", scope, options)
+
+        def guard(func: Callable[P, R]) -> Callable[P, R | None]:
+            guarded = decorate(self.context, checked, func, key, fingerprint, options)
+            return wrap_callback(guarded, self.context.counters, on_failure)
+
+        return guard
