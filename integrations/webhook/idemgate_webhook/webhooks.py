@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from idemgate import AlreadyInProgress, Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic
+from idemgate import Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic, current
 from idemgate.types import BackoffPolicy, Record, milliseconds
 from idemgate_webhook.answers import Attempt, History, described, history_of, retry_after, with_attempt
 from idemgate_webhook.guarded import Guarded
@@ -108,8 +108,10 @@ class Webhooks:
             dedup_retention=retention,
             slots=slots,
         )  # fmt: skip
-        self.topic.handler(self.deliver)
         self._scope = f"webhook:{name}"
+        guarded = gate.once(key=_key_of, scope=self._scope, retention=retention, on_done="skip")
+        self.deliver = guarded(self._attempt)
+        self.topic.handler(self.deliver)
 
     def __repr__(self) -> str:
         return f"<Webhooks {self.topic.name!r}>"
@@ -146,24 +148,18 @@ class Webhooks:
         """How the attempts went, oldest first. One round trip, changes nothing."""
         return self._history(id, self._gate.inspect(id, scope=self._scope))
 
-    async def deliver(self, delivery: Delivery[Any]) -> None:
-        """One attempt: the handler of the topic. Raises Undelivered, Rejected, AlreadyInProgress."""
-        key = delivery.key
-        async with self._gate.aio.claim(key, scope=self._scope, retention=self._retention) as claim:
-            if claim.state == "done":
-                return  # accepted before; that worker died between its record and the end of its delivery
-            if not claim.started:
-                raise AlreadyInProgress(key, claim.retry_after or 0.0)
-            began = self._now()
-            answer = await self._post(key, delivery.payload, began)
-            at = datetime.fromtimestamp(began, UTC)
-            attempt = Attempt(delivery.attempt, at, answer.status, answer.ms, answer.excerpt, answer.error)
-            history = with_attempt(claim.recovered, attempt)
-            if answer.status is not None and answer.status in self._success:
-                await claim.complete(history)
-                return
-            await claim.checkpoint(history)
-            raise self._failure(delivery, attempt, answer)
+    async def _attempt(self, delivery: Delivery[Any]) -> object:
+        """Make one attempt, and return the history that its guard stores. Raises Undelivered or Rejected."""
+        began = self._now()
+        answer = await self._post(delivery.key, delivery.payload, began)
+        at = datetime.fromtimestamp(began, UTC)
+        attempt = Attempt(delivery.attempt, at, answer.status, answer.ms, answer.excerpt, answer.error)
+        execution = current()
+        history = with_attempt(execution.recovered, attempt)
+        if answer.status is not None and answer.status in self._success:
+            return history
+        await execution.aio.checkpoint(history)
+        raise self._failure(delivery, attempt, answer)
 
     async def _post(self, id: str, message: dict[str, Any], now: float) -> Answer:  # noqa: A002
         secret = self._secret
@@ -231,6 +227,11 @@ class AioWebhooks:
         """As `Webhooks.history`."""
         webhooks = self._webhooks
         return webhooks._history(id, await webhooks._gate.aio.inspect(id, scope=webhooks._scope))
+
+
+def _key_of(_: Webhooks, delivery: Delivery[Any]) -> str:
+    """Return the key of the guard: the id of the webhook. A worker that died may have sent it before."""
+    return delivery.key
 
 
 def _transport(given: httpx.AsyncBaseTransport | None, allow: Iterable[str]) -> httpx.AsyncBaseTransport:
