@@ -10,7 +10,7 @@ from benchmarks.server import port_of, started
 
 __all__ = ["run"]
 
-SIDES = ["idemgate_guard", "by_hand", "redis_lock", "idemkit", "powertools", "idempotency_kit", "limit"]
+SIDES = ["idemgate_guard", "idemgate_run", "by_hand", "redis_lock", "idemkit", "powertools", "idempotency_kit", "limit"]
 TASKS = (1, 50, 200)
 
 

@@ -21,7 +21,8 @@ __all__ = [
 ]  # fmt: skip
 
 NAMES = {
-    "idemgate_guard": "**idemgate**", "idemgate_scheduler": "**idemgate**", "by_hand": "redis-py by hand",
+    "idemgate_guard": "**idemgate**", "idemgate_run": "idemgate, `guard.run`",
+    "idemgate_scheduler": "**idemgate**", "by_hand": "redis-py by hand",
     "redis_lock": "redis.lock", "idemkit": "idemkit", "powertools": "AWS Powertools",
     "idempotency_kit": "idempotency-kit", "bullmq_node": "BullMQ, Node", "bullmq_python": "BullMQ, Python",
     "bare": "limit: bare commands", "limit": "limit: bare socket",

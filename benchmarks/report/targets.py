@@ -121,6 +121,9 @@ def _guards(rows: Rows) -> Iterator[Target]:
         yield _against(f"guard, {word}: against {name}", aim, rows, step, GUARD, who, why, LIMIT)
     many = "`first_many` of 200 against a pipeline of 200 `SET NX`"
     yield _against(many, 1.5, rows, "first_many", GUARD, "by_hand", "first_many")
+    for step, calls in (("first", "one caller"), ("first_async_200", "200 tasks")):
+        ours = _share(cpu(rows, "idemgate_run", step), cpu(rows, GUARD, step))
+        yield Target(f"`guard.run`, first call, {calls}: CPU against the decorator", 1.03, ours, most=True)
     known = middle(rows, GUARD, "known", "client_us")
     yield Target("a key known to be done (`cache_size`), CPU", 3, known, " us", most=True, why="known")
 
