@@ -19,6 +19,7 @@ from idemgate import Delivery, Gate
 from idemgate.core import keys
 from idemgate.core.calls import Call
 from idemgate.core.tokens import token
+from idemgate.guard.decorator import build_judge
 from idemgate.store.embedded.server import start
 from idemgate.store.resp import encode_call, new_reader
 from idemgate.topics.calls import MAX_TRIGGERS, Settlement
@@ -120,7 +121,7 @@ def _worked(gate: Gate, ask: Ask) -> Pieces:
         "that, and unpacking payloads, if handlers ask for them": lambda: _payloads(call.answer(reply)),
         "noting that they are held": lambda: {InFlight(line, one, 0.0, 0.0) for one in found},
         "calling the handler, in its own context": lambda: [
-            context.copy().run(run_blocking_handler, handler, one) for one in found
+            context.copy().run(run_blocking_handler, build_judge(handler), one, "bench") for one in found
         ],
         "noting how each ended": lambda: [(one, Settlement("ack", one.delivery)) for one in held],
     }

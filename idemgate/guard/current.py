@@ -15,6 +15,7 @@ from idemgate.store.context import Context
 __all__ = [
     "AioExecution",
     "Execution",
+    "check_step",
     "current",
     "current_claim",
     "reset_current",
@@ -49,7 +50,7 @@ class Execution:
         attempt: int,
         recovered: object,
         save: Save | None,
-        owner: tuple[str, str] | None = None,
+        owner: tuple[str, str],
     ) -> None:
         self._key = key
         self._owner = owner
@@ -75,26 +76,21 @@ class Execution:
         """Return a key for one step of this work, to hand to a payment provider or another API. Sends nothing.
 
         It is a UUID of 36 characters. Every attempt of this key, by any process, gets the same one. It differs between
-        namespaces, scopes, keys and steps.
+        namespaces, scopes, keys and steps. In the handler of a topic it follows from `delivery.id`, because a topic
+        delivers many messages of one key.
 
         Args:
             step: the name of the step, "charge" or "refund".
 
         Raises:
             InvalidArgument: the step is no text, or empty.
-            NoCurrentExecution: the call is not guarded. A topic delivers many messages of one key, so the key of a
-                delivery alone identifies no effect. Guard its handler.
         """
-        if self._owner is None:
-            raise NoCurrentExecution("key_for() works inside a function guarded with once or a claim; this is not one")
-        if not isinstance(step, str) or not step:
-            raise InvalidArgument("step", step, "not the name of a step", "Pass text, such as 'charge'")
-        return step_key(*self._owner, self._key, step)
+        return step_key(*self._owner, self._key, check_step(step))
 
     @property
     def holds_claim(self) -> bool:
-        """True if this run was granted the claim of its key, and is not the delivery of a topic."""
-        return self._owner is not None and self.token > 0
+        """True if this run was granted the claim of its key. False for the delivery of a topic."""
+        return self.token > 0
 
     def next_event_id(self, topic: str, key: bytes, payload: bytes) -> str:
         """Return the event id of a trigger that this run makes. Another attempt of the run makes the same ids.
@@ -102,7 +98,6 @@ class Execution:
         Triggers of one topic, key and payload are numbered. The payload is part of the id, so that an attempt that
         makes its triggers in another order loses none.
         """
-        assert self._owner is not None, "`holds_claim` is true"
         if self._ordinals is None:
             self._ordinals = Counter()
         trigger = f"trigger:{len(topic)}:{topic}:{len(key)}:{key.hex()}:{payload.hex()}"
@@ -170,6 +165,13 @@ class AioExecution:
         """Store a note for the next attempt; see `Execution.checkpoint`."""
         context, call = self._execution._checkpoint(data)
         return self._execution._record_reply(await context.aio_link.run(call))
+
+
+def check_step(step: object) -> str:
+    """Return the name of a step of `key_for`. Raise InvalidArgument if it is no text, or empty."""
+    if not isinstance(step, str) or not step:
+        raise InvalidArgument("step", step, "not the name of a step", "Pass text, such as 'charge'")
+    return step
 
 
 def current_claim() -> Execution | None:

@@ -107,7 +107,7 @@ class Dispatcher:
     # -- async handlers -----------------------------------------------------------------------------------------------
 
     def _start_task(self, entry: InFlight, judge: Callable[..., Any]) -> None:
-        task = asyncio.create_task(run_async_handler(judge, entry.delivery))
+        task = asyncio.create_task(run_async_handler(judge, entry.delivery, self._context.namespace))
         self.tasks[task] = entry
         task.add_done_callback(self._on_task_done)
 
@@ -127,7 +127,7 @@ class Dispatcher:
             return None
         if entry.consumer.limiter is not None:
             entry.consumer.on_handler_start(entry.delivery)
-        return run_blocking_handler(entry.consumer.judge, entry.delivery)
+        return run_blocking_handler(entry.consumer.judge, entry.delivery, self._context.namespace)
 
     def _threads_must_wait(self) -> bool:
         """Return True while the worker stops, or while async handlers wait for a place."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from idemgate.core.keys import step_key
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import PartialFailure
-from idemgate.guard.current import Execution, set_current, use_execution
+from idemgate.guard.current import Execution, check_step, set_current, use_execution
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Handler", "judge_partial_failure", "run_async_handler", "run_blocking_handler"]
@@ -15,7 +16,9 @@ __all__ = ["Handler", "judge_partial_failure", "run_async_handler", "run_blockin
 Handler = Callable[[Delivery[Any]], Any]
 
 
-async def run_async_handler(judge: Callable[..., Awaitable[Verdict[Any]]], delivery: Delivery[Any]) -> Verdict[Any]:
+async def run_async_handler(
+    judge: Callable[..., Awaitable[Verdict[Any]]], delivery: Delivery[Any], namespace: str
+) -> Verdict[Any]:
     """Run an async handler and return the verdict on its delivery.
 
     Handler exceptions never travel through a task or a future. SystemExit would end the event loop, and StopIteration
@@ -25,7 +28,7 @@ async def run_async_handler(judge: Callable[..., Awaitable[Verdict[Any]]], deliv
         KeyboardInterrupt: The user pressed Ctrl-C.
     """
     try:
-        with use_execution(DeliveryExecution(delivery)):
+        with use_execution(DeliveryExecution(delivery, namespace)):
             return judge_partial_failure(await judge(delivery))
     except KeyboardInterrupt:  # Ctrl-C, not an error of the handler
         raise
@@ -33,9 +36,9 @@ async def run_async_handler(judge: Callable[..., Awaitable[Verdict[Any]]], deliv
         return verdict_of(error)._replace(ran=True)
 
 
-def run_blocking_handler(judge: Callable[..., Verdict[Any]], delivery: Delivery[Any]) -> Verdict[Any]:
+def run_blocking_handler(judge: Callable[..., Verdict[Any]], delivery: Delivery[Any], namespace: str) -> Verdict[Any]:
     """Run a blocking handler in the current thread, which never receives a Ctrl-C. Return the verdict."""
-    set_current(DeliveryExecution(delivery))  # not reset: the caller runs each job in its own context
+    set_current(DeliveryExecution(delivery, namespace))  # not reset: the caller runs each job in its own context
     try:
         return judge(delivery)
     except BaseException as error:  # noqa: BLE001 - any exception concerns this delivery only
@@ -54,10 +57,11 @@ class DeliveryExecution(Execution):
 
     __slots__ = ("_delivery",)
 
-    def __init__(self, delivery: Delivery[Any]) -> None:
+    def __init__(self, delivery: Delivery[Any], namespace: str) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
         self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
-        self._save = self._owner = self.recovered = None
+        self._save = self.recovered = None
+        self._owner = namespace, "topic"
         self._delivery = delivery
 
     @property
@@ -71,3 +75,11 @@ class DeliveryExecution(Execution):
     @property
     def lease_lost(self) -> bool:
         return self._delivery.lost
+
+    @property
+    def holds_claim(self) -> bool:
+        return False
+
+    def key_for(self, step: str) -> str:
+        """Return a key for one step of this work; see `Execution.key_for`. It follows from `delivery.id`."""
+        return step_key(*self._owner, self._delivery.id, check_step(step))

@@ -165,6 +165,91 @@ async def test_current_tells_about_the_delivery(gate: Gate, eventually: Any, awa
         current()
 
 
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_key_for_is_the_same_for_each_attempt_of_a_delivery(
+    gate: Gate, clock: Clock, eventually: Any, awaiting: bool
+) -> None:
+    topic = gate.topic("t", backoff="1s")
+    made: list[tuple[str, str]] = []
+
+    def look(delivery: Any) -> None:
+        made.append((delivery.key, current().key_for("charge")))
+        if len(made) == 1:
+            raise ValueError("no")
+
+    async def look_here(delivery: Any) -> None:
+        look(delivery)
+
+    topic.handler(look_here if awaiting else look)
+    async with gate.aio.worker():
+        await topic.aio.trigger("a")
+        await eventually(lambda: gate.counters["worker.nacked"] == 1)
+        clock.advance("1s")
+        await eventually(lambda: len(made) == 2)
+        # When the same key has another message
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+        await topic.aio.trigger("a")
+        await eventually(lambda: len(made) == 3)
+    first, retried, other = (key for _, key in made)
+    assert first == retried != other
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_delivery_whose_key_is_done_is_acknowledged_and_counted_as_a_duplicate(
+    gate: Gate, eventually: Any, awaiting: bool
+) -> None:
+    topic = gate.topic("t")
+
+    def handle(delivery: Any) -> None:
+        raise AssertionError
+
+    async def handle_async(delivery: Any) -> None:
+        raise AssertionError
+
+    topic.handler(gate.once(key="{delivery.key}", scope="s")(handle_async if awaiting else handle))
+    gate.claim("a", scope="s").complete()
+    async with gate.aio.worker():
+        await topic.aio.trigger("a")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert gate.counters["worker.duplicate"] == 1
+
+
+async def test_a_delivery_is_deferred_while_the_store_of_its_guard_is_away(
+    gate: Gate, clock: Clock, eventually: Any, tmp_path: Any
+) -> None:
+    topic = gate.topic("t", backoff="1s", max_attempts=2)
+    away = Gate(f"unix://{tmp_path}/absent.sock", timeout="1ms")
+    topic.handler(away.once(key="{delivery.key}")(lambda delivery: None))
+    async with gate.aio.worker():
+        await topic.aio.trigger("a")
+        for times in range(1, 5):
+            await eventually(lambda times=times: gate.counters["worker.deferred"] == times)
+            clock.advance("2s")
+    # Then no attempt was counted
+    assert (gate.counters["worker.nacked"], gate.counters["worker.dead"]) == (0, 0)
+    away.close()
+
+
+async def test_a_delivery_whose_guard_lost_its_lease_is_delivered_again(
+    gate: Gate, clock: Clock, eventually: Any
+) -> None:
+    topic, ran = gate.topic("t"), []
+
+    def stall(delivery: Any) -> None:
+        ran.append(delivery.key)
+        clock.advance("20s")  # the lease of the guard is over, that of the delivery is not
+        gate.claim("a", scope="s").complete()
+
+    topic.handler(gate.once(key="{delivery.key}", scope="s", lease="10s")(stall))
+    async with gate.aio.worker():
+        await topic.aio.trigger("a")
+        await eventually(lambda: gate.counters["worker.deferred"] == 1)
+        clock.advance("2s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert ran == ["a"]
+    assert gate.counters["worker.duplicate"] == 1
+
+
 # -- what a handler raises --------------------------------------------------------------------------------------------
 
 
