@@ -55,7 +55,7 @@ KEY_LISTS = {"slot": "lib/slot/slot", "member_keys": "lib/members"}
 KEY_NAMES = {
     "guard": {"key", "t.key"},
     "dedup": {"key", "t.key"},
-    "topics": {"log", "target", "hash", "from", "t.key"},
+    "topics": {"log", "target", "hash", "zset", "from", "t.key"},
     "reshard": {"log", "target", "hash", "t.key"},
     "members": {"key"},
     "expiry": set(),

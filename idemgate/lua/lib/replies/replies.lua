@@ -1,3 +1,4 @@
+--- @include "lib/digits"
 -- Return the stored reply of this request, or nil. Replies are stored for 30 to 60 s, longer than any retry. A
 -- request that was part of a larger one, sent to a slot that has moved, carries both ids. Its own id (16 bytes) comes
 -- first, and the reply found may be the larger one's. Only the last 14 bytes of an id are stored (8 random, 6 a
@@ -30,9 +31,10 @@ local function remember_reply(K, request, now_ms, reply)
   local half = math.floor(now_ms / 30000)
   local log = K.replies[half % 2]
   if tonumber(K.period) ~= half then
-    K.period = string.format("%.0f", half)
+    K.period = digits(half)
     redis.call("DEL", log)
-    redis.call("HSET", log, "", K.period)
+    -- A value of more than 64 bytes makes the hash a table. The server would search a small hash from its beginning.
+    redis.call("HSET", log, "", K.period .. string.rep(" ", 64))
     redis.call("PEXPIRE", log, 120000)
   end
   local timed = type(reply[1]) == "string" -- a word and the time; what `take` keeps of its own is not

@@ -1,6 +1,6 @@
 -- Return the earliest due time of the slot, ms, or nil.
 local function earliest_due(K)
-  return tonumber(redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")[2])
+  return tonumber(redis.call("ZRANGE", K.scheduled, "0", "0", "WITHSCORES")[2])
 end
 
 -- Publish a hint to sleeping workers if `due` is earlier than everything else. The channel is the name of the `due`

@@ -3,14 +3,14 @@ local function waiting_due(K, now_ms)
   if redis.call("ZCARD", K.ready) > 0 then
     return now_ms
   end
-  return tonumber(redis.call("ZRANGE", K.scheduled, 0, 0, "WITHSCORES")[2])
+  return tonumber(redis.call("ZRANGE", K.scheduled, "0", "0", "WITHSCORES")[2])
 end
 
 -- Return when this slot next has work, ms: the earliest due time or lease end, or 0 if nothing is scheduled or in
 -- flight. `opens` says when it may deliver again: 0 = now, a time in ms under a rate limit, nil = when a delivery or
 -- a lease ends. `due` is the result of `waiting_due`, for a caller that had to read before it wrote.
 local function next_due(K, now_ms, opens, due)
-  local lease = tonumber(redis.call("ZRANGE", K.leases, 0, 0, "WITHSCORES")[2])
+  local lease = tonumber(redis.call("ZRANGE", K.leases, "0", "0", "WITHSCORES")[2])
   due = due or due == nil and waiting_due(K, now_ms) or nil
   if not opens then
     due = nil

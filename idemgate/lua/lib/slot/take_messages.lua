@@ -12,6 +12,7 @@
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
+--- @include "lib/slot/add_entries"
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
 -- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
 -- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
@@ -87,10 +88,7 @@ local function take_messages(K, p, now_us, request, want)
       end
     end
     -- The first write is refused when the server is out of memory, or when its key has another type.
-    if size > 0 then
-      redis.call("HSET", K.inflight, unpack(entries))
-      redis.call("ZADD", K.leases, unpack(leases))
-    end
+    add_entries(K.inflight, entries, size, K.leases, leases, size)
     if #moved == 0 then
       break
     end

@@ -1,5 +1,6 @@
 --- @include "lib/slot/message"
 --- @include "lib/slot/counters"
+--- @include "lib/slot/add_entries"
 -- The state of a call that merges triggers. By key it holds:
 --   pending    the message: packed or decoded. A packed one is only a header if `accs` has its unpacked accumulator.
 --   in_flight  true while a delivery of the key is in flight
@@ -57,10 +58,8 @@ local function read_pending(call, names, flushed)
 end
 
 local function write_scheduled(call)
-  if call.scheduled_size > 0 then
-    redis.call("ZADD", call.K.scheduled, unpack(call.scheduled, 1, call.scheduled_size))
-    call.scheduled_size = 0
-  end
+  add_entries(call.K.messages, {}, 0, call.K.scheduled, call.scheduled, call.scheduled_size)
+  call.scheduled_size = 0
 end
 
 local function write_pending(call)
@@ -77,11 +76,9 @@ local function write_pending(call)
       n = n + 2
     end
   end
-  if n > 0 then
-    redis.call("HSET", call.K.messages, unpack(words, 1, n))
-  end
+  add_entries(call.K.messages, words, n, call.K.scheduled, call.scheduled, call.scheduled_size)
+  call.scheduled_size = 0
   if #behind > 0 then
     redis.call("HSET", call.K.next, unpack(behind))
   end
-  write_scheduled(call)
 end
