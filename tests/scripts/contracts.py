@@ -39,14 +39,14 @@ FAMILIES = {
     "merge/merge_messages", "schedule/next_due", "schedule/options", "schedule/rank", "schedule/requeue",
     "schedule/set_members", "slot/budget", "slot/counters", "slot/inflight", "slot/message", "slot/pending",
     "slot/reclaim_lapsed", "slot/settle_deliveries", "slot/settle_one", "slot/take_limits",
-    "slot/due_messages", "trigger/accept_one", "trigger/dedup",
-    "trigger/merge_trigger", "trigger/merging", "trigger/new_message", "trigger/pending",
+    "slot/due_messages", "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
+    "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
     "trigger/validate_touched", "validate/problems", "validate/slot", "validate/stored",
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
     "lib/slot/settle_deliveries", "lib/slot/settle_one", "lib/slot/take_messages",
-    "lib/trigger/accept_one", "lib/trigger/dedup", "lib/trigger/merge_trigger",
+    "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
@@ -137,17 +137,23 @@ def _bare(text: str) -> str:
 
 
 def _includes(text: str) -> list[str]:
-    return re.findall(r'^--- @include "([^"]+)"$', text, re.MULTILINE)
+    return [name for _, name in _include_lines(text)]
+
+
+def _include_lines(text: str) -> list[tuple[str, str]]:
+    """The indent of each include and the file; what is indented belongs to the function around it."""
+    return re.findall(r'^( *)--- @include "([^"]+)"$', text, re.MULTILINE)
 
 
 def expanded(name: str, sources: Sources, seen: set[str] | None = None) -> list[str]:
     """The files of a script in the order in which the reader puts them, itself last."""
     seen = {name} if seen is None else seen
     found: list[str] = []
-    for wanted in _includes(sources[name]):
+    for indent, wanted in _include_lines(sources[name]):
         if wanted not in seen and wanted in sources:
-            seen.add(wanted)
-            found += expanded(wanted, sources, seen)
+            scope = seen.copy() if indent else seen
+            scope.add(wanted)
+            found += expanded(wanted, sources, scope)
     return [*found, name]
 
 
@@ -202,7 +208,7 @@ def _includes_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
     yield from (f"includes {one}, which does not exist" for one in wanted if one not in sources)
     yield from (f"includes {one} twice" for one, times in Counter(wanted).items() if times > 1)
     for one in wanted:
-        if one in sources and not own & set(_defined(_code(sources[one]))) and name != "lib/trigger/merging":
+        if one in sources and not own & set(_defined(_code(sources[one]))):
             yield f"includes {one} and does not use it"
         if name in _reached(one, sources):
             yield f"is in a cycle with {one}"
@@ -309,7 +315,7 @@ def _time_agrees(name: str, text: str, sources: Sources) -> Iterator[str]:
 
 
 def _stays_inside(name: str, text: str, sources: Sources) -> Iterator[str]:
-    files = expanded(name, sources)
+    files = list(dict.fromkeys(expanded(name, sources)))
     whole = "\n".join(_code(sources[one]) for one in files)
     room = name.partition("/")[0]
     calls = re.findall(r"redis\.p?call\(\s*([^,)]+)(?:,\s*([^,]+?))?\s*[,)]", whole)

@@ -13,7 +13,8 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/slot"
+--- @include "lib/validate/check_layout"
+--- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
 --- @include "lib/slot/policy"
 --- @include "lib/slot/settle_deliveries"

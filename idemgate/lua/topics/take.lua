@@ -14,7 +14,7 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/slot"
+--- @include "lib/validate/run_steps"
 --- @include "lib/slot/policy"
 --- @include "lib/slot/take_messages"
 local K = slot(KEYS)

@@ -16,6 +16,12 @@ local function recall_reply(K, request, now_ms)
       if found[2] and tonumber(found[1]) == half - back then
         local whole, reply = pcall(cmsgpack.unpack, found[2])
         if whole and type(reply) == "table" and type(reply[2]) == "number" then
+          if type(reply[3]) == "table" then
+            local code, n = unpack(reply[3])
+            for i = 1, n do
+              reply[i + 2] = code
+            end
+          end
           reply[2] = type(reply[1]) == "string" and (half - back) * 30000 + reply[2] or reply[2]
           return reply
         end
@@ -26,8 +32,9 @@ local function recall_reply(K, request, now_ms)
 end
 
 -- Store the reply of a request, so that a retry gets the same answer and has no second effect. Call it after
--- `recall_reply`, and after the first write that may be refused when the server is out of memory.
-local function remember_reply(K, request, now_ms, reply)
+-- `recall_reply`, and after the first write that may be refused when the server is out of memory. `short` stands for a reply
+-- of equal numbers: {word, time, {number, count}}.
+local function remember_reply(K, request, now_ms, reply, short)
   local half = math.floor(now_ms / 30000)
   local log = K.replies[half % 2]
   if tonumber(K.period) ~= half then
@@ -37,9 +44,10 @@ local function remember_reply(K, request, now_ms, reply)
     redis.call("HSET", log, "", K.period .. string.rep(" ", 64))
     redis.call("PEXPIRE", log, 120000)
   end
-  local timed = type(reply[1]) == "string" -- a word and the time; what `take` keeps of its own is not
-  reply[2] = timed and now_ms - half * 30000 or reply[2]
-  redis.call("HSET", log, string.sub(request, 3, 16), cmsgpack.pack(reply))
-  reply[2] = timed and now_ms or reply[2]
+  local stored = short or reply
+  local timed = type(stored[1]) == "string" -- a word and the time; what `take` keeps of its own is not
+  stored[2] = timed and now_ms - half * 30000 or stored[2]
+  redis.call("HSET", log, string.sub(request, 3, 16), cmsgpack.pack(stored))
+  stored[2] = timed and now_ms or stored[2]
   return reply
 end

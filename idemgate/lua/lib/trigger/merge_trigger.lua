@@ -8,13 +8,11 @@
 -- Write the scheduled times collected so far: group changes happen in the store. The cached times are dropped.
 local function flush_scheduled(call)
   write_scheduled(call)
-  call.shifted, call.scores, call.headers_current = true, {}, false
+  call.scores = {}
 end
-local function scheduled_at(call, key, m)
+local function scheduled_at(call, key)
   if call.in_flight[key] then
     return false
-  elseif call.scores[key] == nil and call.headers_current then
-    return m.due
   elseif call.scores[key] == nil then
     write_scheduled(call)
     call.scores[key] = tonumber(redis.call("ZSCORE", call.K.scheduled, key)) or false
@@ -29,9 +27,7 @@ local function reschedule_merged(call, key, old, score, m, at)
   local priority_changed, group_changed = old.priority ~= m.priority, old.group ~= m.group
   if score then
     if m.due ~= score then
-      call.shifted, call.scores[key] = true, m.due
-      call.scheduled[call.scheduled_size + 1], call.scheduled[call.scheduled_size + 2] = m.due, key
-      call.scheduled_size = call.scheduled_size + 2
+      add_scheduled(call, key, m.due)
     end
   elseif old.due ~= m.due or priority_changed or group_changed then
     flush_scheduled(call)
@@ -55,8 +51,9 @@ end
 -- Merge one trigger into the pending message of its key. Return its receipt and the due time.
 local function merge_trigger(call, key, old, options, acc, serial)
   local p, now_ms = call.p, call.now_ms
+  call.changed[key] = true
   -- The scheduled time, or false: behind a delivery of its key or group, or already ready.
-  local score = scheduled_at(call, key, old)
+  local score = scheduled_at(call, key)
   local before = { due = old.due, priority = old.priority, group = old.group, rank = old.rank }
   local receipt = "merged"
   local m = merge_messages(p.merge, old, {

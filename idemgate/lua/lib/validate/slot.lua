@@ -1,3 +1,4 @@
+--- @include "lib/validate/check_layout"
 -- Return a problem if one of the slot's keys holds data that idemgate did not write, else nil. It runs before the
 -- first write: scripts do not roll back. A closed slot (reshard/close) returns "closed " and the change's name, and
 -- that name as a second value. Querying a length costs less than querying a type. One EXISTS covers the eight keys
@@ -21,13 +22,6 @@ local function check_rare_keys(K)
       or check_zset(K.dead) or check_zset(K.dedup_expiry) or check_zset(K.ready) or check_zset(K.group_waiting)
   end
 end
-local function check_layout(K, layout)
-  if layout and string.sub(layout, 1, 7) == "closed " then
-    return layout, string.sub(layout, 8)
-  elseif layout and layout ~= "2" then
-    return K.meta .. " has layout " .. layout .. ", this version supports layout 2"
-  end
-end
 local function validate_slot(K)
   local layout = redis.pcall("HGET", K.meta, "v")
   if type(layout) == "table" then
@@ -39,18 +33,4 @@ local function validate_slot(K)
     return found
   end
   return check_layout(K, layout)
-end
-
--- Run the steps of a script and return its reply. The steps read each key before the first write or make it the first one
--- written. So a key of another type ends them while nothing is written. Only then the key at fault is searched for.
-local function run_steps(K, now_ms, steps)
-  local done, reply = pcall(steps)
-  local problem = not done and validate_slot(K)
-  if problem then
-    return { "foreign", now_ms, problem }
-  elseif not done and type(reply) == "string" then
-    -- An error with a code (READONLY, OOM) is returned. Raised again, it would begin with ERR.
-    return string.find(reply, "^%u+ ") and { err = reply } or error(reply, 0)
-  end
-  return reply
 end

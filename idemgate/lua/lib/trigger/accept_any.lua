@@ -1,0 +1,86 @@
+--- @include "lib/slot/message"
+--- @include "lib/slot/counters"
+--- @include "lib/schedule/due_by_policy"
+--- @include "lib/schedule/options"
+--- @include "lib/schedule/hint"
+--- @include "lib/digits"
+-- Accept triggers with any options into messages of any kind. Return the reply, and whether
+-- any of them was checked for duplicates. Its functions are created when it runs:
+-- creating one costs about as much as querying a key, and most calls need none of them (accept_plain).
+local function accept_any(t)
+  --- @include "lib/trigger/pending"
+  --- @include "lib/trigger/dedup"
+  --- @include "lib/trigger/merge_trigger"
+  --- @include "lib/trigger/validate_touched"
+  local K, p, now_ms, names = t.K, t.p, t.now_ms, t.names
+  local call = new_call(K, p, now_ms)
+  local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
+
+  local function add_message(key, options, acc, serial)
+    local due, why = options.at, reason.time
+    if not due then
+      due, why = due_by_policy(p, nil, nil, now_ms, 1, now_ms)
+    end
+    call.pending[key], call.changed[key] = {
+      pinned = options.at and 1 or 0, why = why, count = 1, first = now_ms, last = now_ms, due = due, serial = serial,
+      attempts = 0, failure = "", version = options.version, priority = options.priority, group = options.group, splits = 0,
+      traces = "", acc = acc,
+    }, true
+    if not call.in_flight[key] then
+      add_scheduled(call, key, due)
+    end
+    return "scheduled", due
+  end
+
+  local function accept_one(key, options, acc, serial)
+    local receipt, due = options.tracked and check_dedup(call, key, options), now_ms
+    if receipt then
+      return receipt, due
+    end
+    local old = call.pending[key]
+    if old then
+      receipt, due = merge_trigger(call, key, old, options, acc, serial)
+    else
+      receipt, due = add_message(key, options, acc, serial)
+    end
+    if options.tracked then
+      remember_trigger(call, key, options, due)
+    end
+    return receipt, due
+  end
+
+  local all_options, options, tracked = {}, nil, false
+  for n = 1, #names do
+    if not options or t.texts[n] ~= options.text then -- one after the other they often ask for the same
+      options = parse_options(t.texts[n], now_ms)
+      options.tracked = p.leading or options.version ~= "" or options.event ~= ""
+      tracked = tracked or options.tracked
+    end
+    all_options[n] = options
+  end
+  read_pending(call, names)
+  local problem = validate_touched(call, names, all_options)
+  if problem then
+    return { "foreign", now_ms, problem }
+  end
+  local before, serial, done, reply = earliest_due(K), t.before, {}, { "ok", now_ms }
+
+  -- The first write is one that is refused when the server is out of memory: all or nothing.
+  redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
+  for n = 1, #names do
+    local receipt, due = accept_one(names[n], all_options[n], t.accs[n], serial + 1)
+    if codes[receipt] < codes.dropped then
+      serial = serial + 1
+    end
+    done[receipt] = (done[receipt] or 0) + 1
+    reply[n + 2] = 8 * (due - now_ms) + codes[receipt]
+  end
+  write_pending(call)
+  if call.events then
+    store_events(call.events)
+  end
+  done.scheduled, done.accepted = nil, serial - t.before
+  add_counters(K, done)
+  publish_hint(K, before, earliest_due(K))
+  return reply, tracked
+end

@@ -1,0 +1,173 @@
+--- @include "lib/digits"
+--- @include "lib/slot/message"
+--- @include "lib/slot/add_entries"
+--- @include "lib/trigger/read_stored"
+--- @include "lib/schedule/options"
+--- @include "lib/schedule/due_by_policy"
+-- Return what new messages with these options share: all bytes but the accumulator, the due time as number and as text.
+-- `serial` is that of the last trigger of the call, because a key has one new message in a call.
+local function prepare_new(p, options, serial, now_ms)
+  local at, due, why = parse_time(options, now_ms), nil, nil
+  if at then
+    due, why = at, reason.time
+  else
+    due, why = due_by_policy(p, nil, nil, now_ms, 1, now_ms)
+  end
+  return struct.pack(HEADER, at and 1 or 0, why, 1, now_ms, now_ms, due, serial), due, digits(due)
+end
+
+-- Merge a trigger into the header of a packed message. Return the new header, and the new and the former due time. Return nil
+-- if the message needs `accept_any`: it is corrupt, has an extension, waits for a retry, or has a time that the caller or a
+-- flush of the slot (`flushed`: its last serial) set.
+local function merge_header(p, packed, serial, flushed, now_ms)
+  if #packed < HEADER_SIZE then
+    return nil
+  end
+  local flags, why, count, first, last, before, old_serial = struct.unpack(HEADER, packed)
+  if flags ~= 0 or why == reason.retry or why > reason.redrive or old_serial <= flushed then
+    return nil
+  end
+  local due = before
+  count, first, last = count + 1, first < now_ms and first or now_ms, last > now_ms and last or now_ms
+  if p.quiet or p.max_size then
+    due, why = due_by_policy(p, due, why, first, count, now_ms)
+  end
+  return struct.pack(HEADER, 0, why, count, first, last, due, serial), due, before
+end
+
+-- Return the function that merges accumulators of a policy that computes. It keeps them unpacked in `sums`, by key, and
+-- returns false if the stored one is corrupt. Its own functions are created here, since few calls need them.
+local function load_merge(spec, sums)
+  --- @include "lib/merge/payloads"
+  --- @include "lib/validate/stored"
+  return function(key, packed, acc)
+    local stored = sums[key] or unpack_table(string.sub(packed, HEADER_SIZE + 1))
+    if not stored or not sums[key] and not is_accumulator(spec, stored) then
+      return false
+    end
+    sums[key] = merge(spec, stored, cmsgpack.unpack(acc))
+    return true
+  end
+end
+
+-- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the message
+-- needs `accept_any`.
+local function merge_packed(t, plan, key, packed, acc)
+  local header, due, before = merge_header(t.p, packed, plan.serial, t.flushed, t.now_ms)
+  if not header then
+    return nil
+  elseif t.p.merge.op == "last" then
+    return header .. acc, due, before
+  elseif t.p.merge.op == "first" then
+    return header .. string.sub(packed, HEADER_SIZE + 1), due, before
+  end
+  plan.merge = plan.merge or load_merge(t.p.merge, plan.sums)
+  return plan.merge(key, packed, acc) and header or nil, due, before
+end
+
+-- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a trigger has options
+-- beyond a time, or if a message or the topic needs `accept_any`. In the plan, `words` holds keys and messages in turn,
+-- `scheduled` due times and keys, `sums` the unpacked accumulators of messages that are only a header in `words`, and `same` is
+-- the reply of all triggers if they have the same.
+local function plan_plain(t)
+  local K, p, now_ms, names, texts, accs = t.K, t.p, t.now_ms, t.names, t.texts, t.accs
+  if p.leading then
+    return nil
+  end
+  local stored, in_flight = read_stored(K, names)
+  local plan = { serial = t.before + #names, sums = {}, in_flight = next(in_flight) and in_flight, merged = 0, earliest = math.huge }
+  local words, size, places, scheduled, moved, reply, flying = {}, 0, {}, {}, 0, { "ok", now_ms }, plan.in_flight
+  local options, prefix, new_due, new_score, code, long
+  for n = 1, #names do
+    local key, place, due, score, m = names[n], nil, new_due, new_score, nil
+    if texts[n] ~= options then
+      plan.same = options == nil
+      options = texts[n]
+      if string.byte(options) == 149 then
+        return nil -- packed options
+      end
+      prefix, new_due, new_score = prepare_new(p, options, plan.serial, now_ms)
+      due, score, code = new_due, new_score, 8 * (new_due - now_ms)
+    end
+    place = places[key]
+    local old = place and words[place] or stored[n]
+    if not place then
+      place, size = size + 2, size + 2
+      words[place - 1], places[key] = key, place
+    end
+    if not old then
+      m, reply[n + 2] = prefix .. accs[n], code
+    elseif options ~= "" or plan.merged == 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
+      return nil
+    else
+      local before
+      m, due, before = merge_packed(t, plan, key, old, accs[n])
+      if not m then
+        return nil
+      end
+      plan.merged, score, reply[n + 2] = plan.merged + 1, due ~= before and due, 8 * (due - now_ms) + 1
+    end
+    words[place], long = m, long or #m > 1024
+    if score and not (flying and flying[key]) then
+      scheduled[moved + 1], scheduled[moved + 2] = score, key
+      moved = moved + 2
+      if due < plan.earliest then
+        plan.earliest = due
+      end
+    end
+  end
+  for key, acc in pairs(plan.sums) do
+    local m = words[places[key]] .. cmsgpack.pack(acc)
+    words[places[key]], long = m, long or #m > 1024
+  end
+  plan.words, plan.size, plan.scheduled, plan.moved, plan.reply, plan.long = words, size, scheduled, moved, reply, long
+  plan.same = plan.same and plan.merged == 0 and { "ok", now_ms, { code, #names } } or nil
+  return plan
+end
+
+-- Split keys and messages into those that are pending and those behind a delivery in flight.
+local function split_words(words, size, in_flight)
+  local pending, n, behind = {}, 0, {}
+  for i = 1, size, 2 do
+    if in_flight[words[i]] then
+      behind[#behind + 1], behind[#behind + 2] = words[i], words[i + 1]
+    else
+      pending[n + 1], pending[n + 2] = words[i], words[i + 1]
+      n = n + 2
+    end
+  end
+  return pending, n, behind
+end
+
+-- Accept triggers by the headers of messages alone, the path of most calls. Return the reply, and its short form (see
+-- remember_reply) or nil. Return nil if any of the triggers needs `accept_any`. Then nothing was written.
+local function accept_plain(t)
+  local plan, K = plan_plain(t), t.K
+  if not plan then
+    return nil
+  end
+  local words, size, behind, hint = plan.words, plan.size, {}, false
+  if plan.moved > 0 then
+    hint = redis.call("ZCOUNT", K.scheduled, "-inf", digits(plan.earliest)) == 0
+  end
+  if plan.in_flight then
+    words, size, behind = split_words(words, size, plan.in_flight)
+  end
+  -- The first write is one that is refused when the server is out of memory: all or nothing.
+  local counts = { "v", "2", "accepted", digits(t.before + #t.names) }
+  if plan.merged > 0 then
+    counts[5], counts[6] = "merged", digits(t.merged + plan.merged)
+  end
+  if plan.long then -- see track_large
+    counts[#counts + 1], counts[#counts + 2] = "large", "1"
+  end
+  redis.call("HSET", K.meta, unpack(counts))
+  add_entries(K.messages, words, size, K.scheduled, plan.scheduled, plan.moved)
+  if #behind > 0 then
+    redis.call("HSET", K.next, unpack(behind))
+  end
+  if hint then
+    redis.pcall("PUBLISH", K.scheduled, digits(plan.earliest))
+  end
+  return plan.reply, plan.same
+end
