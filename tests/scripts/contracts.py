@@ -38,8 +38,9 @@ FAMILIES = {
     "merge/payloads", "record/read_record", "record/write_record", "replies/replies", "schedule/hint",
     "merge/merge_messages", "schedule/next_due", "schedule/options", "schedule/rank", "schedule/requeue",
     "schedule/set_members", "slot/budget", "slot/counters", "slot/inflight", "slot/message", "slot/pending",
-    "slot/reclaim_lapsed", "slot/settle_deliveries", "slot/settle_one", "slot/take_limits",
-    "slot/due_messages", "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
+    "slot/reclaim_delivery", "slot/header", "slot/settle_deliveries", "slot/settle_one",
+    "slot/take_messages",
+    "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
     "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
     "trigger/validate_touched", "validate/problems", "validate/slot", "validate/stored",
 }  # fmt: skip
@@ -203,10 +204,11 @@ def violations(sources: Sources) -> list[str]:
 
 
 def _includes_agree(name: str, text: str, sources: Sources) -> Iterator[str]:
-    wanted = _includes(text)
+    wanted = list(dict.fromkeys(_includes(text)))
+    once = [one for indent, one in _include_lines(text) if not indent]
     own = _used(_bare(text))
     yield from (f"includes {one}, which does not exist" for one in wanted if one not in sources)
-    yield from (f"includes {one} twice" for one, times in Counter(wanted).items() if times > 1)
+    yield from (f"includes {one} twice" for one, times in Counter(once).items() if times > 1)
     for one in wanted:
         if one in sources and not own & set(_defined(_code(sources[one]))):
             yield f"includes {one} and does not use it"

@@ -15,6 +15,7 @@
 --- @include "lib/slot/policy"
 --- @include "lib/validate/check_layout"
 --- @include "lib/validate/run_steps"
+--- @include "lib/slot/counters"
 --- @include "lib/replies/replies"
 --- @include "lib/trigger/accept_plain"
 --- @include "lib/trigger/accept_any"
@@ -33,7 +34,7 @@ local function parse_triggers()
 end
 
 -- Return how many triggers this call accepts, or nil and the reply if the preceding request failed.
-local function count_permitted(names, accs)
+local function count_accepted_triggers(names, accs)
   local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
   if prior and prior[1] == "foreign" then
     return nil, prior
@@ -76,7 +77,7 @@ local function steps()
   end
   K.large = meta[5] ~= false
   local names, texts, accs = parse_triggers()
-  local accepted, failed = count_permitted(names, accs)
+  local accepted, failed = count_accepted_triggers(names, accs)
   if not accepted then
     return failed
   end
@@ -87,7 +88,7 @@ local function steps()
   if accepted > 0 then
     reply, short = accept_triggers({
       K = K, p = p, now_ms = now_ms, names = names, texts = texts, accs = accs,
-      before = tonumber(meta[2]) or 0, merged = tonumber(meta[3]) or 0, flushed = tonumber(meta[4]) or 0,
+      before = count_of(meta[2]), merged = count_of(meta[3]), flushed = tonumber(meta[4]) or 0,
     })
   end
   if reply[1] == "foreign" then

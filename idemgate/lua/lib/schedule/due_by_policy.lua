@@ -1,4 +1,4 @@
---- @include "lib/slot/message"
+--- @include "lib/slot/header"
 -- Return the due time of a message by its topic's policy, ms, and the reason. `first` and `count` already include its
 -- new trigger. `due` is its former due time, or nil for a new message.
 local function due_by_policy(p, due, why, first, count, now_ms)

@@ -1,3 +1,9 @@
+--- @include "lib/digits"
+-- Return a stored counter as a number. One that is not a number restarts: an error would follow the script's other writes.
+local function count_of(stored)
+  return stored and string.find(stored, "^%d+$") and tonumber(stored) or 0
+end
+
 -- Add to the slot's counters: a table of name -> number.
 local function add_counters(K, done)
   local names, words = {}, {}
@@ -9,10 +15,9 @@ local function add_counters(K, done)
   if #names == 0 then
     return
   end
-  -- A counter that is not a number restarts: an error here would follow the script's other writes.
   for i, before in ipairs(redis.call("HMGET", K.meta, unpack(names))) do
     words[2 * i - 1] = names[i]
-    words[2 * i] = string.format("%.0f", (before and string.find(before, "^%d+$") and tonumber(before) or 0) + done[names[i]])
+    words[2 * i] = digits(count_of(before) + done[names[i]])
   end
   redis.call("HSET", K.meta, unpack(words))
 end

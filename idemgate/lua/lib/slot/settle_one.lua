@@ -1,4 +1,4 @@
---- @include "lib/slot/message"
+--- @include "lib/slot/header"
 --- @include "lib/schedule/requeue"
 --- @include "lib/dead/dead_letters"
 -- Keep only the failed items in a message. `packed` is {failure, number of failed items, their accumulator}. An

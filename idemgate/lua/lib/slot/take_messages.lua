@@ -1,18 +1,57 @@
---- @include "lib/slot/message"
---- @include "lib/slot/take_limits"
---- @include "lib/slot/due_messages"
+--- @include "lib/slot/header"
+--- @include "lib/slot/inflight"
+--- @include "lib/slot/count_permitted"
+--- @include "lib/slot/next_due_messages"
 --- @include "lib/fence"
 --- @include "lib/digits"
---- @include "lib/validate/slot"
---- @include "lib/validate/stored"
+--- @include "lib/validate/check_layout"
+--- @include "lib/validate/problems"
 --- @include "lib/replies/replies"
 --- @include "lib/slot/reclaim_lapsed"
---- @include "lib/group/group"
---- @include "lib/schedule/rank"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
 --- @include "lib/slot/add_entries"
+-- Return a function that lets a due message with an extension enter its group. It returns the group ("" for none), and whether
+-- to deliver the message now: it waits if the group is full. It returns nil and the problem of a message that is corrupt.
+-- Its own functions are created here, since few calls need them. `checked`: the slot has been validated.
+local function load_admission(K, p, checked)
+  --- @include "lib/validate/slot"
+  --- @include "lib/validate/stored"
+  --- @include "lib/group/group"
+  --- @include "lib/schedule/rank"
+  --- @include "lib/slot/wait_for_group"
+  return function(key, due, packed)
+    local m = validate_message(packed)
+    if not m then
+      return nil, corrupt_entry(K.messages, key)
+    elseif m.group == "" then
+      return "", true
+    end
+    local problem = not checked and validate_slot(K) or validate_group(K, m.group)
+    checked = true
+    if problem then
+      return nil, problem
+    elseif group_enter(K, m.group, key, p.group_limit) then
+      return m.group, true
+    end
+    wait_for_group(K, p, key, due, m)
+    return m.group, false
+  end
+end
+
+-- Restart times after the clock jumped back. Return the rate limit's time.
+local function restart_clock(K, now_us, want, rate)
+  --- @include "lib/slot/restart_times"
+  return restart_times(K, now_us, want, rate)
+end
+
+-- Move due messages into the ready set. Return a problem, or nil.
+local function rank_ready(K, p, now_ms)
+  --- @include "lib/schedule/rank"
+  return rank_due(K, p, now_ms)
+end
+
 -- Take due messages of a slot, once per request. Requeue lapsed deliveries first, then deliver at most `want.most`
 -- messages with `want.lease` ms. Limits: `flights` deliveries in flight (0 = unlimited) and one delivery per
 -- `interval` us (0 = unlimited) with a `burst`. All messages together fit `max_call_bytes` or there is only one. A call
@@ -25,31 +64,34 @@ local function take_messages(K, p, now_us, request, want)
   if known_reply and known_reply[1] == "foreign" then
     return nil, known_reply[3]
   elseif known_reply then
+    --- @include "lib/slot/replay_take"
     return replay_take(K, known_reply, now_ms)
   end
-  local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large"), {}, nil
+  local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
   local last, longest, rate = tonumber(meta[2]) or 0, tonumber(meta[3]) or 0, tonumber(meta[5]) or 0
   K.large = meta[6] ~= false
   problem = check_layout(K, meta[1])
   -- A topic redefined without priorities still delivers its ranked messages first.
   local ranked = p.ranked or redis.call("EXISTS", K.ready) == 1
-  if not problem and (ranked or last > now_us + 1000000) then
+  local jumped = last > now_us + 1000000
+  if not problem and (ranked or jumped) then
+    --- @include "lib/validate/slot"
     problem = validate_slot(K)
   end
   if problem then
     return nil, problem
   end
-  if last > now_us + 1000000 then
-    rate = restart_times(K, now_us, want, rate)
+  if jumped then
+    rate = restart_clock(K, now_us, want, rate)
   end
   local bytes
   bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done)
   local wanted, opens = count_permitted(K, want, done.lapsed and math.min(want.most, 32) or want.most, meta[4], rate, now_us)
-  local unranked = wanted > 0 and ranked and not problem and rank_due(K, p, now_ms) or nil
+  local unranked = wanted > 0 and ranked and not problem and rank_ready(K, p, now_ms) or nil
 
   local from, token = ranked and K.ready or K.scheduled, fence(last, now_us)
   local token_text, lease_end = digits(token), digits(now_ms + want.lease)
-  local reply, keys, at, walked, taken, checked = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, ranked or done.lapsed
+  local reply, keys, at, walked, taken, admit = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, nil
   -- Every pass delivers or moves what it reads, so blocked messages are read once; at most 1,000 per call.
   while not problem and taken < wanted and walked < 1000 and bytes > 0 do
     local found, dues, members = next_due_messages(K, ranked, now_ms, wanted - taken)
@@ -64,21 +106,18 @@ local function take_messages(K, p, now_us, request, want)
     end
     local entries, leases, moved, size = {}, {}, {}, 0
     for i, packed in ipairs(redis.call("HMGET", K.messages, unpack(found, 1, accepted))) do
-      local key, due, flags, count, message_due = found[i], dues[i], read_header(packed)
-      local m = flags and flags > 1 and validate_message(packed)
-      problem = not packed and missing_entry(from, members[i]) or not (flags and due and m ~= nil) and corrupt_entry(K.messages, key) or nil
-      local group = m and m.group or ""
-      if not problem and group ~= "" then
-        problem = not checked and validate_slot(K) or validate_group(K, group)
-        checked = true
+      local key, due, group, admitted, flags, count, message_due = found[i], dues[i], "", true, read_header(packed)
+      problem = not packed and missing_entry(from, members[i]) or not (flags and due) and corrupt_entry(K.messages, key) or nil
+      if not problem and flags > 1 then
+        admit = admit or load_admission(K, p, ranked or done.lapsed)
+        group, admitted = admit(key, due, packed)
+        problem = not group and admitted or nil
       end
       if problem then
         break -- the messages before it are delivered, and the next call reports it
       end
       moved[i] = members[i]
-      if group ~= "" and not group_enter(K, group, key, p.group_limit) then
-        wait_for_group(K, p, key, due, m)
-      else
+      if admitted then
         local plain = count == 1 and due == message_due and group == ""
         entries[size + 1], entries[size + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
         leases[size + 1], leases[size + 2] = lease_end, key
@@ -103,10 +142,10 @@ local function take_messages(K, p, now_us, request, want)
     opens = 0
   end
   if taken > 0 then
-    reply[5], done.taken = token, taken
-    local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)) }
+    reply[5] = token
+    local words = { "fence", token_text, "lease", digits(math.max(want.lease, longest)), "taken", digits(count_of(meta[7]) + taken) }
     if want.interval > 0 then
-      words[5], words[6] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
+      words[7], words[8] = "rate", digits(math.max(rate, now_us) + taken * want.interval)
     end
     redis.call("HSET", K.meta, unpack(words))
   end

@@ -1,4 +1,4 @@
---- @include "lib/slot/message"
+--- @include "lib/slot/header"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/due_by_policy"
 --- @include "lib/schedule/options"

@@ -1,5 +1,5 @@
 --- @include "lib/digits"
---- @include "lib/slot/message"
+--- @include "lib/slot/header"
 --- @include "lib/slot/add_entries"
 --- @include "lib/trigger/read_stored"
 --- @include "lib/schedule/options"

@@ -1,5 +1,5 @@
 --- @include "lib/trigger/pending"
---- @include "lib/slot/message"
+--- @include "lib/slot/header"
 --- @include "lib/merge/merge_messages"
 --- @include "lib/schedule/due_by_policy"
 --- @include "lib/schedule/schedule"
