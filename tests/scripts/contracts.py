@@ -38,7 +38,7 @@ FAMILIES = {
     "merge/payloads", "record/read_record", "record/write_record", "replies/replies", "schedule/hint",
     "merge/merge_messages", "schedule/next_due", "schedule/options", "schedule/rank", "schedule/requeue",
     "schedule/set_members", "slot/budget", "slot/counters", "slot/inflight", "slot/message", "slot/pending",
-    "slot/reclaim_delivery", "slot/header", "slot/settle_deliveries", "slot/settle_one",
+    "slot/reclaim_delivery", "slot/header", "slot/settle_deliveries", "slot/settle_one", "slot/settle_any",
     "slot/take_messages",
     "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
     "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
@@ -46,7 +46,7 @@ FAMILIES = {
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
-    "lib/slot/settle_deliveries", "lib/slot/settle_one", "lib/slot/take_messages",
+    "lib/slot/settle_deliveries", "lib/slot/settle_any", "lib/slot/settle_one", "lib/slot/take_messages",
     "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""

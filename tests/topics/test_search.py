@@ -69,8 +69,8 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a copy of a turn takes more": (
         "turns", "topics/settle_and_take", "(not known_reply or recall_reply(K, ARGV[5], now_ms))", "true"),
     "a turn ends what is another's": (
-        "turns", "topics/settle_and_take", "elseif not entry or (d and d.token or entry) ~= tokens[i] then",
-        "elseif not entry then"),
+        "turns", "topics/settle_and_take", "if entry == tokens[i] and not seen[key] then",
+        "if entry and not seen[key] then"),
     "a turn takes beside what it has not let go": (
         "turns", "topics/settle_and_take", "group_leave(K, one[1], one[2], p.group_limit)", ""),
     "what is buried is tried again": (

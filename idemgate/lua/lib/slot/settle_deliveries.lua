@@ -1,11 +1,5 @@
 --- @include "lib/digits"
---- @include "lib/validate/slot"
---- @include "lib/validate/stored"
---- @include "lib/slot/settle_one"
---- @include "lib/group/group"
---- @include "lib/dead/discard_dead_letters"
 --- @include "lib/slot/counters"
---- @include "lib/slot/budget"
 -- Split the packed deliveries, key and token each, into the keys and the tokens as text. Most share a token.
 local function split_endings(endings)
   local keys, tokens, last, text = {}, {}, nil, nil
@@ -19,53 +13,32 @@ local function split_endings(endings)
   return keys, tokens
 end
 
--- Read the entries of deliveries and the messages behind them. Return three tables by key: the entries as text or
--- parsed; the packed messages behind; their due times. On a problem return nil and the problem.
-local function read_deliveries(K, p, keys, tokens, others, behind_any)
-  local live, behind, dues, checked = {}, {}, {}, false
-  for i, entry in ipairs(redis.call("HMGET", K.inflight, unpack(keys))) do
-    local key = keys[i]
-    if entry and (entry ~= tokens[i] or others[i]) then
-      entry = parse_entry(entry)
-      local problem = not entry and corrupt_entry(K.inflight, key)
-      if not problem and entry.group ~= "" then
-        problem = not checked and validate_slot(K) or validate_group(K, entry.group, p.group_limit)
-        checked = true
-      end
-      problem = problem or others[i] and validate_keys(K, p, { key })
-      if problem then
-        return nil, problem
-      end
-    end
-    live[key] = entry
-  end
-  for i, packed in ipairs(behind_any and redis.call("HMGET", K.next, unpack(keys)) or {}) do
-    if packed then
-      local flags, _, due = read_header(packed)
-      if not flags then
-        return nil, corrupt_entry(K.next, keys[i])
-      end
-      behind[keys[i]], dues[keys[i]] = packed, due
+-- Settle acks of deliveries whose entries are only tokens, which most are. No message is behind any of them. Return one word
+-- per delivery. Return nil if a delivery needs `settle_any`: then nothing was written.
+local function settle_plain(K, keys, tokens)
+  local entries, acked, n, lost, reply, seen = redis.call("HMGET", K.inflight, unpack(keys)), {}, 0, 0, {}, {}
+  redis.call("HLEN", K.messages) -- a key of another type must end this before the first write
+  for i = 1, #keys do
+    local key, entry = keys[i], entries[i]
+    if entry == tokens[i] and not seen[key] then
+      n = n + 1
+      acked[n], seen[key], reply[i] = key, true, "ok"
+    elseif entry and not string.find(entry, "^%d+$") then
+      return nil
+    else
+      lost, reply[i] = lost + 1, "lost"
     end
   end
-  return live, behind, dues
-end
-
--- Remove acked deliveries in one batch: most settled deliveries are acks. The messages behind them take their places.
-local function remove_acked(K, p, acked, behind, dues, grouped)
-  redis.call("ZREM", K.leases, unpack(acked))
-  redis.call("HDEL", K.inflight, unpack(acked))
-  redis.call("HDEL", K.messages, unpack(acked))
-  for _, key in ipairs(next(behind) and acked or {}) do
-    if behind[key] then
-      redis.call("HDEL", K.next, key)
-      redis.call("HSET", K.messages, key, behind[key])
-      redis.call("ZADD", K.scheduled, dues[key], key)
-    end
+  if n > 0 then
+    redis.call("ZREM", K.leases, unpack(acked))
+    redis.call("HDEL", K.inflight, unpack(acked))
+    redis.call("HDEL", K.messages, unpack(acked))
+  else
+    redis.call("ZCARD", K.leases)
+    redis.call("HDEL", K.meta, "") -- a server without memory refuses a script whose first write may allocate
   end
-  for _, one in ipairs(grouped) do
-    group_leave(K, one[1], one[2], p.group_limit)
-  end
+  add_counters(K, { acked = n, acked_triggers = n, lost = lost })
+  return reply
 end
 
 -- Settle deliveries. `endings` holds two values per delivery: key, fence. `others` maps the index of each delivery that
@@ -74,70 +47,12 @@ end
 -- messages may have been scheduled. On a problem return nil and the problem; nothing was written.
 local function settle_deliveries(K, p, endings, others, now_ms)
   local keys, tokens = split_endings(endings)
-  local mixed, behind_any, accepted = next(others), redis.call("HLEN", K.next) > 0, #keys
-  local problem = (mixed or behind_any) and validate_slot(K)
-  if problem then
-    return nil, problem
-  end
-  if mixed or behind_any then
-    accepted = count_within_budget(K, p, keys, max_call_bytes, "next", mixed and "messages")
-  end
-  local wanted = { unpack(keys, 1, accepted) }
-  local live, behind, dues = {}, {}, {}
-  if accepted > 0 then
-    live, behind, dues = read_deliveries(K, p, wanted, tokens, others, behind_any)
-    if not live then
-      return nil, behind
+  if not next(others) and #keys > 0 and redis.call("HLEN", K.next) == 0 then
+    local reply = settle_plain(K, keys, tokens)
+    if reply then
+      return reply, false
     end
   end
-  -- Run the commands of later steps now: an ACL denial or messages of another type must end this before its first write.
-  if mixed or behind_any then
-    redis.call("HSTRLEN", K.meta, "")
-  else
-    redis.call("HLEN", K.messages)
-  end
-
-  local reply, acked, grouped, done, triggers, ends = {}, {}, {}, {}, 0, 0
-  local function add_count(name, n)
-    done[name] = (done[name] or 0) + n
-  end
-  -- Start with a deletion: a server without memory refuses a script whose first write is any that may allocate.
-  if mixed then
-    redis.call("HDEL", K.meta, "")
-  end
-  for i, key in ipairs(keys) do
-    local entry, other = live[key], others[i]
-    local d = type(entry) == "table" and entry or entry and other and parse_entry(entry)
-    if i > accepted then
-      reply[i] = "left"
-    elseif not entry or (d and d.token or entry) ~= tokens[i] then
-      reply[i] = "lost"
-      add_count("lost", 1)
-    else
-      live[key] = false -- a delivery is settled at most once per call
-      if other then
-        reply[i] = settle_one(K, p, key, d, other[1], other[2], other[3], now_ms, add_count)
-      else
-        reply[i] = "ok"
-        ends, triggers = ends + 1, triggers + (d and d.count or 1)
-        acked[ends] = key
-        if d and d.group ~= "" then
-          grouped[#grouped + 1] = { d.group, key }
-        end
-      end
-    end
-  end
-  if #acked > 0 then
-    remove_acked(K, p, acked, behind, dues, grouped)
-    add_count("acked", #acked)
-    add_count("acked_triggers", triggers)
-  elseif not mixed then
-    redis.call("ZCARD", K.leases)
-    redis.call("HDEL", K.meta, "")
-  end
-  if done.buried then
-    discard_dead_letters(K, p, now_ms)
-  end
-  add_counters(K, done)
-  return reply, mixed ~= nil or behind_any or #grouped > 0
+  --- @include "lib/slot/settle_any"
+  return settle_any(K, p, keys, tokens, others, now_ms)
 end
