@@ -12,7 +12,7 @@ BATCH = 100
 """The maximum number of deliveries in one call."""
 BYTES = 131_072
 """Most bytes of messages, or one message: Lua makes a text of it up to seven times, each costs the server 1 ms a MB. As
-in `lua/lib/max_call_bytes.lua`."""
+in `lua/lib/now.lua`."""
 
 
 def split_batches(entries: list[T], size_of: Callable[[T], int], most: int = BATCH) -> list[list[T]]:

@@ -2,7 +2,7 @@
 
 | key | type | content |
 |---|---|---|
-| `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/pack_record.lua`) |
+| `ig2:{<ns>:once:<scope>:<key>}` | string | the record of an idempotency key (`lua/lib/record/format.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:0`, `:1` | hash | the two pages of a dedup shard (`lua/lib/dedup/pages.lua`) |
 | `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |

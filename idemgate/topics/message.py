@@ -27,7 +27,7 @@ _EXTENSION = (int, bytes, bytes, object, bytes, int, bytes, bytes)
 
 
 class Message:
-    """A merged message. `lua/lib/slot/message.lua` describes its bytes.
+    """A merged message. `lua/lib/slot/header.lua` describes its bytes.
 
     Args:
         packed: the stored bytes.

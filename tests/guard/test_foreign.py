@@ -13,7 +13,7 @@ from tests.claims import claims_of
 
 pytestmark = pytest.mark.damages("wrong-type", "undecodable", "no-expiry")
 RESULT = 12
-"""Where it begins in a record that was done at the first attempt (lib/record/pack_record.lua)."""
+"""Where it begins in a record that was done at the first attempt (lib/record/format.lua)."""
 Put = Callable[[Any, bytes], Any]
 FOREIGN: dict[str, tuple[Put, str]] = {
     "a list": (lambda raw, key: raw.rpush(key, "1"), "another type than a string"),

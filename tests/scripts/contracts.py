@@ -34,19 +34,16 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tos
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
 FAMILIES = {
-    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/facts", "dedup/pages", "group/group", "members",
-    "merge/payloads", "record/read_record", "record/write_record", "replies/replies", "schedule/hint",
-    "merge/merge_messages", "schedule/next_due", "schedule/options", "schedule/rank", "schedule/requeue",
-    "schedule/set_members", "slot/budget", "slot/counters", "slot/inflight", "slot/message", "slot/pending",
-    "slot/reclaim_delivery", "slot/header", "slot/settle_deliveries", "slot/settle_one", "slot/settle_any",
-    "slot/take_messages",
-    "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
-    "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
-    "trigger/validate_touched", "validate/problems", "validate/slot", "validate/stored",
+    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/pages", "group/group", "members", "merge/payloads",
+    "now", "record/end_record", "record/format", "record/write_record", "replies/replies", "schedule/due_times",
+    "schedule/next_due", "schedule/rank", "schedule/requeue", "schedule/schedule", "slot/budget", "slot/counters",
+    "slot/header", "slot/inflight", "slot/message", "slot/settle_any", "slot/settle_deliveries", "slot/slot",
+    "slot/take_messages", "slot/take_steps", "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
+    "trigger/merge_trigger", "validate/problems", "validate/slot", "validate/stored",
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
-    "lib/slot/settle_deliveries", "lib/slot/settle_any", "lib/slot/settle_one", "lib/slot/take_messages",
+    "lib/slot/settle_any", "lib/slot/settle_deliveries", "lib/slot/take_messages",
     "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""

@@ -5,7 +5,6 @@
 --- ARGV[3] checkpoint
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record/read_record"
 --- @include "lib/record/write_record"
 local key, token = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)

@@ -14,9 +14,7 @@
 ---         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/record/unpack_record"
---- @include "lib/record/pack_record"
---- @include "lib/max_call_bytes"
+--- @include "lib/record/format"
 local print, now_us = ARGV[2], now(ARGV[1])
 local now_ms, answers, bytes_read, i = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0
 local span, allowed, hold, wait

@@ -9,11 +9,9 @@
 --- Returns {"forgotten", now ms} {"absent", now ms} {"changed", now ms} (it has another token by now, or was completed)
 ---         {"busy", now ms, remaining lease ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record/read_record"
---- @include "lib/record/pack_record"
---- @include "lib/record/replace_record"
 --- @include "lib/record/write_record"
---- @include "lib/record/notify_waiters"
+--- @include "lib/record/format"
+--- @include "lib/record/end_record"
 local key, request = KEYS[1], ARGV[2]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read_record(key)

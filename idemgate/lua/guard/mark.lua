@@ -10,7 +10,6 @@
 ---         {"held", now ms, attempt} (its owner died, and it waits for a decision) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/record/read_record"
 --- @include "lib/record/write_record"
 local key, token, retention, print = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now_us = now(ARGV[1])

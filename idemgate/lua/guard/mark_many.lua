@@ -7,7 +7,6 @@
 --- Returns {"ok", now ms, then one a record: "first" | "known"} {"foreign", now ms, problem} (nothing was marked)
 --- @include "lib/now"
 --- @include "lib/fence"
---- @include "lib/record/read_record"
 --- @include "lib/record/write_record"
 local token, retention = ARGV[2], tonumber(ARGV[3])
 local now_us = now(ARGV[1])

@@ -8,11 +8,8 @@
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record/unpack_record"
---- @include "lib/record/pack_record"
---- @include "lib/record/replace_record"
---- @include "lib/record/notify_waiters"
---- @include "lib/max_call_bytes"
+--- @include "lib/record/format"
+--- @include "lib/record/end_record"
 local undone, now_us = ARGV[2] == "1" and 1 or 0, now(ARGV[1])
 local now_ms, answers, bytes_read, i, wrote = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0, false
 repeat

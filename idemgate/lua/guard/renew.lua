@@ -6,9 +6,8 @@
 --- ARGV[4] time by which attempts and checkpoint outlive the lease, ms
 --- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record/read_record"
 --- @include "lib/record/write_record"
---- @include "lib/record/replace_record"
+--- @include "lib/record/end_record"
 -- Return the lifetime of a running claim's record, ms. A held key waits for a decision: ten years.
 local function record_ttl(held, otherwise)
   if held == 1 then

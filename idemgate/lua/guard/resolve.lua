@@ -11,10 +11,8 @@
 --- Returns {"ok", now ms} {"absent", now ms} (nothing to resolve) {"changed", now ms} (it has another token by now)
 ---         {"busy", now ms, remaining lease ms, attempt} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record/read_record"
 --- @include "lib/record/write_record"
---- @include "lib/record/replace_record"
---- @include "lib/record/notify_waiters"
+--- @include "lib/record/end_record"
 -- Build a record in a state in which no attempt runs, set by `owner`. Fields of a running claim are left out.
 local function end_record(r, state, kind, owner, ends, now_ms, data)
   return {

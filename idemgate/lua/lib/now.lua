@@ -7,3 +7,9 @@ local function now(test_time)
   local t = redis.call("TIME")
   return t[1] * 1000000 + t[2]
 end
+
+-- The byte budget of one script call. Lua hashes every string it creates, at about 1 us per kB, and creates several
+-- per message. So bytes block the server as much as the number of messages does.
+local max_call_bytes = 131072
+
+

@@ -4,7 +4,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] name of the change
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] source slot
 --- ARGV[5] number of the batch; 0 = stored replies, which may be loaded twice
 --- ARGV[6..] five an entry: kind (as in unload, or t, a reply); name; number (half minute of a reply, expiry of an event id);
@@ -15,13 +15,9 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/slot/message"
---- @include "lib/slot/pending"
---- @include "lib/slot/policy"
---- @include "lib/schedule/requeue"
---- @include "lib/schedule/unschedule"
---- @include "lib/group/group"
---- @include "lib/schedule/set_members"
 --- @include "lib/schedule/schedule"
+--- @include "lib/schedule/requeue"
+--- @include "lib/group/group"
 --- @include "lib/dedup/events"
 --- @include "lib/digits"
 --- @include "lib/dead/dead_letters"

@@ -17,8 +17,7 @@
 --- @include "lib/dedup/events"
 --- @include "lib/slot/message"
 --- @include "lib/slot/inflight"
---- @include "lib/schedule/set_members"
---- @include "lib/max_call_bytes"
+--- @include "lib/schedule/schedule"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = validate_slot(K)

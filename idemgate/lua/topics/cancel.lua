@@ -2,7 +2,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] key
 --- Returns {"cancelled", now ms} (no delivery starts after this) {"in_flight", now ms} {"absent", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -10,13 +10,11 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/pending"
---- @include "lib/slot/policy"
---- @include "lib/schedule/unschedule"
+--- @include "lib/schedule/schedule"
 --- @include "lib/group/group"
 --- @include "lib/slot/inflight"
 --- @include "lib/slot/counters"
---- @include "lib/schedule/hint"
+--- @include "lib/schedule/next_due"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = validate_slot(K)

@@ -8,9 +8,8 @@
 --- @include "lib/now"
 --- @include "lib/digits"
 --- @include "lib/slot/slot"
---- @include "lib/validate/check_layout"
---- @include "lib/validate/run_steps"
 --- @include "lib/validate/problems"
+--- @include "lib/validate/run_steps"
 --- @include "lib/slot/inflight"
 local K, lease = slot(KEYS), tonumber(ARGV[2])
 local now_us = now(ARGV[1])

@@ -16,9 +16,8 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/pending"
---- @include "lib/schedule/hint"
---- @include "lib/max_call_bytes"
+--- @include "lib/schedule/schedule"
+--- @include "lib/schedule/next_due"
 local K, key = slot(KEYS), ARGV[3]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = validate_slot(K)

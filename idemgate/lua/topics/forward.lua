@@ -5,7 +5,7 @@
 --- KEYS[16] target, a list or a stream
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] maximum number of messages; a call sends 128 KiB of them or a single one
 --- ARGV[5] "list" | "stream"
 --- ARGV[6] approximate maximum length of the target, oldest dropped first; 0 = unlimited
@@ -17,7 +17,6 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/policy"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/schedule/rank"

@@ -2,7 +2,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] key
 --- ARGV[5] due time: "a" + ms since the epoch, "d" + ms from now
 --- Returns {"rescheduled", now ms, due ms} {"in_flight", now ms, 0} (no message is pending) {"absent", now ms, 0}
@@ -12,13 +12,10 @@
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
---- @include "lib/slot/pending"
---- @include "lib/slot/policy"
 --- @include "lib/schedule/schedule"
---- @include "lib/schedule/unschedule"
 --- @include "lib/group/group"
---- @include "lib/schedule/options"
---- @include "lib/schedule/hint"
+--- @include "lib/schedule/due_times"
+--- @include "lib/schedule/next_due"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem = validate_slot(K)

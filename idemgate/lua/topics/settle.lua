@@ -5,7 +5,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] deliveries, a packed array, two a delivery: key; fence
 --- ARGV[5..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part";
 ---         delay before the next attempt, ms; failure, or what failed of "part" (apply_partial)
@@ -13,13 +13,11 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/check_layout"
+--- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
---- @include "lib/slot/policy"
 --- @include "lib/slot/settle_deliveries"
 --- @include "lib/schedule/next_due"
---- @include "lib/schedule/hint"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local function steps()

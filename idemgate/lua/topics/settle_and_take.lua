@@ -4,7 +4,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id of the settled deliveries
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] deliveries to settle, a packed array, two a delivery: key; fence
 --- ARGV[5] request id of the taken messages
 --- ARGV[6] maximum number of messages to take
@@ -21,10 +21,9 @@
 --- @include "lib/slot/slot"
 --- @include "lib/validate/slot"
 --- @include "lib/replies/replies"
---- @include "lib/slot/policy"
 --- @include "lib/slot/settle_deliveries"
 --- @include "lib/slot/take_messages"
---- @include "lib/schedule/hint"
+--- @include "lib/schedule/next_due"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)

@@ -3,7 +3,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] maximum number of messages
 --- ARGV[5] lease, ms
 --- ARGV[6] maximum deliveries of this slot in flight, 0 = unlimited
@@ -15,7 +15,6 @@
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/run_steps"
---- @include "lib/slot/policy"
 --- @include "lib/slot/take_messages"
 local K = slot(KEYS)
 local now_us = now(ARGV[1])

@@ -2,7 +2,7 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] "redrive" | "delete"
 --- ARGV[5] maximum number of letters, oldest first, if no id is given
 --- ARGV[6..] ids; a call handles 128 KiB of letters or a single one, and as many bytes of messages to merge with
@@ -13,9 +13,8 @@
 --- @include "lib/validate/stored"
 --- @include "lib/replies/replies"
 --- @include "lib/schedule/requeue"
---- @include "lib/slot/policy"
 --- @include "lib/slot/counters"
---- @include "lib/schedule/hint"
+--- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)

@@ -3,23 +3,21 @@
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
---- ARGV[3] policy (lib/slot/policy)
+--- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all, to keep per-key order
---- ARGV[5..] three a trigger: key; options (lib/schedule/options); accumulator
+--- ARGV[5..] three a trigger: key; options (lib/trigger/accept_any); accumulator
 --- Returns {"ok", now ms, a number a trigger...}: 8 * (due time, ms from now) + 0 to 4, which stand for these, then
 ---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; or 5: deferred
 ---         to another request, as are all behind it, because this call has read 128 KiB of messages to merge with
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/slot/policy"
---- @include "lib/validate/check_layout"
+--- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"
 --- @include "lib/slot/counters"
 --- @include "lib/replies/replies"
 --- @include "lib/trigger/accept_plain"
 --- @include "lib/trigger/accept_any"
---- @include "lib/dedup/expire_facts"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 
@@ -33,8 +31,31 @@ local function parse_triggers()
   return names, texts, accs
 end
 
+-- Return how many triggers fit into `max_call_bytes`, at least one. The stored data of a key counts when its key first
+-- appears. A message that grows with each trigger counts an eighth each time because it is packed again. If the slot never
+-- held a large entry (track_large) and values are not merged one by one, the number of triggers bounds the bytes.
+local function count_within_call(names, accs)
+  --- @include "lib/slot/budget"
+  local grows = p.merge.op == "append" or p.merge.op == "fields"
+  local large, known, room = budget.by_value(p) or K.large, {}, max_call_bytes
+  for n = 1, (grows or large) and #names or 0 do
+    local key = names[n]
+    local size = known[key]
+    local cost = size and (grows and budget.cost(p, size) / 8 or 0)
+    if not size then
+      size = large and redis.call("HSTRLEN", K.messages, key) + redis.call("HSTRLEN", K.next, key) or 0
+      cost = large and budget.cost(p, size) or 0
+    end
+    if cost > room and n > 1 then
+      return n - 1
+    end
+    room, known[key] = room - cost, size + #accs[n]
+  end
+  return #names
+end
+
 -- Return how many triggers this call accepts, or nil and the reply if the preceding request failed.
-local function count_accepted_triggers(names, accs)
+local function count_accepted(names, accs)
   local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
   if prior and prior[1] == "foreign" then
     return nil, prior
@@ -43,8 +64,7 @@ local function count_accepted_triggers(names, accs)
   elseif #names == 1 then
     return 1
   end
-  --- @include "lib/trigger/count_accepted"
-  return count_accepted(K, p, names, accs)
+  return count_within_call(names, accs)
 end
 
 -- Accept the triggers and return the reply. Delete expired facts with triggers that store some, and with every 64th other.
@@ -60,7 +80,12 @@ local function accept_triggers(t)
     reply, tracked = accept_any(t)
   end
   if reply[1] == "ok" and (sweeps or tracked) then
-    expire_facts(K, now_ms, #ARGV)
+    -- No single call pays for all.
+    local old = redis.call("ZRANGEBYSCORE", K.dedup_expiry, "-inf", now_ms, "LIMIT", 0, #ARGV)
+    if #old > 0 then
+      redis.call("ZREM", K.dedup_expiry, unpack(old))
+      redis.call("HDEL", K.dedup, unpack(old))
+    end
   end
   return reply, short
 end
@@ -77,7 +102,7 @@ local function steps()
   end
   K.large = meta[5] ~= false
   local names, texts, accs = parse_triggers()
-  local accepted, failed = count_accepted_triggers(names, accs)
+  local accepted, failed = count_accepted(names, accs)
   if not accepted then
     return failed
   end

@@ -1,6 +1,6 @@
 --- @include "lib/slot/message"
 --- @include "lib/validate/stored"
---- @include "lib/schedule/set_members"
+--- @include "lib/schedule/schedule"
 --- @include "lib/slot/budget"
 -- Return the rank of a due message in a topic with priorities. The lowest rank goes first.
 local function rank_of(p, m)

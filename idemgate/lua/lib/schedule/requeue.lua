@@ -1,9 +1,7 @@
 --- @include "lib/slot/message"
 --- @include "lib/schedule/schedule"
 --- @include "lib/group/group"
---- @include "lib/slot/pending"
---- @include "lib/merge/merge_messages"
---- @include "lib/schedule/unschedule"
+--- @include "lib/merge/payloads"
 --- @include "lib/slot/counters"
 -- Schedule the next message of a key whose delivery ended (end_delivery), and the next one of its group.
 local function finish_delivery(K, p, key, group)

@@ -1,4 +1,4 @@
---- @include "lib/max_call_bytes"
+--- @include "lib/now"
 -- Costs of messages in the byte budget. Unions and field merges are unpacked into single values. Each value costs as
 -- much as a dozen bytes of text. `budget.by_value(p)` says that a policy merges that way, and `budget.cost(p, size)`
 -- returns the cost of a message. Large messages are large by their texts, so the number of values is capped at 4096.

@@ -9,8 +9,47 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   end
   --- @include "lib/validate/slot"
   --- @include "lib/validate/stored"
-  --- @include "lib/slot/reclaim_delivery"
-  --- @include "lib/dead/discard_dead_letters"
+  --- @include "lib/schedule/requeue"
+  --- @include "lib/dead/dead_letters"
+  local LAPSED = "lease lapsed: its worker vanished or stalled"
+
+  -- Return when to retry a message whose lease lapsed: at once after the first lapse, later at a pseudo-random moment
+  -- within one lease. Otherwise a poison message that kills its worker lapses together with the same neighbours, until
+  -- all of them are dead.
+  local function retry_time(key, token, m)
+    if m.attempts < 2 then
+      return now_ms
+    end
+    local drawn = string.sub(redis.sha1hex(key .. token), 1, 8)
+    return now_ms + tonumber(drawn, 16) % lease
+  end
+
+  -- Requeue or bury a delivery whose lease lapsed, and count it in `done`.
+  local function reclaim_delivery(key)
+    local function add_count(name, n)
+      done[name] = (done[name] or 0) + n
+    end
+    local entry = parse_entry(redis.call("HGET", K.inflight, key))
+    local m = delivered_message(K, key, entry)
+    end_delivery(K, key)
+    add_count("lapsed", 1)
+    m.attempts = m.attempts + 1
+    if entry.cancelled then
+      add_count("cancelled", 1)
+      add_count("cancelled_triggers", m.count)
+      finish_delivery(K, p, key, m.group)
+    elseif m.attempts >= p.attempts then
+      add_count("buried", 1)
+      add_count("buried_triggers", m.count)
+      add_dead_letter(K, key, m, LAPSED, tonumber(entry.token), now_ms)
+      finish_delivery(K, p, key, m.group)
+    else
+      m.failure = LAPSED
+      m.pinned = 0
+      add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m), reason.retry))
+    end
+  end
+
   local accepted, room = count_within_budget(K, p, lapsed, max_call_bytes, "messages", "next")
   problem = validate_slot(K)
   for i = 1, problem and 0 or accepted do
@@ -19,7 +58,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
     if problem then
       break
     end
-    reclaim_delivery(K, p, key, lease, now_ms, done)
+    reclaim_delivery(key)
   end
   if done.buried then
     discard_dead_letters(K, p, now_ms)

@@ -1,7 +1,7 @@
 -- Return the keys of one slot of a topic by name, in the order every topic script receives them. Steps of a script also
 -- cache two values there: `large` (a field of meta) and `period` (lib/replies/replies). Data dictionary:
 --   scheduled     zset  key -> due time, ms                  pending, and not blocked
---   messages      hash  key -> message (lib/slot/message)    from its first trigger until it is settled
+--   messages      hash  key -> message (lib/slot/header)     from its first trigger until it is settled
 --   next          hash  key -> message                       triggered while the key's delivery is in flight
 --   leases        zset  key -> lease end, ms                 in flight
 --   inflight      hash  key -> entry (lib/slot/inflight)     in flight
@@ -23,4 +23,16 @@ local function slot(keys)
     dead_data = keys[7], meta = keys[8], dedup = keys[9], dedup_expiry = keys[10], ready = keys[11],
     group_active = keys[12], group_waiting = keys[13], replies = { [0] = keys[14], [1] = keys[15] },
   }
+end
+
+-- Unpack the topic policy sent by the client, a packed map. Times are in ms; an absent field means no limit:
+--   window quiet max_delay max_size leading   when a message is due
+--   merge raw                                 how payloads merge (lib/merge/payloads); raw = accumulators are not packed
+--   remember                                  how long event ids and versions are stored
+--   attempts retention max_dead               deliveries per message; age and number of dead letters
+--   ranked boost                              the topic has priorities; time that one priority is worth, absent = strict
+--   group_limit                               concurrent deliveries per group
+--   limited                                   the number of deliveries in flight is limited
+local function policy(packed)
+  return cmsgpack.unpack(packed)
 end

@@ -1,10 +1,8 @@
 --- @include "lib/slot/header"
 --- @include "lib/slot/inflight"
---- @include "lib/slot/count_permitted"
---- @include "lib/slot/next_due_messages"
+--- @include "lib/slot/take_steps"
 --- @include "lib/fence"
 --- @include "lib/digits"
---- @include "lib/validate/check_layout"
 --- @include "lib/validate/problems"
 --- @include "lib/replies/replies"
 --- @include "lib/slot/reclaim_lapsed"
@@ -20,7 +18,18 @@ local function load_admission(K, p, checked)
   --- @include "lib/validate/stored"
   --- @include "lib/group/group"
   --- @include "lib/schedule/rank"
-  --- @include "lib/slot/wait_for_group"
+  --- @include "lib/schedule/schedule"
+  -- Let a message wait for its group, which is full.
+  local function wait_for_group(key, due, m)
+    if due ~= m.due then
+      m.due, m.why = due, reason.flush
+    end
+    -- Most ranks are negative. The offset and 16 digits sort correctly up to the highest priority.
+    m.rank = p.ranked and string.format("%016.0f", rank_of(p, m) + 4503599627370496) or nil
+    redis.call("HSET", K.messages, key, encode_message(m))
+    redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
+  end
+
   return function(key, due, packed)
     local m = validate_message(packed)
     if not m then
@@ -35,15 +44,9 @@ local function load_admission(K, p, checked)
     elseif group_enter(K, m.group, key, p.group_limit) then
       return m.group, true
     end
-    wait_for_group(K, p, key, due, m)
+    wait_for_group(key, due, m)
     return m.group, false
   end
-end
-
--- Restart times after the clock jumped back. Return the rate limit's time.
-local function restart_clock(K, now_us, want, rate)
-  --- @include "lib/slot/restart_times"
-  return restart_times(K, now_us, want, rate)
 end
 
 -- Move due messages into the ready set. Return a problem, or nil.
@@ -64,7 +67,6 @@ local function take_messages(K, p, now_us, request, want)
   if known_reply and known_reply[1] == "foreign" then
     return nil, known_reply[3]
   elseif known_reply then
-    --- @include "lib/slot/replay_take"
     return replay_take(K, known_reply, now_ms)
   end
   local meta, done, problem = redis.call("HMGET", K.meta, "v", "fence", "lease", "paused", "rate", "large", "taken"), {}, nil
@@ -82,7 +84,7 @@ local function take_messages(K, p, now_us, request, want)
     return nil, problem
   end
   if jumped then
-    rate = restart_clock(K, now_us, want, rate)
+    rate = restart_times(K, now_us, want, rate)
   end
   local bytes
   bytes, problem = reclaim_lapsed(K, p, want.lease, now_ms, done)

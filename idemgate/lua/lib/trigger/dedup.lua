@@ -1,6 +1,19 @@
 --- @include "lib/validate/problems"
---- @include "lib/dedup/facts"
 --- @include "lib/dedup/events"
+-- Store a fact about a name until `expires`, ms.
+local function set_fact(K, name, value, expires)
+  redis.call("HSET", K.dedup, name, value)
+  redis.call("ZADD", K.dedup_expiry, expires, name)
+end
+
+-- Return the fact stored about a name, or nil if there is none or it expired. Expired facts may still be stored.
+local function get_fact(K, name, now_ms)
+  local expires = tonumber(redis.call("ZSCORE", K.dedup_expiry, name))
+  if expires and expires > now_ms then
+    return redis.call("HGET", K.dedup, name)
+  end
+end
+
 -- Check for a duplicate event, an outdated version or a closed window. A stored fact names its group, because the
 -- group decides its slot after a reshard.
 local function check_dedup(call, key, options)

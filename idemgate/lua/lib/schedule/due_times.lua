@@ -1,4 +1,14 @@
 --- @include "lib/slot/header"
+-- Parse a caller's time into ms since the epoch: "a" and an instant, "d" and a delay. Return nil for "", which leaves
+-- it to the policy. A past instant becomes now.
+local function parse_time(text, now_ms)
+  local number = tonumber(string.sub(text, 2))
+  if string.sub(text, 1, 1) == "d" then
+    return now_ms + number
+  end
+  return number and math.max(number, now_ms)
+end
+
 -- Return the due time of a message by its topic's policy, ms, and the reason. `first` and `count` already include its
 -- new trigger. `due` is its former due time, or nil for a new message.
 local function due_by_policy(p, due, why, first, count, now_ms)
@@ -19,3 +29,7 @@ local function due_by_policy(p, due, why, first, count, now_ms)
   end
   return due, why
 end
+
+
+
+
