@@ -1,7 +1,7 @@
 """The Lua scripts, one file each, and the loader that expands their includes.
 
-A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). An
-indented line includes the file for the function around it: the file's functions are created only when that function runs.
+A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). An indented line
+includes the file for the function around it. Then the functions of the file are created only when that function runs.
 Creating one costs about as much as querying a key.
 """
 

@@ -43,7 +43,7 @@ FAMILIES = {
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
-    "lib/slot/settle_any", "lib/slot/settle_deliveries", "lib/slot/take_messages",
+    "lib/slot/early_reply", "lib/slot/settle_any", "lib/slot/settle_deliveries", "lib/slot/take_messages",
     "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""

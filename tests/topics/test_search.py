@@ -50,7 +50,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "one key", "topics/settle", "m.attempts = m.attempts + 1\n", "\n"),
     "what lapses is lost": (
         "one key", "topics/take",
-        'add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m, lease, now_ms), reason.retry))', ""),
+        'add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m), reason.retry))', ""),
     "tokens do not rise": ("one key", "topics/take", "fence(last, now_us)", "now_us"),
     "what is cancelled stays scheduled": (
         "one key", "topics/cancel", "unschedule(K, key, m)\n  redis.call", "redis.call"),
@@ -79,7 +79,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "what is deleted stays": ("dead letters", "topics/take_dead", 'redis.call("HDEL", K.dead_data, id)', ""),
     "what is deleted is not counted": ("dead letters", "topics/take_dead", "deleted_triggers = triggers", ""),
     "redriving does not know its copies": (
-        "dead letters", "topics/take_dead", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
+        "dead letters", "topics/take_dead", "and recall_reply(K, request, now_ms)", "and nil"),
     "what is given back was tried": ("times", "topics/settle", 'elseif verb == "return" then', "elseif false then"),
     "anybody extends": ("times", "topics/extend", "if d and d.token == tokens[i] then", "if d then"),
     "a heartbeat holds nothing": ("times", "topics/extend", 'redis.call("ZADD", K.leases, unpack(ends))', ""),
@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "times", "topics/reschedule", "m.due, m.why, m.pinned = due, reason.time, 1",
         "m.due, m.why, m.pinned = due, reason.time, 0"),
     "rescheduling does not know its copies": (
-        "times", "topics/reschedule", "= recall_reply(K, ARGV[2], now_ms)", "= nil"),
+        "times", "topics/reschedule", "and recall_reply(K, request, now_ms)", "and nil"),
     "what is cancelled in flight goes on": (
         "times", "topics/cancel", "d.due or running.due, true,", "d.due or running.due, false,"),
 }  # fmt: skip

@@ -11,23 +11,18 @@
 --- Returns {"ok", now ms, moved, left (for all: number still due later), then for all: "" when done, or ARGV[4..] of the next call}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
 --- @include "lib/slot/slot"
---- @include "lib/validate/slot"
---- @include "lib/validate/stored"
---- @include "lib/replies/replies"
+--- @include "lib/slot/early_reply"
+--- @include "lib/digits"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/next_due"
 local K, key = slot(KEYS), ARGV[3]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = validate_slot(K)
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
+local known_reply = early_reply(K, ARGV[2], now_ms)
 if known_reply then
   return known_reply
 end
+local problem
 local later, page = "(" .. string.format("%.0f", now_ms), ARGV[4]
 local last = page == "last"
 local soon = key == "" and (page == "" or last) and redis.call("ZCOUNT", K.scheduled, later, "+inf")

@@ -11,12 +11,10 @@
 --- ARGV[6] approximate maximum length of the target, oldest dropped first; 0 = unlimited
 --- Returns {"ok", now ms, next due ms (0 = none), sent} {"foreign", now ms, problem}
 --- @include "lib/now"
+--- @include "lib/slot/slot"
+--- @include "lib/slot/early_reply"
 --- @include "lib/fence"
 --- @include "lib/digits"
---- @include "lib/slot/slot"
---- @include "lib/validate/slot"
---- @include "lib/validate/stored"
---- @include "lib/replies/replies"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/schedule/rank"
@@ -25,17 +23,13 @@
 local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[16], ARGV[5]
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
-local problem = validate_slot(K)
-local found = redis.call("TYPE", target).ok
-if not problem and found ~= "none" and found ~= kind then
-  problem = target .. " holds a " .. found .. ", expected a " .. kind
-end
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
+local known_reply = early_reply(K, ARGV[2], now_ms)
 if known_reply then
   return known_reply
+end
+local problem, found = nil, redis.call("TYPE", target).ok
+if found ~= "none" and found ~= kind then
+  return { "foreign", now_ms, target .. " holds a " .. found .. ", expected a " .. kind }
 end
 local paused = redis.call("HEXISTS", K.meta, "paused") == 1
 local most, sent, triggers = paused and 0 or tonumber(ARGV[4]), 0, 0

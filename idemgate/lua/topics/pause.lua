@@ -6,15 +6,10 @@
 --- Returns {"ok", now ms, 1 if that changed anything, else 0} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/slot"
---- @include "lib/replies/replies"
+--- @include "lib/slot/early_reply"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = validate_slot(K)
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
+local known_reply = early_reply(K, ARGV[2], now_ms)
 if known_reply then
   return known_reply
 end

@@ -9,26 +9,16 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/slot"
---- @include "lib/validate/stored"
---- @include "lib/replies/replies"
+--- @include "lib/slot/early_reply"
 --- @include "lib/schedule/schedule"
 --- @include "lib/group/group"
 --- @include "lib/schedule/due_times"
 --- @include "lib/schedule/next_due"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = validate_slot(K)
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
+local known_reply = early_reply(K, ARGV[2], now_ms, p, key)
 if known_reply then
   return known_reply
-end
-problem = validate_keys(K, p, { key })
-if problem then
-  return { "foreign", now_ms, problem }
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")

@@ -9,23 +9,18 @@
 --- Returns {"ok", now ms, letters removed, letters left, ids handled} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/slot"
---- @include "lib/validate/stored"
---- @include "lib/replies/replies"
+--- @include "lib/slot/early_reply"
 --- @include "lib/schedule/requeue"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
-local problem = validate_slot(K)
-if problem then
-  return { "foreign", now_ms, problem }
-end
-local known_reply = recall_reply(K, ARGV[2], now_ms)
+local known_reply = early_reply(K, ARGV[2], now_ms)
 if known_reply then
   return known_reply
 end
+local problem
 local ids = { unpack(ARGV, 6) }
 if #ids == 0 then
   ids = redis.call("ZRANGE", K.dead, 0, tonumber(ARGV[5]) - 1)
