@@ -89,11 +89,11 @@ def find_gate(target: str | None, packages: Sequence[str]) -> Gate:
     """
     if target is None and not packages:
         raise InvalidArgument("MODULE:GATE", target, "not given", "Write shop.app:gate, or --scan shop")
-    modules = [module for package in packages for module in import_package(package)]
+    modules = [module for package in packages for module in load_package(package)]
     if target is not None and ":" in target:
         return gate_at(target)
     if target is not None:
-        modules.append(import_module("MODULE", target, target))
+        modules.append(load_module("MODULE", target, target))
     gates = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Gate)}
     if default_gate.has_work:
         gates[id(default_gate)] = default_gate
@@ -118,7 +118,7 @@ def _names_of(gates: Sequence[Gate], modules: Sequence[ModuleType]) -> set[str]:
     return {names[id(gate)] for gate in gates}
 
 
-def import_package(name: str) -> list[ModuleType]:
+def load_package(name: str) -> list[ModuleType]:
     """Import a package and all modules below it, in the order of their names. Return them.
 
     Errors that a module raises while it is imported pass through.
@@ -126,13 +126,13 @@ def import_package(name: str) -> list[ModuleType]:
     Raises:
         InvalidArgument: There is no such package.
     """
-    package = import_module("--scan", name, name)
+    package = load_module("--scan", name, name)
     names = sorted(entry.name for entry in walk_packages(getattr(package, "__path__", []), f"{name}."))
     programs = [name for name in names if name.endswith(".__main__")]  # importing one would run it
     return [package, *(importlib.import_module(name) for name in names if name not in programs)]
 
 
-def import_module(argument: str, target: str, name: str) -> ModuleType:
+def load_module(argument: str, target: str, name: str) -> ModuleType:
     """Import a module, with the current directory first in the search path.
 
     Errors that the module itself raises while it is imported pass through.
@@ -189,7 +189,7 @@ def import_object(argument: str, target: str, kind: type, example: str) -> Any:
     name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in [*name.split("."), *path.split(".")]):
         raise InvalidArgument(argument, target, "not a module and a name in it", "Write it as shop.app:gate")
-    value: object = import_module(argument, target, name)
+    value: object = load_module(argument, target, name)
     for part in path.split("."):
         if not hasattr(value, part):
             raise InvalidArgument(

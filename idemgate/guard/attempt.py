@@ -31,7 +31,7 @@ from idemgate.errors import (
     ResultUnavailable,
     StoreError,
 )
-from idemgate.guard.calls import Claims, Ending, Entry
+from idemgate.guard.calls import Claims, Ending, Entry, Renewal
 
 __all__ = [
     "ClaimAttempt",
@@ -353,7 +353,7 @@ class ClaimAttempt:
         """Build the call that releases the claim. `undo` takes back a claim that never ran."""
         return self.claims.release(self.record, self.owner, self.options.retention, undo)
 
-    def build_renewal(self) -> Call[bool]:
+    def build_renewal(self) -> Call[Renewal]:
         """Build the call that renews the lease."""
         return self.claims.renew(self.record, self.owner, self.options.lease, self.options.retention)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, PerKeyCall, call, text
@@ -31,6 +31,8 @@ _FENCES = 10**15
 _CLAIM = b"%b$%d\r\n%b\r\n$0\r\n\r\n%b$16\r\n%b\r\n"
 _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$%d\r\n%b\r\n"
 """The framed forms of a claim and a completion, for the server clock and 16-byte tokens."""
+Renewal = Literal["ok", "cancelled", "lost"]
+"""The reply to a renewal. "cancelled": the lease was renewed, and the owner is asked to stop."""
 State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
 
 
@@ -129,6 +131,10 @@ def _is_started(reply: list[Any]) -> bool:
 
 def _decode_marks(reply: list[Any]) -> list[bool]:
     return [word == b"first" for word in reply[2:]]
+
+
+def _decode_renewal(reply: list[Any]) -> Renewal:
+    return cast(Renewal, reply[0].decode())
 
 
 def _is_ok(reply: list[Any]) -> bool:
@@ -322,9 +328,13 @@ class Claims:
             for part in split_batches(endings, _result_size, most)
         ]
 
-    def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[bool]:
+    def renew(self, record: tuple[bytes, ...], owner: bytes, lease: int, keep: int) -> Call[Renewal]:
         """Build a renewal of a lease."""
-        return call("guard/renew", record, (stamp(self.clock), owner, lease, keep), _is_ok)
+        return call("guard/renew", record, (stamp(self.clock), owner, lease, keep), _decode_renewal)
+
+    def cancel(self, record: tuple[bytes, ...]) -> Call[bool]:
+        """Build the call that asks the owner of a key to stop."""
+        return call("guard/cancel", record, (stamp(self.clock),), _is_ok)
 
     def release(self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False) -> Call[bool]:
         """Build a release. `undo` takes back a claim whose work never ran."""

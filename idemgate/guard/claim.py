@@ -16,7 +16,7 @@ from idemgate.core.keys import text_of
 from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError
 from idemgate.guard.acquire import acquire, acquire_async
 from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
-from idemgate.guard.calls import Ending, Entry
+from idemgate.guard.calls import Ending, Entry, Renewal
 from idemgate.guard.current import Execution
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.store.context import Context
@@ -114,6 +114,11 @@ class BaseClaim:
         return self._execution is not None and self._execution.lease_lost
 
     @property
+    def cancelled(self) -> bool:
+        """True once `gate.cancel` was called for this key and a heartbeat inside a `with` block learned it: stop."""
+        return self._execution is not None and self._execution.cancelled
+
+    @property
     def _is_held(self) -> bool:
         """True if this owner may run and has not ended its claim."""
         return self._error is None and self.started and not self._end_requested
@@ -196,7 +201,7 @@ class BaseClaim:
         record, owner, fence, retention_ms, data = self._completion(result, retention)
         return self._attempt.claims.complete((record,), owner, fence, retention_ms, b"v", data)
 
-    def _build_extension(self, lease: Duration | None) -> Call[bool]:
+    def _build_extension(self, lease: Duration | None) -> Call[Renewal]:
         """Build the call that renews the lease."""
         attempt = self._attempt
         length = attempt.options.lease if lease is None else milliseconds(lease, "lease")
@@ -373,7 +378,7 @@ class Claim(BaseClaim):
         Raises:
             StoreError: the store did not answer.
         """
-        return self._context.link.run(self._build_extension(lease))
+        return self._context.link.run(self._build_extension(lease)) != "lost"
 
     def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt, in case this one does not finish. One round trip.
@@ -470,7 +475,7 @@ class AioClaim(BaseClaim):
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """Renew the lease; see `Claim.extend`."""
-        return await self._context.aio_link.run(self._build_extension(lease))
+        return await self._context.aio_link.run(self._build_extension(lease)) != "lost"
 
     async def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt; see `Claim.checkpoint`."""

@@ -37,11 +37,23 @@ class Execution:
             idempotency key that is stored in the transaction of the effect does.
         attempt: the number of this attempt; 1 is the first.
         lease_lost: True once the lease is known to be lost: stop.
+        cancelled: True once `gate.cancel` was called for this key and a heartbeat learned it: stop.
         recovered: the checkpoint of an earlier attempt, or None.
         aio: the async form, for `await current().aio.checkpoint(...)`.
     """
 
-    __slots__ = ("_ended", "_key", "_lost", "_ordinals", "_owner", "_save", "attempt", "recovered", "token")
+    __slots__ = (
+        "_cancelled",
+        "_ended",
+        "_key",
+        "_lost",
+        "_ordinals",
+        "_owner",
+        "_save",
+        "attempt",
+        "recovered",
+        "token",
+    )
 
     def __init__(
         self,
@@ -57,8 +69,7 @@ class Execution:
         self._ordinals: Counter[str] | None = None
         self.token = token
         self.attempt = attempt
-        self._lost = False
-        self._ended = False
+        self._lost = self._ended = self._cancelled = False
         self.recovered = recovered
         self._save = save
 
@@ -71,6 +82,15 @@ class Execution:
     def lease_lost(self) -> bool:
         """True once the lease is known to be lost: stop."""
         return self._lost
+
+    @property
+    def cancelled(self) -> bool:
+        """True once `gate.cancel` was called for this key and a heartbeat learned it: stop."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Record that a heartbeat was told to stop."""
+        self._cancelled = True
 
     def key_for(self, step: str) -> str:
         """Return a key for one step of this work, to hand to a payment provider or another API. Sends nothing.

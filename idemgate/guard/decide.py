@@ -12,7 +12,7 @@ from idemgate.errors import AlreadyInProgress
 from idemgate.guard.calls import Claims, Record
 from idemgate.store.context import Context
 
-__all__ = ["forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
+__all__ = ["cancel_call", "forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
 
 Reply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""
@@ -49,6 +49,12 @@ def inspect_call(context: Context, key: Key, scope: str) -> Call[Record]:
     """Build the call that reads the record of a key."""
     claims = Claims(context.namespace, context.clock)
     return claims.inspect(claims.key(scope, key))
+
+
+def cancel_call(context: Context, key: Key, scope: str) -> Call[bool]:
+    """Build the call that asks the owner of a key to stop."""
+    claims = Claims(context.namespace, context.clock)
+    return claims.cancel(claims.key(scope, key))
 
 
 def forget(context: Context, key: Key, scope: str, force: bool) -> bool:

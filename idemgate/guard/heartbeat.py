@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
+from idemgate.guard.calls import Renewal
 from idemgate.guard.current import Execution, reset_current, set_current
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
@@ -52,7 +53,7 @@ class Heartbeat(LeaseRenewal):
         self,
         context: Context,
         lease: int,
-        renew: Callable[[], Call[bool]],
+        renew: Callable[[], Call[Renewal]],
         execution: Execution,
         with_current: bool = True,
     ) -> None:
@@ -106,9 +107,11 @@ class Heartbeat(LeaseRenewal):
         """Build the renewal; called by the heartbeat thread."""
         return Batch([self._renew()], self._record_renewal)
 
-    def _record_renewal(self, answers: list[bool]) -> None:
-        """Mark the lease as lost if the server refused the renewal."""
-        if not answers[0]:
+    def _record_renewal(self, answers: list[Renewal]) -> None:
+        """Mark the lease as lost if the server refused the renewal, and the run as cancelled if it says so."""
+        if answers[0] == "cancelled":
+            self._execution.cancel()
+        elif answers[0] == "lost":
             # After the work has ended the completion reports a loss.
             self._lose()
 

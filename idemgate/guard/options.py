@@ -213,9 +213,7 @@ def decorate(
     """
     inner = getattr(func, "__func__", func)
     if not callable(inner):
-        raise InvalidArgument(
-            "function", func, "not callable", "Decorate a function, as in @once(...): with parentheses"
-        )
+        raise InvalidArgument("function", func, "not callable", "Decorate a function")
     check_not_generator(inner)
     if (retry := options.get("retry")) is not None:
         _check_sync(retry, inner)

@@ -77,6 +77,10 @@ class DeliveryExecution(Execution):
         return self._delivery.lost
 
     @property
+    def cancelled(self) -> bool:
+        return self._delivery.cancelled
+
+    @property
     def holds_claim(self) -> bool:
         return False
 

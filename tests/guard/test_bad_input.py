@@ -99,9 +99,9 @@ def test_options_that_cannot_work_are_refused_at_decoration(gate: Gate, options:
     assert gate.context._link is None  # no connection was even made
 
 
-def test_the_decorator_without_its_parentheses_says_what_is_missing(gate: Gate) -> None:
-    with pytest.raises(InvalidArgument, match=r"function='x'.*@once\(\.\.\.\): with parentheses"):
-        gate.once(handle)("x")  # type: ignore[arg-type]
+def test_decorating_something_that_is_no_function_is_refused(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument, match=r"function='x'.*Decorate a function"):
+        gate.once(key="{k}")("x")  # type: ignore[call-overload]
 
 
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [

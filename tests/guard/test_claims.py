@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown
+from idemgate import AlreadyInProgress, Gate, InvalidArgument, KeyReused, OutcomeUnknown, current
 from idemgate.errors import AttemptsExhausted, ResultUnavailable
 from idemgate.guard.calls import Record, token
 from idemgate.testing import Clock
@@ -830,3 +831,48 @@ def test_of_a_key_whose_time_is_over_nothing_is_told_though_its_bytes_are_still_
     # Then only its token is told
     gone = gate.context.link.run(claims.inspect(record))
     assert gone == Record("absent", entry.token, 0, 0, None, None, None, "", False, "", b"", b"")
+
+
+# -- cancel -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_owner_of_a_cancelled_key_learns_it_with_its_next_heartbeat(lasting: Any) -> None:
+    seen = threading.Event()
+
+    def work() -> str:
+        while not current().cancelled:
+            assert not seen.wait(0.005)
+        return f"stopped, lease lost: {current().lease_lost}"
+
+    running = asyncio.create_task(lasting.guard("s", lease="300ms").run("k", work))
+    async with asyncio.timeout(60):
+        while not await lasting.cancel("k", scope="s"):
+            await asyncio.sleep(0.005)
+        verdict = await running
+    # Then its claim was held all the time
+    assert (verdict.outcome, verdict.value) == ("handled", "stopped, lease lost: False")
+    # And nobody is left to cancel
+    assert await lasting.cancel("k", scope="s") is False
+
+
+async def test_a_claim_in_a_block_learns_that_it_is_cancelled(lasting: Any) -> None:
+    async with lasting.inside("k", lease="300ms") as claim, asyncio.timeout(60):
+        assert claim.cancelled is False
+        assert await lasting.cancel("k") is True
+        while not claim.cancelled:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_cancelled_key_is_not_cancelled_for_its_next_owner(face: Any, clock: Clock) -> None:
+    claim = await face.claim("k", lease="10s")
+    assert await face.cancel("k") is True
+    clock.advance(11)
+    assert await face.cancel("k") is False
+    taken_over = await face.claim("k", lease="10s")
+    assert (claim.token < taken_over.token, await taken_over.extend()) == (True, True)
+    assert face.gate.context.link.run(taken_over_renewal(face.gate, taken_over)) == "ok"
+
+
+def taken_over_renewal(gate: Gate, claim: Any) -> Any:
+    """The heartbeat of a claim."""
+    return getattr(claim, "inner", claim)._attempt.build_renewal()

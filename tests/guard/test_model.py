@@ -58,6 +58,7 @@ class Stored:
     note: bytes = b""
     hold: bool = False
     since: int = 0
+    cancelled: bool = False
 
     def left(self, now: int) -> int:
         """Of the lease; never more than a whole one."""
@@ -154,9 +155,16 @@ class Model:
 
     def renew(self, us: int, owner: bytes, lease: int, keep: int) -> Answer:
         held = self.key.state == "running" and self.key.owner == owner
-        if held:
-            self.key = replace(self.key, lease_end=us // 1000 + lease, lease=lease)
-        return (held,)
+        if not held:
+            return ("lost",)
+        self.key = replace(self.key, lease_end=us // 1000 + lease, lease=lease)
+        return ("cancelled" if self.key.cancelled else "ok",)
+
+    def cancel(self, us: int) -> Answer:
+        live = self.key.state == "running" and self.key.left(us // 1000) > 0
+        if live:
+            self.key = replace(self.key, cancelled=True)
+        return (live,)
 
     def checkpoint(self, us: int, owner: bytes, data: bytes) -> Answer:
         held = self.key.state == "running" and self.key.owner == owner
@@ -197,7 +205,7 @@ class Model:
         return ("ok", 0)
 
     def _rest(self, **changes: Any) -> None:
-        self.key = replace(self.key, lease_end=0, lease=0, hold=False, **changes)
+        self.key = replace(self.key, lease_end=0, lease=0, hold=False, cancelled=False, **changes)
 
     def looks(self, us: int) -> Answer:
         """As `facts_of` an inspection."""
@@ -244,7 +252,8 @@ def _answer_of_entry(entry: Entry) -> Answer:
 EVERY_ANSWER = {
     *(("claim", word) for word in ("started", "in_progress", "done", "reused", "held", "exhausted", "stale")),
     *(("mark", word) for word in ("started", "in_progress", "done", "reused", "held")),
-    *((verb, held) for verb in ("complete", "renew", "release", "checkpoint") for held in (True, False)),
+    *((verb, held) for verb in ("complete", "release", "checkpoint", "cancel") for held in (True, False)),
+    *(("renew", word) for word in ("ok", "cancelled", "lost")),
     *(("forget", word) for word in ("forgotten", "absent", "busy", "changed")),
     *(("resolve", word) for word in ("ok", "absent", "busy", "changed")),
 }
@@ -350,7 +359,7 @@ class GuardMachine(RuleBasedStateMachine):
         elif made.verb == "mark" and word == "started":
             promises.granted(now, made.arguments[0], answer[1], now)
             promises.rested(self.models[made.key].key.ends)
-        elif made.verb == "renew" and word is True:
+        elif made.verb == "renew" and word != "lost":
             promises.until = now + made.arguments[1]
         elif made.verb in ("complete", "release", "resolve") and word in (True, "ok"):
             promises.rested(
@@ -404,6 +413,10 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(key=keys, owner=owners, lease=leases, keep=spans)
     def renew(self, key: int, owner: bytes | None, lease: int, keep: int) -> None:
         self.make(key, "renew", lease, keep, owner=owner)
+
+    @rule(key=keys)
+    def cancel(self, key: int) -> None:
+        self.make(key, "cancel")
 
     @owned
     @rule(key=keys, owner=owners, keep=spans, undo=st.booleans())

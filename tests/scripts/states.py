@@ -358,6 +358,7 @@ class Record:
         return asked | {
             "marks": calls.mark_many([key, self.beside], 60_000).calls[0],
             "inspect": calls.inspect(key),
+            "cancel": calls.cancel(key),
             "forget": calls.forget(key, b"r1", seen, force=False),
             "forget by force": calls.forget(key, b"r2", seen, force=True),
             "resolve": calls.resolve(key, b"r3", seen, True, 60_000, b"v", b"result"),
@@ -394,6 +395,12 @@ def _noted(record: Record) -> None:
     record.rig.ask(record.calls.checkpoint(record.key, b"me", b"note"))
 
 
+def _cancelled(record: Record) -> None:
+    record.claim()
+    record.rig.ask(record.calls.cancel(record.key))
+    record.claim(b"other", wait=True)
+
+
 RECORDS: dict[str, Callable[[Record], Any]] = {
     "absent": lambda record: None,
     "in progress": lambda record: record.claim(),
@@ -402,6 +409,7 @@ RECORDS: dict[str, Callable[[Record], Any]] = {
     "lapsed": _lapsed_claim,
     "lapsed, held": lambda record: _lapsed_claim(record, hold=True),
     "waited for": lambda record: (record.claim(), record.claim(b"other", wait=True)),
+    "cancelled, waited for": _cancelled,
     "done": lambda record: record.complete(),
     "done, printed": lambda record: record.rig.ask(record.calls.mark(record.key, b"me", 60_000, b"print")),
     "failed": lambda record: record.complete(b"e"),

@@ -106,7 +106,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "guard/renew",
         '{ "lost", now_ms }',
         '{ "gone", now_ms }',
-        "answers ['foreign', 'gone', 'ok']",
+        "answers ['cancelled', 'foreign', 'gone', 'ok']",
     ),
     "a word nobody says": ("guard/renew", '{"lost", now ms}', '{"lost", now ms} {"late", now ms}', "its header says"),
     "a word for each nobody declared": (
@@ -293,6 +293,7 @@ def _calls() -> list[Call[Any]]:
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),
         claims.checkpoint(record, owner, b"x"),
+        claims.cancel(record),
         claims.inspect(record),
         claims.forget(record, b"request", seen, force=True),
         claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),

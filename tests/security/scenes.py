@@ -58,6 +58,7 @@ def guards(on: Stage) -> None:
     assert [guarded(1) for _ in range(2)] == [2, 2]
     claim = gate.claim("k", lease="1s", on_lease_loss="hold")
     assert claim.checkpoint("half")
+    assert gate.cancel("k")
     assert claim.extend("1m")
     assert gate.inspect("k").state == "in_progress"
     on.clock.advance("1h")

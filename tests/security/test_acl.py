@@ -37,6 +37,7 @@ async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
     assert [await guarded(1) for _ in range(2)] == [2, 2]
     claim = await face.claim("k")
     assert await claim.checkpoint("half")
+    assert await face.cancel("k")
     assert await claim.extend("1m")
     assert await claim.release()
     assert (await face.inspect("k")).checkpoint is not None
@@ -311,6 +312,7 @@ class Scene:
             dedup.get("new"),
             dedup.add("known"),
             claims.checkpoint(held, self.owner, b"x"),
+            claims.cancel(held),
             claims.renew(held, self.owner, 40_000, 40_000),
             claims.inspect(held),
             claims.complete(held, self.owner, given.token, 1000, b"v", b"x"),

@@ -81,6 +81,7 @@ async def provoked(face: Face, ledger: Ledger, clock: Clock) -> None:
     claim = await face.claim("k", lease="1s", on_lease_loss="hold", max_attempts=1)
     ledger.seen += shown(getattr(claim, "inner", claim))
     await claim.checkpoint(PAYLOAD)
+    await ledger.ask(lambda: face.cancel("k"))
     await ledger.ask(lambda: face.forget("k"))
     clock.advance("10s")
     await ledger.ask(lambda: face.claim("k"))

@@ -21,7 +21,7 @@ local span, allowed, hold, wait
 repeat
   i = i + 1
   local key, token, answer = KEYS[i], ARGV[i + 4], nil
-  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited = unpack_record(redis.pcall("GET", key))
+  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled = unpack_record(redis.pcall("GET", key))
   local running = state == "p"
   if not running and state and ends <= now_ms then
     state, kind, attempts, taken, data = "absent", "", 0, 0, ""
@@ -51,7 +51,7 @@ repeat
       local later, wanted = now_ms + left, wait == 1 and 1 or waited
       if wanted ~= waited or later ~= ends then
         -- If the clock jumped back, the lease restarts from now.
-        local again = pack_record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted)
+        local again = pack_record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted, cancelled)
         redis.call("SET", key, again, "KEEPTTL")
       end
       answer = { "busy", now_ms, left, attempts }

@@ -5,7 +5,7 @@
 ---         checkpoint, times taken over, "1" if held, state entered at ms}; in state "absent" the rest has no meaning
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/record/write_record"
+--- @include "lib/record/read_record"
 local key = KEYS[1]
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local r, problem = read_record(key)

@@ -4,7 +4,7 @@
 --- ARGV[2] owner token
 --- ARGV[3] lease, ms
 --- ARGV[4] time by which attempts and checkpoint outlive the lease, ms
---- Returns {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
+--- Returns {"ok", now ms} {"cancelled", now ms} (renewed, and asked to stop) {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record/write_record"
 --- @include "lib/record/end_record"
@@ -27,4 +27,4 @@ if r.state ~= "p" or r.owner ~= token then
 end
 r.ends, r.lease = now_ms + lease, lease
 replace_record(key, pack_record_table(r), record_ttl(r.held, lease + keep))
-return { "ok", now_ms }
+return { r.cancelled == 1 and "cancelled" or "ok", now_ms }

@@ -1,6 +1,6 @@
 -- Return the fields of a stored record as separate values, which is cheaper than a table: state, kind, owner, fence,
--- attempts, taken, ends, since, print, data, lease, held, waited. A missing key (false) returns state "absent". A
--- foreign value returns nil and the problem.
+-- attempts, taken, ends, since, print, data, lease, held, waited, cancelled. A missing key (false) returns state
+-- "absent". A foreign value returns nil and the problem.
 local function unpack_record(stored)
   if not stored then
     return "absent", "", "", 0, 0, 0, 0, 0, "", ""
@@ -14,8 +14,9 @@ local function unpack_record(stored)
       pcall(struct.unpack, ">xc1I7I6I6I4I4I6BBc0Bc0", stored)
     if whole and at <= length + 1 then
       if letter == "p" or letter == "r" then
+        local rest = (flags - flags % 2) / 2
         return letter, "", owner, fence, attempts, taken, ends, since, print, at > length and "" or string.sub(stored, at), lease, flags % 2,
-          (flags - flags % 2) / 2
+          rest % 2, (rest - rest % 2) / 2
       elseif letter == "v" or letter == "n" or letter == "e" then
         return letter == "e" and "f" or "d", letter, owner, fence, attempts, taken, ends, since, print, string.sub(stored, at)
       end
@@ -47,12 +48,13 @@ end
 --   fence     last fencing token granted; attempts  attempts started; taken  times taken over
 --   ends      ms: lease end while in progress, else retention end; since  ms: time of the last state change
 --   print     fingerprint or ""; data  the result when done, a failure, else the checkpoint or ""
---   lease     ms; held  1 = wait for a decision if the owner dies; waited  1 = a caller waits for the end; in progress only
+--   lease     ms; held  1 = wait for a decision if the owner dies; waited  1 = a caller waits for the end;
+--   cancelled 1 = the owner is asked to stop; these four in progress only
 -- The long form holds any record: byte 193, state or kind, numbers, owner and fingerprint with their lengths, data.
 -- The short form is for keys done at the first attempt, which most are. It starts with byte 248, 250 or 252
 -- (completed, of kind "v", "n" or "e"), or 254 (marked; the owner's token follows). Add 1 if a fingerprint follows.
 -- Then come the fence, the ms from the fence's time until completion, and the retention in minutes.
-local function pack_record(state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited)
+local function pack_record(state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited, cancelled)
   if kind ~= "" and attempts == 1 and taken == 0 then
     local after, minutes = since - (fence - fence % 1000) / 1000, (ends - since) / 60000
     if after >= 0 and after < 65536 and minutes % 1 == 0 and minutes < 65536 and (owner == "" or kind == "n" and #owner == 16)
@@ -62,5 +64,5 @@ local function pack_record(state, kind, owner, fence, attempts, taken, ends, sin
     end
   end
   return struct.pack(">Bc1I7I6I6I4I4I6BBc0Bc0", 193, kind == "" and state or kind, fence, ends, since, attempts, taken,
-    lease or 0, (held or 0) + 2 * (waited or 0), #owner, owner, #print, print) .. data
+    lease or 0, (held or 0) + 2 * (waited or 0) + 4 * (cancelled or 0), #owner, owner, #print, print) .. data
 end

@@ -1,0 +1,18 @@
+--- Ask the owner of a key to stop. The reply to its next heartbeat tells it. Idempotent.
+--- KEYS[1] record
+--- ARGV[1] now, us, or "" for the server's
+--- Returns {"ok", now ms} {"absent", now ms} (no owner has a live lease) {"foreign", now ms, problem}
+--- @include "lib/now"
+--- @include "lib/record/write_record"
+local key = KEYS[1]
+local now_ms = math.floor(now(ARGV[1]) / 1000)
+local r, problem = read_record(key)
+if not r then
+  return { "foreign", now_ms, problem }
+end
+if r.state ~= "p" or lease_left(r.ends, r.lease, now_ms) <= 0 then
+  return { "absent", now_ms }
+end
+r.cancelled = 1
+redis.call("SET", key, pack_record_table(r), "KEEPTTL")
+return { "ok", now_ms }
