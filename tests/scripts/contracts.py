@@ -35,11 +35,12 @@ KEYWORDS = _set("""and break do else elseif end false for function if in local n
     while""")
 FAMILIES = {
     "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/pages", "group/group", "members", "merge/payloads",
-    "now", "record/end_record", "record/format", "record/read_record", "record/write_record", "replies/replies", "schedule/due_times",
-    "schedule/next_due", "schedule/rank", "schedule/requeue", "schedule/schedule", "slot/budget", "slot/counters",
-    "slot/header", "slot/inflight", "slot/message", "slot/settle_any", "slot/settle_deliveries", "slot/slot",
-    "slot/take_messages", "slot/take_steps", "trigger/accept_any", "trigger/accept_plain", "trigger/dedup",
-    "trigger/merge_trigger", "validate/problems", "validate/slot", "validate/stored",
+    "now", "record/end_record", "record/format", "record/read_record", "record/write_record", "replies/replies",
+    "schedule/due_times", "schedule/next_due", "schedule/rank", "schedule/requeue", "schedule/schedule",
+    "slot/budget", "slot/counters", "slot/header", "slot/inflight", "slot/message", "slot/settle_any",
+    "slot/settle_deliveries", "slot/slot", "slot/take_messages", "slot/take_steps", "trigger/accept_any",
+    "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "validate/problems", "validate/slot",
+    "validate/stored",
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
