@@ -1,11 +1,12 @@
 """Every block of Python in the documentation runs as it stands, the blocks of a page in order, as one program.
 
-The servers that a page names are replaced by those of the tests. A page that names PostgreSQL is skipped where it is
-not installed.
+The servers and namespaces that a page names are replaced by those of the tests. A page that names PostgreSQL or imports
+another framework is skipped where that is not installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -20,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "```python" in page.read_text()
 ]
+SERVER = "redis://localhost:6379/0"
 POSTGRES = "postgresql://localhost/shop"
+FRAMEWORK = re.compile(r"^(?:from|import) (celery|django|dramatiq|paho|pika|rq)\b", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -32,9 +35,19 @@ def _restore_notifications(raw: Any) -> Iterator[None]:
     raw.config_set("notify-keyspace-events", next(iter(setting.values())))
 
 
+def kombu_url(url: str) -> str:
+    """Return the URL in the form of Celery's messaging library, which has another scheme for sockets."""
+    return url.partition("?")[0].replace("unix://", "redis+socket://")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_page_runs(page: Path, tmp_path: Path, url: str, request: pytest.FixtureRequest) -> None:
-    program = "\n\n".join(BLOCK.findall(page.read_text())).replace("redis://localhost:6379/0", url)
+def test_the_page_runs(page: Path, tmp_path: Path, url: str, namespace: str, request: pytest.FixtureRequest) -> None:
+    program = "\n\n".join(BLOCK.findall(page.read_text()))
+    for framework in FRAMEWORK.findall(program):
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"no {framework} here")
+    program = program.replace('namespace="guide', f'namespace="{namespace}-guide')
+    program = program.replace(f'broker="{SERVER}"', f'broker="{kombu_url(url)}"').replace(SERVER, url)
     if POSTGRES in program:
         program = program.replace(POSTGRES, request.getfixturevalue("postgres_url"))
     (tmp_path / "page.py").write_text(program)
