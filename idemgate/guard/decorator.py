@@ -90,8 +90,8 @@ class GuardedFunction:
             attempt = self._build_attempt(instance, args, kwargs)
         except MissingKey as error:
             return self.driver.run_without_key(error, wrapped, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - a key callable may raise anything
-            return verdict_of(error)
+        except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
+            return Verdict("rejected", None, error)
         return self.driver.run(attempt, wrapped, args, kwargs)
 
     async def judge_call_async(
@@ -102,8 +102,8 @@ class GuardedFunction:
             attempt = self._build_attempt(instance, args, kwargs)
         except MissingKey as error:
             return await self.driver.run_without_key_async(error, wrapped, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - a key callable may raise anything
-            return verdict_of(error)
+        except Exception as error:  # noqa: BLE001 - a key callable may raise anything, and would raise it again
+            return Verdict("rejected", None, error)
         return await self.driver.run_async(attempt, wrapped, args, kwargs)
 
     def _build_attempt(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ClaimAttempt:
