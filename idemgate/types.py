@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.verdict import Outcome, Verdict
+from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.calls import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.calls import Record
@@ -24,6 +24,7 @@ from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult
 from idemgate.topics.topic import AioTopic
 
 __all__ = [
+    "Action",
     "AioClaimBatch",
     "AioTopic",
     "BackoffPolicy",

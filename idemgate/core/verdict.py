@@ -22,12 +22,13 @@ from idemgate.errors import (
     Retry,
 )
 
-__all__ = ["ACKNOWLEDGED", "HANDLED", "Outcome", "Verdict", "verdict_of"]
+__all__ = ["HANDLED", "Action", "Outcome", "Verdict", "verdict_of"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
 
 Outcome = Literal["handled", "duplicate", "in_progress", "rejected", "failed", "lost", "unguarded", "skipped"]
+Action = Literal["ack", "retry", "reject"]
 
 _DUPLICATE = (AlreadyDone, ResultUnavailable)
 _PERMANENT = (
@@ -39,16 +40,16 @@ _PERMANENT = (
 class Verdict(NamedTuple, Generic[R]):
     """The verdict on one message: what happened to it, and what a consumer does with it.
 
-    | outcome | meaning | what a consumer does |
+    | outcome | meaning | `action` |
     |---|---|---|
-    | "handled" | the handler returned, and its key is done | acknowledge |
-    | "duplicate" | the key was done before; the handler did not run | acknowledge |
-    | "in_progress" | another owner runs the key | redeliver after `retry_after` seconds |
-    | "rejected" | each further delivery ends in the same error | dead-letter |
-    | "failed" | the handler raised, or the store did not answer | redeliver, after `retry_after` if it is set |
-    | "lost" | the handler returned after its lease was lost; another owner may run | redeliver |
-    | "unguarded" | the handler returned without a guard, as an option asks | acknowledge |
-    | "skipped" | the message has no key, and `on_missing_key` is "skip" | acknowledge |
+    | "handled" | the handler returned, and its key is done | "ack" |
+    | "duplicate" | the key was done before; the handler did not run | "ack" |
+    | "in_progress" | another owner runs the key | "retry" after `retry_after` seconds |
+    | "rejected" | each further delivery ends in the same error | "reject": dead-letter it |
+    | "failed" | the handler raised, or the store did not answer | "retry", after `retry_after` if it is set |
+    | "lost" | the handler returned after its lease was lost; another owner may run | "retry" |
+    | "unguarded" | the handler returned without a guard, as an option asks | "ack" |
+    | "skipped" | the message has no key, and `on_missing_key` is "skip" | "ack" |
 
     Attributes:
         outcome: one of the words above.
@@ -71,11 +72,27 @@ class Verdict(NamedTuple, Generic[R]):
     replayed: bool = False
     ran: bool = False
 
+    @property
+    def action(self) -> Action:
+        """What a consumer does with the message: "ack", "retry" (redeliver it) or "reject" (dead-letter it).
 
+        A message in progress is acknowledged if the option `on_in_progress="skip"` drops it.
+        """
+        if self.outcome == "in_progress" and self.error is None:
+            return "ack"
+        return _ACTIONS[self.outcome]
+
+    def delay(self, default: float) -> float:
+        """Return the seconds until another attempt: `retry_after`, or the default if that is None."""
+        return default if self.retry_after is None else self.retry_after
+
+
+_ACTIONS: dict[Outcome, Action] = {
+    "handled": "ack", "duplicate": "ack", "unguarded": "ack", "skipped": "ack",
+    "in_progress": "retry", "failed": "retry", "lost": "retry", "rejected": "reject",
+}  # fmt: skip
 HANDLED: Verdict[Any] = Verdict("handled", ran=True)
 """The verdict on a handler that returned None, made once because it is the most frequent."""
-ACKNOWLEDGED = frozenset[str]({"handled", "duplicate", "unguarded", "skipped"})
-"""The outcomes after which a consumer acknowledges the message."""
 
 
 def verdict_of(error: BaseException | None) -> Verdict[Any]:

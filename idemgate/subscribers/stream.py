@@ -34,7 +34,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.failure import last_line
 from idemgate.core.tokens import token
 from idemgate.core.validation import check_int
-from idemgate.core.verdict import ACKNOWLEDGED, Verdict
+from idemgate.core.verdict import Verdict
 from idemgate.errors import InvalidArgument, StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
@@ -222,14 +222,14 @@ class _Reader:
 
     async def _settle(self, taken: PendingEntry, verdict: Verdict[Any]) -> None:
         outcome, error = verdict.outcome, verdict.error
-        if outcome in ACKNOWLEDGED or (outcome == "in_progress" and error is None):  # the option "skip"
+        if verdict.action == "ack":
             self._acknowledge(taken)
         elif taken.lost:
             return  # its new consumer settles it
         elif outcome == "rejected":
             await self._bury(taken, type(error).__name__, error)
         elif outcome != "failed":  # in progress, or the guard lost its lease to another owner
-            await self._group.release(taken, max(1, round((verdict.retry_after or 0) * 1000)), undo=True)
+            await self._group.release(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
         elif not verdict.ran and isinstance(error, StoreError):
             self._report_error(error)
             await self._group.release(taken, self._options.reclaim_ms, undo=True)

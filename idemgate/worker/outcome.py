@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from idemgate.core.failure import last_line
-from idemgate.core.verdict import ACKNOWLEDGED, Verdict
+from idemgate.core.verdict import Verdict
 from idemgate.errors import DecodeError, IdemgateError, PartialFailure, StoreError
 from idemgate.topics.calls import Settlement, nack_items
 from idemgate.topics.messages import Delivery
@@ -38,7 +38,7 @@ def choose_settlement(
         stopping: Whether the worker is stopping.
     """
     outcome, error = verdict.outcome, verdict.error
-    if outcome in ACKNOWLEDGED or (outcome == "in_progress" and error is None):
+    if verdict.action == "ack":
         return Settlement("ack", delivery)
     if outcome == "lost":
         return Settlement("defer", delivery, delay=_LOST_DELAY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import pytest
@@ -29,6 +29,7 @@ from idemgate import (
 from idemgate.errors import AttemptsExhausted, DecodeError, ReplayedFailure, ResultUnavailable
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.testing import Clock
+from idemgate.types import Outcome
 
 
 class Declined(Exception):
@@ -78,6 +79,18 @@ def test_a_verdict_of_an_error_has_its_facts() -> None:
 def test_an_invalid_delay_leaves_the_delay_to_the_consumer(caplog: pytest.LogCaptureFixture) -> None:
     assert verdict_of(Retry(delay="soon")).retry_after is None
     assert "verdict.bad_delay" in caplog.text
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_every_outcome_has_an_action(outcome: Any) -> None:
+    action = Verdict(outcome, error=Declined()).action
+    assert action == {"rejected": "reject", "in_progress": "retry", "failed": "retry", "lost": "retry"}.get(
+        outcome, "ack"
+    )
+
+
+def test_the_delay_of_a_verdict_may_be_zero() -> None:
+    assert [verdict_of(error).delay(7) for error in (Retry(delay=0), Retry(delay=2), Retry())] == [0, 2, 7]
 
 
 # -- run --------------------------------------------------------------------------------------------------------------
