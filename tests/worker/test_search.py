@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "topics/settle", "elseif not entry or (d and d.token or entry) ~= tokens[i] then", "elseif not entry then"),
     "what lapses is lost": (
         "topics/take",
-        'add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m, lease, now_ms), reason.retry))', ""),
+        'add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m), reason.retry))', ""),
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
 --- @include "lib/slot/settle_deliveries"

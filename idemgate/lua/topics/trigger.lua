@@ -12,29 +12,42 @@
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
---- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"
---- @include "lib/slot/counters"
 --- @include "lib/replies/replies"
 --- @include "lib/trigger/accept_plain"
 --- @include "lib/trigger/accept_any"
 local K, p = slot(KEYS), policy(ARGV[3])
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 
--- Parse the arguments: keys, options and accumulators of the triggers.
+-- Parse the arguments: keys, options and accumulators of the triggers. Options that are those of the trigger before are left
+-- out: most calls have the same for all.
 local function parse_triggers()
-  local ARGV, names, texts, accs, n = ARGV, {}, {}, {}, 0 -- a local name is found faster
+  local ARGV, names, texts, accs, n, former = ARGV, {}, {}, {}, 0, nil -- a local name is found faster
   for i = 5, #ARGV, 3 do
+    local text = ARGV[i + 1]
     n = n + 1
-    names[n], texts[n], accs[n] = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    names[n], accs[n] = ARGV[i], ARGV[i + 2]
+    if text ~= former then
+      texts[n], former = text, text
+    end
   end
   return names, texts, accs
 end
 
--- Return how many triggers fit into `max_call_bytes`, at least one. The stored data of a key counts when its key first
--- appears. A message that grows with each trigger counts an eighth each time because it is packed again. If the slot never
--- held a large entry (track_large) and values are not merged one by one, the number of triggers bounds the bytes.
-local function count_within_call(names, accs)
+-- Return how many triggers this call accepts: those that fit into `max_call_bytes`, at least one. Return nil and
+-- the reply if the preceding request failed.
+local function count_accepted(names, accs)
+  local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
+  if prior and prior[1] == "foreign" then
+    return nil, prior
+  elseif ARGV[4] ~= "" and (not prior or prior[#prior] == 5) then
+    return 0 -- keep per-key order: the preceding request is unknown or incomplete, so the client resends both
+  elseif #names == 1 then
+    return 1
+  end
+  -- The stored data of a key counts when its key first appears. A message that grows with each trigger counts an eighth each
+  -- time because it is packed again. If the slot never held a large entry (track_large) and values are not merged one by one,
+  -- the number of triggers bounds the bytes.
   --- @include "lib/slot/budget"
   local grows = p.merge.op == "append" or p.merge.op == "fields"
   local large, known, room = budget.by_value(p) or K.large, {}, max_call_bytes
@@ -52,19 +65,6 @@ local function count_within_call(names, accs)
     room, known[key] = room - cost, size + #accs[n]
   end
   return #names
-end
-
--- Return how many triggers this call accepts, or nil and the reply if the preceding request failed.
-local function count_accepted(names, accs)
-  local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
-  if prior and prior[1] == "foreign" then
-    return nil, prior
-  elseif ARGV[4] ~= "" and (not prior or prior[#prior] == 5) then
-    return 0 -- keep per-key order: the preceding request is unknown or incomplete, so the client resends both
-  elseif #names == 1 then
-    return 1
-  end
-  return count_within_call(names, accs)
 end
 
 -- Accept the triggers and return the reply. Delete expired facts with triggers that store some, and with every 64th other.
@@ -113,7 +113,7 @@ local function steps()
   if accepted > 0 then
     reply, short = accept_triggers({
       K = K, p = p, now_ms = now_ms, names = names, texts = texts, accs = accs,
-      before = count_of(meta[2]), merged = count_of(meta[3]), flushed = tonumber(meta[4]) or 0,
+      before = tonumber(meta[2]) or 0, merged = tonumber(meta[3]) or 0, flushed = tonumber(meta[4]) or 0,
     })
   end
   if reply[1] == "foreign" then

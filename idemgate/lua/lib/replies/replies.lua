@@ -6,27 +6,29 @@
 -- 32.
 local function recall_reply(K, request, now_ms)
   local half = math.floor(now_ms / 30000)
-  for at = 1, math.max(#request, 1), 16 do
-    for back = 0, 1 do
-      local target = K.replies[(half - back) % 2]
-      local found = redis.call("HMGET", target, "", string.sub(request, at + 2, at + 15))
-      if back == 0 then
-        K.period = found[1] -- of the hash that `remember_reply` writes to
+  for at = 1, #request > 16 and #request or 1, 16 do
+    local id, log, period = string.sub(request, at + 2, at + 15), K.replies[half % 2], half
+    local found = redis.call("HMGET", log, "", id)
+    local packed = found[2]
+    K.period = found[1] -- of the hash that `remember_reply` writes to
+    if not packed or tonumber(K.period) ~= half then
+      log, period = K.replies[(half + 1) % 2], half - 1
+      packed = redis.call("HGET", log, id)
+      packed = packed and tonumber(redis.call("HGET", log, "")) == period and packed
+    end
+    if packed then
+      local whole, reply = pcall(cmsgpack.unpack, packed)
+      if not whole or type(reply) ~= "table" or type(reply[2]) ~= "number" then
+        return { "foreign", now_ms, log .. " holds a corrupt reply" }
       end
-      if found[2] and tonumber(found[1]) == half - back then
-        local whole, reply = pcall(cmsgpack.unpack, found[2])
-        if whole and type(reply) == "table" and type(reply[2]) == "number" then
-          if type(reply[3]) == "table" then
-            local code, n = unpack(reply[3])
-            for i = 1, n do
-              reply[i + 2] = code
-            end
-          end
-          reply[2] = type(reply[1]) == "string" and (half - back) * 30000 + reply[2] or reply[2]
-          return reply
+      if type(reply[3]) == "table" then
+        local code, n = unpack(reply[3])
+        for i = 1, n do
+          reply[i + 2] = code
         end
-        return { "foreign", now_ms, target .. " holds a corrupt reply" }
       end
+      reply[2] = type(reply[1]) == "string" and period * 30000 + reply[2] or reply[2]
+      return reply
     end
   end
 end

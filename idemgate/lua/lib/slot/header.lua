@@ -10,14 +10,13 @@
 local HEADER, HEADER_SIZE = ">BBI5I6I6I6I6", 31
 local reason = { now = 0, window = 1, quiet = 2, max_delay = 3, max_size = 4, leading = 5, time = 6, flush = 7, retry = 8, redrive = 9 }
 
--- Return true for text that begins with a header.
-local function is_message(packed)
-  return #packed >= HEADER_SIZE and string.byte(packed) < 4 and string.byte(packed, 2) < 10
-end
 -- Return the flags, count and due time of a message, or nil if its header is corrupt.
 local function read_header(packed)
-  if packed and is_message(packed) then
-    local flags, _, count, _, _, due = struct.unpack(HEADER, packed)
+  if not packed or #packed < HEADER_SIZE then
+    return nil
+  end
+  local flags, why, count, _, _, due = struct.unpack(HEADER, packed)
+  if flags < 4 and why <= reason.redrive then
     return flags, count, due
   end
 end

@@ -3,6 +3,7 @@
 --- @include "lib/slot/take_steps"
 --- @include "lib/fence"
 --- @include "lib/digits"
+--- @include "lib/slot/slot"
 --- @include "lib/validate/problems"
 --- @include "lib/replies/replies"
 --- @include "lib/slot/reclaim_lapsed"

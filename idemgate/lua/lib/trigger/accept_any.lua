@@ -1,12 +1,12 @@
 --- @include "lib/slot/header"
---- @include "lib/slot/counters"
 --- @include "lib/schedule/due_times"
---- @include "lib/schedule/next_due"
 --- @include "lib/digits"
 -- Accept triggers with any options into messages of any kind. Return the reply, and whether
 -- any of them was checked for duplicates. Its functions are created when it runs:
 -- creating one costs about as much as querying a key, and most calls need none of them (accept_plain).
 local function accept_any(t)
+  --- @include "lib/slot/counters"
+  --- @include "lib/schedule/next_due"
   --- @include "lib/trigger/merge_trigger"
   --- @include "lib/trigger/dedup"
   local K, p, now_ms, names = t.K, t.p, t.now_ms, t.names
@@ -15,13 +15,13 @@ local function accept_any(t)
 
   -- Parse the options of one trigger: "" (none, the common case), a time (parse_time), or packed {time or "", priority
   -- or "", group or "", version or "", event id (lib/dedup/events) or ""}. In the returned table, `at` is a time in ms
-  -- or nil for the policy's. `text` is the input. `plain` is true without any option.
+  -- or nil for the policy's.
   local function parse_options(text)
     if string.byte(text) ~= 149 then
-      return { text = text, at = parse_time(text, now_ms), priority = "", group = "", version = "", event = "", plain = text == "" }
+      return { at = parse_time(text, now_ms), priority = "", group = "", version = "", event = "" }
     end
     local at, priority, group, version, event = unpack(cmsgpack.unpack(text))
-    return { text = text, at = parse_time(at, now_ms), priority = priority, group = group, version = version, event = event }
+    return { at = parse_time(at, now_ms), priority = priority, group = group, version = version, event = event }
   end
 
   local function add_message(key, options, acc, serial)
@@ -59,7 +59,7 @@ local function accept_any(t)
 
   local all_options, options, tracked = {}, nil, false
   for n = 1, #names do
-    if not options or t.texts[n] ~= options.text then -- one after the other they often ask for the same
+    if t.texts[n] then
       options = parse_options(t.texts[n])
       options.tracked = p.leading or options.version ~= "" or options.event ~= ""
       tracked = tracked or options.tracked

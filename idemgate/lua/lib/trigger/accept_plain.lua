@@ -36,15 +36,17 @@ local function prepare_new(p, options, serial, now_ms)
   return struct.pack(HEADER, at and 1 or 0, why, 1, now_ms, now_ms, due, serial), due, digits(due)
 end
 
--- Merge a trigger into the header of a packed message. Return the new header, and the new and the former due time. Return nil
--- if the message needs `accept_any`: it is corrupt, has an extension, waits for a retry, or has a time that the caller or a
--- flush of the slot (`flushed`: its last serial) set.
-local function merge_header(p, packed, serial, flushed, now_ms)
+-- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the message
+-- needs `accept_any`: it is corrupt, has an extension, waits for a retry, or has a time that the caller or a flush of the slot
+-- (`flushed`: its last serial) set. If the policy computes, the message is only a header, and `plan.sums` has its unpacked
+-- accumulator. The functions for that are created once per call, and only then.
+local function merge_packed(t, plan, key, packed, acc)
   if #packed < HEADER_SIZE then
     return nil
   end
-  local flags, why, count, first, last, before, old_serial = struct.unpack(HEADER, packed)
-  if flags ~= 0 or why == reason.retry or why > reason.redrive or old_serial <= flushed then
+  local p, now_ms = t.p, t.now_ms
+  local flags, why, count, first, last, before, serial = struct.unpack(HEADER, packed)
+  if flags ~= 0 or why == reason.retry or why > reason.redrive or serial <= t.flushed then
     return nil
   end
   local due = before
@@ -52,37 +54,25 @@ local function merge_header(p, packed, serial, flushed, now_ms)
   if p.quiet or p.max_size then
     due, why = due_by_policy(p, due, why, first, count, now_ms)
   end
-  return struct.pack(HEADER, 0, why, count, first, last, due, serial), due, before
-end
-
--- Return the function that merges accumulators of a policy that computes. It keeps them unpacked in `sums`, by key, and
--- returns false if the stored one is corrupt. Its own functions are created here, since few calls need them.
-local function load_merge(spec, sums)
-  --- @include "lib/merge/payloads"
-  --- @include "lib/validate/stored"
-  return function(key, packed, acc)
-    local stored = sums[key] or unpack_table(string.sub(packed, HEADER_SIZE + 1))
-    if not stored or not sums[key] and not is_accumulator(spec, stored) then
-      return false
-    end
-    sums[key] = merge(spec, stored, cmsgpack.unpack(acc))
-    return true
-  end
-end
-
--- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the message
--- needs `accept_any`.
-local function merge_packed(t, plan, key, packed, acc)
-  local header, due, before = merge_header(t.p, packed, plan.serial, t.flushed, t.now_ms)
-  if not header then
-    return nil
-  elseif t.p.merge.op == "last" then
+  local header = struct.pack(HEADER, 0, why, count, first, last, due, plan.serial)
+  if p.merge.op == "last" then
     return header .. acc, due, before
-  elseif t.p.merge.op == "first" then
+  elseif p.merge.op == "first" then
     return header .. string.sub(packed, HEADER_SIZE + 1), due, before
+  elseif not plan.merge then
+    --- @include "lib/merge/payloads"
+    --- @include "lib/validate/stored"
+    plan.merge, plan.unpack = merge, function(text)
+      local stored = unpack_table(text)
+      return stored and is_accumulator(p.merge, stored) and stored or nil
+    end
   end
-  plan.merge = plan.merge or load_merge(t.p.merge, plan.sums)
-  return plan.merge(key, packed, acc) and header or nil, due, before
+  local stored = plan.sums[key] or plan.unpack(string.sub(packed, HEADER_SIZE + 1))
+  if not stored then
+    return nil
+  end
+  plan.sums[key] = plan.merge(p.merge, stored, cmsgpack.unpack(acc))
+  return header, due, before
 end
 
 -- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a trigger has options
@@ -95,12 +85,13 @@ local function plan_plain(t)
     return nil
   end
   local stored, in_flight = read_stored(K, names)
-  local plan = { serial = t.before + #names, sums = {}, in_flight = next(in_flight) and in_flight, merged = 0, earliest = math.huge }
+  local plan = { serial = t.before + #names, sums = {}, in_flight = next(in_flight) and in_flight, merged = 0 }
   local words, size, places, scheduled, moved, reply, flying = {}, 0, {}, {}, 0, { "ok", now_ms }, plan.in_flight
   local options, prefix, new_due, new_score, code, long
+  local earliest = math.huge
   for n = 1, #names do
     local key, place, due, score, m = names[n], nil, new_due, new_score, nil
-    if texts[n] ~= options then
+    if texts[n] then
       plan.same = options == nil
       options = texts[n]
       if string.byte(options) == 149 then
@@ -127,12 +118,15 @@ local function plan_plain(t)
       end
       plan.merged, score, reply[n + 2] = plan.merged + 1, due ~= before and due, 8 * (due - now_ms) + 1
     end
-    words[place], long = m, long or #m > 1024
+    words[place] = m
+    if #m > 1024 then
+      long = true
+    end
     if score and not (flying and flying[key]) then
       scheduled[moved + 1], scheduled[moved + 2] = score, key
       moved = moved + 2
-      if due < plan.earliest then
-        plan.earliest = due
+      if due < earliest then
+        earliest = due
       end
     end
   end
@@ -140,23 +134,10 @@ local function plan_plain(t)
     local m = words[places[key]] .. cmsgpack.pack(acc)
     words[places[key]], long = m, long or #m > 1024
   end
-  plan.words, plan.size, plan.scheduled, plan.moved, plan.reply, plan.long = words, size, scheduled, moved, reply, long
+  plan.words, plan.size, plan.scheduled, plan.moved, plan.reply = words, size, scheduled, moved, reply
+  plan.earliest, plan.long = earliest, long
   plan.same = plan.same and plan.merged == 0 and { "ok", now_ms, { code, #names } } or nil
   return plan
-end
-
--- Split keys and messages into those that are pending and those behind a delivery in flight.
-local function split_words(words, size, in_flight)
-  local pending, n, behind = {}, 0, {}
-  for i = 1, size, 2 do
-    if in_flight[words[i]] then
-      behind[#behind + 1], behind[#behind + 2] = words[i], words[i + 1]
-    else
-      pending[n + 1], pending[n + 2] = words[i], words[i + 1]
-      n = n + 2
-    end
-  end
-  return pending, n, behind
 end
 
 -- Accept triggers by the headers of messages alone, the path of most calls. Return the reply, and its short form (see
@@ -171,7 +152,15 @@ local function accept_plain(t)
     hint = redis.call("ZCOUNT", K.scheduled, "-inf", digits(plan.earliest)) == 0
   end
   if plan.in_flight then
-    words, size, behind = split_words(words, size, plan.in_flight)
+    words, size = {}, 0 -- only those that are not behind a delivery
+    for i = 1, plan.size, 2 do
+      local key, m = plan.words[i], plan.words[i + 1]
+      if plan.in_flight[key] then
+        behind[#behind + 1], behind[#behind + 2] = key, m
+      else
+        words[size + 1], words[size + 2], size = key, m, size + 2
+      end
+    end
   end
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   local counts = { "v", "2", "accepted", digits(t.before + #t.names) }

@@ -1,4 +1,4 @@
---- @include "lib/validate/problems"
+--- @include "lib/slot/slot"
 -- Return a problem if one of the slot's keys holds data that idemgate did not write, else nil. It runs before the
 -- first write: scripts do not roll back. A closed slot (reshard/close) returns "closed " and the change's name, and
 -- that name as a second value. Querying a length costs less than querying a type. One EXISTS covers the eight keys
