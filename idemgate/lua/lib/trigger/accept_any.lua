@@ -6,11 +6,12 @@
 -- creating one costs about as much as querying a key, and most calls need none of them (accept_plain).
 local function accept_any(t)
   --- @include "lib/slot/counters"
+  --- @include "lib/slot/message"
   --- @include "lib/schedule/next_due"
   --- @include "lib/trigger/merge_trigger"
   --- @include "lib/trigger/dedup"
   local K, p, now_ms, names = t.K, t.p, t.now_ms, t.names
-  local call = new_call(K, p, now_ms)
+  local call, tracked = new_call(K, p, now_ms), false
   local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 
   -- Parse the options of one trigger: "" (none, the common case), a time (parse_time), or packed {time or "", priority
@@ -24,20 +25,31 @@ local function accept_any(t)
     return { at = parse_time(at, now_ms), priority = priority, group = group, version = version, event = event }
   end
 
-  local function add_message(key, options, acc, serial)
-    local due, why = options.at, reason.time
+  -- Prepare what new messages with these options share: all but the accumulator.
+  local function prepare_new(options, serial)
+    local due, why, extension, flags = options.at, reason.time, "", 1
     if not due then
       due, why = due_by_policy(p, nil, nil, now_ms, 1, now_ms)
+      flags = 0
     end
-    call.pending[key], call.changed[key] = {
-      pinned = options.at and 1 or 0, why = why, count = 1, first = now_ms, last = now_ms, due = due, serial = serial,
-      attempts = 0, failure = "", version = options.version, priority = options.priority, group = options.group, splits = 0,
-      traces = "", acc = acc,
-    }, true
+    if options.version .. options.priority .. options.group ~= "" then
+      extension = cmsgpack.pack({ 0, "", options.version, options.priority, options.group, 0, "" })
+      extension, flags = struct.pack(">I4", #extension) .. extension, flags + 2
+    end
+    options.due, options.score = due, digits(due)
+    options.prefix = struct.pack(HEADER, flags, why, 1, now_ms, now_ms, due, serial) .. extension
+  end
+
+  -- Add a new message. Its serial is that of the last trigger, unless some triggers may be dropped.
+  local function add_message(key, options, acc, serial)
+    if not options.prefix or tracked then
+      prepare_new(options, tracked and serial or t.before + #names)
+    end
+    call.pending[key], call.changed[key] = options.prefix .. acc, true
     if not call.in_flight[key] then
-      add_scheduled(call, key, due)
+      add_scheduled(call, key, options.due, options.score)
     end
-    return "scheduled", due
+    return "scheduled", options.due
   end
 
   local function accept_one(key, options, acc, serial)
@@ -47,6 +59,8 @@ local function accept_any(t)
     end
     local old = call.pending[key]
     if old then
+      old = type(old) == "table" and old or decode_message(old)
+      call.pending[key] = old
       receipt, due = merge_trigger(call, key, old, options, acc, serial)
     else
       receipt, due = add_message(key, options, acc, serial)
@@ -57,7 +71,7 @@ local function accept_any(t)
     return receipt, due
   end
 
-  local all_options, options, tracked = {}, nil, false
+  local all_options, options = {}, nil
   for n = 1, #names do
     if t.texts[n] then
       options = parse_options(t.texts[n])

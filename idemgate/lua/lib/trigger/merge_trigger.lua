@@ -1,3 +1,5 @@
+--- @include "lib/digits"
+--- @include "lib/slot/header"
 --- @include "lib/slot/message"
 --- @include "lib/trigger/accept_plain"
 --- @include "lib/slot/counters"
@@ -5,7 +7,6 @@
 --- @include "lib/validate/problems"
 --- @include "lib/validate/stored"
 --- @include "lib/trigger/dedup"
---- @include "lib/slot/header"
 --- @include "lib/merge/payloads"
 --- @include "lib/schedule/due_times"
 --- @include "lib/schedule/schedule"
@@ -35,9 +36,9 @@ local function read_pending(call, names)
   end
 end
 
-local function add_scheduled(call, key, due)
+local function add_scheduled(call, key, due, score)
   local scheduled = call.scheduled
-  scheduled[#scheduled + 1], scheduled[#scheduled + 2] = due, key
+  scheduled[#scheduled + 1], scheduled[#scheduled + 2] = score, key
   call.scores[key] = due
 end
 local function write_scheduled(call)
@@ -51,7 +52,8 @@ local function write_pending(call)
   local words, behind = {}, {}
   for key in pairs(call.changed) do
     local target = call.in_flight[key] and behind or words
-    target[#target + 1], target[#target + 2] = key, track_large(call.K, encode_message(call.pending[key]))
+    local m = call.pending[key]
+    target[#target + 1], target[#target + 2] = key, track_large(call.K, type(m) == "table" and encode_message(m) or m)
   end
   if #words > 0 then
     redis.call("HSET", call.K.messages, unpack(words))
@@ -68,13 +70,15 @@ local function validate_touched(call, names, all_options)
   local problem = validate_slot(K)
   for n, key in ipairs(problem and {} or names) do
     local options, m = all_options[n], call.pending[key]
-    if type(m) == "string" then
+    if type(m) == "string" and p.raw and string.byte(m) ~= 2 and string.byte(m) ~= 3 then
+      problem = not read_header(m) and corrupt_entry(call.in_flight[key] and K.next or K.messages, key) -- nothing else to decode
+    elseif type(m) == "string" then
       m = validate_message(m, p.merge)
       call.pending[key] = m
       problem = not m and corrupt_entry(call.in_flight[key] and K.next or K.messages, key)
         or validate_group(K, m.group, p.group_limit)
     end
-    problem = problem or validate_group(K, options.group, p.group_limit) or options.tracked and validate_dedup(call, key, options)
+    problem = problem or m and options.group ~= "" and validate_group(K, options.group, p.group_limit) or options.tracked and validate_dedup(call, key, options)
     if problem then
       return problem
     end
@@ -104,7 +108,7 @@ local function reschedule_merged(call, key, old, score, m, at)
   local priority_changed, group_changed = old.priority ~= m.priority, old.group ~= m.group
   if score then
     if m.due ~= score then
-      add_scheduled(call, key, m.due)
+      add_scheduled(call, key, m.due, digits(m.due))
     end
   elseif old.due ~= m.due or priority_changed or group_changed then
     flush_scheduled(call)
