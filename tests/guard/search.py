@@ -34,7 +34,7 @@ PRINT = b"print of sixteen"
 START = 1_700_000_000.0
 BEGIN = 1_700_000_000_000
 SNAPSHOT = f"""{source("lib/record/format")}
-{source("lib/record/write_record")}
+{source("lib/record/read_record")}
 local r = read_record(KEYS[1])
 return {{ {{ redis.call("DUMP", KEYS[1]) or "" }}, redis.call("GET", KEYS[1]) or "",
   {{ r.state, r.owner, r.fence, r.ends, r.print, r.attempts, r.taken }} }}"""
