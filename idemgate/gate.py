@@ -300,6 +300,8 @@ class Gate(GuardMethods, SubscriberMethods):
             concurrency: the most deliveries in flight over all workers and slots. None: no limit.
             group_concurrency: the most deliveries in flight of one group.
             priority, priority_boost: order due messages by priority. One point counts like an age of one boost.
+            retry_penalty: how many points of priority each failed attempt takes away, so that failing work does not
+                stay in front. It needs `priority`.
             rate: the most deliveries over time of all workers, such as "100/s".
             burst: the most deliveries at once after a pause.
             adaptive: a limit that each worker finds by measurement; see `Adaptive`.

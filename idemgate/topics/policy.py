@@ -13,6 +13,7 @@ import msgpack
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.validation import check_int
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.adaptive import Adaptive
 from idemgate.topics.merge import Merge, MergeSpec, merge_of, merge_of_spec
@@ -52,6 +53,7 @@ class Policy:
     dedup_retention: int
     priority: bool
     priority_boost: int | None
+    retry_penalty: int
     group_concurrency: int
     concurrency: int | None
     rate: Fraction | None
@@ -73,7 +75,7 @@ class Policy:
         """Return ARGV[3] of the scripts that change a slot; see `lua/lib/slot/slot.lua`."""
         return _pack(self._trigger_rules() | {
             "attempts": self.max_attempts, "retention": self.dead_retention, "max_dead": self.max_dead_letters,
-        })  # fmt: skip
+        } | ({"retry_penalty": self.retry_penalty} if self.retry_penalty else {}))  # fmt: skip
 
     def for_triggers(self) -> bytes:
         """Return the part of `for_scripts` that accepting triggers needs."""
@@ -136,6 +138,7 @@ class TopicOptions(ExpiryOptions, total=False):
     dedup_retention: Duration
     priority: bool
     priority_boost: Duration | None
+    retry_penalty: int
     group_concurrency: int
     concurrency: int | None
     rate: Rate | None
@@ -168,6 +171,7 @@ def policy_of(
     dedup_retention: Duration = "24h",
     priority: bool = False,
     priority_boost: Duration | None = None,
+    retry_penalty: int = 0,
     group_concurrency: int = 1,
     concurrency: int | None = None,
     rate: Rate | None = None,
@@ -191,6 +195,7 @@ def policy_of(
         dedup_retention=milliseconds(dedup_retention, "dedup_retention"),
         priority=bool(priority) or priority_boost is not None,
         priority_boost=_ms(priority_boost, "priority_boost"),
+        retry_penalty=_check_penalty(retry_penalty, bool(priority) or priority_boost is not None),
         group_concurrency=_positive(group_concurrency, "group_concurrency"),
         concurrency=None if concurrency is None else _positive(concurrency, "concurrency"),
         rate=None if rate is None else rate_of(rate),
@@ -283,6 +288,7 @@ _LOCAL = {
     "dead_retention": 2_592_000_000,
     "max_dead_letters": 10_000,
     "adaptive": None,
+    "retry_penalty": 0,
 }
 """Options that are not stored, with their defaults. Durations in ms."""
 
@@ -326,6 +332,15 @@ def _unpack_policy(stored: bytes) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise DecodeError("expected a policy, got another type")
     return cast("dict[str, Any]", options)
+
+
+def _check_penalty(penalty: int, priority: bool) -> int:
+    check_int("retry_penalty", penalty, 0)
+    if penalty and not priority:
+        raise InvalidArgument("retry_penalty", penalty, "the topic has no priorities", "Add priority=True")
+    if penalty > 1_000_000:
+        raise InvalidArgument("retry_penalty", penalty, "too many points", "Use at most 1,000,000")
+    return penalty
 
 
 def _check_together(policy: Policy) -> None:

@@ -147,3 +147,38 @@ async def test_what_was_flushed_and_ranked_can_be_cancelled(face: Any) -> None:
     # When that is cancelled, then nothing of it is left
     assert await topic.cancel("b") == "cancelled"
     assert await keys_taken(topic) == []
+
+
+# -- retries ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_message_loses_priority_so_that_it_does_not_stay_in_front(face: Any, clock: Clock) -> None:
+    topic = face.topic("jobs", priority=True, retry_penalty=2, backoff="1s", lease="10s")
+    for key, priority in (("failing", 5), ("other", 2), ("plain", None)):
+        await topic.trigger(key, priority=priority)
+    # Given a message in front whose first attempt vanishes with its worker, and whose second one fails
+    (first,) = await topic.take(1)
+    clock.advance("11s")
+    (second,) = await topic.take(1)
+    assert (first.key, second.key, second.priority) == ("failing", "failing", 3)
+    assert await topic.nack(second, delay="1s") == "ok"
+    clock.advance("1s")
+    # Then the message that has the higher priority now comes first
+    taken = await topic.take(10)
+    assert [(one.key, one.priority) for one in taken] == [("other", 2), ("failing", 1), ("plain", 0)]
+    # And a delivery that did not fail keeps its priority
+    assert await topic.release(taken) == ["ok"] * 3
+    assert [one.priority for one in await topic.take(10)] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"retry_penalty": 1}, "Add priority=True"),
+        ({"priority": True, "retry_penalty": -1}, "retry_penalty"),
+        ({"priority": True, "retry_penalty": 10**9}, "too many points"),
+    ],
+)
+def test_a_penalty_that_cannot_work_is_refused(gate: Gate, options: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        gate.topic("jobs", **options)

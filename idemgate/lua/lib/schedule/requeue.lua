@@ -12,6 +12,13 @@ local function finish_delivery(K, p, key, group)
   group_leave(K, group, key, p.group_limit)
 end
 
+-- Lower the priority of a message whose attempt failed, if the topic asks for it.
+local function lower_priority(p, m)
+  if p.retry_penalty then
+    m.priority = (tonumber(m.priority) or 0) - p.retry_penalty
+  end
+end
+
 -- Return a delivered message, whose delivery ended (end_delivery), to the pending ones, due at `due`. It merges with a
 -- pending message of its key, and a time set by the caller wins. The pending one is the newer, unless `m` is a dead
 -- letter; then the last triggers decide. Return 1 if there was one, else 0.

@@ -46,6 +46,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
     else
       m.failure = LAPSED
       m.pinned = 0
+      lower_priority(p, m)
       add_count("folded", requeue(K, p, key, m, retry_time(key, entry.token, m), reason.retry))
     end
   end

@@ -54,6 +54,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     return "dead"
   end
   m.failure, m.pinned = failure, 0
+  lower_priority(p, m)
   add_count("folded", requeue(K, p, key, m, now_ms + delay, reason.retry))
   return "ok"
 end

@@ -31,6 +31,7 @@ end
 --   remember                                  how long event ids and versions are stored
 --   attempts retention max_dead               deliveries per message; age and number of dead letters
 --   ranked boost                              the topic has priorities; time that one priority is worth, absent = strict
+--   retry_penalty                             points of priority that a failed attempt takes away
 --   group_limit                               concurrent deliveries per group
 --   limited                                   the number of deliveries in flight is limited
 local function policy(packed)
