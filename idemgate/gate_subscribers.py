@@ -1,4 +1,4 @@
-"""The methods of a gate that register subscribers: Pub/Sub channels, streams and expired keys."""
+"""The methods of a gate that register subscribers: Pub/Sub channels, streams, lists and expired keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from idemgate.topics.topic import Topic
 
 if TYPE_CHECKING:
     from idemgate.subscribers import Entry as StreamEntry
-    from idemgate.subscribers import Expiry, PubSubMessage, Subscriber
+    from idemgate.subscribers import Expiry, ListEntry, PubSubMessage, Subscriber
 
 __all__ = ["SubscriberMethods"]
 
@@ -22,6 +22,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 MessageCallback = TypeVar("MessageCallback", bound="Callable[[PubSubMessage], object]")
 EntryCallback = TypeVar("EntryCallback", bound="Callable[[StreamEntry], object]")
+ListCallback = TypeVar("ListCallback", bound="Callable[[ListEntry], object]")
+Registered = list["Subscriber"]  # within the class `list` is a method
 
 
 class SubscriberMethods:
@@ -29,7 +31,7 @@ class SubscriberMethods:
 
     context: Context
     topics: dict[str, Topic]
-    subscribers: list[Subscriber]
+    subscribers: Registered
 
     def topic(self, name: str, *, redefine: bool = False, **options: Unpack[TopicOptions]) -> Topic:
         """Return a topic; see `Gate.topic`."""
@@ -136,6 +138,60 @@ class SubscriberMethods:
             subscriber = Stream(
                 self.context, stream, func, group=group, consumer=consumer, start=start, concurrency=concurrency,
                 reclaim=reclaim, max_deliveries=max_deliveries, dead=dead, max_dead_letters=max_dead_letters,
+            )  # fmt: skip
+            self.subscribers.append(subscriber)
+            return func
+
+        return register
+
+    def list(
+        self,
+        name: str,
+        *,
+        pop: Literal["left", "right"] = "left",
+        concurrency: int = 32,
+        reclaim: Duration = "30s",
+        max_deliveries: int = 17,
+        max_dead_letters: int = 10_000,
+    ) -> Callable[[ListCallback], ListCallback]:
+        """Register a callback for the entries of a Redis list.
+
+        One replica gets each entry, at least once. Guard the callback with `once` to run it once. The list may also be
+        the target of `topic.forward("list")`. An entry leaves the list when a consumer takes it. It is stored beside
+        the list until the callback has returned, or its guard found the key done. While another owner runs the key, the
+        entry is delayed until that lease may end. After another error it is delayed for `reclaim`, or the delay of
+        `Retry`. After a permanent error (KeyReused, `Bury`, a stored failure, ...) or `max_deliveries` attempts it
+        becomes a dead letter. Counters: `list.*`.
+
+        Dead letters are a list of JSON objects with `id`, `deliveries`, `reason`, `error`, `at` and `data`, or
+        `data_base64` for data that is not UTF-8. Its name is that of the list and ":dead". The other keys beside the
+        list are named in the same way. If the name has no hash tag, they have it as theirs: `{orders}:dead`.
+
+        With `concurrency=1` and one replica the order of the list is kept, except for retries.
+
+        Args:
+            name: the list.
+            pop: the end from which to take: "left" if producers use RPUSH, as `forward` does, "right" for LPUSH.
+            concurrency: the most callbacks at once.
+            reclaim: the lease of a taken entry, renewed while the callback runs. After it another consumer takes the
+                entry of a consumer that died. Use at least the lease of the guard, and more than anything that blocks
+                the event loop.
+            max_deliveries: attempts before an entry is dead.
+            max_dead_letters: the most dead letters. The oldest are dropped and counted (`list.dead_trimmed`).
+
+        Returns:
+            A decorator that returns the function, sync or async, unchanged.
+
+        Raises:
+            InvalidArgument: an option is invalid, or the name has a closing brace and no hash tag.
+        """
+
+        def register(func: ListCallback) -> ListCallback:
+            from idemgate.subscribers import ListQueue
+
+            subscriber = ListQueue(
+                self.context, name, func, pop=pop, concurrency=concurrency, reclaim=reclaim,
+                max_deliveries=max_deliveries, max_dead_letters=max_dead_letters,
             )  # fmt: skip
             self.subscribers.append(subscriber)
             return func

@@ -35,7 +35,7 @@ class Program(NamedTuple):
 _RESLOTS = "changes the slots of a topic, which is an admin's"
 _FORGETS = "forgets a topic, which is an admin's"
 _AUDITS = "audits, which needs SCAN"
-_CHANNEL, _STREAM = "tests/worker/test_subscribers_channel.py", "tests/worker/test_subscribers_stream.py"
+_SUBSCRIBERS = [f"tests/worker/test_subscribers_{name}.py" for name in ("channel", "list", "stream")]
 PROGRAMS = {
     "guard": Program(["tests/guard", "tests/dedup"], ["tests/guard/test_failures.py"]),
     "producer,worker,viewer": Program(
@@ -75,11 +75,11 @@ PROGRAMS = {
         ["tests/worker/test_worker_limits.py"],
         {
             _RESLOTS: ["tests/worker/test_worker_reslot.py::test_members_share_the_new_slots"],
-            "subscribes, and is run below": [_CHANNEL, _STREAM],
+            "subscribes, and is run below": _SUBSCRIBERS,
             "asks a server of its own, as somebody who may do all": ["tests/worker/test_subscribers_expiry.py"],
         },
     ),
-    "guard,producer,subscriber": Program([_CHANNEL, _STREAM], []),
+    "guard,producer,subscriber": Program(_SUBSCRIBERS, []),
     "guard,producer,worker,auditor": Program(
         ["tests/audit/test_audit.py"],
         [],

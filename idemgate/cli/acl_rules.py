@@ -51,9 +51,9 @@ ROLES = {
         ["topics", "members"],
     ),
     "subscriber": Role(
-        "hears Pub/Sub, streams and keys that expire; name their --keys and --channels",
-        ["expiry/ttl"],
-        "SUBSCRIBE PSUBSCRIBE ROLE SCAN "
+        "hears Pub/Sub, streams, lists and keys that expire; name their --keys and --channels",
+        ["expiry/ttl", "lists/renew", "lists/settle", "lists/take"],
+        "SUBSCRIBE PSUBSCRIBE ROLE SCAN BLMOVE "
         "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XGROUP|DELCONSUMER XPENDING XREADGROUP XTRIM",
         [],
     ),

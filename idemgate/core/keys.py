@@ -8,6 +8,7 @@
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fifteen parts of a slot |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
+| `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a user's list `<name>` that a `gate.list` consumes |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig2:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
 
@@ -42,6 +43,7 @@ __all__ = [
     "durability_key",
     "event",
     "is_library_key",
+    "list_keys",
     "members",
     "outbox",
     "owner_of",
@@ -78,9 +80,19 @@ PARTS = (
     "replies0",
     "replies1",
 )
+LIST_PARTS = ("incoming", "leases", "state", "data", "dead")
+"""The keys beside a list that `gate.list` consumes.
+
+- `incoming`, list: entries that a blocking pop has moved, and no consumer has taken.
+- `leases`, sorted set: id of a taken entry -> ms from which a consumer may take it: its lease or delay has ended.
+- `state`, hash: id -> number of deliveries, then the consumer that holds the entry, or nothing.
+- `data`, hash: id -> the entry as it was in the list.
+- `dead`, list: dead letters as JSON.
+"""
 LONGEST = 128
 """The maximum bytes of an escaped text. A longer one is replaced by a hash, since every record stores its key."""
 
+_HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
 _PLAIN = re.compile(rb"[A-Za-z0-9_.@:/+=,-]{1,128}")
 _PLAIN_TEXT = re.compile(_PLAIN.pattern.decode())
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -230,6 +242,23 @@ def _shard(namespace: str, scope: str, shard: int) -> bytes:
     return b"ig2:{%s:dedup:%s:%d}" % (namespace.encode(), _escape_scope(scope), shard)
 
 
+def list_keys(name: str) -> tuple[bytes, ...]:
+    """Return a user's list and the keys beside it (`LIST_PARTS`), which all have its cluster slot.
+
+    A name without a hash tag is the hash tag of the others.
+
+    Raises:
+        InvalidArgument: the name is empty, or has a closing brace and no hash tag, so that no other key has its slot.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument("name", name, "not the name of a list", "Use a non-empty string")
+    tagged = _HASH_TAG.match(name)
+    if not tagged and "}" in name:
+        raise InvalidArgument("name", name, "a '}' without a hash tag", "Use a name without braces, or with a {tag}")
+    stem = name if tagged else f"{{{name}}}"
+    return name.encode(), *(f"{stem}:{part}".encode() for part in LIST_PARTS)
+
+
 def topics(namespace: str) -> bytes:
     """Return the key of the registry: the topics and their policies."""
     return b"ig2:{%s:topics}" % namespace.encode()
@@ -287,12 +316,13 @@ class Owner(NamedTuple):
 
 
 _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
+_OUT = rf"out(?::(?:{'|'.join(LIST_PARTS)}))?"
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<topics>topics)\}|(?P<durability>durability)\}"
     rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
-    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{'|'.join(PARTS)}|out)"
+    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{'|'.join(PARTS)}|{_OUT})"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
     re.ASCII,
 )
@@ -321,7 +351,7 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("dedup", found["dedup"], int(found["shard"]), part=found["page"])
     if found["group"]:
         return Owner("members", found["group"], part=found["member"])
-    kind = "out" if found["part"] == "out" else "slot"
+    kind = "out" if found["part"].startswith("out") else "slot"
     return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
 
 

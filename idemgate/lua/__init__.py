@@ -40,7 +40,7 @@ def names() -> list[str]:
     folders = (
         folder
         for folder in _DIRECTORY.iterdir()
-        if folder.name in ("dedup", "expiry", "guard", "members", "reshard", "topics")
+        if folder.name in ("dedup", "expiry", "guard", "lists", "members", "reshard", "topics")
     )
     return sorted(f"{folder.name}/{file.name[:-4]}" for folder in folders for file in folder.iterdir())
 

@@ -17,7 +17,7 @@ log = logging.getLogger("idemgate.subscriber")
 
 
 class Subscriber(Protocol):
-    """A subscriber, as created by `Gate.subscribe`, `Gate.stream` and `Gate.on_expired`."""
+    """A subscriber, as created by `Gate.subscribe`, `Gate.stream`, `Gate.list` and `Gate.on_expired`."""
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Listen until `stop` is set, then let running callbacks finish. It may run again, and in several event loops.
@@ -57,7 +57,7 @@ class Subscribers:
                 "subscribers",
                 [],
                 "there are none",
-                "Register some with gate.subscribe(...), gate.stream(...) or gate.on_expired(...)",
+                "Register some with gate.subscribe(...), gate.stream(...), gate.list(...) or gate.on_expired(...)",
             )
         stop = asyncio.Event() if stop is None else stop
         waiting = len(subscribers)

@@ -58,6 +58,7 @@ KEY_NAMES = {
     "reshard": {"log", "target", "hash", "t.key"},
     "members": {"key"},
     "expiry": set(),
+    "lists": {"key"},
     "lib": {"key", "log", "t.key"},
 }
 """The variable names, by folder, under which a script may pass a key; `t.key` belongs to lib/dedup/buckets."""

@@ -26,6 +26,7 @@ from idemgate.guard.calls import Claims, Record
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry.rules import look
+from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.testing import Clock
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
@@ -36,7 +37,10 @@ from idemgate.topics.messages import Delivery, Forward, Trigger
 from idemgate.topics.partial import FailedItems
 from tests.messages import pack_message
 
-__all__ = ["PAGES", "RECORDS", "SLOTS", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry", "ask_theirs"]
+__all__ = [
+    "JOBS", "PAGES", "RECORDS", "SLOTS", "Jobs", "Pages", "Record", "Rig", "Slot", "ask_crew", "ask_registry",
+    "ask_theirs",
+]  # fmt: skip
 
 Dump = dict[bytes, bytes]
 CHANGE = b"change"
@@ -505,6 +509,74 @@ PAGES: dict[str, Callable[[Pages], Any]] = {
     "uneven": _uneven,
     "turned": _turned,
     "outlived": _outlived,
+}
+
+
+# -- consumed lists ---------------------------------------------------------------------------------------------------
+
+
+class Jobs:
+    """A list "jobs" and the keys beside it, in the state that `build` makes. `held` is an entry that "me" has taken."""
+
+    def __init__(self, rig: Rig, build: str) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+        self.name = f"{rig.gate.namespace}:{{jobs}}"
+        self.held = TakenEntry(self.name, "me", b"unknown", 1, b"x")
+        rig.raw.rpush(self.name, "a", "b")
+        JOBS[build](self)
+        rig.keep(keys.list_keys(self.name))
+
+    def calls(self, consumer: str = "me") -> ListCalls:
+        return ListCalls(self.name, consumer, self.clock, lease_ms=30_000, pop="left", max_dead_letters=1)
+
+    def take(self, n: int = 1, consumer: str = "me") -> None:
+        call = self.calls(consumer).take(n)
+        taken = call.answer(self.rig.ask(call)).entries
+        self.held = taken[0] if taken and consumer == "me" else self.held
+
+    def move(self) -> None:
+        self.rig.raw.rpush(keys.list_keys(self.name)[1], "moved")
+
+    def retry(self) -> None:
+        self.take()
+        self.rig.ask(self.calls().retry(self.held, 10_000, undo=False))
+
+    def bury(self) -> None:
+        self.take()
+        self.rig.ask(self.calls().bury(self.held, b"letter"))
+
+    def asks(self) -> dict[str, Call[Any]]:
+        calls, one = self.calls(), self.held
+        return {
+            "take": calls.take(5),
+            "take as another": self.calls("other").take(5),
+            "renew": calls.renew([one]),
+            "remove": calls.remove([one.id, b"unknown"]),
+            "retry": calls.retry(one, 5_000, undo=False),
+            "undo": calls.retry(one, 0, undo=True),
+            "bury": calls.bury(one, b"letter"),
+        }
+
+    def others_act(self) -> None:
+        """End all leases, and let another consumer take everything."""
+        self.clock.advance("31s")
+        self.take(10, "third")
+
+
+def _lapsed_entry(jobs: Jobs) -> None:
+    jobs.take()
+    jobs.clock.advance("31s")
+
+
+JOBS: dict[str, Callable[[Jobs], Any]] = {
+    "waiting": lambda jobs: None,
+    "moved": lambda jobs: jobs.move(),
+    "taken": lambda jobs: jobs.take(),
+    "taken by another": lambda jobs: jobs.take(1, "other"),
+    "lapsed": _lapsed_entry,
+    "delayed": lambda jobs: jobs.retry(),
+    "buried": lambda jobs: jobs.bury(),
 }
 
 

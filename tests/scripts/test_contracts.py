@@ -18,6 +18,7 @@ from idemgate.gate import Gate
 from idemgate.guard.calls import Claims, Record
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
+from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
@@ -279,6 +280,8 @@ def _calls() -> list[Call[Any]]:
         dedup.add_many(range(100)),
         dedup.get_or_set_many([(n, n) for n in range(100)]),
     ]
+    jobs = ListCalls("jobs", "me", None, lease_ms=1, pop="left", max_dead_letters=1)
+    entry = TakenEntry("jobs", "me", b"1", 1, b"x")
     seen = Record("done", 1, 1, 0, None, 1.0, 0.0, "", False, "v", b"", b"")
     return [
         claims.claim(record, owner, 1, 1),
@@ -323,6 +326,11 @@ def _calls() -> list[Call[Any]]:
         topic.take_dead(0, "redrive", []),
         read_slot(Slot("ns", "t", 0, 1), None, 1, 1),
         topic.take_dead(0, "delete", ["1", "2", "3"]),
+        jobs.take(5),
+        *(jobs.renew([entry] * n) for n in (0, 1, 3)),
+        *(jobs.remove([b"1"] * n) for n in (0, 1, 3)),
+        jobs.retry(entry, 5, undo=True),
+        jobs.bury(entry, b"letter"),
         members.heartbeat("ns", "g", None, said, 1000),
         members.heartbeat("ns", "g", None, said_much, 1000),
         members.leave("ns", "g", None, "m"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from idemgate import Bury, Gate, Retry, Trigger
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examine_store
+from idemgate.core.keys import list_keys
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry import rules as expiry
@@ -303,6 +304,43 @@ def reads(on: Stage) -> None:
     awaited(on, reading)
 
 
+def consumes(on: Stage) -> None:
+    """Lists: entries that are moved, taken from each end, renewed, retried, buried, reclaimed and removed."""
+    name, hold = f"{on.theirs}:{{list}}", asyncio.Event()
+    gate = on.lasting  # leases are renewed by the server's clock
+    _, incoming, leases, *_ = list_keys(name)
+    count = gate.counters
+
+    def last_lease() -> float:
+        return max((score for _, score in on.raw.zrange(leases, 0, -1, withscores=True)), default=0)
+
+    async def handle(entry: Any) -> None:
+        if entry.data == b"hold":
+            await hold.wait()
+        elif entry.data == b"bury":
+            raise Bury("no")
+        elif entry.data == b"retry" and entry.deliveries < 2:
+            raise Retry("later", delay=0)
+
+    async def consuming() -> None:
+        gate.list(name, reclaim="60ms", max_dead_letters=1)(handle)
+        gate.list(f"{name}2", pop="right")(handle)
+        on.raw.zadd(leases, {"0": 1})
+        async with gate.aio.subscribers():
+            for data in ("hold", "bury", "bury", "retry"):
+                on.raw.rpush(name, data)
+            on.raw.lpush(f"{name}2", "x")
+            await until(on, lambda: count["list.acked"] == 4 and count["list.dead_trimmed"] == count["list.missing"])
+            first = last_lease()
+            await until(on, lambda: last_lease() > first)
+            on.raw.rpush(incoming, "moved")
+            hold.set()
+            await until(on, lambda: count["list.acked"] == 6)
+        await gate.aio.close()
+
+    awaited(on, consuming)
+
+
 def idle(on: Stage, name: str) -> int:
     return min((one["time_since_delivered"] for one in on.raw.xpending_range(name, "g", "-", "+", 10)), default=0)
 
@@ -417,10 +455,10 @@ SCENES: dict[str, list[Scene]] = {
     "guard": GUARD,
     "producer": PRODUCER,
     "worker": WORKER,
-    "subscriber": [looks, hears, reads, scans],
+    "subscriber": [looks, hears, reads, consumes, scans],
     "viewer": [views],
     "auditor": [audits, examines_only],
-    "admin": [*GUARD, *WORKER, views, administers, looks, examines],
+    "admin": [*GUARD, *WORKER, views, administers, looks, consumes, examines],
 }
 BESIDE = {scans: ["producer"]}
 """Roles that a scene needs beside the one it is of."""

@@ -20,6 +20,7 @@ from idemgate.errors import IdemgateError, InvalidArgument, ServerRejected
 from idemgate.lua import commands, names
 from idemgate.membership import calls as members
 from idemgate.subscribers.expiry.rules import look
+from idemgate.subscribers.list_entries import ListCalls
 from idemgate.testing import Clock, audit
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
@@ -303,6 +304,9 @@ class Scene:
             gate.context.link.run(resizing._close(of, slot, begun.change))
         shown = gate.context.link.run(resizing._unload(old, 0, begun.change, 0))
         said = members.HeartbeatRequest("n", 1, ("t",), 0, (), (), ())
+        entries = ListCalls(
+            f"theirs-{gate.namespace}", "me", gate.context.clock, lease_ms=1, pop="left", max_dead_letters=1
+        )
         self.calls = [
             claims.claim(claims.key("s", "new"), token(), 30_000, 30_000),
             claims.mark(claims.key("s", "other"), token(), 1000),
@@ -343,6 +347,9 @@ class Scene:
             registry.list_entries(gate.namespace, gate.context.clock),
             read_slot(Slot(gate.namespace, "t", 0, 1), gate.context.clock, 1000, 100_000),
             look(f"theirs-{gate.namespace}".encode(), gate.context.clock),
+            entries.take(1),
+            entries.renew([]),
+            entries.remove([b"1"]),
             resizing._begin(calls, 4),
             resizing._end(old, begun.change, "given up", b"", b""),
             resizing._close(calls, 0, b"change"),
@@ -395,7 +402,7 @@ def refusal(gate: Gate, call: Call[Any]) -> str:
     return ""
 
 
-FOREIGN_KEYS = {"expiry/ttl"}
+FOREIGN_KEYS = {"expiry/ttl", "lists/renew", "lists/settle", "lists/take"}
 """What is asked of keys of the user's own: no role has them before somebody names them."""
 
 

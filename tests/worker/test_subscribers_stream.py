@@ -34,7 +34,7 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop waits for the read under way: a short one, here, where there are many stops."""
-    monkeypatch.setattr("idemgate.subscribers.stream.BLOCK", 50)
+    monkeypatch.setattr("idemgate.subscribers.reader.BLOCK", 50)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ QUICK = [
     "tests/dedup",
     *(f"tests/store/test_{name}.py" for name in ("cluster", "endpoint", "faults", "links")),
     *(f"tests/topics/test_{name}.py" for name in ("deliveries", "limits", "merging", "priorities", "triggers")),
-    *(f"tests/worker/test_subscribers_{name}.py" for name in ("channel", "expiry", "stream")),
+    *(f"tests/worker/test_subscribers_{name}.py" for name in ("channel", "expiry", "list", "stream")),
     "tests/worker/test_worker_store.py",
 ]
 """What touches the most of a server and of redis-py in the least time."""

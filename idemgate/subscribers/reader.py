@@ -1,0 +1,309 @@
+"""The common part of the consumers of streams and lists: take entries, run the callback, settle, renew, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from idemgate.core.backoff import retry_pause
+from idemgate.core.failure import last_line
+from idemgate.core.tokens import token
+from idemgate.core.verdict import Verdict
+from idemgate.errors import StoreError, StoreUnavailable
+from idemgate.store.context import Context
+from idemgate.store.shielded import finish_despite_cancel
+from idemgate.subscribers.callback import Callback
+from idemgate.subscribers.executor import BoundedExecutor
+
+__all__ = ["BLOCK", "EntryReader", "Registration", "consumer_name", "wait_within"]
+
+log = logging.getLogger("idemgate.subscriber")
+BLOCK = 500
+"""Longest wait of one read, ms. It bounds the duration of a stop without new entries."""
+ACKS = 1000
+
+
+class _HeldEntry(Protocol):
+    """An entry that this consumer holds; `idemgate.subscribers.list_entries.TakenEntry` describes the attributes."""
+
+    id: bytes
+    over: bool
+    done: bool
+    lost: bool
+
+    @property
+    def entry(self) -> Any: ...
+
+
+H = TypeVar("H", bound=_HeldEntry)
+
+
+class Registration(Protocol):
+    """The options that a stream and a list share."""
+
+    context: Context
+    callback: Callable[[Any], object]
+    concurrency: int
+    reclaim_ms: int
+    max_deliveries: int
+
+
+def consumer_name() -> str:
+    """Return a new name that tells the machine and the process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{token().hex()}"
+
+
+class EntryReader(ABC, Generic[H]):
+    """One run of a consumer. `_live` holds the entries between the read and the acknowledgement."""
+
+    def __init__(self, options: Registration, kind: str, facts: Mapping[str, object], stop: asyncio.Event) -> None:
+        """Build the run. `kind` is the prefix of its counters; `facts` are in its log records."""
+        self._options = options
+        self._kind = kind
+        self._facts = dict(facts)
+        self._stop = stop
+        self._callback = Callback(options.callback)
+        self._executor = BoundedExecutor[H](self._handle, options.concurrency)
+        self._live: dict[bytes, H] = {}
+        self._freed = asyncio.Event()
+        self._acknowledgeable: list[bytes] = []
+        self._to_ack = asyncio.Event()
+
+    async def run(self, grace: float, ready: Callable[[], None] | None) -> None:
+        acking, renewing = asyncio.create_task(self._ack()), asyncio.create_task(self._renew_forever())
+        try:
+            with suppress(StoreUnavailable):  # then it begins when the store is back
+                await self._open()
+            if ready is not None:
+                ready()
+            await self._read()
+        finally:
+            acking.cancel()
+            try:
+                await finish_despite_cancel(self._end(grace if self._stop.is_set() else 0), self._executor.hurry)
+            finally:
+                renewing.cancel()
+                self._callback.close()
+
+    # -- what a source does -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Prepare the source, or raise the StoreError that ends the run."""
+
+    @abstractmethod
+    async def _read_once(self) -> None:
+        """Take entries, or wait for at most the time of `_block_ms`."""
+
+    @abstractmethod
+    async def _acknowledge_entries(self, ids: Sequence[bytes]) -> None:
+        """Acknowledge handled entries."""
+
+    @abstractmethod
+    async def _renew(self, working: Sequence[H]) -> Sequence[H]:
+        """Renew running entries and return those that another consumer has."""
+
+    @abstractmethod
+    async def _release(self, taken: H, after_ms: int, *, undo: bool) -> None:
+        """Let any consumer take the entry after `after_ms`. With `undo` the delivery counts as no attempt."""
+
+    @abstractmethod
+    async def _write_dead_letter(self, taken: H, reason: str, error: str) -> int | None:
+        """Write a dead letter; return how many old ones were dropped, or None if another consumer has the entry."""
+
+    async def _leave(self) -> None:
+        """Remove what this consumer keeps in the store, after a stop that left no entry behind."""
+
+    async def _recover(self, error: StoreError, failures: int) -> None:
+        """Wait after a failed read."""
+        self._report_error(error, failures)
+        await wait_within(self._stop, retry_pause(failures))
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                await self._read_once()
+                failures = 0
+            except StoreError as error:
+                failures += 1
+                await self._recover(error, failures)
+
+    def _block_ms(self) -> int:
+        return min(BLOCK, max(1, self._options.reclaim_ms // 3))
+
+    def _room(self) -> int:
+        """Return how many entries to read: twice the concurrency in total, so that no callback waits for a read."""
+        return min(1000, 2 * self._options.concurrency) - len(self._live)
+
+    async def _wait_for_room(self) -> None:
+        self._freed.clear()
+        await wait_within(self._freed, self._block_ms() / 1000)
+
+    def _take(self, taken: Sequence[H]) -> None:
+        for one in taken:
+            known = self._live.get(one.id)
+            if known is not None:  # it runs here already
+                known.lost = False
+                continue
+            self._live[one.id] = one
+            self._executor.add(one)
+
+    # -- working ------------------------------------------------------------------------------------------------------
+
+    async def _handle(self, taken: H) -> None:
+        try:
+            if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
+                await self._bury(taken, "max_deliveries", None)
+                return
+            verdict = await self._callback(taken.entry)
+            taken.over = True
+            self._count(verdict.outcome)
+            await self._settle(taken, verdict)
+        except StoreError as error:  # it stays pending
+            self._report_error(error)
+        finally:
+            if not taken.done:
+                self._forget(taken.id)
+
+    async def _settle(self, taken: H, verdict: Verdict[Any]) -> None:
+        outcome, error = verdict.outcome, verdict.error
+        if verdict.action == "ack":
+            self._acknowledge(taken)
+        elif taken.lost:
+            return  # its new consumer settles it
+        elif outcome == "rejected":
+            await self._bury(taken, type(error).__name__, error)
+        elif outcome != "failed":  # in progress, or the guard lost its lease to another owner
+            await self._release(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
+        elif not verdict.ran and isinstance(error, StoreError):
+            self._report_error(error)
+            await self._release(taken, self._options.reclaim_ms, undo=True)
+        else:
+            log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)
+            await self._retry_or_bury(taken, verdict)
+
+    async def _retry_or_bury(self, taken: H, verdict: Verdict[Any]) -> None:
+        if taken.entry.deliveries >= self._options.max_deliveries:
+            await self._bury(taken, "max_deliveries", verdict.error)
+            return
+        after = verdict.retry_after
+        await self._release(taken, self._options.reclaim_ms if after is None else round(after * 1000), undo=False)
+
+    async def _bury(self, taken: H, reason: str, error: BaseException | None) -> None:
+        """Write a dead letter, then acknowledge the entry."""
+        text = last_line(error) if error is not None else ""
+        try:
+            dropped = await self._write_dead_letter(taken, reason, text)
+        except StoreError:
+            self._count("unburied")
+            raise
+        if dropped is None:
+            return
+        self._count("dead")
+        self._count("dead_trimmed", dropped)
+        log.error("subscriber.dead", extra=self._facts | {"id": taken.entry.id, "reason": reason, "error": text})
+        self._acknowledge(taken)
+
+    def _acknowledge(self, taken: H) -> None:
+        taken.over = taken.done = True
+        self._acknowledgeable.append(taken.id)
+        self._to_ack.set()
+
+    def _forget(self, number: bytes) -> None:
+        self._live.pop(number, None)
+        self._freed.set()
+
+    # -- in the background --------------------------------------------------------------------------------------------
+
+    async def _ack(self) -> None:
+        while True:
+            await self._to_ack.wait()
+            self._to_ack.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Acknowledge all finished entries in batches, with unlimited retries while the store is unavailable."""
+        failures = 0
+        while ids := self._acknowledgeable[:ACKS]:
+            try:
+                await self._acknowledge_entries(ids)
+                self._count("acked", len(ids))
+            except StoreUnavailable as error:
+                failures += 1
+                self._report_error(error, failures)
+                await asyncio.sleep(retry_pause(failures))
+                continue
+            except StoreError as error:  # rejected: the entry stays pending, and its next delivery is a duplicate
+                self._report_error(error)
+            del self._acknowledgeable[: len(ids)]
+            for number in ids:
+                self._forget(number)
+
+    async def _renew_forever(self) -> None:
+        """Renew running entries, so that no other consumer reclaims them."""
+        while True:
+            await asyncio.sleep(self._options.reclaim_ms / 3000)
+            working = [taken for taken in self._live.values() if not taken.over and not taken.lost]
+            try:
+                gone = await self._renew(working)
+            except StoreError as error:
+                self._report_error(error)
+                continue
+            for taken in gone:
+                taken.lost = True
+                self._count("lost")
+                log.warning("subscriber.lost", extra=self._facts | {"id": taken.entry.id})
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _end(self, grace: float) -> None:
+        waiting = tuple(self._executor.waiting)
+        self._executor.waiting.clear()
+        await self._return_unstarted(waiting)
+        left = await self._executor.finish(grace)
+        if left:
+            self._count("abandoned", left)
+            log.warning("subscriber.abandoned", extra=self._facts | {"count": left})
+        with suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(self._options.context.timeout):
+                await self._flush()
+                if not left:
+                    await self._leave()
+
+    async def _return_unstarted(self, waiting: Sequence[H]) -> None:
+        """Make unstarted entries reclaimable at once; this does not count as an attempt."""
+        await asyncio.gather(*(self._return(taken) for taken in waiting))
+
+    async def _return(self, taken: H) -> None:
+        taken.over = True
+        self._forget(taken.id)
+        try:
+            await self._release(taken, 0, undo=True)
+            self._count("returned")
+        except StoreError as error:
+            self._report_error(error)
+
+    def _report_error(self, error: StoreError, failures: int = 1) -> None:
+        self._count("store_errors")
+        if failures & (failures - 1) == 0:  # 1, 2, 4, 8: a long outage must not flood the log
+            log.warning("subscriber.store_error", extra=self._facts | {"error": str(error), "failures": failures})
+
+    def _count(self, what: str, n: int = 1) -> None:
+        if n:
+            self._options.context.counters.add(f"{self._kind}.{what}", n)
+
+
+async def wait_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event for at most some seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
