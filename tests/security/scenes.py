@@ -326,19 +326,24 @@ def consumes(on: Stage) -> None:
         gate.list(name, reclaim="60ms", max_dead_letters=1)(handle)
         gate.list(f"{name}2", pop="right")(handle)
         on.raw.zadd(leases, {"0": 1})
+        on.raw.lpush(f"{name}2", "x")
         async with gate.aio.subscribers():
             for data in ("hold", "bury", "bury", "retry"):
                 on.raw.rpush(name, data)
-            on.raw.lpush(f"{name}2", "x")
             await until(on, lambda: count["list.acked"] == 4 and count["list.dead_trimmed"] == count["list.missing"])
             first = last_lease()
             await until(on, lambda: last_lease() > first)
             on.raw.rpush(incoming, "moved")
             hold.set()
             await until(on, lambda: count["list.acked"] == 6)
-        await gate.aio.close()
 
-    awaited(on, consuming)
+    async def closing() -> None:
+        try:
+            await consuming()
+        finally:
+            await gate.aio.close()
+
+    awaited(on, closing)
 
 
 def idle(on: Stage, name: str) -> int:

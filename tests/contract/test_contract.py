@@ -1,0 +1,35 @@
+"""The consumer contract passes for a correct consumer, and each planted fault of a consumer fails it."""
+
+from __future__ import annotations
+
+import pytest
+
+from idemgate import Gate
+from idemgate.testing import ConsumerContract, Transport
+from tests.contract.memory import FAULTS, Fault, MemoryTransport
+
+NAMES = [name for name in vars(ConsumerContract) if name.startswith("test_")]
+
+
+class TestMemory(ConsumerContract):
+    kinds = ("async",)
+
+    @pytest.fixture
+    def transport(self, live: Gate) -> Transport:
+        return MemoryTransport(live)
+
+
+class Impatient(ConsumerContract):
+    patience = 1.5
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), [(fault, name) for fault, names in FAULTS.items() for name in sorted(names)]
+)
+async def test_a_planted_fault_is_found(fault: Fault, name: str, live: Gate) -> None:
+    with pytest.raises(AssertionError):
+        await getattr(Impatient(), name)(MemoryTransport(live, fault), "async")
+
+
+def test_each_test_finds_a_fault() -> None:
+    assert set.union(*FAULTS.values()) == set(NAMES)
