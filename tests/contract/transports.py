@@ -47,6 +47,8 @@ class GateConsumer:
         self.proxy.close()
         assert self._task is not None
         self._task.cancel()
+        await asyncio.sleep(0.01)
+        self._task.cancel()  # a second one ends the grace time of a worker
         with suppress(asyncio.CancelledError):
             await self._task
         await self.gate.aio.close()

@@ -463,7 +463,7 @@ SCENES: dict[str, list[Scene]] = {
     "subscriber": [looks, hears, reads, consumes, scans],
     "viewer": [views],
     "auditor": [audits, examines_only],
-    "admin": [*GUARD, *WORKER, views, administers, looks, consumes, examines],
+    "admin": [*GUARD, *WORKER, views, administers, looks, examines],
 }
 BESIDE = {scans: ["producer"]}
 """Roles that a scene needs beside the one it is of."""
