@@ -19,6 +19,7 @@ from idemgate.guard.record import decode_record
 __all__ = [
     "MAX_SLOTS",
     "check_expiring",
+    "check_list",
     "check_members",
     "check_page",
     "check_persistent",
@@ -178,6 +179,20 @@ def check_persistent(key: bytes, left_ms: int) -> Iterator[Finding]:
         yield Finding(
             "expires", text(key), f"it will be gone in {left_ms / 1000:.0f} s", f"PERSIST {quote_argument(key)}"
         )
+
+
+def check_list(name: str, leases: list[bytes], state: list[bytes], data: list[bytes]) -> Iterator[Finding]:
+    """Check that each taken entry of a consumed list has a lease, a state and data.
+
+    Args:
+        name: the list.
+        leases, state, data: the ids in the keys beside the list (`core.keys.LIST_PARTS`).
+    """
+    taken = {*leases, *state, *data}
+    for part, ids in (("leases", leases), ("state", state), ("data", data)):
+        if absent := taken.difference(ids):
+            what = f"{len(absent)} taken entries of the list are not in {part}"
+            yield Finding("orphan", name, f"{what}; the first is {quote_name(min(absent))}")
 
 
 def check_expiring(key: bytes, left_ms: int) -> Iterator[Finding]:

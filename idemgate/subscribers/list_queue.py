@@ -10,7 +10,7 @@ one consumer it keeps the order of the list, except that an entry that is retrie
 
 Counters:
 
-- `list.read`, `.reclaimed`: entries taken for the first time, and again.
+- `list.read`, `.reclaimed`: entries taken as their first attempt, and as a later one.
 - `list.handled`, `.duplicate`, `.in_progress`, `.rejected`, `.failed`, `.unguarded`, `.skipped`: the verdicts.
 - `list.lost`: the guard or the consumer lost the entry to another one while the callback ran.
 - `list.acked`, `.dead`: entries removed, and those among them that became dead letters.

@@ -11,6 +11,7 @@ from idemgate.audit.findings import Finding, Report
 from idemgate.audit.keys import (
     MAX_SLOTS,
     check_expiring,
+    check_list,
     check_members,
     check_page,
     check_persistent,
@@ -224,6 +225,8 @@ class _Audit:
         for key, owner in found.items():
             yield from check_unknown_key(owner, key)
         yield from self._records(server, [key for key, owner in found.items() if owner.kind == "once"])
+        for owner in {owner._replace(part="") for owner in found.values() if owner.part.startswith("out:")}:
+            yield from self._consumed_list(server, owner)
         for key, owner in found.items():
             if owner.kind == "dedup":
                 yield from self._page(server, key)
@@ -231,6 +234,16 @@ class _Audit:
                 yield from check_persistent(key, server.command("PTTL", key))
             elif owner.kind == "durability":
                 yield from check_expiring(key, server.command("PTTL", key))
+
+    def _consumed_list(self, server: Server, owner: Owner) -> Iterator[Finding]:
+        """Check the entries of a forward target that a consumer has taken."""
+        name = keys.outbox(self.namespace, owner.name, owner.number, owner.slots).decode()
+        leases, state, data = keys.list_keys(name)[2:5]
+        read = server.transaction([("ZRANGE", leases, 0, -1), ("HKEYS", state), ("HKEYS", data)])
+        if error := next((reply for reply in read if isinstance(reply, Exception)), None):
+            yield Finding("wrong-type" if "WRONGTYPE" in str(error) else "unread", name, f"{error}")
+        else:
+            yield from check_list(name, *read)
 
     def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
         left, head = server.transaction([("PTTL", key), ("HGET", key, "")])

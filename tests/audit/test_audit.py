@@ -378,6 +378,16 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
         "out",
         lambda h: h.raw.rpush(h.name("topic:t:0/1}:out"), "x") and h.raw.expire(h.name("topic:t:0/1}:out"), 99),
     ),
+    "a taken entry of an outbox without a lease": (
+        "orphan",
+        "out",
+        lambda h: [h.raw.hset(h.name(f"topic:t:0/1}}:out:{part}"), "7", "1 c") for part in ("data", "state")],
+    ),
+    "a key beside an outbox of another type": (
+        "wrong-type",
+        "out",
+        lambda h: h.raw.set(h.name("topic:t:0/1}:out:leases"), "x"),
+    ),
     "remembered for ever": ("forgotten-never", "dedup", lambda h: h.raw.hset(h.key("dedup"), "vk", "1")),
     "a table of event ids that is none": ("undecodable", "dedup", lambda h: h.raw.hset(h.key("dedup"), "e", "x")),
     "a bucket of event ids cut short": ("undecodable", "dedup", lambda h: h.raw.hset(h.key("dedup"), "e0", "x" * 23)),

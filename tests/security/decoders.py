@@ -33,6 +33,7 @@ from idemgate.store.cluster.topology import Route, Topology
 from idemgate.store.resp import PlainReader
 from idemgate.subscribers.expiry import rules as expiry
 from idemgate.subscribers.expiry.glob import matcher
+from idemgate.subscribers.list_entries import ListCalls, TakenEntry, encode_dead_letter
 from idemgate.subscribers.pubsub import PubSubMessage
 from idemgate.subscribers.stream_group import PendingEntry
 from idemgate.topics import registry
@@ -206,6 +207,11 @@ def _calls() -> Iterator[Call[Any]]:
     yield resizing._purge(topic, 0, b"c", True)
     yield members.heartbeat("n", "g", None, HeartbeatRequest("m", 1, ("t",), 0, (), (), (("t", 0),)), 1)
     yield members.list_members("n", "g", None)
+    jobs = ListCalls("s", "c", None, lease_ms=1, pop="left", max_dead_letters=1)
+    taken = TakenEntry("s", "c", b"1", 1, b"x")
+    yield jobs.take(1)
+    yield jobs.renew([taken])
+    yield jobs.bury(taken, b"{}")
 
 
 CALLS = tuple(_calls())
@@ -234,6 +240,7 @@ def _cluster(data: bytes) -> None:
 def _entry(data: bytes) -> None:
     number, *raw = data.split(b"\0")
     PendingEntry("s", number, raw, 1)
+    encode_dead_letter(TakenEntry("s", "c", b"1", 1, data), _text(data), _text(data))
 
 
 # -- what people say --------------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ TESTS = [
         "topics/test_registry",
         "topics/test_changes",
         "worker/test_members",
+        "worker/test_subscribers_list",
         "scripts/test_states",
         "scripts/test_merge",
         "audit/test_audit",
