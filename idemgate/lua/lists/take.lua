@@ -15,7 +15,6 @@
 --- Returns {"ok", now ms, end of the next lease or delay, ms (0 = none), entries removed because their data is missing,
 ---          three an entry: id; deliveries; data} {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/max_call_bytes"
 --- @include "lib/validate/validate_list_keys"
 local K = { source = KEYS[1], incoming = KEYS[2], leases = KEYS[3], state = KEYS[4], data = KEYS[5] }
 local now_ms = math.floor(now(ARGV[1]) / 1000)
