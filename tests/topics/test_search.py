@@ -40,7 +40,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "elseif not entry then"),
     "a key in flight is scheduled": (
         "one key", "topics/trigger",
-        "if score and not (flying and flying[key]) then", "if score then"),
+        "if score and not in_flight[key] then", "if score then"),
     "a take is not remembered": ("one key", "topics/take", "elseif known_reply then", "elseif false then"),
     "a trigger is not remembered": ("one key", "topics/trigger", "if known_reply then", "if false then"),
     "what is behind is forgotten": ("one key", "topics/settle", "if behind[key] then", "if false then"),

@@ -7,7 +7,8 @@
 --- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all, to keep per-key order
 --- ARGV[5..] three a trigger: key; options (lib/trigger/accept_any); accumulator
 --- Returns {"ok", now ms, a number a trigger...}: 8 * (due time, ms from now) + 0 to 4, which stand for these, then
----         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; or 5: deferred
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; "scheduled" is a
+---         new message, which waits for the end of the delivery if its key is in flight; or 5: deferred
 ---         to another request, as are all behind it, because this call has read 128 KiB of messages to merge with
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -36,7 +37,7 @@ end
 
 -- Return how many triggers this call accepts: those that fit into `max_call_bytes`, at least one. Return nil and
 -- the reply if the preceding request failed.
-local function count_accepted(names, accs)
+local function count_fitting(names, accs)
   local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
   if prior and prior[1] == "foreign" then
     return nil, prior
@@ -69,7 +70,7 @@ end
 
 -- Accept the triggers and return the reply. Delete expired facts with triggers that store some, and with every 64th other.
 local function accept_triggers(t)
-  local sweeps = t.before % 64 + #t.names >= 64
+  local sweeps = t.last_serial % 64 + #t.names >= 64
   if sweeps then -- the keys that are written last are read before the first write: they may have another type
     redis.call("HLEN", K.dedup)
     redis.call("ZCARD", K.dedup_expiry)
@@ -102,26 +103,26 @@ local function steps()
   end
   K.large = meta[5] ~= false
   local names, texts, accs = parse_triggers()
-  local accepted, failed = count_accepted(names, accs)
-  if not accepted then
+  local fitting, failed = count_fitting(names, accs)
+  if not fitting then
     return failed
   end
   local given, reply, short = #names, { "ok", now_ms }, nil
-  if accepted < given then
-    names = { unpack(names, 1, accepted) }
+  if fitting < given then
+    names = { unpack(names, 1, fitting) }
   end
-  if accepted > 0 then
+  if fitting > 0 then
     reply, short = accept_triggers({
       K = K, p = p, now_ms = now_ms, names = names, texts = texts, accs = accs,
-      before = tonumber(meta[2]) or 0, merged = tonumber(meta[3]) or 0, flushed = tonumber(meta[4]) or 0,
+      last_serial = tonumber(meta[2]) or 0, merged = tonumber(meta[3]) or 0, flushed = tonumber(meta[4]) or 0,
     })
   end
   if reply[1] == "foreign" then
     return reply
   end
-  for n = accepted + 1, given do
+  for n = fitting + 1, given do
     reply[2 + n] = 5
   end
-  return remember_reply(K, ARGV[2], now_ms, reply, accepted == given and given > 1 and short or nil)
+  return remember_reply(K, ARGV[2], now_ms, reply, fitting == given and given > 1 and short or nil)
 end
 return run_steps(K, now_ms, steps)

@@ -28,8 +28,8 @@ local function earliest_due(K)
   return tonumber(redis.call("ZRANGE", K.scheduled, "0", "0", "WITHSCORES")[2])
 end
 
--- Publish a hint to sleeping workers if `due` is earlier than everything else. The channel is the name of the `due`
--- key. A lost hint costs one poll.
+-- Publish a hint to sleeping workers if `due` is earlier than everything else. The channel is the name of the
+-- `scheduled` key. A lost hint costs one poll.
 local function publish_hint(K, head, due)
   if due and (not head or due < head) then
     redis.pcall("PUBLISH", K.scheduled, string.format("%.0f", due))

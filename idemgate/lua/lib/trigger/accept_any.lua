@@ -18,7 +18,7 @@ local function accept_any(t)
   -- or "", group or "", version or "", event id (lib/dedup/events) or ""}. In the returned table, `at` is a time in ms
   -- or nil for the policy's.
   local function parse_options(text)
-    if string.byte(text) ~= 149 then
+    if string.byte(text) ~= PACKED_OPTIONS then
       return { at = parse_time(text, now_ms), priority = "", group = "", version = "", event = "" }
     end
     local at, priority, group, version, event = unpack(cmsgpack.unpack(text))
@@ -43,7 +43,7 @@ local function accept_any(t)
   -- Add a new message. Its serial is that of the last trigger, unless some triggers may be dropped.
   local function add_message(key, options, acc, serial)
     if not options.prefix or tracked then
-      prepare_new(options, tracked and serial or t.before + #names)
+      prepare_new(options, tracked and serial or t.last_serial + #names)
     end
     call.pending[key], call.changed[key] = options.prefix .. acc, true
     if not call.in_flight[key] then
@@ -85,7 +85,7 @@ local function accept_any(t)
   if problem then
     return { "foreign", now_ms, problem }
   end
-  local before, serial, done, reply = earliest_due(K), t.before, {}, { "ok", now_ms }
+  local old_earliest, serial, done, reply = earliest_due(K), t.last_serial, {}, { "ok", now_ms }
 
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
@@ -101,8 +101,8 @@ local function accept_any(t)
   if call.events then
     store_events(call.events)
   end
-  done.scheduled, done.accepted = nil, serial - t.before
+  done.scheduled, done.accepted = nil, serial - t.last_serial
   add_counters(K, done)
-  publish_hint(K, before, earliest_due(K))
+  publish_hint(K, old_earliest, earliest_due(K))
   return reply, tracked
 end

@@ -2,6 +2,7 @@
 --- @include "lib/slot/header"
 --- @include "lib/slot/add_entries"
 --- @include "lib/schedule/due_times"
+local PACKED_OPTIONS = 149 -- the first byte of packed options (lib/trigger/accept_any): an array of five
 -- Read the messages behind deliveries in flight into `stored`, by index. Return the set of keys in flight.
 local function read_behind(K, names, stored)
   local in_flight, behind, at = {}, {}, {}
@@ -45,20 +46,20 @@ local function merge_packed(t, plan, key, packed, acc)
     return nil
   end
   local p, now_ms = t.p, t.now_ms
-  local flags, why, count, first, last, before, serial = struct.unpack(HEADER, packed)
+  local flags, why, count, first, last, old_due, serial = struct.unpack(HEADER, packed)
   if flags ~= 0 or why == reason.retry or why > reason.redrive or serial <= t.flushed then
     return nil
   end
-  local due = before
+  local due = old_due
   count, first, last = count + 1, first < now_ms and first or now_ms, last > now_ms and last or now_ms
   if p.quiet or p.max_size then
     due, why = due_by_policy(p, due, why, first, count, now_ms)
   end
   local header = struct.pack(HEADER, 0, why, count, first, last, due, plan.serial)
   if p.merge.op == "last" then
-    return header .. acc, due, before
+    return header .. acc, due, old_due
   elseif p.merge.op == "first" then
-    return header .. string.sub(packed, HEADER_SIZE + 1), due, before
+    return header .. string.sub(packed, HEADER_SIZE + 1), due, old_due
   elseif not plan.merge then
     --- @include "lib/merge/payloads"
     --- @include "lib/validate/stored"
@@ -72,7 +73,7 @@ local function merge_packed(t, plan, key, packed, acc)
     return nil
   end
   plan.sums[key] = plan.merge(p.merge, stored, cmsgpack.unpack(acc))
-  return header, due, before
+  return header, due, old_due
 end
 
 -- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a trigger has options
@@ -85,8 +86,8 @@ local function plan_plain(t)
     return nil
   end
   local stored, in_flight = read_stored(K, names)
-  local plan = { serial = t.before + #names, sums = {}, in_flight = next(in_flight) and in_flight, merged = 0 }
-  local words, size, places, scheduled, moved, reply, flying = {}, 0, {}, {}, 0, { "ok", now_ms }, plan.in_flight
+  local plan = { serial = t.last_serial + #names, sums = {}, in_flight = next(in_flight) and in_flight, merged = 0 }
+  local words, size, places, scheduled, moved, reply = {}, 0, {}, {}, 0, { "ok", now_ms }
   local options, prefix, new_due, new_score, code, long
   local earliest = math.huge
   for n = 1, #names do
@@ -94,8 +95,8 @@ local function plan_plain(t)
     if texts[n] then
       plan.same = options == nil
       options = texts[n]
-      if string.byte(options) == 149 then
-        return nil -- packed options
+      if string.byte(options) == PACKED_OPTIONS then
+        return nil
       end
       prefix, new_due, new_score = prepare_new(p, options, plan.serial, now_ms)
       due, score, code = new_due, new_score, 8 * (new_due - now_ms)
@@ -111,18 +112,18 @@ local function plan_plain(t)
     elseif options ~= "" or plan.merged == 0 and (p.ranked or redis.call("EXISTS", K.ready) == 1) then
       return nil
     else
-      local before
-      m, due, before = merge_packed(t, plan, key, old, accs[n])
+      local old_due
+      m, due, old_due = merge_packed(t, plan, key, old, accs[n])
       if not m then
         return nil
       end
-      plan.merged, score, reply[n + 2] = plan.merged + 1, due ~= before and due, 8 * (due - now_ms) + 1
+      plan.merged, score, reply[n + 2] = plan.merged + 1, due ~= old_due and due, 8 * (due - now_ms) + 1
     end
     words[place] = m
     if #m > 1024 then
       long = true
     end
-    if score and not (flying and flying[key]) then
+    if score and not in_flight[key] then
       scheduled[moved + 1], scheduled[moved + 2] = score, key
       moved = moved + 2
       if due < earliest then
@@ -163,7 +164,7 @@ local function accept_plain(t)
     end
   end
   -- The first write is one that is refused when the server is out of memory: all or nothing.
-  local counts = { "v", "2", "accepted", digits(t.before + #t.names) }
+  local counts = { "v", "2", "accepted", digits(t.last_serial + #t.names) }
   if plan.merged > 0 then
     counts[5], counts[6] = "merged", digits(t.merged + plan.merged)
   end

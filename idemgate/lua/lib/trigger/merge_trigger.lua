@@ -12,7 +12,7 @@
 --- @include "lib/schedule/schedule"
 --- @include "lib/group/group"
 -- The state of a call that accepts triggers with options. By key it holds:
---   pending    the decoded message
+--   pending    the message: packed, and decoded once a trigger merges into it
 --   in_flight  true while a delivery of the key is in flight
 --   scores     the scheduled time; false if the key is not scheduled, nil if unknown
 --   changed    true if the message has to be written
@@ -135,7 +135,7 @@ local function merge_trigger(call, key, old, options, acc, serial)
   call.changed[key] = true
   -- The scheduled time, or false: behind a delivery of its key or group, or already ready.
   local score = scheduled_at(call, key)
-  local before = { due = old.due, priority = old.priority, group = old.group, rank = old.rank }
+  local old_place = { due = old.due, priority = old.priority, group = old.group, rank = old.rank }
   local receipt = "merged"
   local m = merge_messages(p.merge, old, {
     count = 1, first = now_ms, last = now_ms, serial = serial, acc = acc, version = options.version,
@@ -151,6 +151,6 @@ local function merge_trigger(call, key, old, options, acc, serial)
     -- The policy moves neither a time set by the caller nor a retry's time.
     m.due, m.why = due_by_policy(p, m.due, m.why, m.first, m.count, now_ms)
   end
-  reschedule_merged(call, key, before, score, m, options.at)
+  reschedule_merged(call, key, old_place, score, m, options.at)
   return receipt, m.due
 end
