@@ -27,7 +27,8 @@ class ListEntry:
         list: Name of the list.
         id: Identifier of this entry, unique in the list. A second push of the same data has another one.
         data: The entry as it was pushed. `topic.decode_forwarded(entry.data)` decodes a message that a topic forwarded.
-        deliveries: Number of the attempt, from 1. It rises with every failed attempt, and when a consumer died.
+        deliveries: Number of the attempt, from 1. It rises with every failed attempt, and when a consumer died. An
+            attempt that failed while the store was unavailable may not be counted.
     """
 
     list: str

@@ -71,10 +71,11 @@ class ContractConsumer(Protocol):
 
 
 class Transport(ABC):
-    """What a consumer contract needs of an integration. A message has an id and a body.
+    """The access of the contract to an integration: it publishes messages and starts consumers.
 
-    Guard the handler by the id, with the body as its fingerprint, and with the options `SCOPE` and `LEASE`. Retry a
-    failed message within about a second, and give it up after `MAX_ATTEMPTS`. Run at least two messages at once.
+    A message has an id and a body. Guard the handler by the id, with the body as its fingerprint, and with the options
+    `SCOPE` and `LEASE`. Retry a failed message within about a second, and give it up after `MAX_ATTEMPTS`. Run at least
+    two messages at once.
 
     Attributes:
         redelivers: False if the transport delivers a message once at most, such as Pub/Sub.

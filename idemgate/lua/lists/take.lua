@@ -29,8 +29,8 @@ local function has_room(data)
   return taken < most and (taken == 0 or bytes + #data <= max_call_bytes)
 end
 
--- Each entry is removed from its place first: a server without memory accepts a script that begins with a removal, and
--- a consumer must be able to empty the list of such a server.
+-- Each entry is removed from its place first. A server without memory accepts a script that begins with a removal. So
+-- consumers can empty the list of such a server.
 local function lease(id, deliveries, data)
   redis.call("HSET", K.state, id, deliveries .. " " .. consumer)
   redis.call("ZADD", K.leases, lease_end, id)
