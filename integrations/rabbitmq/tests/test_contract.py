@@ -48,10 +48,13 @@ class RabbitTransport(Transport):
         raise NotImplementedError
 
     async def is_empty(self) -> bool:
-        return not self.queue.channel.queue_declare(self.queue.name, passive=True).method.message_count
+        with suppress(AMQPError):
+            return not self.queue.channel.queue_declare(self.queue.name, passive=True).method.message_count
+        return False  # the connection was idle for too long; the contract asks again
 
     async def list_dead_letters(self) -> list[bytes]:
-        self._dead_letters += [body for _, _, body in await asyncio.to_thread(self.dead.all)]
+        with suppress(AMQPError):
+            self._dead_letters += [body for _, _, body in await asyncio.to_thread(self.dead.all)]
         return self._dead_letters
 
 
