@@ -149,6 +149,25 @@ async def test_what_was_flushed_and_ranked_can_be_cancelled(face: Any) -> None:
     assert await keys_taken(topic) == []
 
 
+async def test_a_released_message_that_merges_with_a_redriven_one_keeps_its_place_in_its_group(
+    face: Any, clock: Clock
+) -> None:
+    topic = face.topic("jobs", priority=True, merge="sum")
+    # Given a dead letter of a key, from another group
+    await topic.trigger("b", 1, group="g")
+    assert await topic.bury(await topic.take(1)) == ["dead"]
+    clock.advance("1ms")
+    # And a delivery of the key whose time its caller set, with a message of its group behind it
+    await topic.trigger("b", 2, group="h", priority=1, at=clock.now())
+    (delivery,) = await topic.take(1)
+    await topic.trigger("d", 3, group="h", priority=9)
+    # When the dead letter is redriven, and the delivery is released
+    assert await topic.dead.redrive() == 1
+    assert await topic.release(delivery) == "ok"
+    # Then the key is still the one of its group that may run
+    assert [(one.key, one.payload) for one in await topic.take(2)] == [("b", 3)]
+
+
 # -- retries ----------------------------------------------------------------------------------------------------------
 
 

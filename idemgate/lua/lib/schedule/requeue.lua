@@ -28,7 +28,8 @@ local function requeue(K, p, key, m, due, why)
   m.due, m.why = due, why
   if waiting then
     waiting = decode_message(waiting)
-    local time = waiting.pinned == 1 and waiting or m
+    local pinned = waiting.pinned == 1 -- read now: merging may write into `waiting`
+    local time = pinned and waiting or m
     local kept = { attempts = m.attempts, failure = m.failure }
     local groups = { m.group, waiting.group }
     local stood = unschedule(K, key, waiting)
@@ -42,7 +43,7 @@ local function requeue(K, p, key, m, due, why)
     end
     for _, group in ipairs(hash == K.messages and groups or {}) do
       -- Leave the former group. If the caller set a time, which may be far away, no group waits for it.
-      if group ~= m.group or waiting.pinned == 1 then
+      if group ~= m.group or pinned then
         group_leave(K, group, key, p.group_limit)
       else
         -- The message may have been the next of its group and is no longer.
