@@ -18,7 +18,7 @@ from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
-from idemgate.guard.decide import cancel_call, forget, inspect_call, resolve
+from idemgate.guard.decide import cancel, forget, inspect_call, resolve
 from idemgate.guard.mark import mark_call, mark_calls
 from idemgate.guard.options import (
     ClaimOptions,
@@ -224,7 +224,7 @@ class Gate(GuardMethods, SubscriberMethods):
         return self.context.link.run(inspect_call(self.context, key, scope))
 
     def cancel(self, key: Key, *, scope: str = "claim") -> bool:
-        """Ask the owner of a key to stop. Atomic, one round trip.
+        """Ask the owner of a key to stop. Two round trips.
 
         The owner learns it with its next heartbeat, after a sixth of its lease at most: `current().cancelled`,
         `claim.cancelled`. It decides what to do; its claim stays. A later attempt is not cancelled.
@@ -232,7 +232,7 @@ class Gate(GuardMethods, SubscriberMethods):
         Returns:
             False if no owner has a live lease.
         """
-        return self.context.link.run(cancel_call(self.context, key, scope))
+        return cancel(self.context, key, scope)
 
     def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """Delete the record of a key, so that its next call runs.

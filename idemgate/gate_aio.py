@@ -11,7 +11,7 @@ from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import AioClaim, BaseClaim
-from idemgate.guard.decide import cancel_call, forget_async, inspect_call, resolve_async
+from idemgate.guard.decide import cancel_async, forget_async, inspect_call, resolve_async
 from idemgate.guard.mark import mark_call, mark_calls
 from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts
 from idemgate.store.context import Context
@@ -81,7 +81,7 @@ class AioGate:
 
     async def cancel(self, key: Key, *, scope: str = "claim") -> bool:
         """Ask the owner of a key to stop; see `Gate.cancel`."""
-        return await self.context.aio_link.run(cancel_call(self.context, key, scope))
+        return await cancel_async(self.context, key, scope)
 
     async def forget(self, key: Key, *, scope: str = "claim", force: bool = False) -> bool:
         """Delete the record of a key; see `Gate.forget`."""

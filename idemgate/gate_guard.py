@@ -129,12 +129,12 @@ class GuardMethods:
         options: GuardOptions,
     ) -> MergedFunction[P, R]:
         """Compose `once` above `merge`. Raises InvalidArgument for an option that triggers do not have."""
-        given = {"scope": scope, "fingerprint": fingerprint, **options}
+        given = {"fingerprint": fingerprint, **options}
         for name, value in given.items():
             if value is not None and name != "retention":
                 fix = "Leave it out, or write @once below @merge, which guards the merged call"
                 raise InvalidArgument(name, value, "once above merge drops copies of triggers, without this", fix)
-        checked = once_options(self.context.codec, "once", merged.topic.name, options)
+        checked = once_options(self.context.codec, "once", scope or merged.topic.name, options)
         inner = merged.__wrapped__
         guarded = decorate(self.context, checked, inner, key, None, options)
         return merged.drop_copies(guarded, compile_key(key, inner), checked.retention)

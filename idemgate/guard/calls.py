@@ -332,9 +332,9 @@ class Claims:
         """Build a renewal of a lease."""
         return call("guard/renew", record, (stamp(self.clock), owner, lease, keep), _decode_renewal)
 
-    def cancel(self, record: tuple[bytes, ...]) -> Call[bool]:
-        """Build the call that asks the owner of a key to stop."""
-        return call("guard/cancel", record, (stamp(self.clock),), _is_ok)
+    def cancel(self, record: tuple[bytes, ...], fence: int) -> Call[bool]:
+        """Build the call that asks the owner of a key, with this fencing token, to stop."""
+        return call("guard/cancel", record, (stamp(self.clock), fence), _is_ok)
 
     def release(self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False) -> Call[bool]:
         """Build a release. `undo` takes back a claim whose work never ran."""

@@ -12,7 +12,7 @@ from idemgate.errors import AlreadyInProgress
 from idemgate.guard.calls import Claims, Record
 from idemgate.store.context import Context
 
-__all__ = ["cancel_call", "forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
+__all__ = ["cancel", "cancel_async", "forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
 
 Reply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""
@@ -51,10 +51,18 @@ def inspect_call(context: Context, key: Key, scope: str) -> Call[Record]:
     return claims.inspect(claims.key(scope, key))
 
 
-def cancel_call(context: Context, key: Key, scope: str) -> Call[bool]:
-    """Build the call that asks the owner of a key to stop."""
+def cancel(context: Context, key: Key, scope: str) -> bool:
+    """Ask the owner of a key to stop. Return False if no owner has a live lease."""
     claims = Claims(context.namespace, context.clock)
-    return claims.cancel(claims.key(scope, key))
+    record = claims.key(scope, key)
+    return context.link.run(claims.cancel(record, context.link.run(claims.inspect(record)).token))
+
+
+async def cancel_async(context: Context, key: Key, scope: str) -> bool:
+    """Ask the owner of a key to stop; see `cancel`."""
+    claims, link = Claims(context.namespace, context.clock), context.aio_link
+    record = claims.key(scope, key)
+    return await link.run(claims.cancel(record, (await link.run(claims.inspect(record))).token))
 
 
 def forget(context: Context, key: Key, scope: str, force: bool) -> bool:

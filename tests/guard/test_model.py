@@ -160,8 +160,8 @@ class Model:
         self.key = replace(self.key, lease_end=us // 1000 + lease, lease=lease)
         return ("cancelled" if self.key.cancelled else "ok",)
 
-    def cancel(self, us: int) -> Answer:
-        live = self.key.state == "running" and self.key.left(us // 1000) > 0
+    def cancel(self, us: int, fence: int) -> Answer:
+        live = self.key.state == "running" and self.key.fence == fence and self.key.left(us // 1000) > 0
         if live:
             self.key = replace(self.key, cancelled=True)
         return (live,)
@@ -414,9 +414,9 @@ class GuardMachine(RuleBasedStateMachine):
     def renew(self, key: int, owner: bytes | None, lease: int, keep: int) -> None:
         self.make(key, "renew", lease, keep, owner=owner)
 
-    @rule(key=keys)
-    def cancel(self, key: int) -> None:
-        self.make(key, "cancel")
+    @rule(key=keys, before=st.sampled_from([0, 0, 1]))
+    def cancel(self, key: int, before: int) -> None:
+        self.make(key, "cancel", self.models[key].key.fence - before)
 
     @owned
     @rule(key=keys, owner=owners, keep=spans, undo=st.booleans())

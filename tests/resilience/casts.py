@@ -166,8 +166,8 @@ GUARD: dict[str, Callable[[Guard], Call[Any]]] = {
         on.key("unknown"), token(), on.seen("unknown"), True, 60_000, b"v", b"\xa1x"
     ),
     "forget": lambda on: on.claims.forget(on.key("done"), token(), on.seen("done"), False),
-    "cancel": lambda on: on.claims.cancel(on.key("mine")),
-    "cancel, absent": lambda on: on.claims.cancel(on.key("free")),
+    "cancel": lambda on: on.claims.cancel(on.key("mine"), on.fence),
+    "cancel, absent": lambda on: on.claims.cancel(on.key("free"), on.fence),
     "inspect": lambda on: on.claims.inspect(on.key("mine")),
 }
 READS: dict[str, Callable[[Any], Call[Any]]] = {

@@ -71,6 +71,7 @@ def _guard(gate: Gate, clock: Clock) -> None:
     _claim(gate, "forgotten")
     with suppress(OutcomeUnknown):  # a process that was killed had it: so it has to be decided
         _claim(gate, "resolved", on_lease_loss="hold")
+    gate.cancel("forgotten")
     gate.forget("forgotten", force=True)
     clock.advance(timedelta(seconds=LEASE))
     gate.resolve("resolved", done=True)

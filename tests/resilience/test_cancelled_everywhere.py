@@ -802,6 +802,7 @@ AWAITED: dict[type, dict[str, str]] = {
 LEFT_OUT: dict[type, dict[str, str]] = {
     AioGate: {
         "inspect": "reads one reply",
+        "cancel": "reads, then one call, which changes what its target reads",
         "stored_topics": "reads",
         "close": "ends the gate that the cases share",
     },

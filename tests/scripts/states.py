@@ -362,7 +362,7 @@ class Record:
         return asked | {
             "marks": calls.mark_many([key, self.beside], 60_000).calls[0],
             "inspect": calls.inspect(key),
-            "cancel": calls.cancel(key),
+            "cancel": calls.cancel(key, seen.token),
             "forget": calls.forget(key, b"r1", seen, force=False),
             "forget by force": calls.forget(key, b"r2", seen, force=True),
             "resolve": calls.resolve(key, b"r3", seen, True, 60_000, b"v", b"result"),
@@ -401,7 +401,9 @@ def _noted(record: Record) -> None:
 
 def _cancelled(record: Record) -> None:
     record.claim()
-    record.rig.ask(record.calls.cancel(record.key))
+    record.rig.ask(
+        record.calls.cancel(record.key, record.rig.gate.context.link.run(record.calls.inspect(record.key)).token)
+    )
     record.claim(b"other", wait=True)
 
 

@@ -296,7 +296,7 @@ def _calls() -> list[Call[Any]]:
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),
         claims.checkpoint(record, owner, b"x"),
-        claims.cancel(record),
+        claims.cancel(record, 1),
         claims.inspect(record),
         claims.forget(record, b"request", seen, force=True),
         claims.resolve(record, b"request", seen, True, 1, b"v", b"x"),

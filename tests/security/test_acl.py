@@ -316,7 +316,7 @@ class Scene:
             dedup.get("new"),
             dedup.add("known"),
             claims.checkpoint(held, self.owner, b"x"),
-            claims.cancel(held),
+            claims.cancel(held, given.token),
             claims.renew(held, self.owner, 40_000, 40_000),
             claims.inspect(held),
             claims.complete(held, self.owner, given.token, 1000, b"v", b"x"),

@@ -285,7 +285,7 @@ def test_a_direct_call_of_once_above_merge_is_guarded(gate: Gate) -> None:
     assert ran == [1, 2]
 
 
-@pytest.mark.parametrize("option", [{"lease": "5s"}, {"scope": "s"}, {"fingerprint": ["n"]}, {"on_error": "store"}])
+@pytest.mark.parametrize("option", [{"lease": "5s"}, {"fingerprint": ["n"]}, {"on_error": "store"}])
 def test_once_above_merge_refuses_options_without_effect(gate: Gate, option: Any) -> None:
     @gate.merge(key="{n}", name="refused")
     def handle(n: int) -> None: ...

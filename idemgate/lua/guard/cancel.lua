@@ -1,7 +1,9 @@
---- Ask the owner of a key to stop. The reply to its next heartbeat tells it. Idempotent.
+--- Ask the owner of a key to stop. The reply to its next heartbeat tells it. Idempotent. A late copy, after another
+--- claim, changes nothing.
 --- KEYS[1] record
 --- ARGV[1] now, us, or "" for the server's
---- Returns {"ok", now ms} {"absent", now ms} (no owner has a live lease) {"foreign", now ms, problem}
+--- ARGV[2] fencing token of the run to cancel, as inspected
+--- Returns {"ok", now ms} {"absent", now ms} (that run has no live lease) {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/record/write_record"
 local key = KEYS[1]
@@ -10,7 +12,7 @@ local r, problem = read_record(key)
 if not r then
   return { "foreign", now_ms, problem }
 end
-if r.state ~= "p" or lease_left(r.ends, r.lease, now_ms) <= 0 then
+if r.state ~= "p" or r.fence ~= tonumber(ARGV[2]) or lease_left(r.ends, r.lease, now_ms) <= 0 then
   return { "absent", now_ms }
 end
 r.cancelled = 1
