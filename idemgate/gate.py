@@ -226,8 +226,8 @@ class Gate(GuardMethods, SubscriberMethods):
     def cancel(self, key: Key, *, scope: str = "claim") -> bool:
         """Ask the owner of a key to stop. Two round trips.
 
-        The owner learns it with its next heartbeat, after a sixth of its lease at most: `current().cancelled`,
-        `claim.cancelled`. It decides what to do; its claim stays. A later attempt is not cancelled.
+        The owner learns it with its next heartbeat, after a sixth of its lease at most: `current().cancel_requested`,
+        `claim.cancel_requested`. It decides what to do; its claim stays. A later attempt is not cancelled.
 
         Returns:
             False if no owner has a live lease.

@@ -74,7 +74,7 @@ class Verdict(NamedTuple, Generic[R]):
 
     @property
     def action(self) -> Action:
-        """What a consumer does with the message: "ack", "retry" (redeliver it) or "reject" (dead-letter it).
+        """The way to settle the message: "ack", "retry" (redeliver it) or "reject" (dead-letter it).
 
         A message in progress is acknowledged if the option `on_in_progress="skip"` drops it.
         """

@@ -114,9 +114,9 @@ class BaseClaim:
         return self._execution is not None and self._execution.lease_lost
 
     @property
-    def cancelled(self) -> bool:
+    def cancel_requested(self) -> bool:
         """True once `gate.cancel` was called for this key and a heartbeat inside a `with` block learned it: stop."""
-        return self._execution is not None and self._execution.cancelled
+        return self._execution is not None and self._execution.cancel_requested
 
     @property
     def _is_held(self) -> bool:

@@ -37,7 +37,7 @@ class Execution:
             idempotency key that is stored in the transaction of the effect does.
         attempt: the number of this attempt; 1 is the first.
         lease_lost: True once the lease is known to be lost: stop.
-        cancelled: True once `gate.cancel` was called for this key and a heartbeat learned it: stop.
+        cancel_requested: True once `gate.cancel` was called for this key and a heartbeat learned it: stop.
         recovered: the checkpoint of an earlier attempt, or None.
         aio: the async form, for `await current().aio.checkpoint(...)`.
     """
@@ -84,12 +84,12 @@ class Execution:
         return self._lost
 
     @property
-    def cancelled(self) -> bool:
+    def cancel_requested(self) -> bool:
         """True once `gate.cancel` was called for this key and a heartbeat learned it: stop."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Record that a heartbeat was told to stop."""
+        """Record that `gate.cancel` asks this run to stop."""
         self._cancelled = True
 
     def key_for(self, step: str) -> str:

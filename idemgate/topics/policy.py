@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import index
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import msgpack
 
@@ -154,53 +154,42 @@ def policy_from(function: str, options: TopicOptions) -> tuple[Policy, bool]:
     return policy, policy.pack_stored() == DEFAULT.pack_stored()
 
 
-def policy_of(
-    *,
-    window: Duration | None = None,
-    quiet: Duration | None = None,
-    max_delay: Duration | None = None,
-    max_size: int | None = None,
-    edge: Edge = "trailing",
-    merge: MergeSpec = "last",
-    slots: int = 1,
-    lease: Duration = "30s",
-    max_attempts: int = 17,
-    backoff: BackoffPolicy = None,
-    dead_retention: Duration = "30d",
-    max_dead_letters: int = 10_000,
-    dedup_retention: Duration = "24h",
-    priority: bool = False,
-    priority_boost: Duration | None = None,
-    retry_penalty: int = 0,
-    group_concurrency: int = 1,
-    concurrency: int | None = None,
-    rate: Rate | None = None,
-    burst: int | None = None,
-    adaptive: Adaptive | None = None,
-) -> Policy:
-    """Check the options of a topic and build its policy. Raises InvalidArgument."""
+_DEFAULTS: dict[str, Any] = {
+    "window": None, "quiet": None, "max_delay": None, "max_size": None, "edge": "trailing", "merge": "last", "slots": 1,
+    "lease": "30s", "max_attempts": 17, "backoff": None, "dead_retention": "30d", "max_dead_letters": 10_000,
+    "dedup_retention": "24h", "priority": False, "priority_boost": None, "retry_penalty": 0, "group_concurrency": 1,
+    "concurrency": None, "rate": None, "burst": None, "adaptive": None,
+}  # fmt: skip
+
+
+def policy_of(**options: Unpack[TopicOptions]) -> Policy:
+    """Check the options of a topic and build its policy. Raises InvalidArgument; TypeError for an unknown option."""
+    if unknown := options.keys() - _DEFAULTS.keys():
+        raise TypeError(f"unexpected option {min(unknown)!r}")
+    given: dict[str, Any] = {**_DEFAULTS, **options}
+    priority = bool(given["priority"]) or given["priority_boost"] is not None
     policy = Policy(
-        window=_ms(window, "window"),
-        quiet=_ms(quiet, "quiet"),
-        max_delay=_ms(max_delay, "max_delay"),
-        max_size=None if max_size is None else _positive(max_size, "max_size"),
-        edge=edge,
-        merge=merge_of(merge),
-        slots=_power_of_two(slots),
-        lease=milliseconds(lease, "lease"),
-        max_attempts=_positive(max_attempts, "max_attempts"),
-        backoff=delays(backoff),
-        dead_retention=milliseconds(dead_retention, "dead_retention"),
-        max_dead_letters=_positive(max_dead_letters, "max_dead_letters"),
-        dedup_retention=milliseconds(dedup_retention, "dedup_retention"),
-        priority=bool(priority) or priority_boost is not None,
-        priority_boost=_ms(priority_boost, "priority_boost"),
-        retry_penalty=_check_penalty(retry_penalty, bool(priority) or priority_boost is not None),
-        group_concurrency=_positive(group_concurrency, "group_concurrency"),
-        concurrency=None if concurrency is None else _positive(concurrency, "concurrency"),
-        rate=None if rate is None else rate_of(rate),
-        burst=_default_burst(rate, burst),
-        adaptive=_check_adaptive(adaptive),
+        window=_ms(given["window"], "window"),
+        quiet=_ms(given["quiet"], "quiet"),
+        max_delay=_ms(given["max_delay"], "max_delay"),
+        max_size=None if given["max_size"] is None else _positive(given["max_size"], "max_size"),
+        edge=given["edge"],
+        merge=merge_of(given["merge"]),
+        slots=_power_of_two(given["slots"]),
+        lease=milliseconds(given["lease"], "lease"),
+        max_attempts=_positive(given["max_attempts"], "max_attempts"),
+        backoff=delays(given["backoff"]),
+        dead_retention=milliseconds(given["dead_retention"], "dead_retention"),
+        max_dead_letters=_positive(given["max_dead_letters"], "max_dead_letters"),
+        dedup_retention=milliseconds(given["dedup_retention"], "dedup_retention"),
+        priority=priority,
+        priority_boost=_ms(given["priority_boost"], "priority_boost"),
+        retry_penalty=_check_penalty(given["retry_penalty"], priority),
+        group_concurrency=_positive(given["group_concurrency"], "group_concurrency"),
+        concurrency=None if given["concurrency"] is None else _positive(given["concurrency"], "concurrency"),
+        rate=None if given["rate"] is None else rate_of(given["rate"]),
+        burst=_default_burst(given["rate"], given["burst"]),
+        adaptive=_check_adaptive(given["adaptive"]),
     )
     _check_together(policy)
     _check_limits(policy)

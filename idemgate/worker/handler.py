@@ -77,7 +77,7 @@ class DeliveryExecution(Execution):
         return self._delivery.lost
 
     @property
-    def cancelled(self) -> bool:
+    def cancel_requested(self) -> bool:
         return self._delivery.cancelled
 
     @property

@@ -840,7 +840,7 @@ async def test_the_owner_of_a_cancelled_key_learns_it_with_its_next_heartbeat(la
     seen = threading.Event()
 
     def work() -> str:
-        while not current().cancelled:
+        while not current().cancel_requested:
             assert not seen.wait(0.005)
         return f"stopped, lease lost: {current().lease_lost}"
 
@@ -857,9 +857,9 @@ async def test_the_owner_of_a_cancelled_key_learns_it_with_its_next_heartbeat(la
 
 async def test_a_claim_in_a_block_learns_that_it_is_cancelled(lasting: Any) -> None:
     async with lasting.inside("k", lease="300ms") as claim, asyncio.timeout(60):
-        assert claim.cancelled is False
+        assert claim.cancel_requested is False
         assert await lasting.cancel("k") is True
-        while not claim.cancelled:
+        while not claim.cancel_requested:
             await asyncio.sleep(0.005)
 
 
