@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -145,3 +147,37 @@ async def test_async_triggers_have_event_ids_too(gate: Gate, clock: Clock) -> No
         await gate.guard("orders").aio.run("k", body)
     clock.advance(10)
     assert sorted((await topic.take(1))[0].payload) == ["a", "b", "c", "c"]
+
+
+PROGRAM = """
+import os, sys
+from idemgate import Gate
+from idemgate.testing import Clock
+url, namespace, now, dies = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "dies"
+gate = Gate(url, namespace=namespace, clock=Clock(now))
+totals = gate.topic("totals", merge="sum", window="60s")
+
+
+@gate.once(key="{event}", scope="orders", lease="10s")
+def credit(event, amount):
+    totals.trigger("account", amount)
+    if dies:
+        os._exit(9)
+
+
+credit("event-1", 5)
+"""
+
+
+def test_a_process_that_dies_between_a_trigger_and_its_completion_counts_once(
+    url: str, namespace: str, gate: Gate, clock: Clock
+) -> None:
+    codes = []
+    for dies in ("dies", "lives", "lives"):
+        words = [url, namespace, f"{clock.microseconds() / 1_000_000:.6f}", dies]
+        codes.append(subprocess.run([sys.executable, "-c", PROGRAM, *words], timeout=60, check=False).returncode)
+        clock.advance(11)  # the lease of the process that died has ended
+    assert codes == [9, 0, 0]
+    clock.advance(60)
+    (delivery,) = gate.topic("totals", merge="sum", window="60s").take(5)
+    assert (delivery.payload, delivery.count) == (5, 1)
