@@ -20,12 +20,14 @@ from idemgate import (
     Claim,
     Delivery,
     Gate,
+    Guard,
     IdemgateError,
     PartialFailure,
     Receipt,
     RedisMembership,
     Topic,
     Trigger,
+    Verdict,
     append,
     current,
     union,
@@ -358,3 +360,39 @@ async def awaiting_topics() -> None:
     gate.aio.worker(membership="members")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     gate.topic("adaptive", adaptive=Adaptive(most=50, target="1s", errors=(TimeoutError,)))
     gate.topic("adaptive", adaptive=50)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# -- the guard of a consumer ------------------------------------------------------------------------------------------
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+async def length_async(text: str) -> int:
+    return len(text)
+
+
+async def consume(guard: Guard) -> None:
+    assert_type(guard.run("k", length, "abc"), Verdict[int])
+    assert_type(await guard.aio.run("k", length_async, "abc"), Verdict[int])
+    assert_type(guard.run_many([("a", "x")], length), list[Verdict[int]])
+    assert_type(await guard.aio.run_many([("a", "x")], length_async, concurrency=2), list[Verdict[int]])
+
+
+guard = gate.guard("orders", on_missing_key="skip", retention="7d")
+gate.guard("orders", on_missing_key="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+guarded_bare = gate.once(length)
+assert_type(guarded_bare("abc"), int)
+guarded_callback = gate.callback(key="{text}")(length)
+assert_type(guarded_callback("abc"), int | None)
+
+
+@gate.once(key="{item}")
+@gate.merge(key="{item}")
+def composed(item: str) -> int:
+    return len(item)
+
+
+composed.with_options(delay="5s", event_id=7).trigger("a")
+composed.with_options(colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
