@@ -7,9 +7,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from idemgate.core.key_template import compile_key
 from idemgate.errors import InvalidArgument
-from idemgate.guard.callback import OnFailure, check_on_failure, wrap_callback
+from idemgate.guard.callback import OnFailure, wrap_callback
 from idemgate.guard.guard import Guard
-from idemgate.guard.options import GuardOptions, build_driver, decorate, once_options, split_bare
+from idemgate.guard.options import GuardOptions, build_driver, check_choice, decorate, once_options, split_bare
 from idemgate.store.context import Context
 from idemgate.topics.decorator import MergedFunction
 
@@ -181,7 +181,7 @@ class GuardMethods:
         Raises:
             InvalidArgument: an option is invalid.
         """
-        check_on_failure(on_failure)
+        check_choice("on_failure", on_failure, OnFailure)
         checked = once_options(self.context.codec, "callback", scope, options)
 
         def guard(func: Callable[P, R]) -> Callable[P, R | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from idemgate.core.durations import Duration
 from idemgate.core.validation import is_async
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SubscriberMethods"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 MessageCallback = TypeVar("MessageCallback", bound="Callable[[PubSubMessage], object]")
 EntryCallback = TypeVar("EntryCallback", bound="Callable[[StreamEntry], object]")
 ListCallback = TypeVar("ListCallback", bound="Callable[[ListEntry], object]")

@@ -13,7 +13,7 @@ from idemgate.guard.keep import Keep
 from idemgate.guard.options import ClaimOptions, GuardOptions
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
-from idemgate.subscribers import Entry, Expired, PubSubMessage, Subscriber
+from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subscriber
 from idemgate.topics.dead_letters import DeadLetter
 from idemgate.topics.decorator import MergedFunction
 from idemgate.topics.merge import Merge
@@ -41,6 +41,7 @@ __all__ = [
     "HeartbeatReply",
     "HeartbeatRequest",
     "Keep",
+    "ListEntry",
     "Member",
     "Membership",
     "Merge",

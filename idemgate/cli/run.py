@@ -97,7 +97,9 @@ def find_gate(target: str | None, packages: Sequence[str]) -> Gate:
     gates = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Gate)}
     if default_gate.has_work:
         gates[id(default_gate)] = default_gate
-    found = [gate for gate in gates.values() if gate is not default_gate or gate.has_work]
+    else:
+        gates.pop(id(default_gate), None)  # a module imported it
+    found = [*gates.values()]
     if len(found) == 1:
         return found[0]
     where = target or ", ".join(packages)

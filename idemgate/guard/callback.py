@@ -5,24 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from idemgate.core.counters import Counters
 from idemgate.core.validation import is_async, qualified_name
 from idemgate.core.verdict import Verdict
-from idemgate.errors import InvalidArgument
 from idemgate.guard.decorator import build_judge, build_judge_async
 
-__all__ = ["OnFailure", "check_on_failure", "wrap_callback"]
+__all__ = ["OnFailure", "wrap_callback"]
 
 log = logging.getLogger("idemgate.once")
 OnFailure = Literal["raise", "log"]
-
-
-def check_on_failure(value: object) -> None:
-    """Raise InvalidArgument if the value is no choice of `on_failure`."""
-    if value not in get_args(OnFailure):
-        raise InvalidArgument("on_failure", value, "unknown choice", "Use 'raise' or 'log'")
 
 
 def wrap_callback(guarded: Callable[..., Any], counters: Counters, on_failure: OnFailure) -> Callable[..., Any]:

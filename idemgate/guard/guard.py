@@ -101,8 +101,9 @@ class Guard(_BaseGuard):
         gets the messages one after the other. The batch is not atomic. If the process dies inside it, all its messages
         are redelivered, and those that the handler has seen run again.
 
-        A copy of a message in the same batch is a duplicate of the first. With `at_most_once`, `shadow` or a cache the
-        messages run one by one, as with `run`. So do messages that wait for another owner.
+        A copy of a message in the same batch runs after it: as a duplicate, or again if the first one failed.
+        With `at_most_once`, `shadow` or a cache the messages run one by one, as with `run`. So do messages that wait
+        for another owner.
 
         Args:
             messages: (key, message) tuples.

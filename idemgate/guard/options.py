@@ -44,6 +44,7 @@ __all__ = [
     "ClaimOptions",
     "GuardOptions",
     "build_driver",
+    "check_choice",
     "claim_attempt",
     "claim_attempts",
     "decorate",
@@ -139,12 +140,12 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
     if unknown := options.keys() - GuardOptions.__annotations__.keys():
         raise TypeError(f"{caller}() got an unexpected keyword argument {min(unknown)!r}")
     for name, choices in _CHOICES.items():
-        _check_choice(name, options.get(name, get_args(choices)[0]), choices)
+        check_choice(name, options.get(name, get_args(choices)[0]), choices)
     on_done, on_error = options.get("on_done"), options.get("on_error", "release")
     if on_done is not None:
-        _check_choice("on_done", on_done, OnDone)
+        check_choice("on_done", on_done, OnDone)
     if not callable(on_error):
-        _check_choice("on_error", on_error, OnError)
+        check_choice("on_error", on_error, OnError)
     if scope is not None:
         check_scope(scope)
     if (retry := options.get("retry")) is not None:
@@ -264,7 +265,7 @@ def _check_hook(hook: OnReplay | None) -> OnReplay | None:
     return hook
 
 
-def _check_choice(name: str, value: object, literal: Any) -> None:
+def check_choice(name: str, value: object, literal: Any) -> None:
     """Raise InvalidArgument if the value is none of the choices."""
     allowed = get_args(literal)
     if value not in allowed:

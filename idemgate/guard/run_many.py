@@ -120,11 +120,9 @@ class _Batch(Generic[T, R]):
         released: list[ClaimAttempt] = []
         completed: dict[bytes, list[ClaimAttempt]] = {b"v": [], b"n": [], b"e": []}
         for run in self.runs:
-            policy = "release"
             if run.heartbeat is None:
                 continue
-            if run.position in self.results:
-                policy = _encode_end(run.attempt, *self.results[run.position])
+            policy = self._decide_end(run)
             if policy == "store":
                 completed[run.attempt.result[0]].append(run.attempt)
             elif policy == "release":
@@ -134,6 +132,20 @@ class _Batch(Generic[T, R]):
             calls += driver.claims.complete_each([attempt.completion() for attempt in attempts], most, kind)
         ordered = [attempt for attempts in completed.values() for attempt in attempts]
         return ordered + released, calls + build_release_calls(released, most)
+
+    def _decide_end(self, run: _Run[T]) -> str:
+        """Encode the result of a run, and return what its claim gets: "store", "release" or "keep"."""
+        if run.position not in self.results:
+            return "release"
+        value, error = self.results[run.position]
+        if error is None:
+            run.attempt.encode_result(value)
+            return "store"
+        try:
+            return run.attempt.decide_failure(error)
+        except Exception as invalid:  # noqa: BLE001 - `on_error` raised; the other messages must still be completed
+            self.results[run.position] = None, invalid
+            return "release"
 
     def record_ends(self, attempts: Sequence[ClaimAttempt], outcomes: Sequence[bool | StoreError]) -> None:
         """Record the replies to the ends."""
@@ -202,6 +214,11 @@ async def run_many_async(
             try:
                 with batch.running(one):
                     batch.results[one.position] = await work(one.message), None
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                batch.results[one.position] = None, error  # raised by the handler; the batch was not cancelled
             except Exception as error:  # noqa: BLE001 - the verdict has it
                 batch.results[one.position] = None, error
 
@@ -234,14 +251,6 @@ def _build_attempt(driver: Driver, key: Key) -> ClaimAttempt | None:
         return ClaimAttempt(driver.options, driver.claims, key, b"")
     except InvalidArgument:
         return None
-
-
-def _encode_end(attempt: ClaimAttempt, value: object, error: BaseException | None) -> str:
-    """Encode the result of a run, and return what its claim gets: "store", "release" or "keep"."""
-    if error is None:
-        attempt.encode_result(value)
-        return "store"
-    return attempt.decide_failure(error)
 
 
 def _check_pair(index: int, pair: Any) -> tuple[Any, Any]:

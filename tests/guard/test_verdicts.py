@@ -469,6 +469,30 @@ async def test_an_async_batch_runs_as_many_handlers_as_asked(gate: Gate) -> None
     assert [verdict.outcome for verdict in verdicts] == ["handled", "handled"]
 
 
+async def test_a_choice_of_on_error_that_fails_concerns_its_message_only(face: Any) -> None:
+    guard = face.guard("orders", on_error=lambda error: "bogus")
+
+    def handle(n: int) -> int:
+        if n == 1:
+            raise Declined("no")
+        return n
+
+    verdicts = await guard.run_many([("a", 1), ("b", 2)], handle)
+    assert [verdict.outcome for verdict in verdicts] == ["rejected", "handled"]
+    assert "on_error" in str(verdicts[0].error)
+    assert [(await face.inspect(key, scope="orders")).state for key in "ab"] == ["released", "done"]
+
+
+async def test_a_handler_of_a_batch_that_raises_a_cancellation_has_failed(gate: Gate) -> None:
+    async def handle(n: int) -> int:
+        if n == 1:
+            raise asyncio.CancelledError
+        return n
+
+    verdicts = await gate.guard("orders").aio.run_many([("a", 1), ("b", 2)], handle)
+    assert [(verdict.outcome, verdict.value) for verdict in verdicts] == [("failed", None), ("handled", 2)]
+
+
 @pytest.mark.parametrize("messages", [["a"], [("a", 1, 2)], "ab", 5])
 def test_a_batch_refuses_other_things_than_pairs(gate: Gate, messages: Any) -> None:
     with pytest.raises(InvalidArgument, match="messages"):

@@ -52,3 +52,24 @@ async def live(entry: str, url: str, namespace: str, sound: Callable[[Gate], Non
     made.close()
     with Gate(url, namespace=namespace) as whoever:  # not every role may audit
         sound(whoever)
+
+
+@pytest.fixture
+async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[..., list[Gate]]]:
+    """Several gates of one namespace, as several processes would have."""
+    made: list[Gate] = []
+
+    def make(n: int, at: str = entry) -> list[Gate]:
+        made.extend(Gate(at, namespace=namespace) for _ in range(n))
+        return made
+
+    yield make
+    for gate in made:
+        await gate.aio.close()
+        gate.close()
+
+
+@pytest.fixture
+def one(replicas: Callable[..., list[Gate]]) -> Gate:
+    """One such gate."""
+    return replicas(1)[0]

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from typing import Any
@@ -20,35 +19,9 @@ import pytest
 from idemgate import Gate, InvalidArgument
 from idemgate.subscribers import PubSubMessage
 from tests.proxy import Proxy
+from tests.worker.waiting import until
 
 SCOPE = ContextVar("SCOPE", default="outside")
-
-
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        await asyncio.sleep(0.003)
-
-
-@pytest.fixture
-async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[[int], list[Gate]]]:
-    """Several gates of one namespace, as several processes would have."""
-    made: list[Gate] = []
-
-    def make(n: int, at: str = entry) -> list[Gate]:
-        made.extend(Gate(at, namespace=namespace) for _ in range(n))
-        return made
-
-    yield make
-    for gate in made:
-        await gate.aio.close()
-        gate.close()
-
-
-@pytest.fixture
-def one(replicas: Callable[[int], list[Gate]]) -> Gate:
-    return replicas(1)[0]
 
 
 def total(gates: list[Gate], name: str) -> int:

@@ -9,7 +9,7 @@ import sys
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,43 +25,17 @@ from idemgate.subscribers.list_entries import ListCalls
 from tests import cluster as servers
 from tests.claims import claims_of
 from tests.proxy import Proxy
+from tests.worker.waiting import until
 
 SOON = "150ms"
 """A reclaim time for tests in which lapsed leases are the subject; elsewhere leases are ended by hand."""
 DEAD = "vanished-consumer"
 
 
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.003)
-
-
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a read short: a stop waits for it."""
     monkeypatch.setattr("idemgate.subscribers.reader.BLOCK", 50)
-
-
-@pytest.fixture
-async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[..., list[Gate]]]:
-    """Several gates of one namespace, as several processes would have."""
-    made: list[Gate] = []
-
-    def make(n: int, at: str = entry) -> list[Gate]:
-        made.extend(Gate(at, namespace=namespace) for _ in range(n))
-        return made
-
-    yield make
-    for gate in made:
-        await gate.aio.close()
-        gate.close()
-
-
-@pytest.fixture
-def one(replicas: Callable[..., list[Gate]]) -> Gate:
-    return replicas(1)[0]
 
 
 @pytest.fixture

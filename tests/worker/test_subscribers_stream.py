@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,43 +18,17 @@ from idemgate.errors import Bury, Retry, ServerRejected
 from idemgate.subscribers import Entry
 from tests.claims import claims_of
 from tests.proxy import Proxy
+from tests.worker.waiting import until
 
 AGED = 3_600_000
 SOON = "150ms"
 """A reclaim time for tests in which idle time is the subject; elsewhere entries are aged with XCLAIM IDLE."""
 
 
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        await asyncio.sleep(0.003)
-
-
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop waits for the read under way: a short one, here, where there are many stops."""
     monkeypatch.setattr("idemgate.subscribers.reader.BLOCK", 50)
-
-
-@pytest.fixture
-async def replicas(entry: str, namespace: str) -> AsyncIterator[Callable[..., list[Gate]]]:
-    """Several gates of one namespace, as several processes would have."""
-    made: list[Gate] = []
-
-    def make(n: int, at: str = entry) -> list[Gate]:
-        made.extend(Gate(at, namespace=namespace) for _ in range(n))
-        return made
-
-    yield make
-    for gate in made:
-        await gate.aio.close()
-        gate.close()
-
-
-@pytest.fixture
-def one(replicas: Callable[..., list[Gate]]) -> Gate:
-    return replicas(1)[0]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
--- Return the fields of a stored record as separate values, which is cheaper than a table: state, kind, owner, fence,
--- attempts, taken, ends, since, print, data, lease, held, waited, cancelled. A missing key (false) returns state
--- "absent". A foreign value returns nil and the problem.
+-- Return the fields of a stored record as separate values, which is cheaper than a table. Their order is that of the
+-- parameters of pack_record. A missing key (false) returns state "absent". A foreign value returns nil and the problem.
 local function unpack_record(stored)
   if not stored then
     return "absent", "", "", 0, 0, 0, 0, 0, "", ""
@@ -50,7 +49,8 @@ end
 --   print     fingerprint or ""; data  the result when done, a failure, else the checkpoint or ""
 --   lease     ms; held  1 = wait for a decision if the owner dies; waited  1 = a caller waits for the end;
 --   cancelled 1 = the owner is asked to stop; these four in progress only
--- The long form holds any record: byte 193, state or kind, numbers, owner and fingerprint with their lengths, data.
+-- The long form holds any record. It starts with byte 193 and the state or kind. Then come the numbers. Owner and
+-- fingerprint follow with their lengths. The data is last.
 -- The short form is for keys done at the first attempt, which most are. It starts with byte 248, 250 or 252
 -- (completed, of kind "v", "n" or "e"), or 254 (marked; the owner's token follows). Add 1 if a fingerprint follows.
 -- Then come the fence, the ms from the fence's time until completion, and the retention in minutes.

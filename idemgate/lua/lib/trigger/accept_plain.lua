@@ -38,8 +38,8 @@ local function prepare_new(p, options, serial, now_ms)
 end
 
 -- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the message
--- needs `accept_any`: it is corrupt, has an extension, waits for a retry, or has a time that the caller or a flush of the slot
--- (`flushed`: its last serial) set. If the policy computes, the message is only a header, and `plan.sums` has its unpacked
+-- needs `accept_any`. Such a message is corrupt or has an extension. Or it waits for a retry. Or its time was set by the caller
+-- or by a flush of the slot (`flushed`: its last serial). If the policy computes, the message is only a header, and `plan.sums` has its unpacked
 -- accumulator. The functions for that are created once per call, and only then.
 local function merge_packed(t, plan, key, packed, acc)
   if #packed < HEADER_SIZE then
@@ -77,9 +77,9 @@ local function merge_packed(t, plan, key, packed, acc)
 end
 
 -- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a trigger has options
--- beyond a time, or if a message or the topic needs `accept_any`. In the plan, `words` holds keys and messages in turn,
--- `scheduled` due times and keys, `sums` the unpacked accumulators of messages that are only a header in `words`, and `same` is
--- the reply of all triggers if they have the same.
+-- beyond a time, or if a message or the topic needs `accept_any`. In the plan `words` holds keys and messages in turn.
+-- `scheduled` holds due times and keys. `sums` holds the unpacked accumulators of messages that are only a header in `words`.
+-- `same` is the reply of all triggers if they have the same.
 local function plan_plain(t)
   local K, p, now_ms, names, texts, accs = t.K, t.p, t.now_ms, t.names, t.texts, t.accs
   if p.leading then
