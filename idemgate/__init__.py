@@ -29,7 +29,7 @@ from idemgate.guard.claim import AioClaim, Claim
 from idemgate.guard.current import current
 from idemgate.guard.guard import AioGuard, Guard
 from idemgate.membership.member import RedisMembership
-from idemgate.topics.adaptive import Adaptive
+from idemgate.topics.limits import Adaptive
 from idemgate.topics.merge import append, union
 from idemgate.topics.messages import Delivery, Receipt, Trigger
 from idemgate.topics.topic import Topic

@@ -21,12 +21,14 @@ __all__ = [
     "Bury",
     "ClaimRejected",
     "DecodeError",
+    "DeliveryFailed",
     "IdemgateError",
     "InvalidArgument",
     "KeyReused",
     "LeaseLost",
     "MissingKey",
     "NoCurrentExecution",
+    "NoResult",
     "NotConfigured",
     "NotDurable",
     "OutcomeUnknown",
@@ -34,6 +36,7 @@ __all__ = [
     "PartialFailure",
     "PolicyChanged",
     "ReplayedFailure",
+    "ResultTimeout",
     "ResultUnavailable",
     "Retry",
     "ServerRejected",
@@ -112,6 +115,36 @@ class PolicyChanged(IdemgateError):
         self.topic = topic
         self.stored = stored
         self.asked = asked
+
+
+class NoResult(IdemgateError):
+    """The trigger will have no result: it was not accepted, its message was cancelled, or the value was not stored.
+
+    Attributes:
+        topic: the topic's name.
+        key: the key of the trigger, as text.
+        why: the reason.
+    """
+
+    def __init__(self, topic: str, key: str, why: str) -> None:
+        super().__init__(f"topic {topic!r} has no result for {key!r}: {why}")
+        self.topic = topic
+        self.key = key
+        self.why = why
+
+
+class DeliveryFailed(NoResult):
+    """The message became a dead letter after its last attempt. `why` is the failure."""
+
+
+class ResultTimeout(IdemgateError, TimeoutError):
+    """The delivery did not end in time. It may still run; `topic.result` may be called again."""
+
+    def __init__(self, topic: str, key: str, seconds: float) -> None:
+        super().__init__(f"topic {topic!r} had no result for {key!r} within {seconds:g} s; the delivery may still run")
+        self.topic = topic
+        self.key = key
+        self.seconds = seconds
 
 
 class TopicInUse(IdemgateError):

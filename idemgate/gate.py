@@ -307,6 +307,9 @@ class Gate(GuardMethods, SubscriberMethods):
             adaptive: a limit that each worker finds by measurement; see `Adaptive`.
             dedup_retention: how long a `version` is stored. An `event_id` is stored for as long after the due time of
                 its message.
+            result_retention: how long `topic.result` finds what the handler returned, at least. None: results are not
+                stored. A value that is not stored (its type or its size) is counted and logged. Forwarded messages
+                have none.
 
         Raises:
             InvalidArgument: an option is invalid.

@@ -26,6 +26,7 @@ __all__ = [
     "check_record",
     "check_registered",
     "check_reshard_mark",
+    "check_results",
     "check_slot_counts",
     "check_unknown_key",
     "parse_slot_counts",
@@ -107,6 +108,14 @@ def check_page(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding
     whole = len(numbers) == 5 and numbers[0] == 1 and all(isinstance(one, int) and one >= 0 for one in numbers)
     if not whole:
         yield Finding("undecodable", text(key), "it is no page of a dedup set: its head cannot be read")
+    if left_ms < 0:
+        yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
+
+
+def check_results(key: bytes, left_ms: int, head: bytes | None) -> Iterator[Finding]:
+    """Check one period of results of deliveries (`lua/lib/slot/store_result.lua`): its number, and that it expires."""
+    if not (head or b"").isdigit():
+        yield Finding("undecodable", text(key), "it holds no results: its period cannot be read")
     if left_ms < 0:
         yield Finding("no-expiry", text(key), "it has no expiry", f"PEXPIRE {quote_argument(key)} 86400000")
 

@@ -32,7 +32,7 @@ _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
 _OPENS = ("topics/open", "topics/policy", "reshard/reopen")
 """What finds a topic: at first, and again once a slot has moved; one that was forgotten meanwhile is made anew."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats")
-_PUTS = (*_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/reschedule", "topics/trigger")
+_PUTS = (*_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/reschedule", "topics/results", "topics/trigger")
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
 _WORKS = ("topics/extend", "topics/forward", "topics/settle", "topics/take", "topics/settle_and_take")
 
@@ -43,11 +43,13 @@ ROLES = {
         _LISTENS,
         ["records", "dedup"],
     ),
-    "producer": Role("puts messages into topics: trigger, cancel, reschedule, flush", _PUTS, "", ["topics"]),
+    "producer": Role(
+        "puts messages into topics: trigger, result, cancel, reschedule, flush", _PUTS, _LISTENS, ["topics"]
+    ),
     "worker": Role(
         "takes from topics, handles, forwards; a member of a group of workers",
         [*_PUTS, *_WORKS, "members/heartbeat", "members/leave", "members/list"],
-        "SUBSCRIBE",
+        _LISTENS,
         ["topics", "members"],
     ),
     "subscriber": Role(

@@ -7,12 +7,13 @@
 | `ig2:{<ns>:dedup:<scope>:<shard>}:values0`, `:values1` | hash | the same for a dedup set with values |
 | `ig2:{<ns>:topics}` | hash | the registry: topic name -> packed policy |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:<part>` | see `lua/lib/slot/slot.lua` | the fifteen parts of a slot |
+| `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:results0`, `1` | hash | results of deliveries, if the topic stores them |
 | `ig2:{<ns>:topic:<topic>:<slot>/<slots>}:out` | list or stream | the slot's forwarded messages, without a target |
 | `<name>:<part>`, `{<name>}:<part>` | see `LIST_PARTS` | beside a user's list `<name>` that a `gate.list` consumes |
 | `ig2:{<ns>:durability}` | string | `1`; written before each WAIT of a gate with `durability=`, expires |
 | `ig2:{<ns>:members:<group>}:<part>` | see `lua/lib/members.lua` | the members of a group, and the slots they hold |
 
-A record's name, a slot's `:scheduled` and a group's `:alive` are also the names of their wake-up channels. In the
+A record's name, a slot's `:scheduled`, its `:results0:<key>` and a group's `:alive` are also wake-up channels. In the
 registry, a field of a topic's name with " to" or " was" appended records a change of its slots
 (`lua/reshard/begin.lua`).
 
@@ -80,6 +81,8 @@ PARTS = (
     "replies0",
     "replies1",
 )
+RESULT_PARTS = ("results0", "results1")
+"""The keys beside a slot whose topic stores results of deliveries (`lua/lib/slot/store_result.lua`)."""
 LIST_PARTS = ("incoming", "leases", "state", "data", "dead")
 """The keys beside a list that `gate.list` consumes.
 
@@ -284,6 +287,12 @@ def slot(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ..
     return tuple(f"{tag}:{part}".encode() for part in PARTS)
 
 
+def slot_results(namespace: str, topic: str, number: int, slots: int) -> tuple[bytes, ...]:
+    """Return the keys of a slot that hold results of deliveries. The first, ":" and a key is a wake-up channel."""
+    tag = f"ig2:{{{namespace}:topic:{topic}:{number}/{slots}}}"
+    return tuple(f"{tag}:{part}".encode() for part in RESULT_PARTS)
+
+
 def patterns(namespace: str) -> dict[str, str]:
     """Return the key patterns for ACL rules, by name. The same patterns fit the channels.
 
@@ -303,9 +312,9 @@ def is_library_key(key: bytes) -> bool:
 class Owner(NamedTuple):
     """The owner of a key in a namespace.
 
-    `kind` is "once", "dedup", "topics", "durability", "slot", "out" or "members". It is "layout" for a key of another
-    layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the topic or the group
-    of members.
+    `kind` is "once", "dedup", "topics", "durability", "slot", "results", "out" or "members". It is "layout" for a key
+    of another layout, and "foreign" for a key that no function here builds. `name` is the escaped scope, the topic or
+    the group of members.
     """
 
     kind: str
@@ -317,12 +326,13 @@ class Owner(NamedTuple):
 
 _ESCAPED = r"(?:#[0-9a-f]{32}|(?:[\w.@:/+=,-]|%[0-9A-F]{2}){1,128})"
 _OUT = rf"out(?::(?:{'|'.join(LIST_PARTS)}))?"
+_PART = "|".join((*PARTS, *RESULT_PARTS, _OUT))
 _SIZE = r"[1-9][0-9]{0,4}"
 _OWNERS = re.compile(
     rf"once:(?P<scope>{_ESCAPED}):{_ESCAPED}\}}"
     r"|(?P<topics>topics)\}|(?P<durability>durability)\}"
     rf"|dedup:(?P<dedup>{_ESCAPED}):(?P<shard>0|[1-9]\d?)\}}:(?P<page>(?:values)?[01])"
-    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{'|'.join(PARTS)}|{_OUT})"
+    rf"|topic:(?P<topic>[\w.-]{{1,64}}):(?P<number>0|{_SIZE})/(?P<slots>{_SIZE})\}}:(?P<part>{_PART})"
     r"|members:(?P<group>[\w.-]{1,64})\}:(?P<member>alive|meta|held)",
     re.ASCII,
 )
@@ -351,7 +361,7 @@ def owner_of(namespace: str, key: bytes) -> Owner:
         return Owner("dedup", found["dedup"], int(found["shard"]), part=found["page"])
     if found["group"]:
         return Owner("members", found["group"], part=found["member"])
-    kind = "out" if found["part"].startswith("out") else "slot"
+    kind = "out" if found["part"].startswith("out") else "results" if found["part"] in RESULT_PARTS else "slot"
     return Owner(kind, found["topic"], int(found["number"]), int(found["slots"]), found["part"])
 
 

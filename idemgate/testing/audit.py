@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from idemgate.audit.keys import (
     check_record,
     check_registered,
     check_reshard_mark,
+    check_results,
     check_slot_counts,
     check_unknown_key,
     parse_slot_counts,
@@ -72,9 +73,9 @@ def audit(
     It only reads, and it blocks. In an event loop use `await asyncio.to_thread(audit, gate)`.
 
     It may run beside other clients. One script reads each slot, each group of members and each record, so each finding
-    was true at one moment. Of a page of a dedup set only the head is read. Operations on a corrupt bucket raise
-    UnexpectedData. The keys are found by SCAN, which may miss keys that are created or deleted meanwhile. The audit
-    blocks a server for about a millisecond per thousand entries of a slot.
+    was true at one moment. Of a page of a dedup set, or of results, only the head is read. Operations on a corrupt
+    bucket raise UnexpectedData. The keys are found by SCAN, which may miss keys that are created or deleted meanwhile.
+    The audit blocks a server for about a millisecond per thousand entries of a slot.
 
     Args:
         store: A gate, or the URL of a store.
@@ -229,7 +230,9 @@ class _Audit:
             yield from self._consumed_list(server, owner)
         for key, owner in found.items():
             if owner.kind == "dedup":
-                yield from self._page(server, key)
+                yield from self._page(server, key, check_page)
+            elif owner.kind == "results":
+                yield from self._page(server, key, check_results)
             if owner.kind in ("topics", "out"):
                 yield from check_persistent(key, server.command("PTTL", key))
             elif owner.kind == "durability":
@@ -245,12 +248,12 @@ class _Audit:
         else:
             yield from check_list(name, *read)
 
-    def _page(self, server: Server, key: bytes) -> Iterator[Finding]:
+    def _page(self, server: Server, key: bytes, check: Callable[..., Iterator[Finding]]) -> Iterator[Finding]:
         left, head = server.transaction([("PTTL", key), ("HGET", key, "")])
         if isinstance(head, Exception) or isinstance(left, Exception):
             yield Finding("wrong-type" if "WRONGTYPE" in str(head) else "unread", text(key), f"{head}")
         elif left != -2:
-            yield from check_page(key, left, head)
+            yield from check(key, left, head)
 
     def _records(self, server: Server, found: list[bytes]) -> Iterator[Finding]:
         for start in range(0, len(found), BATCH):

@@ -88,6 +88,10 @@ class TopicDefinition:
             raise InvalidArgument(
                 "forward", self.name, "the topic has a handler", "Use a handler or forward(), not both"
             )
+        if self.declared.result_retention is not None:
+            raise InvalidArgument(
+                "forward", self.name, "forwarded messages have no results", "Drop result_retention, or use a handler"
+            )
         self.forward = to
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import index
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from idemgate.core import keys
 from idemgate.core.codec import Codec
@@ -28,6 +28,7 @@ __all__ = [
     "SettledAndTaken",
     "Stats",
     "Taken",
+    "Ticket",
     "Trigger",
     "decode_forwarded",
     "to_triggers",
@@ -71,6 +72,20 @@ def _reject(item: object) -> Trigger:
 _TRIGGERS = "Pass (key, payload) tuples, such as the items() of a dict, or Trigger(...)"
 
 
+class Ticket(NamedTuple):
+    """The data by which the result of a trigger's delivery is found.
+
+    The results of a key that ended before this trigger have `serial` or a lower one. `accepted_ms` is the time of the
+    trigger by the server's clock. `slots` is the number of slots to which the serial belongs.
+    """
+
+    key: bytes
+    route: bytes
+    accepted_ms: int
+    slots: int
+    serial: int
+
+
 @dataclass(slots=True)  # not frozen, for the same reason as Trigger
 class Receipt:
     """The result of a trigger.
@@ -80,10 +95,12 @@ class Receipt:
             "replaced" (merged, and the message moved to the time of this trigger), "dropped" (not accepted: an older
             `version`, or inside the window of a leading edge) or "duplicate" (its `event_id` was seen for this key).
         due_ms: The time at which the message is due, in ms since the epoch. None if the trigger was not accepted.
+        ticket: The data by which `topic.result` finds the result. None if the topic stores no results.
     """
 
     status: ReceiptStatus
     due_ms: int | None
+    ticket: Ticket | None = field(default=None, repr=False, compare=False)
 
     @property
     def due_at(self) -> datetime | None:

@@ -15,9 +15,8 @@ from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.validation import check_int
 from idemgate.errors import DecodeError, InvalidArgument
-from idemgate.topics.adaptive import Adaptive
+from idemgate.topics.limits import Adaptive, Rate, rate_of, share
 from idemgate.topics.merge import Merge, MergeSpec, merge_of, merge_of_spec
-from idemgate.topics.rate import Rate, rate_of, share
 
 __all__ = [
     "Edge",
@@ -59,6 +58,7 @@ class Policy:
     rate: Fraction | None
     burst: int
     adaptive: Adaptive | None
+    result_retention: int | None
 
     def pack_stored(self) -> bytes:
         """Return the bytes that the registry stores and compares: all options that change the meaning of a trigger."""
@@ -68,6 +68,7 @@ class Policy:
             "priority": self.priority or None, "priority_boost": self.priority_boost, "concurrency": self.concurrency,
             "group_concurrency": self.group_concurrency if self.group_concurrency > 1 else None,
             "rate": None if self.rate is None else str(self.rate), "burst": None if self.rate is None else self.burst,
+            "results": self.result_retention,
         }  # fmt: skip
         return _pack({name: value for name, value in options.items() if value is not None})
 
@@ -95,6 +96,8 @@ class Policy:
         options |= {name: True for name, given in flags.items() if given}
         if self.priority_boost is not None:
             options["boost"] = self.priority_boost
+        if self.result_retention is not None:
+            options["results"] = self.result_retention
         return options
 
     def describe(self) -> dict[str, object]:
@@ -144,6 +147,7 @@ class TopicOptions(ExpiryOptions, total=False):
     rate: Rate | None
     burst: int | None
     adaptive: Adaptive | None
+    result_retention: Duration | None
 
 
 def policy_from(function: str, options: TopicOptions) -> tuple[Policy, bool]:
@@ -159,6 +163,7 @@ _DEFAULTS: dict[str, Any] = {
     "lease": "30s", "max_attempts": 17, "backoff": None, "dead_retention": "30d", "max_dead_letters": 10_000,
     "dedup_retention": "24h", "priority": False, "priority_boost": None, "retry_penalty": 0, "group_concurrency": 1,
     "concurrency": None, "rate": None, "burst": None, "adaptive": None,
+    "result_retention": None,
 }  # fmt: skip
 
 
@@ -190,6 +195,7 @@ def policy_of(**options: Unpack[TopicOptions]) -> Policy:
         rate=None if given["rate"] is None else rate_of(given["rate"]),
         burst=_default_burst(given["rate"], given["burst"]),
         adaptive=_check_adaptive(given["adaptive"]),
+        result_retention=_ms(given["result_retention"], "result_retention"),
     )
     _check_together(policy)
     _check_limits(policy)
@@ -210,6 +216,7 @@ def from_stored(stored: bytes, local: Policy) -> Policy:
             group_concurrency=_read_number(options, "group_concurrency") or 1,
             concurrency=_read_number(options, "concurrency"),
             burst=_read_number(options, "burst") or 1,
+            result_retention=_read_number(options, "results"),
             merge=merge_of_spec(options["merge"]),
             edge=_check_one_of(options["edge"], ("trailing", "leading")),
             slots=_power_of_two(options["slots"]),
@@ -293,7 +300,7 @@ def diff_policies(stored: bytes, asked: bytes) -> tuple[dict[str, object], dict[
         return was, to
 
 
-_OPTION_NAMES = {"remember": "dedup_retention"}
+_OPTION_NAMES = {"remember": "dedup_retention", "results": "result_retention"}
 """Options whose stored name differs from the name of the parameter."""
 
 
@@ -304,7 +311,7 @@ def _option_name(stored_name: str) -> str:
 def _to_seconds(name: str, value: Any) -> object:
     return (
         value / 1000
-        if name in ("window", "quiet", "max_delay", "remember", "priority_boost") and value is not None
+        if name in ("window", "quiet", "max_delay", "remember", "priority_boost", "results") and value is not None
         else value
     )
 

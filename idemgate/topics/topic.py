@@ -22,6 +22,7 @@ from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Tr
 from idemgate.topics.policy import Policy
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard, run_plan
+from idemgate.topics.results import ResultWait
 from idemgate.topics.topic_aio import AioTopic
 from idemgate.topics.topic_base import (
     BaseTopic,
@@ -139,6 +140,36 @@ class Topic(BaseTopic):
             checked = self._add_event_ids(checked, execution)
         return self._run_all(lambda calls: calls.trigger_many(checked))
 
+    def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:
+        """Wait for the end of the delivery that carries a trigger, and return what its handler returned.
+
+        All triggers that were merged into one delivery get the same result. It needs `result_retention`. One round
+        trip if the result is there. Else the caller subscribes and the end of the delivery wakes it. Any process may
+        call it with the receipt.
+
+        Args:
+            receipt: What `trigger` returned.
+            timeout: The longest wait. 0 only looks.
+
+        Returns:
+            The value. A model comes back as the dict of its fields.
+
+        Raises:
+            ResultTimeout: The delivery did not end in time. It may still run.
+            DeliveryFailed: The message became a dead letter.
+            NoResult: The trigger was not accepted or was cancelled, or the value could not be stored.
+            InvalidArgument: The topic stores no results.
+        """
+        wait = ResultWait(self.name, receipt, timeout)
+        while (found := self.run(lambda calls: calls.result(wait.ticket))) is None:
+            channel = self.open().result_channel(wait.ticket)
+            with self.definition.context.link.waiting(channel) as waiter:
+                # Read again after subscribing: the delivery may have ended before the subscription.
+                if (found := self.run(lambda calls: calls.result(wait.ticket))) is not None:
+                    break
+                waiter.wait(wait.next_poll())
+        return wait.decode(self.definition.context.codec, found)
+
     def take(self, n: int = 1) -> list[Delivery[Any]]:
         """Take due messages, oldest first within a slot.
 
@@ -198,20 +229,24 @@ class Topic(BaseTopic):
         return sent
 
     @overload
-    def ack(self, deliveries: Delivery[Any]) -> Outcome: ...
+    def ack(self, deliveries: Delivery[Any], *, result: object = None) -> Outcome: ...
     @overload
-    def ack(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
-    def ack(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
+    def ack(self, deliveries: Sequence[Delivery[Any]], *, result: object = None) -> list[Outcome]: ...
+    def ack(self, deliveries: Deliveries, *, result: object = None) -> Outcome | list[Outcome]:
         """Acknowledge deliveries as done.
 
         Args:
             deliveries: One delivery, or a sequence of them.
+            result: The value that `result` returns to the callers of the triggers. It needs `result_retention`.
 
         Returns:
             "ok", or "lost": the lease had lapsed, another worker has or had the message, and nothing was changed. One
             outcome per delivery.
+
+        Raises:
+            InvalidArgument: The result cannot be stored. Nothing was written.
         """
-        return self._settle(deliveries, self._build_settlements("ack", deliveries))
+        return self._settle(deliveries, self._build_acks(deliveries, result))
 
     @overload
     def nack(

@@ -13,6 +13,7 @@ from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
+from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.dead import AioDeadLetters
 from idemgate.topics.event_ids import add_event_ids
@@ -26,6 +27,7 @@ from idemgate.topics.reshard import (
     plan_reshard,
     run_plan_async,
 )
+from idemgate.topics.results import ResultWait
 from idemgate.topics.topic_base import (
     BaseTopic,
     Cancelled,
@@ -96,6 +98,17 @@ class AioTopic(BaseTopic):
             checked = await self._add_event_ids(checked, execution)
         return await self._run_all(lambda calls: calls.trigger_many(checked))
 
+    async def result(self, receipt: Receipt, timeout: Duration = "30s") -> Any:  # noqa: ASYNC109 - as for `Topic`
+        """Wait for the end of a delivery and return what its handler returned. See `Topic.result`."""
+        wait, link = ResultWait(self.name, receipt, timeout), self.definition.context.aio_link
+        while (found := await self.run(lambda calls: calls.result(wait.ticket))) is None:
+            channel = (await self.open()).result_channel(wait.ticket)
+            async with link.waiting(channel) as wake:
+                if (found := await self.run(lambda calls: calls.result(wait.ticket))) is not None:
+                    break
+                await wait_for_wakeup(wake, wait.next_poll())
+        return wait.decode(self.definition.context.codec, found)
+
     async def take(self, n: int = 1) -> list[Delivery[Any]]:
         """Take due messages. See `Topic.take`. If the task is cancelled, the leases of taken messages lapse."""
         deliveries: list[Delivery[Any]] = []
@@ -129,12 +142,12 @@ class AioTopic(BaseTopic):
         return sent
 
     @overload
-    async def ack(self, deliveries: Delivery[Any]) -> Outcome: ...
+    async def ack(self, deliveries: Delivery[Any], *, result: object = None) -> Outcome: ...
     @overload
-    async def ack(self, deliveries: Sequence[Delivery[Any]]) -> list[Outcome]: ...
-    async def ack(self, deliveries: Deliveries) -> Outcome | list[Outcome]:
+    async def ack(self, deliveries: Sequence[Delivery[Any]], *, result: object = None) -> list[Outcome]: ...
+    async def ack(self, deliveries: Deliveries, *, result: object = None) -> Outcome | list[Outcome]:
         """Acknowledge deliveries as done. See `Topic.ack`."""
-        return await self._settle(deliveries, self._build_settlements("ack", deliveries))
+        return await self._settle(deliveries, self._build_acks(deliveries, result))
 
     @overload
     async def nack(

@@ -152,6 +152,15 @@ class BaseTopic:
             )
         return [nack_items(deliveries, items, settlements[0].delay, reason)]
 
+    def _build_acks(self, deliveries: Deliveries, result: object) -> list[Settlement]:
+        if result is None:
+            return self._build_settlements("ack", deliveries)
+        if self.policy.result_retention is None:
+            fix = 'Declare it with result_retention="10m"'
+            raise InvalidArgument("result", result, f"topic {self.name!r} stores no results", fix)
+        packed = b"v" + self.definition.context.codec.encode(result, "result")
+        return [Settlement("ack", delivery, result=packed) for delivery in to_deliveries(deliveries)]
+
     def _build_settlements(
         self, verb: str, deliveries: Deliveries, delay: Duration | None = None, reason: str = ""
     ) -> list[Settlement]:

@@ -15,7 +15,7 @@ from idemgate.core.validation import is_async
 from idemgate.errors import NotDurable, StoreError
 from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.store.heartbeat import FunctionRenewal
-from idemgate.topics.calls import Settlement, TopicCalls, max_settlements
+from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Delivery, Taken
 from idemgate.worker.limiter import Limiter
 from idemgate.worker.outcome import attempt_number
@@ -187,7 +187,7 @@ class TopicConsumer:
         for entry, _ in finished:
             entry.settling = True
         calls, parts = self.calls, list[Coroutine[Any, Any, list[InFlight]]]()
-        most = min(BATCH, max_settlements([settlement for _, settlement in finished]))
+        most = min(BATCH, self.calls.max_settlements([settlement for _, settlement in finished]))
         for slot, part in _split_into_calls(calls, finished, most):
             n = min(room, most) if self._takes_while_settling and self.poller.has_work(slot) else 0
             room -= n

@@ -16,6 +16,7 @@ from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.guard.decorator import build_judge_async
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement
+from idemgate.topics.results import encode_result
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.handler import judge_partial_failure, run_async_handler, run_blocking_handler
 from idemgate.worker.outcome import attempt_number, choose_settlement
@@ -178,6 +179,8 @@ class Dispatcher:
         except Exception as invalid:  # an invalid backoff of the user must not end the worker
             log.exception("worker.bad_delay", extra={"topic": topic})
             settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
+        if settlement.verb == "ack" and entry.consumer.calls.policy.result_retention is not None:
+            settlement = self._add_result(entry, settlement, verdict)
         if verdict.outcome == "duplicate":
             self._context.counters.add("worker.duplicate")
         if error is not None and settlement.verb not in ("ack", "defer"):
@@ -185,6 +188,15 @@ class Dispatcher:
             log.warning("worker.handler_failed", exc_info=error, extra=facts)
             self._context.counters.add("worker.failed")
         return settlement
+
+    def _add_result(self, entry: InFlight, settlement: Settlement, verdict: Verdict[Any]) -> Settlement:
+        """Add what the handler returned to the acknowledgement. A value that cannot be stored is counted and logged."""
+        result = encode_result(self._context.codec, verdict.value)
+        if result[:1] == b"n":
+            facts = {"topic": entry.consumer.topic.name, "key": entry.delivery.key, "why": result[1:].decode()}
+            log.warning("worker.result_not_stored", extra=facts)
+            self._context.counters.add("worker.result_not_stored")
+        return settlement._replace(result=result)
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 

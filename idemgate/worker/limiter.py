@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from idemgate.store.context import Context
-from idemgate.topics.adaptive import Adaptive, HandlerEnd, Limit, initial_limit, update_limit
+from idemgate.topics.limits import Adaptive, HandlerEnd, Limit, initial_limit, update_limit
 from idemgate.topics.messages import Delivery
 
 __all__ = ["Limiter"]
@@ -17,7 +17,7 @@ log = logging.getLogger("idemgate.worker")
 class Limiter:
     """The number of deliveries of a topic that this worker may hold.
 
-    Time is that of the gate's test clock, or monotonic. The rule itself is in `idemgate.topics.adaptive`.
+    Time is that of the gate's test clock, or monotonic. The rule itself is in `idemgate.topics.limits`.
     """
 
     def __init__(self, context: Context, topic: str, adaptive: Adaptive) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from idemgate import Gate, OutcomeUnknown, PartialFailure
+from idemgate.errors import ResultTimeout
 from idemgate.guard.claim import Claim
 from idemgate.testing import Clock
 from idemgate.topics.topic import Topic
@@ -41,12 +42,21 @@ def chores(order: Order) -> Callable[[], object]:
         asyncio.run(_work(gate, topic))
         topic.reshard(4 if topic.open().policy.slots == 2 else 2)
         _send_on(gate)
+        _keep_results(gate)
         gate.topic("gone").trigger("x", event_id="x")
         gate.topic("gone").delete(discard=True)
         gate.close()
         return points.reached()
 
     return scene
+
+
+def _keep_results(gate: Gate) -> None:
+    topic = gate.topic("results", lease=LEASE, backoff=0, max_attempts=1000, result_retention="1h")
+    receipt = topic.trigger("r", 1)
+    topic.ack(topic.take(), result="done")
+    with suppress(ResultTimeout):  # a process that was killed has the delivery
+        topic.result(receipt, 0)
 
 
 def _mend(gate: Gate) -> None:

@@ -411,6 +411,28 @@ def exhumed(verb: str) -> Callable[[Case], tuple[Work, Check]]:
     return build
 
 
+def result(case: Case) -> tuple[Work, Check]:
+    topic = case.gate.topic("r", result_retention="1h").aio
+
+    async def work() -> Any:
+        receipt = await topic.trigger(case.key, 1)
+        waiting = asyncio.ensure_future(topic.result(receipt, "20s"))
+        try:
+            await asyncio.sleep(0)
+            await topic.ack(await topic.take(10), result="done")
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def check(outcome: Any) -> None:
+        assert outcome == "done" or is_cancelled(outcome)
+        case.clock.advance("1m")
+        await topic.ack(await topic.take(10), result="later")
+        assert (await topic.stats()).pending == 0
+
+    return work, check
+
+
 def forward_once(case: Case) -> tuple[Work, Check]:
     plain = case.gate.topic(case.key, merge="append")
     plain.forward("list", f"{case.gate.namespace}:{case.key}")
@@ -757,6 +779,7 @@ CASES: dict[str, Callable[[Case], tuple[Work, Check]]] = {
     "redrive": exhumed("redrive"),
     "delete": exhumed("delete"),
     "forward_once": forward_once,
+    "result": result,
     "reshard": reslot,
     "forget a topic": forgotten,
     "pause, resume": paused,
@@ -788,7 +811,7 @@ AWAITED: dict[type, dict[str, str]] = {
     },
     AioTopic: {
         **{name: name for name in ("trigger", "trigger_many", "take", "ack", "nack", "bury", "release", "extend")},
-        **{name: name for name in ("cancel", "reschedule", "flush", "forward_once", "reshard")},
+        **{name: name for name in ("cancel", "reschedule", "flush", "forward_once", "reshard", "result")},
         "open": "trigger",
         "run": "trigger",
         "delete": "forget a topic",

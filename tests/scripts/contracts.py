@@ -54,12 +54,12 @@ KEY_LISTS = {"slot": "lib/slot/slot", "member_keys": "lib/members"}
 KEY_NAMES = {
     "guard": {"key", "t.key"},
     "dedup": {"key", "t.key"},
-    "topics": {"log", "target", "hash", "zset", "from", "t.key"},
+    "topics": {"log", "page", "target", "hash", "zset", "from", "t.key"},
     "reshard": {"log", "target", "hash", "t.key"},
     "members": {"key"},
     "expiry": set(),
     "lists": {"key"},
-    "lib": {"key", "log", "t.key"},
+    "lib": {"key", "log", "page", "t.key"},
 }
 """The variable names, by folder, under which a script may pass a key; `t.key` belongs to lib/dedup/buckets."""
 
@@ -67,10 +67,12 @@ KEY_NAMES = {
 @dataclass(frozen=True)
 class Header:
     """What the head of a script says of it. `tail` is where its repeated arguments begin, and how many are one;
-    `many`: any number of keys of one kind; `packed`: what replies begin with that are one string."""
+    `required` of the `keys` are in every call; `many`: any number of keys of one kind; `packed`: what replies begin
+    with that are one string."""
 
     about: str
     keys: int
+    required: int
     many: bool
     args: frozenset[int]
     tail: tuple[int, int] | None
@@ -90,12 +92,14 @@ class Header:
 def header_of(text: str) -> Header:
     lines = [line[4:].strip() for line in text.splitlines() if line.startswith("---") and "@include" not in line]
     about = " ".join(takewhile(lambda line: not line.startswith(("KEYS[", "ARGV[", "Returns")), lines))
-    keys = max((int(last or first) for first, last in _found(r"^KEYS\[(\d+)(?:\.\.(\d+))?\] \w", lines)), default=0)
+    given = _found(r"^KEYS\[(\d+)(?:\.\.(\d+))?\] (\w.*)", lines)
+    ends = {int(last or first): " only if " in meaning for first, last, meaning in given}
     args = frozenset(int(number) for (number,) in _found(r"^ARGV\[(\d+)\] \S", lines))
     returns = " ".join(lines).partition("Returns ")[2]
     return Header(
         about=about,
-        keys=keys,
+        keys=max(ends, default=0),
+        required=max((end for end, optional in ends.items() if not optional), default=0),
         many=any(line.startswith("KEYS[1..] ") for line in lines),
         args=args,
         tail=_tail(lines),

@@ -33,7 +33,7 @@ from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
 from idemgate.topics.merge import pack
 from idemgate.topics.message import Message
-from idemgate.topics.messages import Delivery, Forward, Trigger
+from idemgate.topics.messages import Delivery, Forward, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
 from tests.messages import pack_message
 
@@ -106,12 +106,13 @@ class Slot:
         self.topic = rig.gate.topic(
             f"t-{build.replace(' ', '-').replace(',', '')}", merge="append", backoff=5, lease="30s", max_attempts=3,
             priority=ranked, window=window, edge="leading" if leading else "trailing", concurrency=50,
+            result_retention=60 if "results" in build else None,
         )  # fmt: skip
         self.calls: TopicCalls = self.topic.open()
         self.flying = self._stranger()
         SLOTS[build](self)
         self.outbox = keys.outbox(rig.gate.namespace, self.topic.name, 0, 1)
-        rig.keep((*self.calls.keys(0), self.outbox))
+        rig.keep((*self.calls.keys(0), *self.calls.result_keys(0), self.outbox))
 
     def _stranger(self) -> Delivery[Any]:
         return Delivery(self.topic.name, 0, b"k", 7, 1, Message(MESSAGE, self.calls.policy.merge, self.calls.codec))
@@ -191,7 +192,7 @@ class Slot:
             "retell": resizing._list_replies(calls, 0, 0, b"0"),
             "purge look": resizing._purge(calls, 0, CHANGE, False),
             "purge": resizing._purge(calls, 0, CHANGE, True),
-        }  # fmt: skip
+        } | ({"results": calls.result(Ticket(b"k", b"k", 1, 1, 0))} if calls.result_keys(0) else {})  # fmt: skip
 
     def _audit(self, most: int) -> Call[Any]:
         return read_slot(OneSlot(self.rig.gate.namespace, self.topic.name, 0, 1), self.clock, most, 1 << 20)
@@ -252,6 +253,14 @@ def _full_house(slot: Slot) -> None:
     slot.trigger("ripe")
 
 
+def _results(slot: Slot) -> None:
+    """Of "k" a result is stored, another delivery is in flight, and one trigger waits behind it."""
+    slot.take_k()
+    slot.topic.ack(slot.flying, result="done")
+    slot.take_k()
+    slot.trigger()
+
+
 def _ready(slot: Slot) -> None:
     for key, priority in (("high", 9), ("k", 5), ("low", 1)):
         slot.trigger(key, priority=priority)
@@ -309,6 +318,8 @@ SLOTS: dict[str, Callable[[Slot], Any]] = {
     "dead": _dead,
     "remembered": lambda slot: slot.take_k(event_id="e", version=9),
     "behind a door": lambda slot: slot.take_k(),
+    "results": _results,
+    "results, lapsed for good": _exhausted,
     "ready": _ready,
     "paused": _paused,
     "full house": _full_house,

@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
+import pytest
+
 from idemgate import Bury, Gate, Retry, Trigger
 from idemgate.audit.slot import Slot, read_slot
 from idemgate.cli.doctor.examine import Namespace, examine_store
 from idemgate.core.keys import list_keys
+from idemgate.errors import NoResult, ResultTimeout
 from idemgate.membership import calls as members
 from idemgate.membership.ownership import HeartbeatRequest
 from idemgate.subscribers.expiry import rules as expiry
@@ -132,6 +135,37 @@ def triggers(on: Stage) -> None:
     for _ in range(2):  # the second call asks how large it is
         topic.trigger_many([Trigger("large", "x" * 2000), Trigger("y")])
     topic.stats()
+
+
+def waits_for_results(on: Stage) -> None:
+    topic, other = on.mine.topic("r", result_retention="1h"), on.other.topic("r", result_retention="1h")
+    receipt = topic.trigger("k", 1)
+    with pytest.raises(ResultTimeout):
+        topic.result(receipt, 0.01)
+    other.ack(other.take(), result=7)
+    assert topic.result(receipt) == 7
+    dropped = topic.trigger("k", 2)
+    assert topic.cancel("k") == "cancelled"
+    with pytest.raises(NoResult):
+        topic.result(dropped)
+    on.clock.advance("2h")
+    topic.trigger("k", 3)
+    assert topic.cancel("k") == "cancelled"
+
+    async def waiting() -> None:
+        """The event loop unsubscribes from a channel when a message arrives on it and no caller waits any more."""
+        receipts = [await topic.aio.trigger(key) for key in "lm"]
+        calls = await topic.aio.open()
+        channels = [calls.result_channel(receipt.ticket) for receipt in receipts if receipt.ticket]
+        tasks = [asyncio.create_task(topic.aio.result(receipt)) for receipt in receipts]
+        await until(on, lambda: all(count for _, count in on.raw.pubsub_numsub(*channels)))
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        on.raw.publish(channels[0], "x")
+        await until(on, lambda: not on.raw.pubsub_numsub(channels[0])[0][1])
+        tasks[1].cancel()
+
+    awaited(on, waiting)
 
 
 def changes(on: Stage) -> None:
@@ -454,7 +488,7 @@ async def until(on: Stage, happens: Callable[[], Any]) -> None:
 
 
 GUARD = [guards, marks, waits]
-PRODUCER = [triggers, changes, begins_anew, edges]
+PRODUCER = [triggers, waits_for_results, changes, begins_anew, edges]
 WORKER = [*PRODUCER, works, settles, forwards, belongs, runs]
 SCENES: dict[str, list[Scene]] = {
     "guard": GUARD,

@@ -25,7 +25,7 @@ from idemgate.testing import Clock, audit
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, open_topic, stored_policy
-from idemgate.topics.messages import Forward, Trigger
+from idemgate.topics.messages import Forward, Ticket, Trigger
 from tests.claims import claims_of
 from tests.dedup.calls import calls_of
 
@@ -293,6 +293,9 @@ class Scene:
         assert calls is not None
         dedup = calls_of(gate, "s", 3_600_000)
         gate.context.link.run(dedup.add("known"))
+        gate.topic("r", result_retention="1h").trigger("k", 1)
+        results = gate.topic("r").definition.calls
+        assert results is not None
         # And a topic that is being given other slots, one of which holds a batch to be taken in
         moving = gate.topic("moving", window="1s", slots=1)
         moving.trigger_many([Trigger(key, 1) for key in "ab"])
@@ -339,6 +342,8 @@ class Scene:
             calls.flush("z"),
             calls.flush_slot(0),
             calls.peek("x"),
+            results.cancel("k"),
+            results.result(Ticket(b"k", b"k", 1, 1, 0)),
             calls.dead(0, 0, 10),
             calls.take_dead(0, "redrive", []),
             calls.take_dead(0, "delete", []),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from idemgate import Adaptive, InvalidArgument, Retry
 from idemgate.errors import Overloaded
-from idemgate.topics.adaptive import WINDOW, HandlerEnd, Limit, initial_limit, update_limit
+from idemgate.topics.limits import WINDOW, HandlerEnd, Limit, initial_limit, update_limit
 
 FAST, SLOW = 0.05, 0.5
 

@@ -207,13 +207,15 @@ def test_every_part_of_a_slot_is_documented_and_no_other() -> None:
     page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
     table = page.partition("## Find the keys of a topic")[2].partition("## Find the members")[0]
     named = [name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall("`(.+?)`", row)]
-    assert sorted(named) == sorted(keys.PARTS)
+    assert sorted(named) == sorted((*keys.PARTS, *keys.RESULT_PARTS))
     table = page.partition("## Find the keys of a consumed list")[2].partition("## Find the marker")[0]
     assert re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE) == [*keys.LIST_PARTS]
     # And a key of each is known for what it is
     for part, key in zip(keys.PARTS, keys.slot("shop", "images", 3, 8), strict=True):
         assert key == f"ig2:{{shop:topic:images:3/8}}:{part}".encode()
         assert keys.owner_of("shop", key) == ("slot", "images", 3, 8, part)
+    for part, key in zip(keys.RESULT_PARTS, keys.slot_results("shop", "images", 3, 8), strict=True):
+        assert keys.owner_of("shop", key) == ("results", "images", 3, 8, part)
 
 
 @pytest.mark.parametrize(

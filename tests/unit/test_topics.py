@@ -11,7 +11,7 @@ from idemgate.core.chunks import BATCH
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
 from idemgate.errors import InvalidArgument
-from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, max_settlements, nack_items
+from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, nack_items
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
 from tests.messages import pack_message
@@ -35,11 +35,14 @@ def delivery(key: bytes = b"k", slot: int = 0, packed: bytes | None = None, **fa
 
 def test_fewer_end_in_a_call_where_any_is_more_than_acknowledged() -> None:
     acked, failing = Settlement("ack", delivery()), Settlement("nack", delivery())
-    assert (max_settlements([acked] * 3), max_settlements([acked, failing]), max_settlements([failing])) == (
+    plain, results = calls(), calls(result_retention="1h")
+    assert [plain.max_settlements(ends) for ends in ([acked] * 3, [acked, failing], [failing])] == [
         BATCH,
         MAX_MIXED_SETTLEMENTS,
         MAX_MIXED_SETTLEMENTS,
-    )
+    ]
+    # An ack with a result is more than a plain ack
+    assert results.max_settlements([acked] * 3) == MAX_MIXED_SETTLEMENTS
 
 
 def test_what_fails_and_names_no_delay_is_tried_again_at_once() -> None:

@@ -21,8 +21,8 @@ PURE = (
     "core/*", "core/codec/*", "audit/*", "audit/slot/*", "dedup/*", "membership/calls", "membership/ownership",
     "membership/rendezvous",
     "guard/attempt", "guard/calls", "guard/record", "store/durability", "subscribers/expiry/glob",
-    "subscribers/expiry/rules", "topics/adaptive", "topics/batching", "topics/calls", "topics/cron",
-    "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/policy", "topics/rate",
+    "subscribers/expiry/rules", "topics/batching", "topics/calls", "topics/cron",
+    "topics/dead_letters", "topics/merge", "topics/messages", "topics/partial", "topics/limits", "topics/policy",
     "topics/registry", "topics/reshard", "worker/clock_offset", "worker/prefetch", "cli/acl_rules",
 )  # fmt: skip
 """Modules that decide and do no I/O."""

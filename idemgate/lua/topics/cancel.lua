@@ -1,5 +1,6 @@
 --- Cancel the pending message of a key. A delivery in flight may still run, but is not retried.
 --- KEYS[1..15] slot
+--- KEYS[16..17] results (lib/slot/store_result), only if the topic stores them
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/slot)
@@ -12,8 +13,10 @@
 --- @include "lib/group/group"
 --- @include "lib/slot/inflight"
 --- @include "lib/slot/counters"
+--- @include "lib/slot/store_result"
 --- @include "lib/schedule/next_due"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]
+K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local known_reply = early_reply(K, ARGV[2], now_ms, p, key)
 if known_reply then
@@ -35,6 +38,7 @@ if packed then
     publish_hint(K, before, earliest_due(K))
   end
   add_counters(K, { cancelled = 1, cancelled_triggers = m.count })
+  store_result(K, p, key, m, "c", now_ms)
 end
 if d then
   d = parse_entry(d)

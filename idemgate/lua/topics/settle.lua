@@ -3,12 +3,14 @@
 --- another owner holds by now is left untouched and answered "lost". After reading 128 KiB of messages, the remaining
 --- deliveries are answered "left" and need another request.
 --- KEYS[1..15] slot
+--- KEYS[16..17] results (lib/slot/store_result), only if the topic stores them
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] deliveries, a packed array, two a delivery: key; fence
---- ARGV[5..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part";
----         delay before the next attempt, ms; failure, or what failed of "part" (apply_partial)
+--- ARGV[5..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part" |
+---         "result" (an ack with a result); delay before the next attempt, ms; failure, or what failed of "part" (apply_partial),
+---         or the result (lib/slot/store_result)
 --- Returns {"ok", now ms, next due ms (0 = none), then one a delivery: "ok" | "dead" | "cancelled" | "lost" | "left"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -18,6 +20,7 @@
 --- @include "lib/slot/settle_deliveries"
 --- @include "lib/schedule/next_due"
 local K, p = slot(KEYS), policy(ARGV[3])
+K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local function steps()
   local problem = check_layout(K, redis.call("HGET", K.meta, "v"))

@@ -2,6 +2,7 @@
 --- so a retry of one half gets the same answer. A retry of this script takes nothing new. If a delivery is "left",
 --- nothing is taken.
 --- KEYS[1..15] slot
+--- KEYS[16..17] results (lib/slot/store_result), only if the topic stores them
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id of the settled deliveries
 --- ARGV[3] policy (lib/slot/slot)
@@ -12,8 +13,9 @@
 --- ARGV[8] maximum deliveries of this slot in flight, 0 = unlimited
 --- ARGV[9] us between two deliveries at the rate limit, 0 = unlimited
 --- ARGV[10] burst: deliveries allowed at once after an idle time
---- ARGV[11..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part";
----         delay before the next attempt, ms; failure, or what failed of "part" (apply_partial)
+--- ARGV[11..] four a delivery: its index, from 1, only if it is not a plain ack; "nack" | "bury" | "return" | "defer" | "part" |
+---         "result" (an ack with a result); delay before the next attempt, ms; failure, or what failed of "part" (apply_partial),
+---         or the result (lib/slot/store_result)
 --- Returns {"ok", now ms, next due ms (0 = none), lapsed, fencing token, then three a delivery: key, due ms, message,
 ---         then one a settled delivery: "ok" | "dead" | "cancelled" | "lost" | "left"}
 ---         {"foreign", now ms, problem}
@@ -25,6 +27,7 @@
 --- @include "lib/slot/take_messages"
 --- @include "lib/schedule/next_due"
 local K, p = slot(KEYS), policy(ARGV[3])
+K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local problem, ended = validate_slot(K), nil

@@ -1,6 +1,7 @@
 --- Take due messages. Requeue deliveries whose lease lapsed, then deliver due messages. Each delivery gets a fencing
 --- token and a lease, and counts as an attempt.
 --- KEYS[1..15] slot
+--- KEYS[16..17] results (lib/slot/store_result), only if the topic stores them
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/slot)
@@ -16,11 +17,12 @@
 --- @include "lib/slot/slot"
 --- @include "lib/validate/run_steps"
 --- @include "lib/slot/take_messages"
-local K = slot(KEYS)
+local K, p = slot(KEYS), policy(ARGV[3])
+K.results = p.results and { [0] = KEYS[16], [1] = KEYS[17] }
 local now_us = now(ARGV[1])
 local now_ms = math.floor(now_us / 1000)
 local function steps()
-  local reply, problem = take_messages(K, policy(ARGV[3]), now_us, ARGV[2], {
+  local reply, problem = take_messages(K, p, now_us, ARGV[2], {
     most = tonumber(ARGV[4]), lease = tonumber(ARGV[5]), flights = tonumber(ARGV[6]), interval = tonumber(ARGV[7]),
     burst = tonumber(ARGV[8]),
   })

@@ -6,7 +6,8 @@
 --- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all, to keep per-key order
 --- ARGV[5..] three a trigger: key; options (lib/trigger/accept_any); accumulator
---- Returns {"ok", now ms, a number a trigger...}: 8 * (due time, ms from now) + 0 to 4, which stand for these, then
+--- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; a number a
+---         trigger...}: 8 * (due time, ms from now) + 0 to 4, which stand for these, then
 ---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; "scheduled" is a
 ---         new message, which waits for the end of the delivery if its key is in flight; or 5: deferred
 ---         to another request, as are all behind it, because this call has read 128 KiB of messages to merge with
@@ -122,6 +123,10 @@ local function steps()
   end
   for n = fitting + 1, given do
     reply[2 + n] = 5
+  end
+  if p.results then
+    table.insert(reply, 3, tonumber(meta[2]) or 0) -- results of later serials cover these triggers
+    short = nil
   end
   return remember_reply(K, ARGV[2], now_ms, reply, fitting == given and given > 1 and short or nil)
 end

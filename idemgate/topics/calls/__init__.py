@@ -5,7 +5,7 @@ from __future__ import annotations
 from idemgate.topics.calls.admin import AdminCalls, DeadTaken, FlushReply
 from idemgate.topics.calls.base import OpenReply, open_topic, stored_policy
 from idemgate.topics.calls.query import QueryCalls
-from idemgate.topics.calls.settle import MAX_MIXED_SETTLEMENTS, SettleCalls, Settlement, max_settlements, nack_items
+from idemgate.topics.calls.settle import MAX_MIXED_SETTLEMENTS, SettleCalls, Settlement, nack_items
 from idemgate.topics.calls.trigger import MAX_TRIGGERS, PackedTrigger, TriggerCalls
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "PackedTrigger",
     "Settlement",
     "TopicCalls",
-    "max_settlements",
     "nack_items",
     "open_topic",
     "stored_policy",

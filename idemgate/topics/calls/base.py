@@ -23,6 +23,8 @@ from idemgate.topics.policy import Policy, slots_of
 __all__ = ["BaseCalls", "OpenReply", "Rebuild", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
+_END_DELIVERIES = frozenset({"cancel", "results", "settle", "settle_and_take", "take"})
+"""The scripts that store or read results of deliveries."""
 Rebuild = Callable[[Any, int], Batch[Any]]
 """A function that builds a call again for another slot layout. It takes the calls of that layout and the old slot."""
 
@@ -128,6 +130,12 @@ class BaseCalls:
         except DecodeError:
             return delivery.slot % self.policy.slots
 
+    def result_keys(self, slot: int) -> tuple[bytes, ...]:
+        """Return the Redis keys of the results of a slot; none if the topic stores no results."""
+        if self.policy.result_retention is None:
+            return ()
+        return keys.slot_results(self.namespace, self.name, slot, self.policy.slots)
+
     # -- slot layouts -------------------------------------------------------------------------------------------------
 
     def for_slots(self, slots: int) -> Self:
@@ -170,6 +178,8 @@ class BaseCalls:
         rebuild: Rebuild | None = None,
         *more: bytes,
     ) -> Call[Any]:
+        if script in _END_DELIVERIES:
+            more = self.result_keys(slot)
         request = call(f"topics/{script}", (*self.keys(slot), *more), (stamp(self.clock), *args), read)
         if rebuild is not None:
             request.redirect = SlotRedirect(self, slot, rebuild)

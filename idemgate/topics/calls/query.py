@@ -12,7 +12,8 @@ from idemgate.core.keys import Key
 from idemgate.topics.calls.base import BaseCalls, flatten, route_of, single
 from idemgate.topics.dead_letters import DeadLetter, DeadPosition, decode_dead_letter
 from idemgate.topics.message import Message, moment
-from idemgate.topics.messages import Peek, Stats
+from idemgate.topics.messages import Peek, Stats, Ticket
+from idemgate.topics.results import find_result
 
 __all__ = ["QueryCalls"]
 
@@ -40,6 +41,20 @@ class QueryCalls(BaseCalls):
             )
 
         return self._call_for_key("peek", route_of(key, group), (keys.raw(key),), read)
+
+    def result(self, ticket: Ticket) -> Call[bytes | None]:
+        """Build the call that returns the newest stored result that covers a trigger, or None if there is none yet."""
+        return self._call(
+            "results",
+            self.slot_of(ticket.route),
+            (ticket.key, self.policy.result_retention or 1),
+            lambda reply: find_result(reply[2:], ticket, self.policy.slots),
+            lambda calls, _: single(calls.result(ticket)),
+        )
+
+    def result_channel(self, ticket: Ticket) -> bytes:
+        """Return the channel on which the end of a delivery of this key is published."""
+        return self.result_keys(self.slot_of(ticket.route))[0] + b":" + ticket.key
 
     def time(self) -> Call[int]:
         """Build the call that returns the server's time in ms."""

@@ -14,8 +14,9 @@ from idemgate.topics.calls.take import TakeCalls
 from idemgate.topics.merge import pack
 from idemgate.topics.messages import Delivery, Settled, SettledAndTaken
 from idemgate.topics.partial import FailedItems
+from idemgate.topics.results import NONE_RESULT
 
-__all__ = ["MAX_MIXED_SETTLEMENTS", "SettleCalls", "Settlement", "max_settlements", "nack_items"]
+__all__ = ["MAX_MIXED_SETTLEMENTS", "SettleCalls", "Settlement", "nack_items"]
 
 T = TypeVar("T")
 MAX_MIXED_SETTLEMENTS = 32
@@ -27,7 +28,8 @@ class Settlement(NamedTuple):
     """The end of one delivery.
 
     `verb` is ack, nack, bury, return (never started) or defer (not possible yet; the attempt does not count). `delay`
-    is in ms before the next attempt. `part` holds the items that a nack retries; None means all of them.
+    is in ms before the next attempt. `part` holds the items that a nack retries; None means all of them. `result` is
+    the encoded result of an ack (`encode_result`); None stands for that of a handler that returned None.
     """
 
     verb: str
@@ -35,14 +37,17 @@ class Settlement(NamedTuple):
     delay: int = 0
     failure: str = ""
     part: FailedItems | None = None
+    result: bytes | None = None
 
     @property
     def size(self) -> int:
         """The approximate number of bytes that the script reads to settle this delivery."""
-        return self.delivery.size
+        return self.delivery.size + len(self.result or b"")
 
     def args(self, position: int) -> tuple[Arg, ...]:
-        """Return the script arguments of a settlement other than an ack. `position` counts from 1."""
+        """Return the script arguments of a settlement other than a plain ack. `position` counts from 1."""
+        if self.verb == "ack":
+            return (position, "result", 0, NONE_RESULT if self.result is None else self.result)
         verb, failure = (self.verb, self.failure) if self.part is None else ("part", self.part.pack(self.failure))
         return (position, verb, self.delay, failure)
 
@@ -78,7 +83,7 @@ class SettleCalls(TakeCalls):
         return self._call(
             "settle",
             slot,
-            (request.id, self._policy, _pack_deliveries(entries), *_failure_args(entries)),
+            (request.id, self._policy, _pack_deliveries(entries), *self._failure_args(entries)),
             read,
             _redirect_settle(request),
         )
@@ -100,11 +105,31 @@ class SettleCalls(TakeCalls):
 
         raise Incomplete(Batch(calls, join))
 
+    def _failure_args(self, settlements: Sequence[Settlement]) -> list[Arg]:
+        """Return the arguments of all settlements other than plain acks."""
+        args: list[Arg] = []
+        for position, settlement in enumerate(settlements, 1):
+            if settlement.verb != "ack" or self.policy.result_retention is not None:
+                args += settlement.args(position)
+        return args
+
+    def max_settlements(self, settlements: Sequence[Settlement]) -> int:
+        """Return the maximum number of these settlements that fit in one script call."""
+        plain = self.policy.result_retention is None and all(settlement.verb == "ack" for settlement in settlements)
+        return BATCH if plain else MAX_MIXED_SETTLEMENTS
+
     def settle_and_take(self, slot: int, settlements: Sequence[Settlement], n: int) -> Call[SettledAndTaken]:
         """Build the call that settles these deliveries and then takes at most `n`, in one atomic step."""
         request, take_id, policy = SlotRequest(token(), settlements), token(), self.policy
         limits = (n, policy.lease, *policy.slot_limits(slot))
-        args = (request.id, self._policy, _pack_deliveries(settlements), take_id, *limits, *_failure_args(settlements))
+        args = (
+            request.id,
+            self._policy,
+            _pack_deliveries(settlements),
+            take_id,
+            *limits,
+            *self._failure_args(settlements),
+        )
 
         def read(reply: list[Any]) -> SettledAndTaken:
             end = len(reply) - len(settlements)
@@ -136,7 +161,7 @@ class SettleCalls(TakeCalls):
             self.settle,
             lambda answer: answer.outcomes,
             lambda entry: entry.size,
-            max_settlements(entries),
+            self.max_settlements(entries),
         )
 
     def extend(self, slot: int, deliveries: Sequence[Delivery[Any]], lease: int | None = None) -> Call[list[str]]:
@@ -168,12 +193,6 @@ class SettleCalls(TakeCalls):
         )
 
 
-def max_settlements(settlements: Sequence[Settlement]) -> int:
-    """Return the maximum number of these settlements that fit in one script call."""
-    verbs = [settlement.verb for settlement in settlements]
-    return BATCH if verbs.count("ack") == len(verbs) else MAX_MIXED_SETTLEMENTS
-
-
 def _redirect_settle(request: SlotRequest[Settlement]) -> Rebuild:
     return lambda calls, _: request.split(
         lambda settlement: calls.slot_of_delivery(settlement.delivery), calls._settle, _join_settles
@@ -193,15 +212,6 @@ def _pack_deliveries(settlements: Sequence[Settlement]) -> bytes:
         delivery = settlement.delivery
         flat += (delivery.raw_key, delivery.token)
     return pack(flat)
-
-
-def _failure_args(settlements: Sequence[Settlement]) -> list[Arg]:
-    """Return the arguments of all settlements other than acks."""
-    args: list[Arg] = []
-    for position, settlement in enumerate(settlements, 1):
-        if settlement.verb != "ack":
-            args += settlement.args(position)
-    return args
 
 
 def _read_outcomes(words: list[bytes]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, Incomplete
@@ -15,7 +16,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.topics.calls.base import BaseCalls, flatten, next_batch_size, single
 from idemgate.topics.calls.batching import SlotRequest, restore_order
 from idemgate.topics.merge import pack
-from idemgate.topics.messages import Receipt, ReceiptStatus, Trigger
+from idemgate.topics.messages import Receipt, ReceiptStatus, Ticket, Trigger
 
 __all__ = ["MAX_TRIGGERS", "PackedTrigger", "TriggerCalls", "pack_time"]
 
@@ -38,16 +39,22 @@ class TriggerCalls(BaseCalls):
 
     __slots__ = ()
 
+    @property
+    def _serials(self) -> bool:
+        """True if replies name the last serial before them, which `Ticket` needs."""
+        return self.policy.result_retention is not None
+
     def trigger(self, trigger: Trigger) -> Call[Receipt]:
         """Build the call for one trigger. Raises InvalidArgument."""
         return self._trigger(token(), self.pack_trigger(trigger))
 
     def _trigger(self, request: bytes, packed: PackedTrigger) -> Call[Receipt]:
+        slot = self.slot_of(packed[3])
         return self._call(
             "trigger",
-            self.slot_of(packed[3]),
+            slot,
             (request, self._rules, b"", *packed[:3]),
-            lambda reply: _read_codes(reply[1], reply[2:])[0],
+            lambda reply: self._read_receipts(slot, [packed], reply, reply[2 + self._serials :])[0],
             lambda calls, _: single(calls._trigger(request, packed)),
         )
 
@@ -99,17 +106,22 @@ class TriggerCalls(BaseCalls):
             "trigger",
             slot,
             args,
-            lambda reply: self._read_receipts(slot, request.entries, reply[1], request.select_answers(reply[2:])),
+            lambda reply: self._read_receipts(
+                slot, request.entries, reply, request.select_answers(reply[2 + self._serials :])
+            ),
             lambda calls, _: request.split(
                 lambda packed: calls.slot_of(packed[3]), calls._trigger_batch, restore_order
             ),
         )
 
     def _read_receipts(
-        self, slot: int, triggers: Sequence[PackedTrigger], now_ms: int, codes: list[int]
+        self, slot: int, triggers: Sequence[PackedTrigger], reply: list[Any], codes: list[int]
     ) -> list[Receipt]:
         done = codes.index(_DEFERRED) if _DEFERRED in codes[-1:] else len(codes)
-        receipts = _read_codes(now_ms, codes[:done])
+        receipts = _read_codes(reply[1], codes[:done])
+        if self._serials:
+            for receipt, (key, _, _, route) in zip(receipts, triggers, strict=False):
+                receipt.ticket = Ticket(key, route, reply[1], self.policy.slots, reply[2])
         if done == len(codes):
             return receipts
         rest = split_batches(list(triggers[done:]), _size, next_batch_size(done))

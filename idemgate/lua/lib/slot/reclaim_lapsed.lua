@@ -11,6 +11,7 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
   --- @include "lib/validate/stored"
   --- @include "lib/schedule/requeue"
   --- @include "lib/dead/dead_letters"
+  --- @include "lib/slot/store_result"
   local LAPSED = "lease lapsed: its worker vanished or stalled"
 
   -- Return when to retry a message whose lease lapsed: at once after the first lapse, later at a pseudo-random moment
@@ -37,11 +38,13 @@ local function reclaim_lapsed(K, p, lease, now_ms, done)
     if entry.cancelled then
       add_count("cancelled", 1)
       add_count("cancelled_triggers", m.count)
+      store_result(K, p, key, m, "c", now_ms)
       finish_delivery(K, p, key, m.group)
     elseif m.attempts >= p.attempts then
       add_count("buried", 1)
       add_count("buried_triggers", m.count)
       add_dead_letter(K, key, m, LAPSED, tonumber(entry.token), now_ms)
+      store_result(K, p, key, m, "d" .. LAPSED, now_ms)
       finish_delivery(K, p, key, m.group)
     else
       m.failure = LAPSED

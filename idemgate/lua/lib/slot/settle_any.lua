@@ -6,6 +6,7 @@
 --- @include "lib/group/group"
 --- @include "lib/slot/counters"
 --- @include "lib/slot/budget"
+--- @include "lib/slot/store_result"
 -- Keep only the failed items in a message. `packed` is {failure, number of failed items, their accumulator}. An
 -- appended item is one trigger, so the triggers of the other items are done. The triggers behind union items or
 -- fields are unknown, so all of them stay counted. Return the failure, the number of items, and the number of
@@ -18,7 +19,8 @@ local function apply_partial(p, m, packed)
   return failure, items, done
 end
 
--- Settle a delivery in another way than a plain ack, and count it with `add_count`. Return its outcome.
+-- Settle a delivery in another way than a plain ack, and count it with `add_count`. Return its outcome. For the verb "result",
+-- an ack of which the result is stored, `failure` is the result.
 local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
   local m = delivered_message(K, key, d)
   end_delivery(K, key)
@@ -29,7 +31,14 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     add_count("items_failed", items)
     add_count("acked_triggers", triggers)
   end
-  if d.cancelled and verb ~= "bury" then
+  if verb == "result" then
+    store_result(K, p, key, m, failure, now_ms)
+    add_count("acked", 1)
+    add_count("acked_triggers", m.count)
+    finish_delivery(K, p, key, m.group)
+    return "ok"
+  elseif d.cancelled and verb ~= "bury" then
+    store_result(K, p, key, m, "c", now_ms)
     add_count("cancelled", 1)
     add_count("cancelled_triggers", m.count)
     finish_delivery(K, p, key, m.group)
@@ -50,6 +59,7 @@ local function settle_one(K, p, key, d, verb, delay, failure, now_ms, add_count)
     add_count("buried", 1)
     add_count("buried_triggers", m.count)
     add_dead_letter(K, key, m, failure, tonumber(d.token), now_ms)
+    store_result(K, p, key, m, "d" .. failure, now_ms)
     finish_delivery(K, p, key, m.group)
     return "dead"
   end

@@ -17,6 +17,7 @@
 --   group:active  hash  group -> keys in flight or between two attempts
 --   group:waiting zset  group, NUL, rank, NUL, due time, key -> 0   due messages that wait for their group (waiting_member)
 --   replies0/1    hash  request id -> its reply, for even / odd half minutes; "" -> number of the half minute
+-- Scripts that end deliveries add `results`: the hashes of lib/slot/store_result, if the topic stores results.
 local function slot(keys)
   return {
     scheduled = keys[1], messages = keys[2], next = keys[3], leases = keys[4], inflight = keys[5], dead = keys[6],
@@ -34,6 +35,7 @@ end
 --   retry_penalty                             points of priority that a failed attempt takes away
 --   group_limit                               concurrent deliveries per group
 --   limited                                   the number of deliveries in flight is limited
+--   results                                   how long results of deliveries are stored
 local function policy(packed)
   return cmsgpack.unpack(packed)
 end

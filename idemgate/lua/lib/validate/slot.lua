@@ -29,6 +29,7 @@ local function validate_slot(K)
   end
   local found = check_hash(K.messages) or check_hash(K.inflight) or check_zset(K.scheduled) or check_zset(K.leases)
     or check_hash(K.replies[0]) or check_hash(K.replies[1]) or check_rare_keys(K)
+    or K.results and (check_hash(K.results[0]) or check_hash(K.results[1]))
   if found then
     return found
   end

@@ -1,6 +1,7 @@
-"""An adaptive concurrency limit: the number of handlers that may run at once, derived from their duration and errors.
+"""The limits of a topic: its rate, the division of limits among slots, and the adaptive concurrency limit.
 
-The functions are pure: they take a state and an event and return the new state. The rule is additive increase and
+An adaptive limit is the number of handlers that may run at once, derived from their duration and errors. Its functions
+are pure: they take a state and an event and return the new state. The rule is additive increase and
 multiplicative decrease (Chiu and Jain, 1989), as in TCP (RFC 5681) and Netflix's concurrency-limits. The limit doubles
 until the first sign of overload. Then it grows by one per good window and halves after a bad one. Clients that share a
 downstream service and follow this rule end with equal shares, without communication.
@@ -9,14 +10,45 @@ downstream service and follow this rule end with equal shares, without communica
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.validation import check_int
 from idemgate.errors import InvalidArgument, Overloaded
 
-__all__ = ["Adaptive", "HandlerEnd", "Limit", "initial_limit", "update_limit"]
+__all__ = ["Adaptive", "HandlerEnd", "Limit", "Rate", "initial_limit", "rate_of", "share", "update_limit"]
+
+Rate = str | int | float
+"""Deliveries per time span: "100/s", "6000/1m", "1/500ms". A number means per second."""
+
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*(\S+)\s*")
+
+
+def rate_of(given: Rate) -> Fraction:
+    """Parse a rate to deliveries per second. Raises InvalidArgument."""
+    fix = 'Use deliveries a span, such as "100/s" or "6000/1m"'
+    if isinstance(given, str):
+        found = _RATE.fullmatch(given)
+        if not found:
+            raise InvalidArgument("rate", given, "not a rate", fix)
+        span = found[2] if found[2][0].isdigit() else f"1{found[2]}"
+        rate = Fraction(found[1]) * 1000 / milliseconds(span, "rate")
+    elif isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise InvalidArgument("rate", given, "not a rate", fix)
+    else:
+        rate = Fraction(given)
+    if not Fraction(1, 86_400) <= rate <= 1_000_000:
+        raise InvalidArgument("rate", given, "out of range", "Use one a day to a million a second")
+    return rate
+
+
+def share(limit: int, slot: int, slots: int) -> int:
+    """Return the share of a slot in a limit. The shares of all slots add up to the limit."""
+    return limit // slots + (slot < limit % slots)
+
 
 WINDOW = 20
 """Minimum handlers per window. With fewer, the mean of handlers of varying duration is sometimes high by chance."""

@@ -1,0 +1,110 @@
+"""Results of deliveries: how they are encoded, found and read by callers that wait for them."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from idemgate.core.codec import Codec
+from idemgate.core.codec.decoding import unpack, wrap_decode_errors
+from idemgate.core.durations import Duration, milliseconds
+from idemgate.errors import DecodeError, DeliveryFailed, InvalidArgument, NoResult, ResultTimeout
+from idemgate.topics.messages import Receipt, Ticket
+
+__all__ = ["NONE_RESULT", "ResultWait", "encode_result", "find_result"]
+
+_POLL = 5.0
+"""Seconds after which a waiter reads again without a wake-up: one may be lost, or the slot may have moved."""
+NONE_RESULT = b"v" + Codec().encode(None)
+"""The result of a handler that returned None."""
+
+
+def encode_result(codec: Codec, value: object) -> bytes:
+    """Encode what a handler returned. A value that cannot be stored is replaced by the reason."""
+    try:
+        return b"v" + codec.encode(value, "result")
+    except InvalidArgument as error:
+        return b"n" + str(error)[:500].encode(errors="replace")
+
+
+def find_result(periods: list[bytes], ticket: Ticket, slots: int) -> bytes | None:
+    """Return the result of the delivery that carried a trigger, or None if there is none.
+
+    A later message of the key may look the same if it began in the same millisecond. So the oldest value counts. A dead
+    letter may be redriven, so a value counts more than a failure, and the newest failure counts.
+
+    Args:
+        periods: the packed results of the current period and of the one before (`lua/topics/results.lua`).
+        ticket: the trigger.
+        slots: the current number of slots. Serials of another number cannot be compared, so only the time decides.
+
+    Raises:
+        DecodeError: stored bytes are corrupt.
+    """
+    with wrap_decode_errors("a stored result"):
+        failure = None
+        for packed in reversed(periods):
+            results: list[tuple[int, int, int, Any]] = unpack(packed, "a stored result") if packed else []
+            for serial, first, last, result in results:
+                if not isinstance(result, bytes):
+                    raise TypeError(f"{result!r:.100} is no result")
+                newer = slots != ticket.slots or serial > ticket.serial
+                if newer and first <= ticket.accepted_ms <= last:
+                    if result[:1] in (b"v", b"n"):
+                        return result
+                    failure = result
+    return failure
+
+
+class ResultWait:
+    """One wait of a caller for the result of its trigger.
+
+    Raises:
+        InvalidArgument: `receipt` is no receipt, its topic stores no results, or the timeout is invalid.
+        NoResult: the trigger was not accepted.
+    """
+
+    __slots__ = ("_deadline", "_seconds", "_topic", "ticket")
+
+    def __init__(self, topic: str, receipt: Receipt, timeout: Duration) -> None:
+        if not isinstance(receipt, Receipt):
+            raise InvalidArgument("receipt", receipt, "not a receipt", "Pass what trigger() returned")
+        if receipt.ticket is None:
+            fix = 'Declare the topic with result_retention="10m"'
+            raise InvalidArgument("receipt", receipt, f"topic {topic!r} stores no results", fix)
+        self.ticket = receipt.ticket
+        self._topic = topic
+        self._seconds = milliseconds(timeout, "timeout", zero=True) / 1000
+        self._deadline = monotonic() + self._seconds
+        if not receipt.accepted:
+            raise NoResult(topic, self._key, f"the trigger was not accepted ({receipt.status})")
+
+    @property
+    def _key(self) -> str:
+        return self.ticket.key.decode(errors="backslashreplace")
+
+    def next_poll(self) -> float:
+        """Return the seconds to wait for a wake-up before the next read. Raises ResultTimeout."""
+        left = self._deadline - monotonic()
+        if left <= 0:
+            raise ResultTimeout(self._topic, self._key, self._seconds)
+        return min(left, _POLL)
+
+    def decode(self, codec: Codec, result: bytes) -> Any:
+        """Return the value of a result.
+
+        Raises:
+            DeliveryFailed: the message became a dead letter.
+            NoResult: the message was cancelled, or the value was not stored.
+            DecodeError: stored bytes are corrupt.
+        """
+        kind, text = result[:1], result[1:].decode(errors="replace")
+        if kind == b"v":
+            return codec.decode(result[1:])
+        if kind == b"d":
+            raise DeliveryFailed(self._topic, self._key, text)
+        if kind == b"c":
+            raise NoResult(self._topic, self._key, "it was cancelled")
+        if kind == b"n":
+            raise NoResult(self._topic, self._key, f"its value was not stored: {text}")
+        raise DecodeError(f"a result begins with {kind!r}, which this version does not know")

@@ -1,0 +1,227 @@
+"""Results of deliveries: a caller that triggered gets what the handler of its delivery returned."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, InvalidArgument
+from idemgate.errors import DeliveryFailed, NoResult, PolicyChanged, ResultTimeout, UnexpectedData
+from idemgate.testing import Clock
+
+
+async def _take(topic: Any) -> Any:
+    (delivery,) = await topic.take(1)
+    return delivery
+
+
+async def test_all_merged_callers_get_one_result(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", window="1s", merge="append", result_retention="10m")
+    receipts = [await topic.trigger("k", n) for n in range(3)]
+    other = await topic.trigger("other", 9)
+    clock.advance("1s")
+    for delivery in await topic.take(2):
+        await topic.ack(delivery, result={"sum": sum(delivery.payload)})
+    assert [await topic.result(receipt, 0) for receipt in receipts] == [{"sum": 3}] * 3
+    assert await topic.result(other, 0) == {"sum": 9}
+
+
+async def test_a_trigger_during_a_delivery_waits_for_the_next_one(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m")
+    first = await topic.trigger("k", 1)
+    delivery = await _take(topic)
+    # Accepted within the same millisecond as the first trigger: the clock of the test stands still
+    second = await topic.trigger("k", 2)
+    await topic.ack(delivery, result="first")
+    assert await topic.result(first, 0) == "first"
+    with pytest.raises(ResultTimeout, match="no result for 'k' within 0 s"):
+        await topic.result(second, 0)
+    await topic.ack(await _take(topic), result="second")
+    assert (await topic.result(first, 0), await topic.result(second, 0)) == ("first", "second")
+
+
+async def test_a_retried_delivery_has_the_result_of_its_last_attempt(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", result_retention="10m", backoff="1s")
+    first = await topic.trigger("k", 1)
+    delivery = await _take(topic)
+    second = await topic.trigger("k", 2)  # merges into the retry
+    await topic.nack(delivery)
+    with pytest.raises(ResultTimeout):
+        await topic.result(first, 0)
+    clock.advance("1s")
+    await topic.ack(await _take(topic), result="both")
+    assert [await topic.result(receipt, 0) for receipt in (first, second)] == ["both", "both"]
+
+
+async def test_a_dead_letter_is_a_failure_until_it_was_redriven(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m")
+    receipt = await topic.trigger("k", 1)
+    await topic.bury(await _take(topic), reason="ValueError: no such order")
+    with pytest.raises(DeliveryFailed, match="ValueError: no such order") as failed:
+        await topic.result(receipt, 0)
+    assert (failed.value.topic, failed.value.key) == ("t", "k")
+    await topic.dead.redrive()
+    await topic.ack(await _take(topic), result="mended")
+    assert await topic.result(receipt, 0) == "mended"
+
+
+async def test_a_lease_that_lapsed_too_often_is_a_failure(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", result_retention="10m", max_attempts=1, lease="1s")
+    receipt = await topic.trigger("k", 1)
+    await _take(topic)
+    clock.advance("2s")
+    await topic.take(1)
+    with pytest.raises(DeliveryFailed, match="lease lapsed"):
+        await topic.result(receipt, 0)
+
+
+async def test_a_cancelled_trigger_has_no_result(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", result_retention="10m", backoff="1s")
+    receipt = await topic.trigger("k", 1)
+    await topic.cancel("k")
+    with pytest.raises(NoResult, match="it was cancelled"):
+        await topic.result(receipt, 0)
+    # A later message of the key did not carry it
+    clock.advance("1s")
+    await topic.trigger("k", 2)
+    await topic.ack(await _take(topic), result="another")
+    with pytest.raises(NoResult, match="it was cancelled"):
+        await topic.result(receipt, 0)
+    # Nor has one that was cancelled in flight and then failed
+    running = await topic.trigger("k", 3)
+    delivery = await _take(topic)
+    await topic.cancel("k")
+    await topic.nack(delivery)
+    with pytest.raises(NoResult, match="it was cancelled"):
+        await topic.result(running, 0)
+
+
+async def test_a_trigger_that_was_not_accepted_has_no_result(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m")
+    await topic.trigger("k", 1, event_id="e", version=2)
+    for options, status in (({"event_id": "e"}, "duplicate"), ({"version": 1}, "dropped")):
+        receipt = await topic.trigger("k", 1, **options)
+        with pytest.raises(NoResult, match=rf"the trigger was not accepted \({status}\)"):
+            await topic.result(receipt, 0)
+
+
+async def test_each_of_many_triggers_has_a_result(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m", slots=4)
+    receipts = await topic.trigger_many([(n % 50, n) for n in range(300)])
+    while deliveries := await topic.take(100):
+        for delivery in deliveries:
+            await topic.ack(delivery, result=delivery.payload)
+    assert [await topic.result(receipt, 0) for receipt in receipts] == [250 + n % 50 for n in range(300)]
+
+
+async def test_a_result_is_kept_for_its_retention(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", result_retention="10s")
+    receipt = await topic.trigger("k", 1)
+    await topic.ack(await _take(topic), result="old")
+    clock.advance("10s")
+    assert await topic.result(receipt, 0) == "old"
+    clock.advance("10s")
+    with pytest.raises(ResultTimeout):
+        await topic.result(receipt, 0)
+    later = await topic.trigger("k", 2)
+    await topic.ack(await _take(topic), result="new")
+    assert await topic.result(later, 0) == "new"
+
+
+async def test_only_the_newest_results_of_a_key_are_kept(face: Any, clock: Clock, raw: Any, namespace: str) -> None:
+    topic = face.topic("t", result_retention="10m")
+    receipts = []
+    for n in range(20):
+        receipts.append(await topic.trigger("k", n))
+        await topic.ack(await _take(topic), result="x" * 60_000 if n < 5 else n)
+        clock.advance("1ms")
+        assert all(raw.hstrlen(key, "kk") < 140_000 for key in raw.keys(f"*{namespace}*results?"))
+    assert [await topic.result(receipt, 0) for receipt in receipts[12:]] == list(range(12, 20))
+    with pytest.raises(ResultTimeout):
+        await topic.result(receipts[11], 0)
+
+
+async def test_a_receipt_may_be_sent_to_another_process(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m")
+    receipt = pickle.loads(pickle.dumps(await topic.trigger("k", 1)))
+    await topic.ack(await _take(topic), result=[1, (2, 3)])
+    assert await topic.result(receipt, 0) == [1, (2, 3)]
+
+
+async def test_a_result_survives_a_change_of_the_slots_that_comes_before_the_delivery(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", result_retention="10m", slots=1)
+    receipts = [await topic.trigger(n, n) for n in range(20)]
+    await topic.reshard(4)
+    while deliveries := await topic.take(20):
+        for delivery in deliveries:
+            await topic.ack(delivery, result=delivery.payload * 2)
+    assert [await topic.result(receipt, 0) for receipt in receipts] == [2 * n for n in range(20)]
+
+
+async def test_bad_arguments_write_nothing(face: Any, everything: Any) -> None:
+    topic, plain = face.topic("t", result_retention="10m"), face.topic("plain")
+    receipt, without = await topic.trigger("k", 1), await plain.trigger("k", 1)
+    delivery, other = await _take(topic), await _take(plain)
+    before = everything()
+    with pytest.raises(InvalidArgument, match="not a receipt"):
+        await topic.result("k", 0)
+    with pytest.raises(InvalidArgument, match=r'stores no results\. Declare the topic with result_retention="10m"'):
+        await plain.result(without, 0)
+    with pytest.raises(InvalidArgument, match="timeout"):
+        await topic.result(receipt, -1)
+    with pytest.raises(InvalidArgument, match="result"):
+        await topic.ack(delivery, result=object())
+    with pytest.raises(InvalidArgument, match="stores no results"):
+        await plain.ack(other, result=1)
+    with pytest.raises(InvalidArgument, match="result_retention"):
+        face.gate.topic("u", result_retention=0)
+    with pytest.raises(InvalidArgument, match="forwarded messages have no results"):
+        face.gate.topic("u", result_retention="1m").forward("list")
+    assert everything() == before
+
+
+def test_the_retention_belongs_to_the_stored_policy(gate: Gate, entry: str, clock: Clock) -> None:
+    gate.topic("t", result_retention="10m").trigger("k", 1)
+    with Gate(entry, namespace=gate.namespace, clock=clock) as other, pytest.raises(PolicyChanged, match="result_ret"):
+        other.topic("t", result_retention="5m").trigger("k", 1)
+    with Gate(entry, namespace=gate.namespace, clock=clock) as other:
+        # A program that declares nothing adopts it
+        topic = other.topic("t")
+        receipt = topic.trigger("k", 2)
+        topic.ack(topic.take(), result="both")
+        assert topic.result(receipt, 0) == "both"
+
+
+@pytest.mark.damages("wrong-type")
+async def test_results_of_another_type_are_refused_before_anything_is_written(
+    face: Any, raw: Any, everything: Any
+) -> None:
+    topic = face.topic("t", result_retention="10m")
+    receipt = await topic.trigger("k", 1)
+    delivery = await _take(topic)
+    calls = face.gate.topic("t").open()
+    for key in calls.result_keys(0):
+        raw.set(key, "mine")
+        before = everything()
+        with pytest.raises(UnexpectedData, match="holds a string, expected a hash"):
+            await topic.ack(delivery, result=1)
+        with pytest.raises(UnexpectedData, match="holds a string, expected a hash"):
+            await topic.result(receipt, 0)
+        assert everything() == before
+        raw.delete(key)
+
+
+async def test_a_waiter_is_woken(face: Any) -> None:
+    topic = face.topic("t", result_retention="10m")
+    receipt = await topic.trigger("k", 1)
+    waiting = asyncio.create_task(topic.result(receipt, "20s"))
+    started = asyncio.get_running_loop().time()
+    while not waiting.done():
+        await asyncio.sleep(0.05)
+        for delivery in await topic.take(1):
+            await topic.ack(delivery, result="done")
+    assert await waiting == "done"
+    assert asyncio.get_running_loop().time() - started < 4  # a wake-up that is lost costs 5 s

@@ -1,0 +1,35 @@
+"""What a handler returns reaches the callers that triggered it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idemgate import Bury, Delivery, Gate
+from idemgate.errors import DeliveryFailed, NoResult
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_what_a_handler_returns_is_the_result(gate: Gate, awaiting: bool) -> None:
+    topic = gate.topic("t", result_retention="10m", backoff=0.01, max_attempts=2)
+
+    def blocking(delivery: Delivery[Any]) -> Any:
+        if delivery.payload == "poison":
+            raise Bury("poison")
+        return {"none": None, "object": object()}.get(delivery.payload, delivery.payload * 2)
+
+    async def handle(delivery: Delivery[Any]) -> Any:
+        return blocking(delivery)
+
+    topic.handler(handle if awaiting else blocking)
+    async with gate.aio.worker():
+        receipts = await topic.aio.trigger_many([(text, text) for text in ("ab", "none", "poison", "object")])
+        fine, none, poison, odd = receipts
+        assert await topic.aio.result(fine, "20s") == "abab"
+        assert await topic.aio.result(none, "20s") is None
+        with pytest.raises(DeliveryFailed, match="poison"):
+            await topic.aio.result(poison, "20s")
+        with pytest.raises(NoResult, match="its value was not stored"):
+            await topic.aio.result(odd, "20s")
+    assert gate.counters["worker.result_not_stored"] == 1
