@@ -12,13 +12,12 @@ from idemgate.cli.arguments import add_namespace
 __all__ = ["add_to"]
 
 DESCRIPTION = """\
-Prints the ACL SETUSER that gives a user these roles and no others; it connects to nothing. Send it with
+Print the ACL SETUSER command that gives a user these roles and no others. Nothing is sent to a server. To apply it:
 
     idemgate acl worker --namespace shop | redis-cli
 
-A user that is new has no password and cannot log in before you add one: ACL SETUSER shop-worker >password.
-One that exists keeps its own. It holds on Redis 6.2 and later and on Valkey; --redis 7.2 also allows CLIENT SETINFO,
-which clients send and 7.0 does not know, so that the server's ACL LOG stays quiet.
+A new user has no password and cannot log in until you set one: ACL SETUSER shop-worker >password
+An existing user keeps its password. The command works on Redis 6.2 and later and on Valkey.
 
 roles:
 """
@@ -34,17 +33,22 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("roles", metavar="ROLE", nargs="+", choices=ROLES, help="one or more of the roles below")
     add_namespace(parser)
-    parser.add_argument("--user", metavar="NAME", help="(default: the namespace and the roles, shop-worker)")
+    parser.add_argument(
+        "--user", metavar="NAME", help="name of the user (default: the namespace and the roles, such as shop-worker)"
+    )
     parser.add_argument(
         "--keys", metavar="GLOB", action="append", default=[],
-        help="keys of yours: forwarded to, streams, keys that expire; may be repeated",
+        help="further keys: forward targets, streams, keys that expire; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--channels", metavar="GLOB", action="append", default=[], help="channels of yours; may be repeated"
+        "--channels", metavar="GLOB", action="append", default=[], help="further channels; may be repeated"
     )
-    parser.add_argument("--cluster", action="store_true", help="what a client of a cluster asks as well")
-    parser.add_argument("--durable", action="store_true", help="what a gate with durability= asks as well")
-    parser.add_argument("--redis", choices=("6.2", "7.2"), default="6.2", help="oldest server (default: 6.2)")
+    parser.add_argument("--cluster", action="store_true", help="add the commands of a cluster client")
+    parser.add_argument("--durable", action="store_true", help="add the commands of a gate with durability=")
+    parser.add_argument(
+        "--redis", choices=("6.2", "7.2"), default="6.2",
+        help="oldest server; 7.2 also allows CLIENT SETINFO, so that ACL LOG stays empty (default: 6.2)",
+    )  # fmt: skip
     parser.set_defaults(command=show)
 
 

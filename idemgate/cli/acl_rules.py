@@ -1,8 +1,8 @@
 """Access lists: which commands, keys and channels of a Redis server each role needs, and nothing else.
 
-What a role may do is derived from the scripts that it runs, since the server checks what a script calls as if the
-caller had sent it. A role that may run scripts may run any script with the same commands on the same keys: the keys
-are what keeps roles and tenants apart, so a producer, who has the keys of the topics, could also take from them.
+The rights of a role follow from the scripts that it runs. The server checks each command of a script as if the caller
+had sent it. A role may also run any other script with the same commands on the same keys. So only keys separate roles
+and tenants: a producer has the keys of topics, and could also take from them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ __all__ = ["ROLES", "Role", "rule", "user_name"]
 
 
 class Role(NamedTuple):
-    """`scripts` it runs, what the client sends `beside` them, and the names of the `patterns` of its keys; whether it
-    is `heard`: channels of the same names, to wake others and to be woken (of seen-sets there are none)."""
+    """A role of users of the server.
+
+    Attributes:
+        about: what the role is for.
+        scripts: the scripts that it runs.
+        beside: the commands that its clients send without a script.
+        keys: the names of its key patterns (`core.keys.patterns`).
+        heard: whether it may use the channels of the same patterns. Dedup sets have none.
+    """
 
     about: str
     scripts: Sequence[str]
@@ -30,7 +37,7 @@ class Role(NamedTuple):
 
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
 _OPENS = ("topics/open", "topics/policy", "reshard/reopen")
-"""What finds a topic: at first, and again once a slot has moved; one that was forgotten meanwhile is made anew."""
+"""The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats")
 _PUTS = (*_OPENS, *_SEES, "topics/cancel", "topics/flush", "topics/reschedule", "topics/results", "topics/trigger")
 _LOOKS = (*_SEES, "topics/audit", "topics/dead", "topics/policy")
@@ -53,14 +60,14 @@ ROLES = {
         ["topics", "members"],
     ),
     "subscriber": Role(
-        "hears Pub/Sub, streams, lists and keys that expire; name their --keys and --channels",
+        "consumes Pub/Sub, streams, lists and expired keys; name their --keys and --channels",
         ["expiry/ttl", "lists/renew", "lists/settle", "lists/take"],
         "SUBSCRIBE PSUBSCRIBE ROLE SCAN BLMOVE "
         "XACK XADD XAUTOCLAIM XCLAIM XGROUP|CREATE XGROUP|DELCONSUMER XPENDING XREADGROUP XTRIM",
         [],
     ),
     "viewer": Role(
-        "looks, and writes nothing: inspect, peek, stats, dead letters, which topics there are",
+        "reads only: inspect, peek, stats, dead letters, list of topics",
         ["guard/inspect", *_LOOKS],
         "HGETALL ZRANGEBYSCORE",  # of members/list, whose library writes for others
         ["records", "topics", "members"],
@@ -86,10 +93,12 @@ _DURABLE_7_2 = "WAITAOF"
 _ALL = "EVAL EVALSHA PING SELECT CLIENT|SETNAME"
 _CLUSTER = "ASKING CLUSTER|SLOTS"
 _STATE = "CLUSTER|INFO"
-"""What else is asked of a cluster by who asks servers of themselves."""
+"""The command by which the doctor asks the nodes of a cluster for their state."""
 SINCE_7_2 = "CLIENT|SETINFO"
-"""Redis 7.0 does not take a rule that names a subcommand it does not know; 6.2 takes any. Clients send it everywhere
-and do without: only the server's ACL LOG notes each refusal."""
+"""A command that clients send to each server and do not need. Each refusal is logged in the server's ACL LOG.
+
+Redis 7.0 rejects a rule with a subcommand that it does not know. Redis 6.2 accepts any.
+"""
 
 
 def user_name(roles: Iterable[str], namespace: str) -> str:
@@ -108,12 +117,22 @@ def rule(
     durable: bool = False,
     since_7_2: bool = False,
 ) -> list[str]:
-    """The words of the ACL SETUSER that gives a user these roles, and no others. Passwords stay as they are: a new user
-    has none and cannot log in before it is given one.
+    """Return the words of the ACL SETUSER that gives a user these roles and no others.
 
-    `keys` and `channels` are patterns of the user's own: what is forwarded to, streams, keys that expire. `cluster`:
-    what a client of a cluster asks, too. `durable`: what a gate with `durability=` asks, too ("fsync" only with
-    `since_7_2`: the server knows what Redis 7.2 does). InvalidArgument for what no rule can say.
+    Passwords stay unchanged. A new user has none, and cannot log in until it gets one.
+
+    Args:
+        roles: the names of the roles.
+        namespace: the namespace whose keys and channels the user may use.
+        user: the name of the user.
+        keys: patterns of further keys: forward targets, streams, keys that expire.
+        channels: patterns of further channels.
+        cluster: add the commands that a client of a cluster sends.
+        durable: add the commands of a gate with `durability=`. "fsync" needs `since_7_2`.
+        since_7_2: the server knows the commands and selectors of Redis 7.2.
+
+    Raises:
+        InvalidArgument: a role, a name or a pattern is invalid.
     """
     chosen = [_role(name) for name in roles]
     known = patterns(namespace)

@@ -13,27 +13,27 @@ __all__ = ["add_namespace", "add_url", "count", "duration", "factor", "span", "u
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """Adds --url; `url_of` says what was meant."""
+    """Add --url to a parser; `url_of` reads it."""
     parser.add_argument("--url", help="the store (default: the environment variable IDEMGATE_URL)")
 
 
 def url_of(options: argparse.Namespace) -> str:
-    """NotConfigured where no store was named."""
+    """Return the URL of the store. Raises NotConfigured if none was given."""
     url: str = options.url or os.environ.get("IDEMGATE_URL", "")
     if not url:
-        raise NotConfigured("no store was named. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
+        raise NotConfigured("no store is configured. Pass --url redis://host:6379/0, or set IDEMGATE_URL")
     return url
 
 
 def add_namespace(parser: argparse.ArgumentParser) -> None:
-    """Adds --namespace, whose default the environment variable IDEMGATE_NAMESPACE says."""
+    """Add --namespace to a parser. Its default is the environment variable IDEMGATE_NAMESPACE."""
     default = os.environ.get("IDEMGATE_NAMESPACE") or "default"
-    about = f"of the gate (default: IDEMGATE_NAMESPACE, or default; now: {default})"
+    about = f"namespace of the gate (default: the environment variable IDEMGATE_NAMESPACE, now: {default})"
     parser.add_argument("--namespace", "-n", metavar="NAME", default=default, help=about)
 
 
 def duration(text: str) -> float:
-    """Seconds, from "30", "500ms" or "1h30m"; more than none."""
+    """Parse a duration in seconds, such as "30", "500ms" or "1h30m"; "0" is rejected."""
     return _seconds(text, zero=False)
 
 
@@ -51,7 +51,7 @@ def _seconds(text: str, *, zero: bool) -> float:
 
 
 def factor(text: str) -> float:
-    """A positive number; "max" is infinity."""
+    """Parse a positive number; "max" is infinity."""
     if text == "max":
         return math.inf
     number = _number(text) or 0.0
@@ -61,7 +61,7 @@ def factor(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

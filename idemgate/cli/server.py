@@ -14,14 +14,14 @@ from idemgate.store.embedded.server import start
 __all__ = ["add_to"]
 
 DESCRIPTION = """\
-Starts a Valkey or Redis server and prints its URL; Ctrl-C or SIGTERM ends it. With DIR it keeps its data there (the
-server of a directory is shared with everybody who names the same one); without, nothing is left at the end."""
+Run a Valkey or Redis server and print its URL, until Ctrl-C or SIGTERM. With DIR it keeps its data there, and all
+programs that name this directory share one server. Without DIR its data are deleted at the end."""
 
 
 def add_to(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser("server", help="run the embedded server", description=DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", nargs="?", help="where to keep the data (default: nowhere)")
+    parser.add_argument("directory", metavar="DIR", nargs="?", help="directory for the data (default: none are kept)")
     parser.set_defaults(command=serve)
 
 

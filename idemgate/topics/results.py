@@ -27,33 +27,32 @@ def encode_result(codec: Codec, value: object) -> bytes:
         return b"n" + str(error)[:500].encode(errors="replace")
 
 
-def find_result(periods: list[bytes], ticket: Ticket, slots: int) -> bytes | None:
+def find_result(reply: list[Any], ticket: Ticket, slots: int) -> bytes | None:
     """Return the result of the delivery that carried a trigger, or None if there is none.
 
-    A later message of the key may look the same if it began in the same millisecond. So the oldest value counts. A dead
-    letter may be redriven, so a value counts more than a failure, and the newest failure counts.
+    A dead letter may be redriven, merge with newer triggers and end again. So the newest result counts that covers the
+    trigger, or whose message began with the first trigger of such a dead letter. Limit: a message whose first trigger
+    came in the same millisecond as that of a dead letter of its key looks the same.
 
     Args:
-        periods: the packed results of the current period and of the one before (`lua/topics/results.lua`).
+        reply: the reply of `lua/topics/results.lua`.
         ticket: the trigger.
-        slots: the current number of slots. Serials of another number cannot be compared, so only the time decides.
+        slots: the current number of slots. Serials of another number cannot be compared, so only the times decide.
 
     Raises:
         DecodeError: stored bytes are corrupt.
     """
     with wrap_decode_errors("a stored result"):
-        failure = None
-        for packed in reversed(periods):
-            results: list[tuple[int, int, int, Any]] = unpack(packed, "a stored result") if packed else []
-            for serial, first, last, result in results:
+        found, died = None, None
+        for packed in (reply[3], reply[2]):
+            results: list[tuple[int, int, int, int, Any]] = unpack(packed, "a stored result") if packed else []
+            for floor, serial, first, last, result in results:
                 if not isinstance(result, bytes):
                     raise TypeError(f"{result!r:.100} is no result")
-                newer = slots != ticket.slots or serial > ticket.serial
-                if newer and first <= ticket.accepted_ms <= last:
-                    if result[:1] in (b"v", b"n"):
-                        return result
-                    failure = result
-    return failure
+                covers = slots != ticket.slots or floor <= ticket.serial < serial
+                if (covers and first <= ticket.accepted_ms <= last) or (died is not None and first <= died):
+                    found, died = result, first if result[:1] == b"d" else None
+    return found
 
 
 class ResultWait:
@@ -83,12 +82,15 @@ class ResultWait:
     def _key(self) -> str:
         return self.ticket.key.decode(errors="backslashreplace")
 
-    def next_poll(self) -> float:
-        """Return the seconds to wait for a wake-up before the next read. Raises ResultTimeout."""
-        left = self._deadline - monotonic()
-        if left <= 0:
+    def check_deadline(self) -> None:
+        """Raise ResultTimeout if the wait is over."""
+        if monotonic() >= self._deadline:
             raise ResultTimeout(self._topic, self._key, self._seconds)
-        return min(left, _POLL)
+
+    @property
+    def next_poll(self) -> float:
+        """The seconds to wait for a wake-up before the next read."""
+        return max(0.0, min(self._deadline - monotonic(), _POLL))
 
     def decode(self, codec: Codec, result: bytes) -> Any:
         """Return the value of a result.

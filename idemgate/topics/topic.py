@@ -162,12 +162,13 @@ class Topic(BaseTopic):
         """
         wait = ResultWait(self.name, receipt, timeout)
         while (found := self.run(lambda calls: calls.result(wait.ticket))) is None:
+            wait.check_deadline()
             channel = self.open().result_channel(wait.ticket)
             with self.definition.context.link.waiting(channel) as waiter:
                 # Read again after subscribing: the delivery may have ended before the subscription.
                 if (found := self.run(lambda calls: calls.result(wait.ticket))) is not None:
                     break
-                waiter.wait(wait.next_poll())
+                waiter.wait(wait.next_poll)
         return wait.decode(self.definition.context.codec, found)
 
     def take(self, n: int = 1) -> list[Delivery[Any]]:

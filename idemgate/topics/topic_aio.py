@@ -102,11 +102,12 @@ class AioTopic(BaseTopic):
         """Wait for the end of a delivery and return what its handler returned. See `Topic.result`."""
         wait, link = ResultWait(self.name, receipt, timeout), self.definition.context.aio_link
         while (found := await self.run(lambda calls: calls.result(wait.ticket))) is None:
+            wait.check_deadline()
             channel = (await self.open()).result_channel(wait.ticket)
             async with link.waiting(channel) as wake:
                 if (found := await self.run(lambda calls: calls.result(wait.ticket))) is not None:
                     break
-                await wait_for_wakeup(wake, wait.next_poll())
+                await wait_for_wakeup(wake, wait.next_poll)
         return wait.decode(self.definition.context.codec, found)
 
     async def take(self, n: int = 1) -> list[Delivery[Any]]:

@@ -146,7 +146,7 @@ def _taken(taken: Taken) -> Any:
 
 
 def _settled(model: Model, settlements: list[Settlement]) -> list[str]:
-    return [model.settle(verb, one.key, one.token, delay, failure) for verb, one, delay, failure, _ in settlements]
+    return [model.settle(verb, one.key, one.token, delay, failure) for verb, one, delay, failure, *_ in settlements]
 
 
 def _receipts(receipts: Any) -> Any:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.strategies import integers, lists, sampled_from
 
-from idemgate import Gate, InvalidArgument
+from idemgate import Delivery, Gate, InvalidArgument, Receipt
 from idemgate.errors import DeliveryFailed, NoResult, PolicyChanged, ResultTimeout, UnexpectedData
 from idemgate.testing import Clock
 
@@ -225,3 +229,113 @@ async def test_a_waiter_is_woken(face: Any) -> None:
             await topic.ack(delivery, result="done")
     assert await waiting == "done"
     assert asyncio.get_running_loop().time() - started < 4  # a wake-up that is lost costs 5 s
+
+
+class ResultMachine(RuleBasedStateMachine):
+    """Each payload lists the triggers that it carries. A delivery's result is its payload.
+
+    So the result of a trigger must list this trigger. Other results of the key must never be returned for it. With
+    `deaths` messages die and are redriven, and no two triggers have the same time: that is the documented limit.
+    """
+
+    gate: Gate
+    clock: Clock
+    deaths: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic = self.gate.topic(
+            f"t{next(_NUMBERS)}", merge="append", result_retention="1h", backoff=0, slots=2,
+            max_attempts=3 if self.deaths else 1000,
+        )  # fmt: skip
+        self.receipts: list[tuple[int, Receipt]] = []
+        self.ended: dict[int, str] = {}
+        self.flying: list[Delivery[Any]] = []
+
+    @rule(key=sampled_from("ab"), group=sampled_from([None, "g"]), delay=sampled_from([None, 0, 1]))
+    def trigger(self, key: str, group: str | None, delay: int | None) -> None:
+        number = len(self.receipts)
+        self.receipts.append((number, self.topic.trigger(key, number, group=group, delay=delay)))
+        self._pass_time()
+
+    @rule(keys=lists(sampled_from("ab"), max_size=5))
+    def trigger_many(self, keys: list[str]) -> None:
+        first = len(self.receipts)
+        receipts = self.topic.trigger_many([(key, first + n) for n, key in enumerate(keys)])
+        self.receipts += [(first + n, receipt) for n, receipt in enumerate(receipts)]
+        self._pass_time()
+
+    def _pass_time(self) -> None:
+        if self.deaths:
+            self.clock.advance("1ms")
+
+    @rule(ms=sampled_from([0, 1, 1000]))
+    def wait(self, ms: int) -> None:
+        self.clock.advance(ms / 1000)
+
+    @rule()
+    def take(self) -> None:
+        self.flying += self.topic.take(4)
+
+    @precondition(lambda self: self.flying)
+    @rule(which=integers(0, 9), verb=sampled_from(["ack", "ack", "nack", "bury", "release"]))
+    def settle(self, which: int, verb: str) -> None:
+        delivery = self.flying.pop(which % len(self.flying))
+        verb = "nack" if verb == "bury" and not self.deaths else verb
+        if verb == "ack":
+            outcome = self.topic.ack(delivery, result=delivery.payload)
+        else:
+            outcome = getattr(self.topic, verb)(delivery)
+        ends = {"dead": "dead", "cancelled": "cancelled"} | ({"ok": "done"} if verb == "ack" else {})
+        if outcome in ends:
+            self.ended |= dict.fromkeys(delivery.payload, ends[outcome])
+
+    @rule(key=sampled_from("ab"), group=sampled_from([None, "g"]))
+    def cancel(self, key: str, group: str | None) -> None:
+        pending = self.topic.peek(key, group=group).pending
+        self.topic.cancel(key, group=group)
+        if pending is not None:
+            self.ended |= dict.fromkeys(pending.payload, "cancelled")
+
+    @rule()
+    def redrive(self) -> None:
+        revived = [number for letter in self.topic.dead.list(1000) for number in letter.payload]
+        self.topic.dead.redrive()
+        self.ended = {number: end for number, end in self.ended.items() if number not in revived}
+
+    @invariant()
+    def each_trigger_has_its_own_result(self) -> None:
+        for number, receipt in self.receipts[-12:]:
+            end = self.ended.get(number)
+            try:
+                result = self.topic.result(receipt, 0)
+            except ResultTimeout:
+                assert end is None or self._is_old(number)
+            except DeliveryFailed:
+                assert end in (None, "dead")  # None: redriven, and not handled yet
+            except NoResult:
+                assert end == "cancelled"
+            else:
+                assert number in result
+                assert end == "done"
+
+    def _is_old(self, number: int) -> bool:
+        """Eight later results of the key may have replaced the result."""
+        return sum(later in self.ended for later, _ in self.receipts if later > number) >= 7
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.mark.parametrize("deaths", [False, True])
+def test_a_result_is_never_that_of_another_delivery(gate: Gate, clock: Clock, deaths: bool) -> None:
+    steps = settings(
+        max_examples=30,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        derandomize=True,
+    )
+    machine = type("Machine", (ResultMachine,), {"gate": gate, "clock": clock, "deaths": deaths})
+    run_state_machine_as_test(machine, settings=steps)

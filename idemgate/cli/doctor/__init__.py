@@ -17,36 +17,34 @@ __all__ = ["add_to"]
 
 T = TypeVar("T")
 DESCRIPTION = """\
-Looks at the server's version, eviction, persistence, replicas, clock, memory and permissions, and at the namespace, and
-says what is wrong and what mends it. Changes nothing, but for one record of its own that is gone after a second: the
-proof that writing is permitted; with --read-only not even that. With --audit it reads everything in the namespace and
-checks it, too."""
-EPILOG = "exit codes: 0 = no error (there may be warnings), 1 = an error, or the store is away, 2 = wrong command line"
+Check the server (version, eviction, persistence, replicas, clock, memory, permissions) and the namespace. Print each
+problem and its fix. To test write permission, doctor writes one record that expires after a second. With --read-only
+it writes nothing. With --audit it also reads and checks all data of the namespace."""
+EPILOG = "exit codes: 0 = no error, perhaps warnings; 1 = an error, or the store is unavailable; 2 = invalid arguments"
 
 
 def add_to(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "doctor",
-        help="check a server, and with --audit what it holds",
+        help="check a server, and its data with --audit",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_url(parser)
     add_namespace(parser)
-    parser.add_argument("--durability", metavar="ASKED", help="try that of the gates: fsync, replicas, or how many")
-    parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
     parser.add_argument(
-        "--read-only", action="store_true", help="try nothing that writes: for a user who only looks (role auditor)"
+        "--durability", metavar="LEVEL", help="test this durability of a gate: fsync, replicas, or a number"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--audit", action="store_true", help="read and check the whole namespace")
+    parser.add_argument("--read-only", action="store_true", help="write nothing: for a user with the role auditor")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(command=doctor)
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """0 without errors, 1 with; what cannot be looked at is an error, beside what could be. Raises NotConfigured,
-    InvalidArgument."""
+    """Return 0 without errors, else 1. A check that cannot run is an error. Raises NotConfigured, InvalidArgument."""
     asked = options.durability
     if asked is not None and options.read_only:
         raise InvalidArgument("--durability", asked, "only a write shows it", "Leave out --read-only")

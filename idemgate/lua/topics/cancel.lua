@@ -24,10 +24,13 @@ if known_reply then
 end
 -- Start with HDEL: a server without memory refuses a script whose first write may allocate.
 redis.call("HDEL", K.meta, "")
-local hash, d = pending_hash(K, key), redis.call("HGET", K.inflight, key)
+local hash, d, running = pending_hash(K, key), redis.call("HGET", K.inflight, key), nil
 local packed = redis.call("HGET", hash, key)
 if not packed and not d then
   return remember_reply(K, ARGV[2], now_ms, { "absent", now_ms })
+end
+if d then
+  d, running = parse_entry(d), decode_message(redis.call("HGET", K.messages, key))
 end
 if packed then
   local m, before = decode_message(packed), earliest_due(K)
@@ -38,11 +41,9 @@ if packed then
     publish_hint(K, before, earliest_due(K))
   end
   add_counters(K, { cancelled = 1, cancelled_triggers = m.count })
-  store_result(K, p, key, m, "c", now_ms)
+  store_result(K, p, key, m, "c", now_ms, running and running.serial)
 end
 if d then
-  d = parse_entry(d)
-  local running = decode_message(redis.call("HGET", K.messages, key))
   redis.call("HSET", K.inflight, key, format_entry(d.token, d.due or running.due, true, running.count, running.group))
 end
 return remember_reply(K, ARGV[2], now_ms, { d and "in_flight" or "cancelled", now_ms })

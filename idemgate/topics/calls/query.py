@@ -48,7 +48,7 @@ class QueryCalls(BaseCalls):
             "results",
             self.slot_of(ticket.route),
             (ticket.key, self.policy.result_retention or 1),
-            lambda reply: find_result(reply[2:], ticket, self.policy.slots),
+            lambda reply: find_result(reply, ticket, self.policy.slots),
             lambda calls, _: single(calls.result(ticket)),
         )
 

@@ -2,16 +2,18 @@
 -- holds the results of one period of `results` ms. When a period begins, its hash is deleted. So a result is stored for one to
 -- two periods. Fields of a hash:
 --   ""       number of the period
---   "k" key  packed array of the key's newest results, at most 8 and 128 KiB: {serial, first ms, last ms, result} each.
--- A result covers the triggers of its message. Their serials are at most `serial`. They were accepted from `first` to `last`.
+--   "k" key  packed array of the key's newest results, at most 8 and 128 KiB: {floor, serial, first ms, last ms, result} each.
+-- A result covers the triggers of its message. Their serials are above `floor`, the serial of the key's message before it, and at
+-- most `serial`. They were accepted from `first` to `last`.
 -- The first byte of a result is its kind:
 --   "v"  an encoded value follows
 --   "n"  the value is not stored; the reason follows
 --   "d"  the message is a dead letter; its failure follows
 --   "c"  the message was cancelled
 
--- Store the result of a message that ended, and wake those who wait for it. Call it after the first write.
-local function store_result(K, p, key, m, result, now_ms)
+-- Store the result of a message that ended, and wake the callers that wait for it. Call it after the first write. `floor` is the
+-- serial of the key's message in flight if the message waited behind it.
+local function store_result(K, p, key, m, result, now_ms, floor)
   if not K.results then
     return
   end
@@ -26,7 +28,11 @@ local function store_result(K, p, key, m, result, now_ms)
   end
   local whole, stored = pcall(cmsgpack.unpack, found[2] or "")
   stored = whole and type(stored) == "table" and stored or {}
-  stored[#stored + 1] = { m.serial, m.first, m.last, result }
+  floor = floor or 0
+  for _, former in ipairs(stored) do
+    floor = former[2] < m.serial and former[2] > floor and former[2] or floor
+  end
+  stored[#stored + 1] = { floor, m.serial, m.first, m.last, result }
   while #stored > 8 do
     table.remove(stored, 1)
   end
