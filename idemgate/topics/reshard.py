@@ -318,7 +318,7 @@ class _Move:
         return iter(shares.items())
 
 
-_COPIED_METADATA = (b"fence", b"rate", b"paused")
+_COPIED_METADATA = (b"fence", b"rate", b"paused", b"lease")
 
 
 # -- deleting a topic -------------------------------------------------------------------------------------------------

@@ -556,6 +556,20 @@ async def test_a_rate_that_is_used_up_is_so_in_every_layout(face: Face, clock: C
     assert len(await topic.take(10)) == 2
 
 
+async def test_a_lease_longer_than_the_topics_is_sound_in_every_new_slot(face: Face, sound: Any) -> None:
+    # Given deliveries in flight whose leases were extended beyond the lease of their topic
+    topic = face.topic("t", slots=1, lease="30s")
+    await topic.trigger_many([(key, 1) for key in KEYS])
+    await topic.extend(await topic.take(100), "1h")
+    # When the topic is split, and each slot takes messages for the usual lease
+    await topic.reshard(2)
+    await topic.trigger_many([(f"new-{key}", 1) for key in KEYS])
+    taken = await topic.take(100)
+    assert {one.slot for one in taken} == {0, 1}
+    # Then the audit reports none of the long leases
+    sound(face.gate)
+
+
 async def test_how_far_it_is_is_told(face: Face) -> None:
     topic = face.topic("t", slots=2)
     await topic.trigger_many([(key, 1) for key in KEYS])
