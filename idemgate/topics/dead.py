@@ -11,6 +11,7 @@ from idemgate.errors import InvalidArgument
 from idemgate.store.context import Context
 from idemgate.topics.calls import TopicCalls
 from idemgate.topics.dead_letters import (
+    PAGE,
     DeadFilter,
     DeadLetter,
     DeadPages,
@@ -167,7 +168,7 @@ class DeadLetters:
         moved, left, taken = first.taken, first.left, first.taken
         # Only as many as there were at first: a redriven letter may die again meanwhile.
         while left > 0 and taken:
-            taken = link.run(calls.take_dead(slot, verb, ())).taken
+            taken = link.run(calls.take_dead(slot, verb, (), min(left, PAGE))).taken
             moved, left = moved + taken, left - taken
         return moved
 
@@ -263,7 +264,7 @@ class AioDeadLetters:
         first = await link.run(calls.take_dead(slot, verb, ()))
         moved, left, taken = first.taken, first.left, first.taken
         while left > 0 and taken:
-            taken = (await link.run(calls.take_dead(slot, verb, ()))).taken
+            taken = (await link.run(calls.take_dead(slot, verb, (), min(left, PAGE)))).taken
             moved, left = moved + taken, left - taken
         return moved
 

@@ -11,7 +11,7 @@ import pytest
 from idemgate import Gate, InvalidArgument
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
-from idemgate.topics.calls import Settlement
+from idemgate.topics.calls import Settlement, TopicCalls
 
 
 async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:
@@ -339,6 +339,34 @@ async def test_large_letters_come_in_smaller_pages(face: Any) -> None:
     assert await topic.dead.redrive() == 30
     await _bury(topic)
     assert await topic.dead.delete(key="*") == 30
+
+
+@pytest.mark.parametrize("verb", ["delete", "redrive"])
+async def test_letters_that_die_between_two_pages_stay_dead(
+    face: Any, url: str, namespace: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    # Given more letters than one call moves
+    topic, build, built = face.topic("t"), TopicCalls.take_dead, []
+    await topic.trigger_many([(n, n) for n in range(53)])
+    await _bury(topic)
+
+    def bury_others(calls: TopicCalls, *args: Any) -> Any:
+        if built:
+            clock.advance("1s")
+            with Gate(url, namespace=namespace, clock=clock) as other:
+                failing = other.topic("t")
+                failing.trigger_many([(f"late-{n}", n) for n in range(10)])
+                failing.bury(failing.take(100))
+        built.append(args)
+        return build(calls, *args)
+
+    # When others die after the first page
+    monkeypatch.setattr(TopicCalls, "take_dead", bury_others)
+    moved = await getattr(topic.dead, verb)()
+    # Then only those that were there at first have moved
+    assert (moved, len(built)) == (53, 2)
+    letters = {letter.key for letter in await topic.dead.list(100)}
+    assert letters >= {f"late-{n}" for n in range(10)}
 
 
 @pytest.mark.parametrize("wanted", [{}, {"key": "*"}])
