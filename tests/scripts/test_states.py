@@ -409,6 +409,8 @@ ENDS = {
     "topics/extend",
     "topics/reschedule",
     "topics/pause",
+    "topics/flush",
+    "topics/take_dead",
     "reshard/close",
     "reshard/reopen",
     "reshard/unload",

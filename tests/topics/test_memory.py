@@ -157,6 +157,40 @@ async def test_groups_and_limits_go_on_too(face: Face, clock: Clock, everything:
     await _refused(topic.forward_once(), everything)
 
 
+async def test_dead_letters_can_be_deleted_where_only_some_slots_hold_any(face: Face, full: Any) -> None:
+    # Given dead letters in the last slot only, and replies that each slot has just stored
+    topic = face.topic("t", slots=2)
+    await topic.trigger_many([(n, "payload") for n in range(20)])
+    taken = await topic.take(100)
+    dead = [one for one in taken if one.slot == 1]
+    await topic.ack([one for one in taken if one.slot == 0])
+    await topic.bury(dead)
+    letters = [letter.id for letter in await topic.dead.list()]
+    # When the server has no memory left
+    full()
+    # Then the letters can be deleted, and a letter that is gone is no error
+    assert await topic.dead.delete() == len(dead) > 0
+    assert await topic.dead.redrive(letters) == 0
+
+
+async def test_a_flush_of_any_size_goes_on(face: Face, full: Any) -> None:
+    # Given messages that are due later, one of them behind a delivery, and stored replies
+    topic = face.topic("t")
+    await topic.trigger("flying")
+    (delivery,) = await topic.take(1)
+    await topic.trigger_many([Trigger(key, 1, delay="1h") for key in ("flying", "a", "b", "c")])
+    # When the server has no memory left
+    full()
+    # Then one, none and all can be made due
+    assert await topic.flush("a") == 1
+    assert await topic.flush("a") == 0
+    assert await topic.flush("absent") == 0
+    assert await topic.flush() == 3
+    assert await topic.flush() == 0
+    assert await topic.ack(delivery) == "ok"
+    assert (await topic.stats()).ready == 4
+
+
 async def test_a_second_ack_is_answered(face: Face, full: Any) -> None:
     topic = face.topic("t")
     await topic.trigger("k")

@@ -69,6 +69,8 @@ local function make_due(one)
   return 1
 end
 
+-- Start with HDEL: a server without memory refuses a script whose first write may allocate.
+redis.call("HDEL", K.meta, "")
 local before, moved = earliest_due(K), 0
 if key ~= "" then
   moved = make_due(key)

@@ -42,6 +42,8 @@ for i = 1, accepted do
     return { "foreign", now_ms, problem }
   end
 end
+-- Start with HDEL: a server without memory refuses a script whose first write may allocate.
+redis.call("HDEL", K.meta, "")
 local before, taken, triggers, folded = earliest_due(K), 0, 0, 0
 for i = 1, accepted do
   local id = ids[i]
