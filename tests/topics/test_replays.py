@@ -160,6 +160,34 @@ async def test_a_call_sent_again_late(stage: Stage, everything: Dumps, name: str
     assert everything() == before
 
 
+@pytest.mark.parametrize("name", [name for name in MUTATING if name not in _OF_THE_MOMENT])
+async def test_a_call_sent_again_after_the_clock_stepped_back(stage: Stage, everything: Dumps, name: str) -> None:
+    # Given a call that was executed as a half minute began
+    stage.clock.set((stage.clock.now().timestamp() // 30 + 1) * 30)
+    call = MUTATING[name](stage)
+    first = await stage.run(call)
+    # When the clock steps back by a second, into the half minute before, and another request is answered there
+    stage.clock.set(stage.clock.now().timestamp() - 1)
+    stage.topic.trigger("another", 1)
+    before = everything()
+    # Then a copy of the call is answered as the first was, and changes nothing
+    assert await stage.run(call) == first
+    assert everything() == before
+
+
+@pytest.mark.parametrize("hours", [1, 24])
+async def test_an_event_is_recognized_after_the_clock_jumped_back(stage: Stage, everything: Dumps, hours: int) -> None:
+    # Given a trigger with an event id
+    call = stage.calls.trigger(Trigger("late", 2, event_id="e"))
+    await stage.run(call)
+    # When the clock jumps back by hours, and a copy of the trigger arrives
+    stage.clock.set(stage.clock.now().timestamp() - hours * 3600)
+    receipt = await stage.run(call)
+    # Then the copy is a duplicate, and the message holds the trigger once
+    assert receipt.status == "duplicate"
+    assert stage.topic.peek("late").pending.count == 2
+
+
 async def test_a_late_copy_of_a_take_brings_only_what_is_still_its_own(
     stage: Stage, clock: Clock, everything: Dumps
 ) -> None:

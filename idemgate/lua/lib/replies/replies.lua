@@ -1,9 +1,8 @@
 --- @include "lib/digits"
--- Return the stored reply of this request, or nil. Replies are stored for 30 to 60 s, longer than any retry. A
--- request that was part of a larger one, sent to a slot that has moved, carries both ids. Its own id (16 bytes) comes
--- first, and the reply found may be the larger one's. Only the last 14 bytes of an id are stored (8 random, 6 a
--- counter). A reply's time counts from the start of its half minute. With its reply, an id takes 16 bytes instead of
--- 32.
+-- Return the stored reply of this request, or nil. Replies are stored for 30 to 60 s. A request that was part of a larger
+-- one, sent to a slot that has moved, carries both ids. Its own id (16 bytes) comes first, and the reply found may be the
+-- larger one's. Only the last 14 bytes of an id are stored (8 random, 6 a counter). A reply's time counts from the start
+-- of its half minute. With its reply, an id takes 16 bytes instead of 32.
 local function recall_reply(K, request, now_ms)
   local half = math.floor(now_ms / 30000)
   for at = 1, #request > 16 and #request or 1, 16 do
@@ -12,9 +11,11 @@ local function recall_reply(K, request, now_ms)
     local packed = found[2]
     K.period = found[1] -- of the hash that `remember_reply` writes to
     if not packed or tonumber(K.period) ~= half then
-      log, period = K.replies[(half + 1) % 2], half - 1
+      log = K.replies[(half + 1) % 2]
       packed = redis.call("HGET", log, id)
-      packed = packed and tonumber(redis.call("HGET", log, "")) == period and packed
+      period = packed and tonumber(redis.call("HGET", log, ""))
+      -- A later half minute is one from which the clock stepped back.
+      packed = period and math.abs(period - half) == 1 and packed
     end
     if packed then
       local whole, reply = pcall(cmsgpack.unpack, packed)
