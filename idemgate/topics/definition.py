@@ -34,6 +34,7 @@ class TopicDefinition:
         self.declared: Policy = declared
         self.plain = plain
         self.redefine = redefine
+        self.replaces = b""  # the stored policy that this program has seen and may redefine
         self.handler: Callable[..., Any] | None = None
         self.forward: Forward | None = None
         self.recurring: dict[str, RecurringTrigger] = {}
@@ -152,13 +153,15 @@ class TopicDefinition:
         """Build the call that opens the topic."""
         if self.plain:
             return stored_policy(self.context.namespace, self.context.clock, self.name)
-        return open_topic(self.context.namespace, self.context.clock, self.name, self.declared, self.redefine)
+        context = self.context
+        return open_topic(context.namespace, context.clock, self.name, self.declared, self.redefine, self.replaces)
 
     def apply_open_reply(self, reply: Any) -> bool:
         """Apply the reply of `open_call`. Return False if the topic has to be opened once more.
 
         That happens for a plain topic that does not exist yet. It also happens if the number of slots was changed
-        since this program was written. Raises PolicyChanged.
+        since this program was written. A redefinition that has yet to name the policy that it replaces opens it once
+        more, too. Raises PolicyChanged.
         """
         # The kind of the reply decides, because `plain` may have changed while the call was under way.
         if not isinstance(reply, OpenReply):
@@ -168,6 +171,9 @@ class TopicDefinition:
             self.declared = from_stored(reply, self.declared)
         elif reply.word == "resized":
             self.declared = replace(self.declared, slots=slots_of(reply.policy))
+            return False
+        elif reply.word == "stale":
+            self.replaces = reply.policy
             return False
         elif reply.word == "differs":
             raise PolicyChanged(self.name, *diff_policies(reply.policy, self.declared.pack_stored()))

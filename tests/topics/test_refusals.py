@@ -306,6 +306,37 @@ async def test_redefine_changes_it_for_everybody(face: Any, other: Gate, url: st
         third.topic("t", window="60s").open()
 
 
+async def test_a_late_copy_of_a_redefinition_does_not_undo_a_later_one(face: Any, other: Gate) -> None:
+    # Given a program that redefines a topic, and each request that it sends for that
+    other.topic("t", window="60s").open()
+    link, sent = face.gate.context.link, []
+    definition = face.gate.topic("t", window="5s", redefine=True).definition
+    while definition.calls is None:
+        sent.append(definition.open_call())
+        definition.apply_open_reply(link.run(sent[-1]))
+    # When another program redefines the topic after it, and copies of these requests arrive late
+    other.topic("t", window="7s", redefine=True).open()
+    for request in sent:
+        link.run(request)
+    # Then the later policy stays
+    (stored,) = face.gate.stored_topics()
+    assert stored.policy.window == 7_000
+
+
+async def test_two_that_redefine_at_once_both_end(face: Any, other: Gate) -> None:
+    # Given a program that has read the policy that it will replace
+    other.topic("t", window="60s").open()
+    topic = face.topic("t", window="5s", redefine=True)
+    definition = face.gate.topic("t").definition
+    definition.apply_open_reply(face.gate.context.link.run(definition.open_call()))
+    # When another one replaces that policy first
+    other.topic("t", window="7s", redefine=True).open()
+    # Then the first one replaces the new policy
+    await topic.trigger("k")
+    (stored,) = face.gate.stored_topics()
+    assert stored.policy.window == 5_000
+
+
 async def test_redefine_to_the_plain_policy(face: Any, other: Gate, clock: Clock) -> None:
     other.topic("t", window="60s").open()
     # When it is redefined to have no policy at all, that is not the stored one taken over

@@ -32,9 +32,10 @@ Rebuild = Callable[[Any, int], Batch[Any]]
 class OpenReply(NamedTuple):
     """The reply of `open_topic`.
 
-    `word` is "made", "same", "changed", "differs" or "resized". "resized" means that the topic once had the requested
-    number of slots. `policy` is the stored policy; for "changed" it is the previous one. `to` is the target number of
-    slots of a running reshard, 0 while the topic is being deleted, else -1.
+    `word` is "made", "same", "changed", "differs", "stale" or "resized". "resized" means that the topic once had the
+    requested number of slots. "stale" means that the request has to name `policy` to replace it. `policy` is the stored
+    policy; for "changed" it is the previous one. `to` is the target number of slots of a running reshard, 0 while the
+    topic is being deleted, else -1.
     """
 
     word: str
@@ -42,9 +43,14 @@ class OpenReply(NamedTuple):
     to: int
 
 
-def open_topic(namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool) -> Call[OpenReply]:
-    """Build the call that creates a topic or compares its policy with the stored one."""
-    args = (stamp(clock), name, policy.pack_stored(), b"1" if redefine else b"0")
+def open_topic(
+    namespace: str, clock: Clock | None, name: str, policy: Policy, redefine: bool, replaces: bytes = b""
+) -> Call[OpenReply]:
+    """Build the call that creates a topic or compares its policy with the stored one.
+
+    With `redefine` it replaces the stored policy if that is `replaces`.
+    """
+    args = (stamp(clock), name, policy.pack_stored(), b"1" if redefine else b"0", replaces)
     return call(
         "topics/open",
         (keys.topics(namespace),),
