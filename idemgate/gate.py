@@ -319,12 +319,16 @@ class Gate(GuardMethods, SubscriberMethods):
         declared, plain = policy_from("topic", options)
         return self._declare(check_name(name, "topic"), declared, plain and not redefine, redefine)
 
-    def stored_topics(self) -> list[StoredTopic]:
+    def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds in this namespace, by name: policy, slots, depth, counters.
 
-        Two round trips on one server; nothing is written. Topics are not read at the same moment.
+        Two round trips on one server; nothing is written. Topics are not read at the same moment. An empty topic stays
+        in the list until `topic.delete()`.
+
+        Args:
+            active: only topics that hold a message or a dead letter, are paused, or are being changed.
         """
-        return stored_topics(self.context)
+        return stored_topics(self.context, active)
 
     def _declare(self, name: str, declared: Policy, plain: bool, redefine: bool) -> Topic:
         """Return the topic of this name, and register its declared policy."""

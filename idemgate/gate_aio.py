@@ -97,9 +97,9 @@ class AioGate:
         """Return the async form of a topic; see `Gate.topic`."""
         return self._topic(name, redefine=redefine, **options).aio
 
-    async def stored_topics(self) -> list[StoredTopic]:
+    async def stored_topics(self, *, active: bool = False) -> list[StoredTopic]:
         """Return every topic that the store holds; see `Gate.stored_topics`."""
-        return await stored_topics_async(self.context)
+        return await stored_topics_async(self.context, active)
 
     def worker(
         self,

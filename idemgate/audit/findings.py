@@ -78,7 +78,7 @@ KINDS: dict[str, Kind] = {
     "changing": Kind(
         "warning",
         "a command that reshards or deletes the topic is running, or was killed",
-        "if none is running, start it again: idemgate slots TOPIC N, or idemgate forget TOPIC",
+        "if none is running, start it again: idemgate slots TOPIC N, or idemgate delete TOPIC",
     ),
     "closed": Kind(
         "error",

@@ -151,22 +151,24 @@ def check_reshard_mark(
     """
     key, (to, named, _) = text(registry), change.partition(b" ")
     if topic not in topics:
-        what = f"a change of slots is noted of topic {topic!r}, which is not there"
+        what = f"a change of slots is registered for topic {topic!r}, which does not exist"
         yield Finding("orphan", key, what, f"HDEL {quote_argument(registry)} {quote_argument(topic + ' to')}")
     elif not (named and (to == b"0" or parse_slot_counts(to))):
-        what = f"what is noted of topic {topic!r} is no change of its slots: {quote_name(change)}"
+        what = f"the registered change of topic {topic!r} cannot be decoded: {quote_name(change)}"
         yield Finding("undecodable", key, what)
     else:
         slots = int(to)
-        how, command = (f"given {slots} slots", f"slots {topic} {slots}") if slots else ("forgotten", f"forget {topic}")
-        what = f"topic {topic!r} is being {how}, and what of it is closed stands still"
-        yield Finding("changing", key, what, f"unless a command is at it now: idemgate {command}")
+        how, command = (
+            (f"changed to {slots} slots", f"slots {topic} {slots}") if slots else ("deleted", f"delete {topic}")
+        )
+        what = f"topic {topic!r} is being {how}; its closed slots accept no calls until that ends"
+        yield Finding("changing", key, what, f"unless a command does this now: idemgate {command}")
 
 
 def check_slot_counts(registry: bytes, name: bytes, noted: bytes) -> Iterator[Finding]:
     """Check the former slot counts of a topic. Does nothing for a field `name` of another kind."""
     if name.endswith(b" was") and parse_slot_counts(noted) is None:
-        what = f"what is noted as {quote_name(name)} is no numbers of slots: {quote_name(noted)}"
+        what = f"the field {quote_name(name)} holds no slot counts: {quote_name(noted)}"
         yield Finding(
             "undecodable", text(registry), what, f"HDEL {quote_argument(registry)} {quote_argument(text(name))}"
         )

@@ -1,4 +1,4 @@
-"""`idemgate topics`, `slots` and `forget`: what a store holds, read and changed without the program that made it."""
+"""`idemgate topics`, `slots` and `delete`: list and change topics without the program that declared them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ SLOTS = """\
 Change the number of slots of a topic, a power of two, while programs use it. Messages move part by part. A call that
 needs the part being moved waits. Nothing is lost or repeated. After an interruption, run the same command again: it
 continues."""
-FORGET = """\
+DELETE = """\
 Delete a topic from the store. Refused while the topic holds messages or dead letters, unless --discard is given."""
 COLUMNS = ("topic", "slots", "scheduled", "ready", "waiting", "blocked", "in flight", "dead", "next due", "")
 
 
 def add_to(commands: Any) -> None:
-    """Adds the commands to argparse's."""
+    """Add the commands to a parser."""
     listing = _command(commands, "topics", list_topics, "show the topics that a store holds")
     listing.add_argument("--json", action="store_true", help="as JSON, with policies and counters")
+    listing.add_argument(
+        "--active", action="store_true", help="only topics that hold a message or dead letter, are paused or change"
+    )
     slots = _command(commands, "slots", reshard_topic, "change the number of slots of a topic", SLOTS)
     slots.add_argument("topic", metavar="TOPIC")
     slots.add_argument("slots", metavar="N", type=int, help="a power of two")
-    forget = _command(commands, "forget", forgotten, "delete a topic", FORGET)
-    forget.add_argument("topic", metavar="TOPIC")
-    forget.add_argument("--discard", action="store_true", help="also delete its messages and dead letters")
+    delete = _command(commands, "delete", delete_topic, "delete a topic", DELETE)
+    delete.add_argument("topic", metavar="TOPIC")
+    delete.add_argument("--discard", action="store_true", help="also delete its messages and dead letters")
 
 
 def _command(commands: Any, name: str, command: Callable[..., int], text: str, about: str | None = None) -> Any:
@@ -53,20 +56,21 @@ def _gate(options: argparse.Namespace) -> Gate:
 
 
 def list_topics(options: argparse.Namespace) -> int:
-    """0, also if there is none."""
+    """Print the topics of the store. Return 0."""
     with _gate(options) as gate:
-        found = gate.stored_topics()
+        found = gate.stored_topics(active=options.active)
     if options.json:
         print(json.dumps([_facts(one) for one in found], indent=2))
     elif not found:
-        print(f"no topics in namespace {options.namespace!r} (--namespace names another)")
+        kind = "active topics" if options.active else "topics"
+        print(f"no {kind} in namespace {options.namespace!r} (--namespace names another)")
     else:
         _show([_row(one) for one in found])
     return 0
 
 
 def reshard_topic(options: argparse.Namespace) -> int:
-    """0 when it has that many slots. Raises InvalidArgument, TopicInUse, StoreError."""
+    """Change the number of slots of a topic. Return 0. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
         done = _find_topic(gate, options.topic).reshard(options.slots, _progress_printer())
     if done.before == done.after:
@@ -76,11 +80,11 @@ def reshard_topic(options: argparse.Namespace) -> int:
     return 0
 
 
-def forgotten(options: argparse.Namespace) -> int:
-    """0 when it is gone. Raises InvalidArgument, TopicInUse, StoreError."""
+def delete_topic(options: argparse.Namespace) -> int:
+    """Delete a topic. Return 0. Raises InvalidArgument, TopicInUse, StoreError."""
     with _gate(options) as gate:
         gone = _find_topic(gate, options.topic).delete(discard=options.discard)
-    print(f"{options.topic} is forgotten", end="")
+    print(f"{options.topic} is deleted", end="")
     if any((gone.pending, gone.in_flight, gone.dead)):
         print(f"; discarded: {gone.pending} pending, {gone.in_flight} in flight, {gone.dead} dead letters", end="")
     print()
@@ -88,7 +92,7 @@ def forgotten(options: argparse.Namespace) -> int:
 
 
 def _find_topic(gate: Gate, name: str) -> Topic:
-    """Not one that this would make."""
+    """Return a stored topic. Raises InvalidArgument for an unknown name, instead of creating a topic."""
     there = [one.name for one in gate.stored_topics()]
     if name not in there:
         raise InvalidArgument("TOPIC", name, "no such topic in the store", f"There are: {', '.join(there) or 'none'}")
@@ -127,7 +131,7 @@ def _row(topic: StoredTopic) -> Sequence[str]:
 
 def _condition(topic: StoredTopic) -> str:
     if topic.changing_to is not None:
-        return f"being given {topic.changing_to} slots" if topic.changing_to else "being forgotten"
+        return f"changing to {topic.changing_to} slots" if topic.changing_to else "being deleted"
     return "paused" if topic.stats.paused else ""
 
 

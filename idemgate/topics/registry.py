@@ -35,6 +35,12 @@ class StoredTopic:
     stats: Stats
 
     @property
+    def active(self) -> bool:
+        """True if it holds a message or a dead letter, is paused, or is being changed."""
+        stats = self.stats
+        return stats.paused or self.changing_to is not None or stats.pending + stats.in_flight + stats.dead > 0
+
+    @property
     def slots(self) -> int:
         """The number of slots."""
         return self.policy.slots
@@ -93,16 +99,19 @@ def _stats_batch(
     return Batch([request for batch in batches for request in batch.calls], join)
 
 
-def stored_topics(context: Context) -> list[StoredTopic]:
-    """Return every topic of this namespace, sorted by name. Takes two round trips and writes nothing."""
+def stored_topics(context: Context, active: bool) -> list[StoredTopic]:
+    """Return every topic of this namespace, or the active ones. Takes two round trips and writes nothing."""
     link = context.link
-    return link.run_all(_context_stats(context, link.run(list_entries(context.namespace, context.clock))))
+    found = link.run_all(_context_stats(context, link.run(list_entries(context.namespace, context.clock))))
+    return [topic for topic in found if topic.active or not active]
 
 
-async def stored_topics_async(context: Context) -> list[StoredTopic]:
-    """Return every topic of this namespace, sorted by name, for asyncio. See `stored_topics`."""
+async def stored_topics_async(context: Context, active: bool) -> list[StoredTopic]:
+    """Return every topic of this namespace, or the active ones, for asyncio. See `stored_topics`."""
     link = context.aio_link
-    return await link.run_all(_context_stats(context, await link.run(list_entries(context.namespace, context.clock))))
+    entries = await link.run(list_entries(context.namespace, context.clock))
+    found = await link.run_all(_context_stats(context, entries))
+    return [topic for topic in found if topic.active or not active]
 
 
 def _context_stats(context: Context, entries: list[RegistryEntry]) -> Batch[list[StoredTopic]]:

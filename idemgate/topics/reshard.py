@@ -372,7 +372,7 @@ def _sum_counts(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 def _busy_text(name: str, to: int) -> str:
     if to == 0:
-        return f"it is being deleted; let that end first: idemgate forget {name}"
+        return f"it is being deleted; let that end first: idemgate delete {name}"
     return f"it is being resharded to {to} slots; let that end first: idemgate slots {name} {to}"
 
 

@@ -851,8 +851,8 @@ def test_a_change_of_slots_that_was_cut_off_is_said_with_what_goes_on_with_it(ga
     assert report.by_kind == {"changing": 1}
     assert report.errors == ()
     (one,) = report.findings
-    assert "'t' is being given 4 slots" in one.what
-    assert one.remedy == "unless a command is at it now: idemgate slots t 4"
+    assert "'t' is being changed to 4 slots" in one.what
+    assert one.remedy == "unless a command does this now: idemgate slots t 4"
     # And when somebody goes on with it, all is well
     topic.reshard(4)
     assert audit(gate).sound

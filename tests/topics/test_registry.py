@@ -1,4 +1,4 @@
-"""Which topics there are, as the store alone tells; and how one is forgotten."""
+"""Which topics there are, as the store alone tells; and how one is deleted."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_what_comes_while_it_is_being_forgotten_is_kept(face: Face, gate: 
 @pytest.mark.parametrize(
     ("begun", "said"),
     [
-        (0, "it is being deleted; let that end first: idemgate forget t"),
+        (0, "it is being deleted; let that end first: idemgate delete t"),
         (4, "it is being resharded to 4 slots; let that end first: idemgate slots t 4"),
     ],
 )
@@ -276,7 +276,7 @@ async def test_killed_anywhere_it_goes_on(gate: Gate, clock: Clock) -> None:
         # When it is killed after any of them, that can be seen
         assert [one.changing_to for one in gate.stored_topics() if one.name == topic.name] == [0]
         # Then it is gone when it is said again
-        with pytest.raises(TopicInUse, match=r"being deleted; .*: idemgate forget t\d+$"):
+        with pytest.raises(TopicInUse, match=r"being deleted; .*: idemgate delete t\d+$"):
             await topic.reshard(4)
         await topic.delete(discard=True)
         assert topic.name not in [one.name for one in gate.stored_topics()]
@@ -326,11 +326,11 @@ def test_topics_are_listed_changed_and_forgotten(
             "images", 8, 9, {"accepted": 9},
         )  # fmt: skip
         # And how it is forgotten
-        code, out, err = command("forget", "images")
+        code, out, err = command("delete", "images")
         assert (code, out) == (1, "")
         assert "it holds 9 pending messages, 0 in flight and 0 dead letters" in err
-        code, out, _ = command("forget", "images", "--discard")
-        assert (code, out) == (0, "images is forgotten; discarded: 9 pending, 0 in flight, 0 dead letters\n")
+        code, out, _ = command("delete", "images", "--discard")
+        assert (code, out) == (0, "images is deleted; discarded: 9 pending, 0 in flight, 0 dead letters\n")
         assert command("topics")[1] == f"no topics in namespace {namespace!r} (--namespace names another)\n"
 
 
@@ -338,7 +338,7 @@ def test_topics_are_listed_changed_and_forgotten(
     ("words", "said"),
     [
         (("slots", "nothing", "4"), "no such topic in the store. There are: there"),
-        (("forget", "nothing"), "no such topic in the store. There are: there"),
+        (("delete", "nothing"), "no such topic in the store. There are: there"),
         (("slots", "there", "3"), "not a power of two"),
         (("slots", "there", "0"), "not a power of two"),
     ],
@@ -355,3 +355,14 @@ def test_a_number_of_slots_that_is_no_number_is_refused(command: Any) -> None:
     with pytest.raises(SystemExit) as caught:
         command("slots", "t", "many")
     assert caught.value.code == 2
+
+
+async def test_only_active_topics_are_listed_on_request(face: Face) -> None:
+    empty, pending, dead, paused = [face.topic(name) for name in ("empty", "pending", "dead", "paused")]
+    for topic in (empty, pending, dead):
+        await topic.trigger("k")
+    for topic, end in ((empty, empty.ack), (dead, dead.bury)):
+        await end(await topic.take(1))
+    await paused.pause()
+    assert [one.name for one in await face.stored_topics()] == ["dead", "empty", "paused", "pending"]
+    assert [one.name for one in await face.stored_topics(active=True)] == ["dead", "paused", "pending"]

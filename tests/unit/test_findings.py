@@ -149,14 +149,14 @@ def test_what_never_ends_is_told_and_what_ends_at_once_is_not() -> None:
 @pytest.mark.parametrize(
     ("change", "what", "mend"),
     [
-        (b"0 abc", "topic 't' is being forgotten, and what of it is closed stands still", "idemgate forget t"),
-        (b"4 abc", "topic 't' is being given 4 slots, and what of it is closed stands still", "idemgate slots t 4"),
+        (b"0 abc", "topic 't' is being deleted; its closed slots accept no calls until that ends", "idemgate delete t"),
+        (b"4 abc", "topic 't' is being changed to 4 slots; its closed slots accept no calls until that ends", "idemgate slots t 4"),
     ],
 )
 def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what: str, mend: str) -> None:
     (found,) = check_reshard_mark(b"r", "t", change, {"t": None})
     assert (found.kind, found.key, found.what) == ("changing", "r", what)
-    assert found.mend == f"unless a command is at it now: {mend}"
+    assert found.mend == f"unless a command does this now: {mend}"
 
 
 @pytest.mark.parametrize(
