@@ -1,6 +1,7 @@
 """All errors of the library.
 
-They share one root, `IdemgateError`. Details are attributes, and the text is derived from them.
+They share one root, `IdemgateError`. Details are attributes, and the text is derived from them. All of them can be
+pickled, so they pass between processes.
 
 - `InvalidArgument`: an argument is invalid. Raised before anything is written.
 - `ClaimRejected`: the server refused a claim in normal operation.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 import reprlib
 import shlex
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 __all__ = [
     "AlreadyDone",
@@ -47,7 +48,65 @@ __all__ = [
 ]
 
 
-class IdemgateError(Exception):
+E = TypeVar("E", bound="Portable")
+
+
+class Portable(Exception):
+    """The base of all exceptions here, which pass between processes unchanged.
+
+    Pickle keeps the attributes, the notes, the cause and the context. A value or a cause that pickle cannot copy is
+    replaced by its description. `cls(*error.args)` makes an equal error, as the result backends of task queues do.
+    """
+
+    _text: str | None = None
+    """The text, if it is not the only argument."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self._text is None else self._text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"  # not `args`, which may hold a result or a payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: _portable_value(value) for name, value in self.__dict__.items()}
+        state |= {"__cause__": _portable_error(self.__cause__), "__context__": _portable_error(self.__context__)}
+        state["__suppress_context__"] = self.__suppress_context__  # last, because setting a cause sets it too
+        return _restore, (type(self), *map(_portable_value, self.args)), state
+
+
+def _restore(cls: type[E], *args: object) -> E:
+    """Build an error without its constructor. Its state follows, also that of a subclass with other parameters."""
+    return cls.__new__(cls, *args)
+
+
+def _portable_value(value: object) -> object:
+    return value if isinstance(value, Portable) or _can_pickle(value) else _short_repr(value)
+
+
+def _portable_error(error: BaseException | None) -> BaseException | None:
+    if error is None or isinstance(error, Portable) or _can_pickle(error):
+        return error
+    kind = type(error)
+    try:
+        return RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")
+    except Exception:  # noqa: BLE001 - a `__str__` of the user may raise anything
+        return RuntimeError(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _can_pickle(value: object) -> bool:
+    """Return whether pickle can copy the value. One that it cannot read would end a process pool."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return True
+    import pickle  # only for values that are being pickled
+
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # noqa: BLE001 - a class of the user may raise anything
+        return False
+    return True
+
+
+class IdemgateError(Portable):
     """The base class of all errors of this library."""
 
 
@@ -65,7 +124,8 @@ class InvalidArgument(IdemgateError, ValueError):
     """
 
     def __init__(self, name: str, value: object, problem: str, fix: str) -> None:
-        super().__init__(f"{name}={_short_repr(value)}: {problem}. {fix}")
+        super().__init__(name, value, problem, fix)
+        self._text = f"{name}={_short_repr(value)}: {problem}. {fix}"
         self.name = name
         self.value = value
         self.problem = problem
@@ -97,24 +157,32 @@ class NoCurrentExecution(IdemgateError, RuntimeError):
 
 
 class PolicyChanged(IdemgateError):
-    """A topic was opened with a policy that differs from the stored one.
+    """A topic was opened with a policy that differs from the stored one, or from another declaration of the program.
 
     Attributes:
         topic: the topic's name.
-        stored: the stored values that differ, by option.
+        stored: the stored or declared values that differ, by option.
         asked: the requested values that differ, by option.
+        where: "store", or "program" if this program has declared the topic with the values in `stored`.
     """
 
-    def __init__(self, topic: str, stored: dict[str, object], asked: dict[str, object]) -> None:
+    def __init__(
+        self, topic: str, stored: dict[str, object], asked: dict[str, object], where: Literal["store", "program"] = "store"
+    ) -> None:
+        super().__init__(topic, stored, asked, where)
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
-        super().__init__(
+        self._text = (
             f"topic {topic!r} exists with another policy ({differing}). Open it with the stored policy, "
             f"or change it for all clients with redefine=True (slots and merge cannot be changed that way; "
             f"slots can with: idemgate slots {topic} N)."
+            if where == "store"
+            else f"this program declares topic {topic!r} twice, with different policies ({differing}). Declare it once, "
+            f"or with the same options. gate.topic({topic!r}) without options returns the declared topic."
         )
         self.topic = topic
         self.stored = stored
         self.asked = asked
+        self.where = where
 
 
 class NoResult(IdemgateError):
@@ -151,7 +219,8 @@ class TopicInUse(IdemgateError):
     """A topic cannot be changed now: it holds messages, or another change is in progress. `topic` is its name."""
 
     def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"topic {topic!r}: {why}")
+        super().__init__(topic, why)
+        self._text = f"topic {topic!r}: {why}"
         self.topic = topic
 
 
@@ -159,26 +228,36 @@ class TopicInUse(IdemgateError):
 
 
 class ClaimRejected(IdemgateError):
-    """The server rejected a claim. `key` is the idempotency key as the caller passed it."""
+    """The server rejected a claim.
 
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
+    Attributes:
+        key: the idempotency key as the caller passed it.
+        scope: the scope of the key.
+    """
+
+    def __init__(self, key: str, text: str, scope: str = "claim") -> None:
+        super().__init__(key, text, scope)
+        self._text = text
         self.key = key
+        self.scope = scope
 
 
 class AlreadyInProgress(ClaimRejected):
     """Another owner runs this key. `retry_after` is the time in seconds until its lease ends unless renewed."""
 
-    def __init__(self, key: str, retry_after: float) -> None:
-        super().__init__(key, f"{key!r} is in progress elsewhere; try again in {retry_after:.3f} s")
+    def __init__(self, key: str, retry_after: float, scope: str = "claim") -> None:
+        text = f"{key!r} is in progress elsewhere (scope {scope!r}); try again in {retry_after:.3f} s"
+        super().__init__(key, text, scope)
+        self.args = key, retry_after, scope
         self.retry_after = retry_after
 
 
 class AlreadyDone(ClaimRejected):
     """The key is done, and the options say to raise on duplicates. `result` is the stored result, or None."""
 
-    def __init__(self, key: str, result: object = None) -> None:
-        super().__init__(key, f"{key!r} is already done")
+    def __init__(self, key: str, result: object = None, scope: str = "claim") -> None:
+        super().__init__(key, f"{key!r} is already done (scope {scope!r})", scope)
+        self.args = key, None, scope  # without the result: programs log `args`, and task queues store them
         self.result = result
 
 
@@ -188,8 +267,9 @@ class ResultUnavailable(ClaimRejected):
     `why` is the reason.
     """
 
-    def __init__(self, key: str, why: str) -> None:
-        super().__init__(key, f"{key!r} is done, but its result was not stored: {why}")
+    def __init__(self, key: str, why: str, scope: str = "claim") -> None:
+        super().__init__(key, f"{key!r} is done (scope {scope!r}), but its result was not stored: {why}", scope)
+        self.args = key, why, scope
         self.why = why
 
 
@@ -201,8 +281,9 @@ class ReplayedFailure(ClaimRejected):
         text: its message.
     """
 
-    def __init__(self, key: str, kind: str, text: str) -> None:
-        super().__init__(key, f"{key!r} failed before with {kind}: {text}")
+    def __init__(self, key: str, kind: str, text: str, scope: str = "claim") -> None:
+        super().__init__(key, f"{key!r} failed before (scope {scope!r}) with {kind}: {text}", scope)
+        self.args = key, kind, text, scope
         self.kind = kind
         self.text = text
 
@@ -210,49 +291,49 @@ class ReplayedFailure(ClaimRejected):
 class KeyReused(ClaimRejected):
     """The key was used with another payload: the fingerprints differ. Nothing ran; no result is disclosed."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__(key, f"{key!r} was used before with another payload; use a new key for a new intent")
+    def __init__(self, key: str, scope: str = "claim") -> None:
+        text = f"{key!r} was used before with another payload (scope {scope!r}); use a new key for a new intent"
+        super().__init__(key, text, scope)
+        self.args = key, scope
 
 
 class LeaseLost(ClaimRejected):
     """The lease of this owner expired. `token` is the fencing token it held."""
 
-    def __init__(self, key: str, token: int) -> None:
-        super().__init__(key, f"the lease of {key!r} (fencing token {token}) was lost")
+    def __init__(self, key: str, token: int, scope: str = "claim") -> None:
+        super().__init__(key, f"the lease of {key!r} (scope {scope!r}, fencing token {token}) was lost", scope)
+        self.args = key, token, scope
         self.token = token
 
 
 class OutcomeUnknown(ClaimRejected):
     """A former owner lost its lease, and `on_lease_loss="hold"` blocks the key.
 
-    An operator has to find out whether the effect happened, and then call `gate.resolve`.
-
-    Attributes:
-        attempt: the number of the attempt that did not end.
-        scope: the scope of the key.
+    An operator has to find out whether the effect happened, and then call `gate.resolve`. `attempt` is the number of
+    the attempt that did not end.
     """
 
-    def __init__(self, key: str, attempt: int, scope: str) -> None:
-        super().__init__(
-            key,
+    def __init__(self, key: str, attempt: int, scope: str = "claim") -> None:
+        text = (
             f"{key!r} was started (attempt {attempt}) and its owner vanished; its outcome is unknown. Look whether the "
-            f"effect happened, then gate.resolve({key!r}, scope={scope!r}, done=True or False)",
+            f"effect happened, then gate.resolve({key!r}, scope={scope!r}, done=True or False)"
         )
+        super().__init__(key, text, scope)
+        self.args = key, attempt, scope
         self.attempt = attempt
-        self.scope = scope
 
 
 class AttemptsExhausted(ClaimRejected):
-    """The key failed `attempts` times and does not run again within its retention. `scope` is its scope."""
+    """The key failed `attempts` times and does not run again within its retention."""
 
-    def __init__(self, key: str, attempts: int, scope: str) -> None:
-        super().__init__(
-            key,
+    def __init__(self, key: str, attempts: int, scope: str = "claim") -> None:
+        text = (
             f"{key!r} was started {attempts} times without success; "
-            f"gate.forget({key!r}, scope={scope!r}) allows it again",
+            f"gate.forget({key!r}, scope={scope!r}) allows it again"
         )
+        super().__init__(key, text, scope)
+        self.args = key, attempts, scope
         self.attempts = attempts
-        self.scope = scope
 
 
 # -- server and connection --------------------------------------------------------------------------------------------
@@ -269,7 +350,8 @@ class StoreUnavailable(StoreError):
     """
 
     def __init__(self, text: str, executed: str) -> None:
-        super().__init__(text)
+        super().__init__(text, executed)
+        self._text = text
         self.executed = executed
 
 
@@ -282,6 +364,7 @@ class NotDurable(StoreUnavailable):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, "yes")
+        self.args = (text,)
 
 
 class ServerRejected(StoreError):
@@ -300,7 +383,8 @@ class UnexpectedData(StoreError):
 
     def __init__(self, redis_key: str, text: str) -> None:
         remedy = _removal_command(redis_key, text) or "move or delete that key, or use another namespace"
-        super().__init__(f"{redis_key}: {text}. Nothing was written; {remedy}")
+        super().__init__(redis_key, text)
+        self._text = f"{redis_key}: {text}. Nothing was written; {remedy}"
         self.redis_key = redis_key
         self.problem = text
 
@@ -324,18 +408,19 @@ class DecodeError(StoreError):
     """
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"stored bytes cannot be decoded: {why}")
+        super().__init__(why)
+        self._text = f"stored bytes cannot be decoded: {why}"
         self.why = why
 
 
 # -- outcomes raised by handlers --------------------------------------------------------------------------------------
 
 
-class Bury(Exception):
+class Bury(Portable):
     """Raised by a handler to move the message to the dead letters without further attempts."""
 
 
-class Retry(Exception):
+class Retry(Portable):
     """Raised by a handler to retry the message.
 
     `delay` is the time until the next attempt: seconds, a timedelta or text such as "30s". None means the topic's
@@ -354,7 +439,7 @@ class Overloaded(Retry):
     """
 
 
-class PartialFailure(Exception):
+class PartialFailure(Portable):
     """Returned or raised by a handler if only some items of a merged payload failed.
 
     The other items are done and are not delivered again. SQS and Lambda call this a partial batch response.
@@ -372,6 +457,7 @@ class PartialFailure(Exception):
     """
 
     def __init__(self, items: Any, reason: str = "", *, delay: Any = None) -> None:
-        super().__init__(reason or "some of its items failed")
+        super().__init__(items, reason)
+        self._text = reason or "some of its items failed"
         self.items = items
         self.delay = delay

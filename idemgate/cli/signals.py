@@ -13,8 +13,11 @@ class Interrupted(BaseException):
     """The user, or the system, wants this program to end. `code` is its exit code: 128 + the signal's number."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
+        super().__init__(number)
         self.code = 128 + number
+
+    def __str__(self) -> str:
+        return signal.Signals(self.args[0]).name
 
 
 class Signals:

@@ -161,12 +161,12 @@ class DoneCache:
 def rejection_error(entry: Entry, key: Key, scope: str) -> IdemgateError | None:
     """Return the error of an entry that is not "started", "in_progress" or "done", else None."""
     if entry.state == "reused":
-        return KeyReused(text_of(key))
+        return KeyReused(text_of(key), scope)
     if entry.state == "held":
         return OutcomeUnknown(text_of(key), entry.attempt, scope)
     if entry.state == "exhausted":
         return AttemptsExhausted(text_of(key), entry.attempt, scope)
-    return LeaseLost(text_of(key), entry.token) if entry.state == "stale" else None
+    return LeaseLost(text_of(key), entry.token, scope) if entry.state == "stale" else None
 
 
 class ClaimAttempt:
@@ -258,24 +258,27 @@ class ClaimAttempt:
             if options.returns is not None and options.returns is not type(value):
                 value = rebuild(value, options.returns)
         except (DecodeError, InvalidArgument, TypeError, ValueError) as error:
-            return DuplicateResult(error=ResultUnavailable(text_of(self.key), f"it cannot be decoded: {error}"))
+            why = f"it cannot be decoded: {error}"
+            return DuplicateResult(error=ResultUnavailable(text_of(self.key), why, options.scope))
         return (
-            DuplicateResult(error=AlreadyDone(text_of(self.key), value))
+            DuplicateResult(error=AlreadyDone(text_of(self.key), value, options.scope))
             if options.on_done == "raise"
             else DuplicateResult(value)
         )
 
     def _answer_without_value(self, entry: Entry) -> DuplicateResult:
         """Return the result of a duplicate of a key that is done without a stored value."""
-        name = text_of(self.key)
+        name, scope = text_of(self.key), self.options.scope
         if entry.kind == b"e":
             try:
-                return DuplicateResult(error=ReplayedFailure(name, *decode_failure(entry)))
+                return DuplicateResult(error=ReplayedFailure(name, *decode_failure(entry), scope))
             except DecodeError as error:
-                return DuplicateResult(error=ResultUnavailable(name, f"it cannot be decoded: {error}"))
+                return DuplicateResult(error=ResultUnavailable(name, f"it cannot be decoded: {error}", scope))
         why = _NOT_STORED if self.options.at_most_once else entry.result.decode(errors="replace")
         return DuplicateResult(
-            error=AlreadyDone(name) if self.options.on_done == "raise" else ResultUnavailable(name, why)
+            error=AlreadyDone(name, None, scope)
+            if self.options.on_done == "raise"
+            else ResultUnavailable(name, why, scope)
         )
 
     def _answer_in_progress(self, entry: Entry) -> DuplicateResult | WaitForOwner:
@@ -283,7 +286,7 @@ class ClaimAttempt:
         options = self.options
         if options.shadow or (options.on_in_progress == "skip" and self.wait is None):
             return DuplicateResult()
-        error = AlreadyInProgress(text_of(self.key), entry.left_ms / 1000)
+        error = AlreadyInProgress(text_of(self.key), entry.left_ms / 1000, options.scope)
         if self.wait is None:
             return DuplicateResult(error=error)
         now = monotonic()

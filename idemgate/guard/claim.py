@@ -154,9 +154,8 @@ class BaseClaim:
         if entry.state != "done":
             return None
         if entry.kind == b"n":
-            raise ResultUnavailable(
-                text_of(self._attempt.key), entry.result.decode(errors="replace") or "nothing was stored"
-            )
+            why = entry.result.decode(errors="replace") or "nothing was stored"
+            raise ResultUnavailable(text_of(self._attempt.key), why, self._attempt.options.scope)
         if entry.kind == b"e":
             kind, text = decode_failure(entry)
             return {"failed": kind, "text": text}

@@ -28,6 +28,7 @@ class Decision:
         self.claims = Claims(context.namespace, context.clock)
         self.record = self.claims.key(scope, key)
         self.key = key
+        self.scope = scope
         self.word = word
         self.request = token()
         for cache in tuple(context.caches):
@@ -41,7 +42,7 @@ class Decision:
         """Return True if the record was changed. Raise AlreadyInProgress if a live owner holds the key."""
         word, left_ms = answer
         if word == "busy":
-            raise AlreadyInProgress(text_of(self.key), left_ms / 1000)
+            raise AlreadyInProgress(text_of(self.key), left_ms / 1000, self.scope)
         return word == self.word
 
 

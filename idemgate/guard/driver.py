@@ -392,16 +392,18 @@ class Driver:
 
     def _local_answer(self, key: str, state: str) -> DuplicateResult:
         """Return the result of a duplicate that this process's guard found."""
+        scope = self.options.scope
         if state == "in_progress":
-            skip = self.options.on_in_progress == "skip"
-            return (
-                DuplicateResult() if skip else DuplicateResult(error=AlreadyInProgress(key, self.options.lease / 1000))
-            )
+            if self.options.on_in_progress == "skip":
+                return DuplicateResult()
+            return DuplicateResult(error=AlreadyInProgress(key, self.options.lease / 1000, scope))
         if self.options.on_done == "skip":
             return DuplicateResult()
         reason = "it ran in this process while the store was unavailable"
         return DuplicateResult(
-            error=AlreadyDone(key) if self.options.on_done == "raise" else ResultUnavailable(key, reason)
+            error=AlreadyDone(key, None, scope)
+            if self.options.on_done == "raise"
+            else ResultUnavailable(key, reason, scope)
         )
 
     def record_end(self, attempt: ClaimAttempt, held: bool, done: bool) -> None:

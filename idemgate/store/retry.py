@@ -39,8 +39,8 @@ class NotReplicated(rx.RedisError):
     `transient` is True when a retry may find the write durable.
     """
 
-    def __init__(self, text: str, transient: bool) -> None:
-        Exception.__init__(self, text)
+    def __init__(self, text: str, transient: bool = False) -> None:  # pickle calls it with the text only
+        super().__init__(text)
         self.transient = transient
 
 

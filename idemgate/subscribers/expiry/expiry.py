@@ -236,7 +236,7 @@ class Expiry:
             AlreadyInProgress: Another delivery may still run.
         """
         if claim.retry_after is not None:
-            raise AlreadyInProgress(delivery.key, claim.retry_after)
+            raise AlreadyInProgress(delivery.key, claim.retry_after, claim._attempt.options.scope)
         found = expiry.is_echo(delivery, claim.result)
         self.count("echoes", found)
         return found
@@ -266,7 +266,8 @@ AnyClaim = TypeVar("AnyClaim", bound="Claim | AioClaim")
 
 def _require_started(claim: AnyClaim) -> AnyClaim:
     if not claim.started:  # another worker claimed it between the two calls
-        raise AlreadyInProgress(text_of(claim._attempt.key), claim.retry_after or 1.0)
+        attempt = claim._attempt
+        raise AlreadyInProgress(text_of(attempt.key), claim.retry_after or 1.0, attempt.options.scope)
     return claim
 
 

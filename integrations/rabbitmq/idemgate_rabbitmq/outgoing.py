@@ -33,17 +33,23 @@ class NotPublished(Retry):
 
 
 class Unroutable(NotPublished):
-    """The broker returned the message: no queue is bound for it. `exchange` and `routing_key` say where to."""
+    """The broker returned the message: no queue is bound for it. `exchange` and `routing_key` say where to,
+    `reply` why."""
 
     __module__ = "idemgate_rabbitmq"
 
     def __init__(self, exchange: str, routing_key: str, reply: str) -> None:
-        super().__init__(
-            f"returned as unroutable ({reply}): no queue is bound to exchange {exchange!r} for routing key "
-            f"{routing_key!r}"
-        )
+        super().__init__()
+        self.args = exchange, routing_key, reply
         self.exchange = exchange
         self.routing_key = routing_key
+        self.reply = reply
+
+    def __str__(self) -> str:
+        return (
+            f"returned as unroutable ({self.reply}): no queue is bound to exchange {self.exchange!r} for routing key "
+            f"{self.routing_key!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

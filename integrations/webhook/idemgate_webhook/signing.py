@@ -28,8 +28,11 @@ class BadSignature(Exception):
     """A request that is not what one of our secrets signed, or not of now. `why` says which; answer 400 or 401."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"not a webhook to trust: {why}")
+        super().__init__(why)
         self.why = why
+
+    def __str__(self) -> str:
+        return f"not a webhook to trust: {self.why}"
 
 
 def new_secret() -> str:
