@@ -120,7 +120,7 @@ def under_callgrind(*options: str, caches: tuple[str, ...] = ()) -> Iterator[tup
 
 def _guard(gate: Gate) -> Iterator[tuple[str, Work]]:
     number = count()
-    guarded = gate.once(key="{key}")(lambda key: RESULT)
+    guarded = gate.once(key="{key}", scope="s")(lambda key: RESULT)
     yield "guard, first call: claim and complete", lambda: [guarded(next(number)) for _ in range(N)]
     yield "guard, replay", lambda: [guarded(one) for one in range(N)]
 

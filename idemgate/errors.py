@@ -100,7 +100,7 @@ def _can_pickle(value: object) -> bool:
     import pickle  # only for values that are being pickled
 
     try:
-        pickle.loads(pickle.dumps(value))
+        pickle.loads(pickle.dumps(value))  # noqa: S301 - only what was just written
     except Exception:  # noqa: BLE001 - a class of the user may raise anything
         return False
     return True
@@ -167,7 +167,11 @@ class PolicyChanged(IdemgateError):
     """
 
     def __init__(
-        self, topic: str, stored: dict[str, object], asked: dict[str, object], where: Literal["store", "program"] = "store"
+        self,
+        topic: str,
+        stored: dict[str, object],
+        asked: dict[str, object],
+        where: Literal["store", "program"] = "store",
     ) -> None:
         super().__init__(topic, stored, asked, where)
         differing = ", ".join(f"{name} is {stored.get(name)!r}, asked {asked.get(name)!r}" for name in sorted(asked))
@@ -176,8 +180,8 @@ class PolicyChanged(IdemgateError):
             f"or change it for all clients with redefine=True (slots and merge cannot be changed that way; "
             f"slots can with: idemgate slots {topic} N)."
             if where == "store"
-            else f"this program declares topic {topic!r} twice, with different policies ({differing}). Declare it once, "
-            f"or with the same options. gate.topic({topic!r}) without options returns the declared topic."
+            else f"this program declares topic {topic!r} twice, with different policies ({differing}). Declare it "
+            f"once, or with the same options. gate.topic({topic!r}) without options returns the declared topic."
         )
         self.topic = topic
         self.stored = stored

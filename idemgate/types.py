@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.scopes import scope_of
+from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
 from idemgate.dedup.calls import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
@@ -57,5 +59,7 @@ __all__ = [
     "StoredTopic",
     "Subscriber",
     "Verdict",
+    "check_function",
     "milliseconds",
+    "scope_of",
 ]

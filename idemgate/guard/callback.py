@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from idemgate.core.counters import Counters
-from idemgate.core.validation import is_async, qualified_name
+from idemgate.core.scopes import qualified_name
+from idemgate.core.validation import is_async
 from idemgate.core.verdict import Verdict
 from idemgate.guard.decorator import build_judge, build_judge_async
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -18,6 +20,42 @@ __all__ = ["GuardedFunction", "build_judge", "build_judge_async"]
 R = TypeVar("R")
 
 
+@functools.cache
+def _wrapper_class() -> Any:
+    """Return the class of guarded functions. Pickle and copy treat its objects as functions: by their name."""
+    import wrapt  # it scans entry points, which takes longer than importing this package
+
+    untyped: Any = wrapt
+
+    class BoundGuarded(untyped.BoundFunctionWrapper):  # type: ignore[misc]
+        def __reduce_ex__(self, _protocol: object) -> Any:
+            owner = getattr(self.__wrapped__, "__self__", None)  # None for a staticmethod, and for Shop.pay
+            if owner is None:
+                path = self.__qualname__.split(".")[:-1]
+                owner = functools.reduce(getattr, path, sys.modules[self.__module__])
+            return getattr, (owner, self.__name__)
+
+        def __copy__(self) -> Any:
+            return self
+
+        def __deepcopy__(self, _memo: object) -> Any:
+            return self
+
+    class Guarded(untyped.FunctionWrapper):  # type: ignore[misc]
+        __bound_function_wrapper__ = BoundGuarded
+
+        def __reduce_ex__(self, _protocol: object) -> str:
+            return str(self.__qualname__)
+
+        def __copy__(self) -> Any:
+            return self
+
+        def __deepcopy__(self, _memo: object) -> Any:
+            return self
+
+    return Guarded
+
+
 class GuardedFunction:
     """One decorated function: its key, its fingerprint, and the driver that guards its calls."""
 
@@ -30,10 +68,8 @@ class GuardedFunction:
 
     def wrap(self, func: Any) -> Any:
         """Return the guarded function. Its signature, name and kind stay as they are."""
-        import wrapt  # it scans entry points, which takes longer than importing this package
-
         inner = getattr(func, "__func__", func)
-        wrapped: Any = wrapt.FunctionWrapper(func, self.call_async if is_async(inner) else self.call)
+        wrapped: Any = _wrapper_class()(func, self.call_async if is_async(inner) else self.call)
         wrapped._self_guard = self
         return wrapped
 

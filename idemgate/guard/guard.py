@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
-from idemgate.core.validation import is_async
+from idemgate.core.validation import check_function, is_async
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.attempt import ClaimAttempt
@@ -79,9 +79,10 @@ class Guard(_BaseGuard):
             The verdict. Errors of the handler, of the key and of the store are its `error`.
 
         Raises:
-            InvalidArgument: `keep` is a coroutine function.
+            InvalidArgument: `keep` is a coroutine function, or `handler` is no function or ends before its work.
             KeyboardInterrupt, SystemExit: the handler raised it; the claim was released.
         """
+        check_function(handler, "handler")
         if keep is not None:
             if is_async(keep):
                 raise InvalidArgument("keep", keep, "a coroutine function", "Pass a plain function, or use guard.aio")
@@ -113,6 +114,7 @@ class Guard(_BaseGuard):
             InvalidArgument: `messages` holds something else. Nothing was sent.
             KeyboardInterrupt, SystemExit: the handler raised it. Finished messages are completed, the others released.
         """
+        check_function(handler, "handler")
         return run_many(self._driver, messages, handler, self.run)
 
     def _keep_and_run(self, keep: Callable[[float], object], handler: Callable[..., R], *message: Any) -> R:
@@ -137,6 +139,7 @@ class AioGuard(_BaseGuard):
         `keep` may be a coroutine function, which runs in a task; a plain function runs in a thread. If the caller is
         cancelled, the claim is released and CancelledError is raised.
         """
+        check_function(handler, "handler")
         if keep is not None:
             handler = functools.partial(self._keep_and_run, keep, handler)
         try:
@@ -157,6 +160,7 @@ class AioGuard(_BaseGuard):
             handler: the coroutine function to run.
             concurrency: the most handlers at once. 1 keeps the order.
         """
+        check_function(handler, "handler")
         return await run_many_async(self._driver, messages, handler, concurrency, self.run)
 
     async def _keep_and_run(self, keep: Keep, handler: Callable[..., Awaitable[R]], *message: Any) -> R:

@@ -10,12 +10,12 @@ from idemgate.core.codec import Codec, digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.core.keys import Key, check_scope
+from idemgate.core.scopes import scope_of
 from idemgate.core.validation import (
+    check_function,
     check_int,
     check_iterable,
-    check_not_generator,
     is_async,
-    qualified_name,
     type_hints,
 )
 from idemgate.errors import InvalidArgument
@@ -210,19 +210,20 @@ def decorate(
 ) -> Callable[P, R]:
     """Return the guarded function.
 
-    Raise InvalidArgument for a generator function, or for a `key` whose fields the function does not have.
+    Raise InvalidArgument for a function that returns before its work ends, for one without a name of its own if there
+    is no scope, and for a `key` whose fields the function does not have.
     """
     inner = getattr(func, "__func__", func)
-    if not callable(inner):
-        raise InvalidArgument("function", func, "not callable", "Decorate a function")
-    check_not_generator(inner)
+    check_function(inner)
     if (retry := options.get("retry")) is not None:
         _check_sync(retry, inner)
-    checked_options = dataclasses.replace(
-        checked_options, scope=checked_options.scope or qualified_name(inner), returns=type_hints(inner).get("return")
-    )
-    driver = build_driver(context, checked_options, options)
-    guarded = GuardedFunction(driver, compile_key(key, inner), compile_fingerprint(fingerprint, inner))
+    scope = checked_options.scope or scope_of(inner)
+    spec, fingerprint_spec = compile_key(key, inner), compile_fingerprint(fingerprint, inner)
+    named_options = dataclasses.replace(checked_options, scope=scope, returns=type_hints(inner).get("return"))
+    driver = build_driver(context, named_options, options)
+    if not checked_options.scope:  # last: a refused decoration has no scope
+        spec = context.default_scopes.add(scope, inner, spec)
+    guarded = GuardedFunction(driver, spec, fingerprint_spec)
     return cast("Callable[P, R]", guarded.wrap(func))
 
 

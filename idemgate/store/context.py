@@ -12,6 +12,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.counters import Counters
 from idemgate.core.forks import lock_reset_at_fork
+from idemgate.core.scopes import DefaultScopes
 from idemgate.errors import NotConfigured
 from idemgate.store.durability import Durability
 from idemgate.store.heartbeat import HeartbeatThread
@@ -59,6 +60,7 @@ class Context:
         self.codec = Codec(max_bytes)
         self.counters = Counters()
         self.caches: WeakSet[Cache] = WeakSet()
+        self.default_scopes = DefaultScopes()
         self.heartbeat = HeartbeatThread(self._heartbeat_link)
         self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None

@@ -40,7 +40,7 @@ class NotReplicated(rx.RedisError):
     """
 
     def __init__(self, text: str, transient: bool = False) -> None:  # pickle calls it with the text only
-        super().__init__(text)
+        rx.RedisError.__init__(self, text)  # pyright: ignore[reportUnknownMemberType]
         self.transient = transient
 
 

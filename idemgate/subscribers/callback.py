@@ -7,10 +7,10 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from idemgate.core.scopes import qualified_name
 from idemgate.core.thread_pool import ThreadPool
-from idemgate.core.validation import check_not_generator, is_async, qualified_name
+from idemgate.core.validation import check_function, is_async
 from idemgate.core.verdict import Verdict, verdict_of
-from idemgate.errors import InvalidArgument
 from idemgate.guard.decorator import build_judge, build_judge_async
 
 __all__ = ["Callback", "check_callback"]
@@ -103,9 +103,7 @@ def check_callback(func: Callable[[T], object]) -> str:
     """Check that a function can be a callback; return its name.
 
     Raises:
-        InvalidArgument: It is not callable, or it is a generator function.
+        InvalidArgument: It is not callable, or it returns before its work ends.
     """
-    if not callable(func):
-        raise InvalidArgument("callback", func, "not callable", "Decorate a function of one argument")
-    check_not_generator(func)
+    check_function(func, "callback")
     return qualified_name(func)

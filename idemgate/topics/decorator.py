@@ -6,13 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast
 
 from idemgate.core.codec.models import rebuild
 from idemgate.core.durations import Duration
 from idemgate.core.key_template import KeySpec, compile_key
 from idemgate.core.keys import Key
-from idemgate.core.validation import check_not_generator, is_async, qualified_name, type_hints
+from idemgate.core.scopes import scope_of
+from idemgate.core.validation import check_function, is_async, type_hints
 from idemgate.errors import InvalidArgument, PartialFailure
 from idemgate.topics.merge import Merge, merge_of
 from idemgate.topics.messages import Delivery, Receipt
@@ -54,6 +55,7 @@ class MergedFunction(Generic[P, R]):
         signature: inspect.Signature,
         options: TriggerOptions | None = None,
         event_id: KeySpec | None = None,
+        origin: MergedFunction[P, R] | None = None,
     ) -> None:
         functools.update_wrapper(self, func)
         self.topic = topic
@@ -62,6 +64,19 @@ class MergedFunction(Generic[P, R]):
         self._signature = signature
         self._options: TriggerOptions = {} if options is None else options
         self._event_id = event_id
+        self._origin = origin
+
+    def __reduce__(self) -> Any:
+        """Let pickle store the name, as that of any function, and the options of `with_options`."""
+        if self._origin is None:
+            return self.__qualname__  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        return _with_options, (self._origin, self._options)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._func(*args, **kwargs)
@@ -110,7 +125,8 @@ class MergedFunction(Generic[P, R]):
         return AioMergedFunction(self)
 
     def _copy(self, options: TriggerOptions, event_id: KeySpec | None) -> MergedFunction[P, R]:
-        return MergedFunction(self._func, self.topic, self._key, self._signature, options, event_id)
+        origin = self._origin or self
+        return MergedFunction(self._func, self.topic, self._key, self._signature, options, event_id, origin)
 
     def _options_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TriggerOptions:
         """Return the options of one trigger."""
@@ -130,6 +146,9 @@ class AioMergedFunction(Generic[P, R]):
     def __init__(self, merged: MergedFunction[P, R]) -> None:
         self._merged = merged
 
+    def __reduce__(self) -> Any:
+        return getattr, (self._merged, "aio")
+
     @property
     def topic(self) -> AioTopic:
         """The topic for asyncio."""
@@ -145,11 +164,16 @@ class AioMergedFunction(Generic[P, R]):
         return self._merged.with_options(**options).aio
 
 
+def _with_options(merged: MergedFunction[P, R], options: TriggerOptions) -> MergedFunction[P, R]:
+    """Rebuild a function with options that was pickled."""
+    return merged.with_options(**options)
+
+
 def decorate_merge(
     make_topic: Callable[..., Topic], func: Callable[P, R], key: Any, name: str | None, options: TopicOptions
 ) -> MergedFunction[P, R]:
     """Create the topic of a function and register the handler that calls it. Raises InvalidArgument."""
-    check_not_generator(func)
+    check_function(func)
     signature = inspect.signature(func)
     merge = merge_of(options.get("merge", "last"))
     _check_function(func, signature, merge)
@@ -187,7 +211,7 @@ def _check_function(func: Callable[..., Any], signature: inspect.Signature, merg
 
 
 def _topic_name(func: Callable[..., Any]) -> str:
-    name = qualified_name(func)
+    name = scope_of(func, "name")
     if len(name) > 64 or "<" in name:
         raise InvalidArgument("name", name, "not a topic name", "Pass name=, 1 to 64 of A-Z a-z 0-9 _ . -")
     return name

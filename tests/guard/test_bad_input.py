@@ -100,7 +100,7 @@ def test_options_that_cannot_work_are_refused_at_decoration(gate: Gate, options:
 
 
 def test_decorating_something_that_is_no_function_is_refused(gate: Gate) -> None:
-    with pytest.raises(InvalidArgument, match=r"function='x'.*Decorate a function"):
+    with pytest.raises(InvalidArgument, match=r"function='x'.*Pass a function"):
         gate.once(key="{k}")("x")  # type: ignore[call-overload]
 
 

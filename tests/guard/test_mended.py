@@ -77,7 +77,7 @@ async def test_what_others_did_is_remembered_until_its_retention_ends_and_no_lon
 
 
 async def test_a_remembered_result_that_can_be_changed_is_nobody_elses(face: Any) -> None:
-    guarded = face.once(key="{x}", cache_size=10)(lambda x: [x])
+    guarded = face.once(key="{x}", scope="s", cache_size=10)(lambda x: [x])
     for _ in range(3):
         result = await guarded(x="a")
         assert result == ["a"]

@@ -41,7 +41,7 @@ async def counted(wired: Any, wire: Any) -> Counted:
 
 
 async def test_two_for_a_new_key_and_one_for_a_duplicate(wired: Any, counted: Counted) -> None:
-    handle = wired.once(key="{k}", fingerprint=["k"])(lambda k: k)
+    handle = wired.once(key="{k}", scope="s", fingerprint=["k"])(lambda k: k)
     assert await counted(handle("x")) == (2, 2)
     assert await counted(handle("x")) == (1, 1)
 
@@ -60,7 +60,7 @@ async def test_two_for_a_failure_and_one_where_the_failure_is_kept_or_stored(wir
 
 
 async def test_one_at_most_once(wired: Any, counted: Counted) -> None:
-    handle = wired.once(key="{k}", at_most_once=True)(lambda k: k)
+    handle = wired.once(key="{k}", scope="s", at_most_once=True)(lambda k: k)
     assert await counted(handle("x")) == (1, 1)
     assert await counted(handle("x")) == (1, 1)
 
@@ -128,7 +128,7 @@ async def test_one_to_set_a_dedup_value_and_one_to_get_it(wired: Any, counted: C
 
 
 async def test_none_for_a_remembered_key(wired: Any, counted: Counted) -> None:
-    handle = wired.once(key="{k}", cache_size=1)(lambda k: k)
+    handle = wired.once(key="{k}", scope="s", cache_size=1)(lambda k: k)
     assert await counted(handle("x")) == (2, 2)
     assert await counted(handle("x")) == (0, 0)
 
@@ -157,7 +157,7 @@ async def test_two_for_a_block_and_one_more_for_a_checkpoint(wired: Any, counted
 
 
 async def test_a_server_that_forgot_its_scripts_costs_one_more_each(wired: Any, counted: Counted, raw: Any) -> None:
-    handle = wired.once(key="{k}")(lambda k: k)
+    handle = wired.once(key="{k}", scope="s")(lambda k: k)
     raw.script_flush()
     assert await counted(handle("x")) == (4, 4)
     assert await counted(handle("y")) == (2, 2)

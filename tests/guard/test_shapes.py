@@ -70,7 +70,7 @@ class Bound:
     ],
 )
 async def test_whatever_can_be_called_can_be_guarded(gate: Gate, work: Any, awaiting: bool, key: Any) -> None:
-    guarded = gate.once(key=key)(work)
+    guarded = gate.once(key=key, scope="work")(work)
     for _ in range(2):
         answer = guarded("x")
         assert inspect.isawaitable(answer) == awaiting

@@ -69,8 +69,8 @@ async def test_on_store_error_local_runs_a_key_once_in_this_process(nowhere: Any
 
 
 async def test_on_store_error_local_answers_duplicates_as_on_done_says(nowhere: Any) -> None:
-    skip = nowhere.once(key="{k}", on_store_error="local", on_done="skip")(lambda k: k)
-    refuse = nowhere.once(key="{k}", on_store_error="local", on_done="raise")(lambda k: k)
+    skip = nowhere.once(key="{k}", scope="s", on_store_error="local", on_done="skip")(lambda k: k)
+    refuse = nowhere.once(key="{k}", scope="s", on_store_error="local", on_done="raise")(lambda k: k)
     assert [await skip("x"), await skip("x")] == ["x", None]
     assert await refuse("x") == "x"
     with pytest.raises(AlreadyDone):
@@ -150,7 +150,7 @@ async def test_shadow_runs_everything_without_the_store_too(nowhere: Any) -> Non
 
 
 async def test_a_refusal_is_not_a_store_error(face: Any) -> None:
-    handle = face.once(key="{k}", fingerprint=["n"], on_store_error="run")(lambda k, n: n)
+    handle = face.once(key="{k}", scope="s", fingerprint=["n"], on_store_error="run")(lambda k, n: n)
     await handle("x", 1)
     with pytest.raises(KeyReused):
         await handle("x", 2)

@@ -58,7 +58,7 @@ def awaited(on: Stage, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def guards(on: Stage) -> None:
     gate = on.mine
-    guarded = gate.once(key="{n}", fingerprint="n", on_in_progress="raise")(lambda n: n + 1)
+    guarded = gate.once(key="{n}", scope="s", fingerprint="n", on_in_progress="raise")(lambda n: n + 1)
     assert [guarded(1) for _ in range(2)] == [2, 2]
     claim = gate.claim("k", lease="1s", on_lease_loss="hold")
     assert claim.checkpoint("half")
@@ -69,7 +69,7 @@ def guards(on: Stage) -> None:
     assert gate.resolve("k", done=True)
     assert gate.forget("k")
     assert gate.claim("k").release()
-    gate.once(key="{k}", at_most_once=True)(lambda k: k)("x")
+    gate.once(key="{k}", scope="s", at_most_once=True)(lambda k: k)("x")
 
 
 def marks(on: Stage) -> None:

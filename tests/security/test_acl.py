@@ -34,7 +34,7 @@ from tests.dedup.calls import calls_of
 
 async def test_a_guard_guards(faces: Callable[..., Any]) -> None:
     face = faces("guard")
-    guarded = face.once(key="{n}", fingerprint="n", on_in_progress="wait")(lambda n: n + 1)
+    guarded = face.once(key="{n}", scope="s", fingerprint="n", on_in_progress="wait")(lambda n: n + 1)
     assert [await guarded(1) for _ in range(2)] == [2, 2]
     claim = await face.claim("k")
     assert await claim.checkpoint("half")

@@ -72,7 +72,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 async def provoked(face: Face, ledger: Ledger, clock: Clock) -> None:
     """Every error that the guard and the topics raise, with a payload that nobody is to see."""
-    guarded = face.once(key="{k}", fingerprint=["payload"])(lambda k, payload: payload)
+    guarded = face.once(key="{k}", scope="s", fingerprint=["payload"])(lambda k, payload: payload)
     await guarded("k", PAYLOAD)
     ledger.seen += shown(guarded)
     await ledger.ask(lambda: guarded("k", f"{PAYLOAD} 2"))
@@ -151,7 +151,7 @@ async def test_what_sentinels_are_asked_with_is_nowhere_to_be_seen(logged: Calla
         ):
             await face.first("k", "1h")
         await ledger.ask(lambda face=face: face.first("k", "1h"))
-        await ledger.ask(lambda face=face: face.once(key="{k}", on_store_error="run")(lambda k: k)("x"))
+        await ledger.ask(lambda face=face: face.once(key="{k}", scope="s", on_store_error="run")(lambda k: k)("x"))
     await gate.aio.close()
     gate.close()
     assert "No master found" in "\n".join(ledger.seen)

@@ -45,7 +45,7 @@ async def test_scopes_of_one_gate_share_nothing(face: Any) -> None:
 async def test_what_one_factory_makes_shares_a_scope_unless_that_is_named(face: Any) -> None:
     # Given functions that differ in what they close over alone
     def charge_of(tenant: str, **options: Any) -> Any:
-        return face.once(key="{k}", **options)(lambda k: f"secret of {tenant}")
+        return face.once(key="{k}", scope="s", **options)(lambda k: f"secret of {tenant}")
 
     # When both are asked the same, Then they are one function
     assert [await charge_of(tenant)("k") for tenant in ("a", "b")] == ["secret of a"] * 2
@@ -55,7 +55,7 @@ async def test_what_one_factory_makes_shares_a_scope_unless_that_is_named(face: 
 
 async def test_a_key_that_names_its_tenant_is_that_tenants(face: Any) -> None:
     # Given one function for all tenants, whose key names the tenant
-    guarded = face.once(key="{tenant}:{k}")(lambda tenant, k: f"secret of {tenant}")
+    guarded = face.once(key="{tenant}:{k}", scope="s")(lambda tenant, k: f"secret of {tenant}")
     # When tenants try to name each other's keys, Then each is told its own
     for tenant, k in (("a", "b:c"), ("a:b", "c"), ("a", "b%3Ac"), ("a%3Ab", "c"), ("", "a:b:c")):
         if tenant:
@@ -64,7 +64,7 @@ async def test_a_key_that_names_its_tenant_is_that_tenants(face: Any) -> None:
 
 async def test_a_fingerprint_that_names_its_tenant_discloses_nothing(face: Any) -> None:
     # Given a key that does not name the tenant, and a fingerprint that does
-    guarded = face.once(key="{k}", fingerprint=["tenant"])(lambda tenant, k: f"secret of {tenant}")
+    guarded = face.once(key="{k}", scope="s", fingerprint=["tenant"])(lambda tenant, k: f"secret of {tenant}")
     assert await guarded("a", "k") == "secret of a"
     # When another tenant uses the same key, Then it is refused, and told nothing
     with pytest.raises(KeyReused) as refused:

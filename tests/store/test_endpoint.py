@@ -219,7 +219,7 @@ async def test_a_users_client_is_wrapped(user: str, asker: Any, proxy: Proxy) ->
     assert await ask.run(ask.claims.checkpoint(key, owner, note))
     assert (await ask.run(ask.claims.inspect(key))).checkpoint == note
     # And a guard works
-    guarded = ask.gate.once(key="{n}")(lambda n: n + 1)
+    guarded = ask.gate.once(key="{n}", scope="s")(lambda n: n + 1)
     assert [await asyncio.to_thread(guarded, 1) for _ in range(2)] == [2, 2]
     if isinstance(client, aredis.Redis):
         await client.aclose()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from idemgate.core.validation import qualified_name, type_hints
+from idemgate.core.scopes import qualified_name
+from idemgate.core.validation import type_hints
 
 
 class Handles:

@@ -51,7 +51,7 @@ def test_the_front_door_names_everything_without_it() -> None:
     ("program", "late"),
     [
         ("import idemgate; idemgate.Gate('redis://localhost')", "redis"),
-        ("import idemgate; idemgate.once(key='{x}')(lambda x: x)", "wrapt"),
+        ("import idemgate; idemgate.once(key='{x}', scope='s')(lambda x: x)", "wrapt"),
     ],
 )
 def test_it_comes_with_its_first_use(program: str, late: str) -> None:

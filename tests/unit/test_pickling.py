@@ -77,7 +77,7 @@ def raised(error: BaseException) -> BaseException:
             raise KeyError("context")
         except KeyError:
             raise error from ValueError("cause")
-    except BaseException as caught:  # noqa: BLE001
+    except BaseException as caught:
         return caught
 
 
@@ -109,7 +109,11 @@ def test_the_cause_the_context_and_the_notes_come_along(cls: type[BaseException]
     hidden = build(cls)
     hidden.__context__ = KeyError("context")
     found = pickle.loads(pickle.dumps(hidden))
-    assert (found.__cause__, repr(found.__context__), found.__suppress_context__) == (None, "KeyError('context')", False)
+    assert (found.__cause__, repr(found.__context__), found.__suppress_context__) == (
+        None,
+        "KeyError('context')",
+        False,
+    )
 
 
 @pytest.mark.parametrize("name", errors.__all__)

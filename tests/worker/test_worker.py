@@ -219,7 +219,7 @@ async def test_a_delivery_is_deferred_while_the_store_of_its_guard_is_away(
 ) -> None:
     topic = gate.topic("t", backoff="1s", max_attempts=2)
     away = Gate(f"unix://{tmp_path}/absent.sock", timeout="1ms")
-    topic.handler(away.once(key="{delivery.key}")(lambda delivery: None))
+    topic.handler(away.once(key="{delivery.key}", scope="s")(lambda delivery: None))
     async with gate.aio.worker():
         await topic.aio.trigger("a")
         for times in range(1, 5):

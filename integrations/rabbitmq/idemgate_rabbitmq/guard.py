@@ -23,7 +23,7 @@ from idemgate import (
     StoreUnavailable,
 )
 from idemgate.errors import NotConfigured, ServerRejected
-from idemgate.types import Verdict, milliseconds
+from idemgate.types import Verdict, check_function, milliseconds, scope_of
 
 __all__ = ["guarded"]
 
@@ -144,7 +144,8 @@ def guarded(
         A decorator for the callback.
 
     Raises:
-        InvalidArgument: An option is invalid, `lease` or `pause` is longer than `hold`, or the callback is a generator.
+        InvalidArgument: An option is invalid, or `lease` or `pause` is longer than `hold`. Or the callback returns
+            before its work ends, or has no name of its own and needs a `scope`.
     """
     options: dict[str, Any] = {"retention": retention, "lease": lease, "max_attempts": max_attempts}
     pause_seconds, hold_seconds = milliseconds(pause, "pause") / 1000, milliseconds(hold, "hold") / 1000
@@ -152,11 +153,21 @@ def guarded(
     _check_within_hold("pause", pause, hold, "a held message would never be polled")
 
     def decorate(func: F) -> F:
+        is_async = _is_coroutine_function(func)
         guard = _ConsumerGuard(gate, func, scope, options, pause_seconds, hold_seconds)
-        consume = guard.consume_aio if _is_coroutine_function(func) else guard.consume_blocking
-        return cast(F, functools.update_wrapper(functools.partial(consume), func))
+        consume = guard.consume_aio if is_async else guard.consume_blocking
+        return cast(F, functools.update_wrapper(_Callback(consume), func))
 
     return decorate
+
+
+class _Callback(functools.partial[Any]):
+    """A guarded callback. Pickle stores its name, as that of any function."""
+
+    __qualname__: str
+
+    def __reduce__(self) -> Any:
+        return self.__qualname__
 
 
 class _ChannelClosed(Exception):
@@ -176,7 +187,7 @@ class _ConsumerGuard:
         hold: float,
     ) -> None:
         self._gate, self._func, self._pause, self._hold_seconds = gate, func, pause, hold
-        self._scope = f"{func.__module__}.{func.__qualname__}" if scope is None else scope
+        self._scope = scope_of(func) if scope is None else scope
         self._guard = gate.guard(self._scope, on_done="skip", **options)
         self._next_store_try = 0.0
 
@@ -391,6 +402,5 @@ def _is_channel_open(message: AbstractIncomingMessage) -> bool:
 
 
 def _is_coroutine_function(func: Callable[..., Any]) -> bool:
-    if not callable(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise InvalidArgument("function", func, "not a callback", "Decorate a def or async def without yield")
+    check_function(func)
     return inspect.iscoroutinefunction(func)
