@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,11 +107,19 @@ def stored_topics(context: Context, active: bool) -> list[StoredTopic]:
     return [topic for topic in found if topic.active or not active]
 
 
-async def stored_topics_async(context: Context, active: bool) -> list[StoredTopic]:
-    """Return every topic of this namespace, or the active ones, for asyncio. See `stored_topics`."""
+async def stored_topics_async(
+    context: Context, active: bool = False, without: Container[str] = ()
+) -> list[StoredTopic]:
+    """Return every topic of this namespace, or the active ones, for asyncio. See `stored_topics`.
+
+    Args:
+        context: the context of the gate.
+        active: return the active topics only.
+        without: the names of topics to leave out, which are not read.
+    """
     link = context.aio_link
     entries = await link.run(list_entries(context.namespace, context.clock))
-    found = await link.run_all(_context_stats(context, entries))
+    found = await link.run_all(_context_stats(context, [entry for entry in entries if entry.name not in without]))
     return [topic for topic in found if topic.active or not active]
 
 

@@ -25,6 +25,7 @@ from idemgate.worker.forwarder import Forwarder
 from idemgate.worker.loop import run_loop
 from idemgate.worker.poller import Poller
 from idemgate.worker.prefetch import MAX_HOLD, Prefetch
+from idemgate.worker.unserved import warn_about_unserved
 
 __all__ = ["Worker"]
 
@@ -195,6 +196,7 @@ class Worker:
         unwatch = self._watch_clock()
         settle_loop = asyncio.create_task(self._settle_until_drained())
         loops = list(self._start_loops())
+        unserved = asyncio.create_task(warn_about_unserved(self.context, self._topics))
         log.info("worker.started", extra={"topics": list(self._names), "concurrency": self.concurrency})
         if started is not None and not started.done():
             started.set_result(None)
@@ -202,6 +204,7 @@ class Worker:
             await self._wait_for_stop([*loops, *memberships], settle_loop)
         finally:
             unwatch()
+            unserved.cancel()
             self._stop_event.set()
             await finish_despite_cancel(self._shut_down(loops, settle_loop, memberships), self.stop)
             log.info("worker.stopped", extra={"topics": list(self._names)})
