@@ -277,7 +277,8 @@ class Gate(GuardMethods, SubscriberMethods):
         """Return a topic: a named stream of keyed messages with one policy. Sends nothing to the store.
 
         The same name returns the same topic. Its first use compares the policy with the stored one, in one round
-        trip. Without any option the stored policy is used, or the default one for a new topic.
+        trip. Without any option the stored policy is used, or the default one for a new topic. After PolicyChanged the
+        next declaration replaces the refused one.
 
         Args:
             name: the name of the topic.
@@ -314,7 +315,8 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Raises:
             InvalidArgument: an option is invalid.
-            PolicyChanged: the first use raises it if the stored policy differs.
+            PolicyChanged: this program has declared the topic with another policy. The first use raises it if the
+                stored policy differs.
         """
         declared, plain = policy_from("topic", options)
         return self._declare(check_name(name, "topic"), declared, plain and not redefine, redefine)
@@ -335,8 +337,8 @@ class Gate(GuardMethods, SubscriberMethods):
         known = self.topics.get(name)
         if known is None:
             known = self.topics[name] = Topic(self.context, name, declared, plain, redefine)
-        elif not plain:
-            known.definition.declare(declared, redefine)
+        else:
+            known.definition.declare(declared, plain, redefine)
         return known
 
     def merge(
@@ -353,7 +355,7 @@ class Gate(GuardMethods, SubscriberMethods):
 
         Args:
             key: the key of a trigger; see `once`.
-            name: the name of the topic. None: the qualified name of the function.
+            name: the name of the topic. None: the qualified name of the function, as for the scope of `once`.
             **options: see `topic`. `merge` may name arguments.
 
         Raises:

@@ -73,7 +73,8 @@ class GuardMethods:
         Args:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the
                 same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
-            scope: keys of one scope share their record. None: the qualified name of the function.
+            scope: keys of one scope share their record. None: the qualified name of the function. A function without
+                a name of its own (a lambda, a partial, an object with `__call__`) needs a scope.
             fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
             retention: how long a key stays done.
             lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it

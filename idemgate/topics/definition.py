@@ -40,10 +40,20 @@ class TopicDefinition:
         self.recurring: dict[str, RecurringTrigger] = {}
         self.calls: TopicCalls | None = None
         self._declared_slots = declared.slots
+        self._refused = False
         self._coalescers: WeakKeyDictionary[asyncio.AbstractEventLoop, TriggerCoalescer] = WeakKeyDictionary()
 
-    def declare(self, declared: Policy, redefine: bool) -> None:
-        """Declare the topic again: with the same policy, or with a new one and `redefine`. Raises PolicyChanged."""
+    def declare(self, declared: Policy, plain: bool, redefine: bool) -> None:
+        """Declare the topic again: with the same policy, or with a new one and `redefine`. Raises PolicyChanged.
+
+        A declaration that the server refused does not count, so the next one replaces it.
+        """
+        if self._refused:
+            self.declared, self.plain, self.redefine = declared, plain, redefine
+            self._declared_slots, self._refused = declared.slots, False
+            return
+        if plain:
+            return
         if self.plain:
             self._declared_slots = declared.slots
         elif declared.slots == self._declared_slots:  # the stored number may have changed since then
@@ -51,7 +61,8 @@ class TopicDefinition:
         if self.plain or redefine:
             self.declared, self.plain, self.redefine, self.calls = declared, False, redefine, None
         elif declared.pack_stored() != self.declared.pack_stored():
-            raise PolicyChanged(self.name, *diff_policies(self.declared.pack_stored(), declared.pack_stored()))
+            before, asked = diff_policies(self.declared.pack_stored(), declared.pack_stored())
+            raise PolicyChanged(self.name, before, asked, "program")
         else:
             self._replace_policy(merge_declarations(self.declared, declared))
 
@@ -176,6 +187,7 @@ class TopicDefinition:
             self.replaces = reply.policy
             return False
         elif reply.word == "differs":
+            self._refused = True
             raise PolicyChanged(self.name, *diff_policies(reply.policy, self.declared.pack_stored()))
         self.calls = self.build_calls()
         return True

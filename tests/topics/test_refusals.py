@@ -290,6 +290,58 @@ def test_one_program_may_not_say_two_policies(gate: Gate, everything: Dumps) -> 
     assert everything() == {}
 
 
+def test_two_policies_of_one_program_are_named_as_such(gate: Gate, other: Gate) -> None:
+    # Given a declaration that was never compared with the store
+    gate.topic("t", slots=16)
+    with pytest.raises(PolicyChanged) as caught:
+        gate.topic("t", slots=8)
+    # Then the error is about the program, not about a stored policy
+    assert caught.value.where == "program"
+    assert "this program declares topic 't' twice" in str(caught.value)
+    assert "(slots is 16, asked 8)" in str(caught.value)
+    assert "redefine" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        pytest.param({"slots": 16}, {"slots": 8, "window": "5s"}, id="slots"),
+        pytest.param({"slots": 8, "window": "5s", "merge": "append"}, {"slots": 8, "window": "5s"}, id="merge"),
+        pytest.param({"slots": 16, "redefine": True}, {"slots": 8, "window": "5s"}, id="redefine"),
+        pytest.param({"slots": 16}, {}, id="the stored policy"),
+    ],
+)
+async def test_a_refused_declaration_does_not_stick(face: Any, other: Gate, wrong: Any, right: Any) -> None:
+    # Given a declaration that the server refused, of a topic with a handler
+    other.topic("t", slots=8, window="5s").open()
+    topic = face.topic("t", **wrong)
+
+    def handle(delivery: object) -> None: ...
+
+    face.gate.topics["t"].handler(handle)
+    for _ in range(2):
+        with pytest.raises(PolicyChanged, match="exists with another policy"):
+            await topic.trigger("k")
+    # When the program declares it as it is stored
+    again = face.topic("t", **right)
+    # Then it can be used, with its handler
+    assert (await again.trigger("k")).status == "scheduled"
+    assert (await topic.trigger("k")).status == "merged"
+    assert face.gate.topics["t"].definition.handler is handle
+    assert face.gate.topics["t"].policy.slots == 8
+    # And another policy is refused as before, by either
+    with pytest.raises(PolicyChanged, match="slots is 8, asked 32"):
+        await face.topic("t", slots=32, window="5s").trigger("k")
+
+
+def test_a_declaration_after_a_refused_one_may_be_refused_too(gate: Gate, other: Gate) -> None:
+    other.topic("t", slots=8).open()
+    for slots in (16, 32):
+        with pytest.raises(PolicyChanged, match=f"slots is 8, asked {slots}"):
+            gate.topic("t", slots=slots).open()
+    assert gate.topic("t", slots=8).trigger("k").status == "scheduled"
+
+
 async def test_redefine_changes_it_for_everybody(face: Any, other: Gate, url: str, clock: Clock) -> None:
     other.topic("t", window="60s").trigger("k")
     # When a program redefines it
