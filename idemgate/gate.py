@@ -10,6 +10,7 @@ from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, check_name
+from idemgate.core.validation import check_int
 from idemgate.dedup.dedup import Dedup
 from idemgate.errors import InvalidArgument
 from idemgate.gate_aio import AioGate
@@ -41,6 +42,8 @@ __all__ = ["Gate", "parse_source"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LARGEST = 512 * 1024 * 1024
+"""The largest value of a Redis server, in bytes."""
 
 
 class Gate(GuardMethods, SubscriberMethods):
@@ -56,7 +59,7 @@ class Gate(GuardMethods, SubscriberMethods):
         namespace: the first part of every key. Use one for each trust domain.
         timeout: how long a call retries while the store does not answer. Then it raises StoreUnavailable. A topic
             recognizes a retry for 30 s. With a longer timeout a trigger needs an `event_id`, or it may count twice.
-        max_bytes: the largest payload or result.
+        max_bytes: the largest payload or result, 1 byte to 512 MiB.
         durability: what a write must reach before its call returns. None: the memory of the primary. "replicas" or a
             number: that many replicas acknowledged it (WAIT). "fsync": the append-only file on disk (WAITAOF, with
             Redis 7.2 or Valkey and `appendonly yes`). Not on a cluster. The guarantees are in docs/promises.md.
@@ -83,7 +86,7 @@ class Gate(GuardMethods, SubscriberMethods):
             raise InvalidArgument("client", client, "a URL was given too", "Pass one of url and client")
         self.context = Context(
             parse_source(client, url), check_name(namespace, "namespace"), milliseconds(timeout, "timeout") / 1000,
-            max_bytes, parse_durability(durability, namespace), clock,
+            check_int("max_bytes", max_bytes, 1, LARGEST), parse_durability(durability, namespace), clock,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self.subscribers: list[Subscriber] = []
@@ -392,7 +395,13 @@ def parse_source(client: object | None, url: str | None) -> Endpoint | str | Non
         from idemgate.store.endpoint import endpoint_from_client  # late: importing redis-py is slow
 
         return endpoint_from_client(client)
-    if url is None or url.startswith("embedded:"):
+    if url is None:
+        return None
+    if not isinstance(url, str):
+        raise InvalidArgument(
+            "url", type(url), "not a URL", "Pass 'redis://localhost:6379/0', or client= for a redis-py client"
+        )
+    if url.startswith("embedded:"):
         return url
     from idemgate.store.url import endpoint_from_url
 

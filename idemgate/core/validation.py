@@ -9,27 +9,32 @@ from typing import Any, TypeVar, get_type_hints
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["check_function", "check_int", "check_iterable", "is_async", "type_hints"]
+__all__ = ["MOST", "check_function", "check_int", "check_iterable", "is_async", "type_hints"]
 
 T = TypeVar("T")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _CONTEXTLIB = vars(contextlib)
 
 
-def check_int(name: str, value: int, least: int = 1, most: int | None = None) -> int:
+MOST = 2**53 - 1
+"""The largest whole number that Lua holds exactly. Options beyond it would be rounded, or overflow."""
+
+
+def check_int(name: str, value: int, least: int = 1, most: int = MOST) -> int:
     """Return `value` if it is an int within the bounds. A bool is not an int here.
 
     Args:
         name: the parameter to name in the error.
         value: the argument.
         least: the smallest valid value.
-        most: the largest valid value; None for no upper bound.
+        most: the largest valid value.
 
     Raises:
         InvalidArgument: `value` has another type or is out of bounds.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        is_above = isinstance(value, int) and value > most
+        bounds = f"from {least} to {most}" if is_above or most < MOST else f"of at least {least}"
         raise InvalidArgument(name, value, f"not a whole number {bounds}", "Pass an int")
     return value
 

@@ -169,9 +169,13 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         at_most_once=at_most_once,
         wait=milliseconds(options.get("wait", "30s"), "wait"),
         shadow=options.get("shadow", False),
-        codec=codec if max_result_bytes is None else Codec(check_int("max_result_bytes", max_result_bytes, 1)),
+        codec=codec if max_result_bytes is None else _result_codec(max_result_bytes),
         returns=None,
     )
+
+
+def _result_codec(max_result_bytes: int) -> Codec:
+    return Codec(check_int("max_result_bytes", max_result_bytes), limit_name="max_result_bytes=")
 
 
 def split_bare(

@@ -77,7 +77,16 @@ class Context:
 
         Raises:
             NotConfigured: no store is configured.
+            InvalidArgument: a file of the TLS settings cannot be used.
         """
+        from idemgate.store.tls import check_tls_files  # late: importing redis-py is slow
+
+        endpoint = self._find_endpoint()
+        check_tls_files(endpoint.settings)
+        check_tls_files(endpoint.sentinel_settings)
+        return endpoint
+
+    def _find_endpoint(self) -> Endpoint:
         source = self.source if self.source is not None else os.environ.get("IDEMGATE_URL")
         if source is None or source == "":
             raise NotConfigured(

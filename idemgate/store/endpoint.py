@@ -23,6 +23,7 @@ import redis.asyncio.sentinel as asentinel
 from redis import connection, sentinel
 
 from idemgate.errors import NotConfigured
+from idemgate.store.tls import check_tls_settings
 
 __all__ = ["Endpoint", "connection_settings", "endpoint_from_client", "pick_node", "verifies_certificate"]
 
@@ -178,6 +179,7 @@ def connection_settings(kwargs: dict[str, Any], client: object, nodes: bool = Fa
 
     Raises:
         NotConfigured: a setting can be neither copied nor ignored.
+        InvalidArgument: a TLS setting cannot work.
     """
     settings: dict[str, Any] = {}
     for name, value in kwargs.items():
@@ -206,6 +208,7 @@ def connection_settings(kwargs: dict[str, Any], client: object, nodes: bool = Fa
         settings["connection_class"] = connection_class
     if settings.pop("ssl", False):
         settings["connection_class"] = connection.SSLConnection
+    check_tls_settings(settings)
     if not verifies_certificate(Endpoint("single", settings)):
         log.warning(
             "link.unverified", extra={"fix": "the server's certificate is not checked: leave out ssl_cert_reqs=none"}

@@ -94,6 +94,16 @@ def _describe_rejection(error: Exception) -> str:
     return f"this user's access list does not allow it: {text}. Run `idemgate acl` to print what each role needs"
 
 
+_REFUSED = re.compile(r"[Cc]onnection refused|Connect call failed|Err(?:or|no) (?:2|61|111) connecting to")
+"""Texts of the errors for an address at which no server listens: Linux, macOS, asyncio, a missing unix socket."""
+
+
+def _suggest_server(error: Exception) -> str:
+    if not _REFUSED.search(str(error)):
+        return ""
+    return " No server listens there: correct the address, or start a server, for example with `idemgate server`"
+
+
 class RetryBudget:
     """The time in which one call, or a batch of calls, is retried. Pauses have full jitter and last at most 0.5 s.
 
@@ -148,7 +158,7 @@ class RetryBudget:
         seconds = retry_pause(self._tries)
         if monotonic() + seconds >= self._deadline:
             text = f"no answer from the store after {self._tries} tries, the last one: {type(error).__name__}: {error}"
-            raise StoreUnavailable(text, self._executed) from error
+            raise StoreUnavailable(text + _suggest_server(error), self._executed) from error
         return seconds
 
     def raise_lost(self, replies: Iterable[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
@@ -17,6 +18,13 @@ __all__ = ["endpoint_from_url"]
 _SCHEMES = "redis://, rediss://, unix://, redis+cluster://, rediss+cluster://, redis+sentinel://, rediss+sentinel://, embedded://"
 
 
+_PARSERS = cast("dict[str, Callable[[str], Any]]", cast(Any, connection).URL_QUERY_ARGUMENT_PARSERS)
+_BOOLEANS = ("true", "t", "yes", "y", "1", "false", "f", "no", "n", "0")
+_OPTION_FIXES = {
+    "ssl_min_version": "Write ssl_min_version=771 for TLS 1.2, or 772 for TLS 1.3",
+    "ssl_check_hostname": "Write ssl_check_hostname=true or false",
+    "db": "Write a number: db=0",
+}
 _ESCAPE = "Write / # ? @ : in a password as %2F %23 %3F %40 %3A"
 
 
@@ -57,9 +65,11 @@ def _parse(url: str) -> Endpoint:
     base, _, topology = url.partition("://")[0].lower().partition("+")
     is_known = base in ("redis", "rediss", "unix") and topology in ("", "cluster", "sentinel")
     if not is_known or (base == "unix" and topology):
-        raise _invalid(url, "not a URL of a store", f"Use one of {_SCHEMES}")
+        raise _invalid(url, "not a URL of a store", _suggest_url(url) or f"Use one of {_SCHEMES}")
     if topology:
         return _parse_node_list(url, base, topology)
+    if (name := _find_invalid_option(url)) is not None:
+        raise _invalid(url, f"its option {name} has an invalid value", _OPTION_FIXES.get(name, f"Correct {name}="))
     settings: dict[str, Any] | None = None
     with suppress(ValueError):  # its text may quote part of the password
         settings = cast("dict[str, Any]", cast(Any, connection).parse_url(url))
@@ -68,6 +78,18 @@ def _parse(url: str) -> Endpoint:
     if base != "unix" and not _has_valid_database(url, settings):  # redis-py parses /abc as 0, and /1/2 as 12
         raise _invalid(url, "its path is not a database number", f"Use {base}://host:port/0. {_ESCAPE}")
     return Endpoint("single", connection_settings(settings, "url"))
+
+
+def _find_invalid_option(url: str) -> str | None:
+    """Return the name of an option whose value is invalid. It is a name that redis-py knows, so no part of a secret."""
+    for name, value in parse_qsl(url.partition("?")[2]):
+        if name == "ssl_check_hostname" and value.lower() not in _BOOLEANS:
+            return name  # redis-py would take any text for true
+        try:
+            _PARSERS.get(name, str)(value)
+        except (TypeError, ValueError):
+            return name
+    return None
 
 
 def _has_valid_database(url: str, settings: dict[str, Any]) -> bool:
@@ -80,7 +102,12 @@ def _parse_node_list(url: str, base: str, topology: str) -> Endpoint:
     rest, _, query = url.partition("://")[2].partition("?")
     userinfo, _, location = rest.rpartition("@")
     hosts, _, path = location.partition("/")
-    settings: dict[str, Any] = dict(parse_qsl(query))
+    if (name := _find_invalid_option(url)) is not None:
+        raise _invalid(url, f"its option {name} has an invalid value", _OPTION_FIXES.get(name, f"Correct {name}="))
+    settings: dict[str, Any] = {
+        name: _PARSERS[name](value) if name.startswith("ssl") and name in _PARSERS else value
+        for name, value in parse_qsl(query)
+    }
     if userinfo:
         username, _, password = userinfo.partition(":")
         settings |= {"username": unquote(username) or None, "password": unquote(password)}
@@ -110,6 +137,20 @@ def _node(url: str, text: str, port: int) -> tuple[str, int]:
     return match[1] or match[2], int(match[3] or port)
 
 
+_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
+_ADDRESS = re.compile(rf"({_HOST.pattern})(:[0-9]{{1,5}})?(/[0-9]{{1,3}})?")
+
+
+def _suggest_url(url: str) -> str | None:
+    """Return a suggestion for a host or a path without a scheme; None if the text may hold a secret."""
+    found = _ADDRESS.fullmatch(url)
+    if found and (found[2] or found[3] or "." in found[1] or found[1] == "localhost"):  # a word alone may be a secret
+        return f"Did you mean redis://{found[1]}{found[2] or ':6379'}{found[3] or ''}?"
+    if re.fullmatch(r"/[\w./-]+", url):
+        return f"Did you mean unix://{url}?"
+    return None
+
+
 _PLAIN = re.compile(r"[\w.\[\]-]*(:\d+)?(,[\w.\[\]-]+(:\d+)?)*(/[\w./-]*)?")
 
 
@@ -124,4 +165,5 @@ def _invalid(url: str, problem: str, fix: str) -> InvalidArgument:
     location = re.sub(r"[?#].*", "", location)
     location = location if separator and not may_hold_password and _PLAIN.fullmatch(location) else "***"
     userinfo = "***@" if "@" in rest else ""
-    return InvalidArgument("url", f"{scheme}://{userinfo}{location}" if separator else "***", problem, fix)
+    shown = f"{scheme}://{userinfo}{location}" if separator else url if _suggest_url(url) else "***"
+    return InvalidArgument("url", shown, problem, fix)

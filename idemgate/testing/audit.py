@@ -39,6 +39,7 @@ from idemgate.core.calls import text
 from idemgate.core.clock import Clock
 from idemgate.core.codec import Codec
 from idemgate.core.keys import Owner, check_name
+from idemgate.core.validation import check_int
 from idemgate.errors import ServerRejected, UnexpectedData
 from idemgate.guard.record import decode_record
 from idemgate.membership.calls import list_members
@@ -89,7 +90,7 @@ def audit(
         ServerRejected: A server rejected a command.
     """
     endpoint, name, clock = _where(store, namespace)
-    made = _Audit(name, clock, most, most_bytes)
+    made = _Audit(name, clock, check_int("most", most), check_int("most_bytes", most_bytes))
     link = SyncLink(endpoint, 5.0)
     try:
         with servers(endpoint) as found:

@@ -36,7 +36,7 @@ def rate_of(given: Rate) -> Fraction:
             raise InvalidArgument("rate", given, "not a rate", fix)
         span = found[2] if found[2][0].isdigit() else f"1{found[2]}"
         rate = Fraction(found[1]) * 1000 / milliseconds(span, "rate")
-    elif isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    elif isinstance(given, bool) or not isinstance(given, int | float) or not -math.inf < given < math.inf:
         raise InvalidArgument("rate", given, "not a rate", fix)
     else:
         rate = Fraction(given)
@@ -201,4 +201,4 @@ def _is_exception(kind: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf

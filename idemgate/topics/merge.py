@@ -64,7 +64,10 @@ class Merge:
         if self.spec["op"] in ("fields", "union") and len(unit) > codec.max_bytes:
             problem = f"takes {len(unit):,} bytes; the limit is {codec.max_bytes:,}"
             raise InvalidArgument(
-                "payload", type(payload), problem, "Store it elsewhere and pass a reference, or raise the limit"
+                "payload",
+                type(payload),
+                problem,
+                f"Store it elsewhere and pass a reference, or raise {codec.limit_name}",
             )
         return unit
 
@@ -249,7 +252,7 @@ def _cap(cap: int) -> int:
 def _number(value: object, name: str, op: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgument(name, value, "not an int or float", f'merge="{op}" needs numbers')
-    if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT):
+    if not -math.inf < value < math.inf or (isinstance(value, int) and abs(value) > EXACT):
         raise InvalidArgument(
             name, value, "not a number that merges exactly", "Use finite numbers, and integers up to 2**53"
         )

@@ -13,7 +13,7 @@ import msgpack
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration, milliseconds
-from idemgate.core.validation import check_int
+from idemgate.core.validation import MOST, check_int
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.limits import Adaptive, Rate, rate_of, share
 from idemgate.topics.merge import Merge, MergeSpec, merge_of, merge_of_spec
@@ -417,8 +417,9 @@ def _ms(value: Duration | None, name: str) -> int | None:
 
 
 def _positive(value: int, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidArgument(name, value, "not a positive whole number", "Use an int of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+        fix = f"Use at most {MOST}" if isinstance(value, int) and value > MOST else "Use an int of at least 1"
+        raise InvalidArgument(name, value, "not a positive whole number", fix)
     return value
 
 

@@ -19,7 +19,7 @@ from idemgate.topics.dead import DeadLetters
 from idemgate.topics.definition import TopicDefinition
 from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
-from idemgate.topics.policy import Policy
+from idemgate.topics.policy import Policy, check_slots
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard, run_plan
 from idemgate.topics.results import ResultWait
@@ -217,6 +217,7 @@ class Topic(BaseTopic):
             InvalidArgument: `forward` has not set a target.
             StoreError: No message could be forwarded.
         """
+        check_count(n)
         to, calls, sent = self.definition.require_forward(), self.open(), 0
         try:
             for slot in self._rotate_slots(calls):
@@ -419,6 +420,7 @@ class Topic(BaseTopic):
             TopicInUse: It is being resharded to another number, or deleted.
             StoreError: The server failed. Call it again.
         """
+        check_slots(self.policy, slots)  # first: a number that cannot be one must not create the topic
         result = run_plan(plan_reshard(self.open(), slots, on_progress), self.definition.context.link.run_all)
         self.definition.set_slots(result.after)
         return result

@@ -18,6 +18,7 @@ from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.dead import AioDeadLetters
 from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
+from idemgate.topics.policy import check_slots
 from idemgate.topics.registry import find_entry
 from idemgate.topics.reshard import (
     DeletedTopic,
@@ -130,6 +131,7 @@ class AioTopic(BaseTopic):
 
     async def forward_once(self, n: int = 1000) -> int:
         """Forward the messages that are due now. See `Topic.forward_once`."""
+        check_count(n)
         to, calls, sent = self.definition.require_forward(), await self.open(), 0
         try:
             for slot in self._rotate_slots(calls):
@@ -234,6 +236,7 @@ class AioTopic(BaseTopic):
         self, slots: int, on_progress: Callable[[ReshardProgress], object] = lambda _: None
     ) -> ReshardResult:
         """Change the number of slots while the topic is in use. See `Topic.reshard`."""
+        check_slots(self.policy, slots)
         plan = plan_reshard(await self.open(), slots, on_progress)
         result = await run_plan_async(plan, self.definition.context.aio_link.run_all)
         self.definition.set_slots(result.after)

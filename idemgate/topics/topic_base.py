@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, outbox, raw
+from idemgate.core.validation import MOST
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import Settlement, TopicCalls, nack_items
 from idemgate.topics.cron import build_recurring
@@ -86,8 +87,10 @@ class BaseTopic:
         """
         if to not in ("list", "stream"):
             raise InvalidArgument("to", to, "neither a list nor a stream", 'Use "list" or "stream"')
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-            raise InvalidArgument("keep", keep, "not a number of entries", "Use 0 for all of them, or an int above it")
+        if not isinstance(keep, int) or isinstance(keep, bool) or not 0 <= keep <= MOST:
+            raise InvalidArgument(
+                "keep", keep, "not a number of entries", f"Use 0 for all of them, or an int up to {MOST}"
+            )
         self.definition.set_forward(Forward(to, None if target is None else raw(target), keep))
 
     def forward_targets(self) -> list[str]:
@@ -185,8 +188,8 @@ def to_deliveries(deliveries: Deliveries) -> list[Delivery[Any]]:
 
 def check_count(n: int) -> None:
     """Raise InvalidArgument unless `n` is an int of at least 0."""
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise InvalidArgument("n", n, "not a number of deliveries", "Pass an int of at least 0")
+    if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= MOST:
+        raise InvalidArgument("n", n, "not a number of deliveries", f"Pass an int from 0 to {MOST}")
 
 
 def match_outcomes(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:

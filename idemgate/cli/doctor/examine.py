@@ -19,6 +19,7 @@ from idemgate.store.durability import DurabilityOption, parse_durability
 from idemgate.store.endpoint import Endpoint
 from idemgate.store.inspection import Server, servers
 from idemgate.store.sync import SyncLink
+from idemgate.store.tls import check_tls_files
 from idemgate.store.url import endpoint_from_url
 
 __all__ = ["Namespace", "Told", "examine_store"]
@@ -46,6 +47,7 @@ class Namespace:
             url = shared_server(url).url
         self.url = url
         self.endpoint: Endpoint = endpoint_from_url(url)
+        check_tls_files(self.endpoint.settings)
 
 
 def examine_store(where: Namespace, *, writes: bool = True) -> list[Told]:

@@ -37,16 +37,24 @@ class Codec:
         max_bytes: the maximum stored bytes, including the version byte.
         max_depth: the maximum nesting of containers, 1 to 128. A tuple or set counts twice.
         max_items: the maximum number of values inside, where keys, values and containers each count.
+        limit_name: the option that sets `max_bytes`, for errors.
     """
 
-    __slots__ = ("_depth", "_small", "max_bytes", "max_depth", "max_items")
+    __slots__ = ("_depth", "_small", "limit_name", "max_bytes", "max_depth", "max_items")
 
-    def __init__(self, max_bytes: int = 262_144, max_depth: int = _MAX_DEPTH, max_items: int = 100_000) -> None:
+    def __init__(
+        self,
+        max_bytes: int = 262_144,
+        max_depth: int = _MAX_DEPTH,
+        max_items: int = 100_000,
+        limit_name: str = "Gate(max_bytes=)",
+    ) -> None:
         if not 1 <= max_depth <= 128:
             raise InvalidArgument(
                 "max_depth", max_depth, "is out of range", "Pass 1 to 128: more would not unpack everywhere"
             )
         self.max_bytes = max_bytes
+        self.limit_name = limit_name
         self.max_depth = max_depth
         self.max_items = max_items
         self._small = min(_SMALL, max_items)
@@ -69,7 +77,7 @@ class Codec:
         if len(body) >= self.max_bytes:
             problem = f"takes {len(body) + 1:,} bytes; the limit is {self.max_bytes:,}"
             raise InvalidArgument(
-                name, type(value), problem, "Store it elsewhere and pass a reference, or raise the limit"
+                name, type(value), problem, f"Store it elsewhere and pass a reference, or raise {self.limit_name}"
             )
         return _VERSION + body
 
@@ -82,7 +90,7 @@ class Codec:
         if data[:1] != _VERSION:
             raise DecodeError(f"it starts with {data[:1]!r}, not with version {_VERSION!r} of this library")
         if len(data) > self.max_bytes:
-            raise DecodeError(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}")
+            raise DecodeError(f"it is {len(data):,} bytes long; the limit is {self.max_bytes:,}, of {self.limit_name}")
         body = data[1:]
         try:
             if len(body) > self._small or not (body[0] in _LONE or looks_plain(body, self._depth)):

@@ -101,7 +101,9 @@ class Webhooks:
         self._https_only = https_only
         self._excerpt = _whole(excerpt)
         self._transport = _transport(transport, allow)
-        attempts = max_attempts or (len(schedule) + 1 if isinstance(schedule, list | tuple) else len(SCHEDULE) + 1)
+        attempts = max_attempts
+        if attempts is None:
+            attempts = (len(schedule) if isinstance(schedule, list | tuple) else len(SCHEDULE)) + 1
         # "first": what was sent first under an id is what goes out, every time.
         self.topic: Topic = gate.topic(
             name, merge="first", backoff=schedule, max_attempts=attempts, dead_retention=retention,
