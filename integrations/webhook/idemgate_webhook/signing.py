@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import re
 import secrets
 import time
@@ -66,13 +67,15 @@ def _key(secret: object) -> bytes:
 
 def sign(secret: Secrets, id: str, timestamp: int, body: bytes) -> str:  # noqa: A002 - what the specification calls it
     """The value of `webhook-signature`: one signature a secret. `timestamp`: of this attempt, seconds since 1970."""
+    if not _is_unambiguous(id):
+        raise InvalidArgument("id", id, "not printable ASCII without full stops", "A full stop separates what is signed")
     content = _content(id.encode(), b"%d" % timestamp, body)
     return " ".join(f"v1,{b64encode(_digest(key, content)).decode()}" for key in secret_bytes(secret))
 
 
 def verify(
     secret: Secrets,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | Mapping[bytes, bytes],
     body: bytes,
     *,
     tolerance: Duration = "5m",
@@ -80,7 +83,7 @@ def verify(
 ) -> str:
     """For the receiving side: returns the webhook's id, the key for `gate.once`, or raises BadSignature.
 
-    - `headers`: all of the request; case does not count. - `body`: the raw bytes as received: parsed and written
+    - `headers`: all of the request, as text or as bytes (ASGI); case does not count. - `body`: the raw bytes as received: parsed and written
       again, they are others.
     - `tolerance`: how old, or how far ahead of this machine's clock, an attempt may be. Within it a copy of a
       request verifies again: that is what the id is for.
@@ -90,13 +93,18 @@ def verify(
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidArgument("body", type(body), "not bytes", "Pass the raw body of the request, before it is parsed")
     keys, allowed = secret_bytes(secret), milliseconds(tolerance, "tolerance", zero=True) / 1000
-    found = {name.lower(): value for name, value in headers.items()}
+    found = {_text(name).lower(): value for name, value in headers.items()}
     id, timestamp, signatures = (_header(found, f"webhook-{part}") for part in ("id", "timestamp", "signature"))  # noqa: A001
     if not _SECONDS.fullmatch(timestamp):
         raise BadSignature("its webhook-timestamp is not a number of seconds")
-    if abs(clock() - int(timestamp)) > allowed:
+    if not _is_unambiguous(id):
+        raise BadSignature("its webhook-id is not printable ASCII without full stops")
+    now = clock()
+    if not -math.inf < now < math.inf:
+        raise InvalidArgument("clock", now, "not a finite number of seconds", "Return seconds since 1970, as time.time")
+    if abs(now - int(timestamp)) > allowed:
         raise BadSignature(f"its webhook-timestamp is more than {allowed:g} s from now")
-    content = _content(id.encode(errors="surrogateescape"), timestamp.encode(), bytes(body))
+    content = _content(id.encode(), timestamp.encode(), bytes(body))
     ours = [_digest(key, content) for key in keys]
     matches = [hmac.compare_digest(one, given) for given in _given(signatures) for one in ours]
     if not any(matches):
@@ -104,10 +112,23 @@ def verify(
     return id
 
 
-def _header(headers: Mapping[str, str], name: str) -> str:
-    if not headers.get(name):
+def _header(headers: Mapping[str, object], name: str) -> str:
+    value = _text(headers.get(name))
+    if not value:
         raise BadSignature(f"it has no {name}")
-    return headers[name]
+    return value
+
+
+def _text(value: object) -> str:
+    """Return a name or value of a header as text. Bytes are Latin-1, as in HTTP; other types have no text."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("latin-1")
+    return value if isinstance(value, str) else ""
+
+
+def _is_unambiguous(id: str) -> bool:  # noqa: A002
+    """Return whether the signature of an id is one of this id only. A full stop could also begin the rest."""
+    return bool(id) and id.isascii() and id.isprintable() and "." not in id
 
 
 def _given(signatures: str) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import json
 import time
 from base64 import b64encode
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -117,3 +118,48 @@ def test_a_secret_that_is_none_is_refused_and_not_shown(secret: str) -> None:
 def test_a_parsed_body_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="raw body"):
         verify(KNOWN, headers(KNOWN, b"{}"), "{}", clock=lambda: AT)  # type: ignore[arg-type]
+
+
+def test_a_signed_request_is_not_valid_under_another_id() -> None:
+    # Given a signed body that begins with a timestamp and a full stop
+    body = b"%d.{}" % AT
+    found = headers(KNOWN, body)
+    assert verify(KNOWN, found, body, clock=lambda: AT) == "msg_1"
+    # When its beginning is moved into the id, the signed bytes are the same
+    moved = found | {"webhook-id": f"msg_1.{AT}"}
+    with pytest.raises(BadSignature, match="without full stops"):
+        verify(KNOWN, moved, b"{}", clock=lambda: AT)
+    with pytest.raises(InvalidArgument, match="full stop"):
+        sign(KNOWN, "msg.1", AT, b"{}")
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["\ud800", "msg\ud800_1", "m\u00fcg", "\u212a", "msg\n1", "msg\x001", "\x1b[31mmsg", "msg\x7f", "."],
+)
+def test_an_id_that_no_sender_uses_is_not_trusted(id: str) -> None:
+    with pytest.raises(BadSignature, match="webhook-id"):
+        verify(KNOWN, headers(KNOWN, b"{}") | {"webhook-id": id}, b"{}", clock=lambda: AT)
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
+def test_headers_may_be_bytes_as_those_of_asgi(wrap: Any) -> None:
+    found = {name.encode(): wrap(value.encode()) for name, value in headers(KNOWN, b"{}").items()}
+    assert verify(KNOWN, found, b"{}", clock=lambda: AT) == "msg_1"
+    with pytest.raises(BadSignature):
+        verify(KNOWN, found | {b"webhook-id": wrap(b"\xff")}, b"{}", clock=lambda: AT)
+    mixed = {name: value.encode() for name, value in headers(KNOWN, b"{}").items()}
+    assert verify(KNOWN, mixed, b"{}", clock=lambda: AT) == "msg_1"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, 5, ["msg_1"], object()])
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_a_header_of_another_type_is_not_trusted(name: str, value: Any) -> None:
+    with pytest.raises(BadSignature, match=f"it has no {name}"):
+        verify(KNOWN, headers(KNOWN, b"{}") | {name: value}, b"{}", clock=lambda: AT)
+
+
+@pytest.mark.parametrize("now", [float("nan"), float("inf"), float("-inf")])
+def test_a_clock_that_tells_no_time_verifies_nothing(now: float) -> None:
+    with pytest.raises(InvalidArgument, match="clock"):
+        verify(KNOWN, headers(KNOWN, b"{}"), b"{}", clock=lambda: now)
