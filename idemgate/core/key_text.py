@@ -11,17 +11,18 @@ from uuid import UUID
 
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["check_encodes", "text_of"]
+__all__ = ["check_encodes", "decimal_text", "text_of"]
 
 _NO_NAME = "A missing key would make all such messages one; refuse the message, or name the work by something it has"
 _KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
 
 
 def text_of(value: object, name: str) -> str:
-    """Return `value` as key text. Two values of one type have the same text only if they are equal.
+    """Return `value` as key text. Two values of one type have the same text if they are equal, and only then.
 
     Types are ignored: 7 and "7" are one key, since JSON and form data write the same number in two ways. bytes are
-    decoded as UTF-8. An Enum counts by its value, an aware datetime by its time in UTC.
+    decoded as UTF-8. An Enum counts by its value, an aware datetime by its time in UTC. A Decimal counts by its value:
+    1, 1.0 and 1.00 are the key "1", and 1.50 is "1.5". Text counts as it is written: "1.50" is another key.
 
     Args:
         value: the value.
@@ -89,7 +90,25 @@ def _bytes_text(value: bytes, name: str) -> str:
 def _decimal_text(value: Decimal, name: str) -> str:
     if not value.is_finite():
         raise InvalidArgument(name, value, "is not a finite number", _KINDS)
-    return str(value)
+    return decimal_text(value)
+
+
+def decimal_text(value: Decimal) -> str:
+    """Return one text for all Decimals that are equal: without zeros at its end, and without an exponent if short."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):  # NaN or infinity
+        return str(value)
+    text = "".join(map(str, digits)).rstrip("0")
+    if not text:
+        return "0"  # also -0, which is equal
+    exponent += len(digits) - len(text)
+    if abs(exponent) <= _LONGEST_EXPONENT:
+        return format(Decimal((sign, tuple(map(int, text)), exponent)), "f")
+    return f"{'-' if sign else ''}{text}E{exponent:+d}"
+
+
+_LONGEST_EXPONENT = 64
+"""A key must not grow with the exponent: Decimal("1E+999999") has a million digits."""
 
 
 def _datetime_text(value: datetime, name: str) -> str:

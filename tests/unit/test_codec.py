@@ -413,7 +413,7 @@ def test_canonical_bytes_are_equal_only_for_equal_values(one: Any, other: Any) -
 
 DISTINCT = [1, 1.0, True, "1", b"1", Decimal(1), [1], (1,), {1}, frozenset({1}), {1: 1}, [[1]], [1, 1],
     None, 0, 0.0, -0.0, False, "",
-            b"", [], (), {}, set(), {"a": 1, "b": 2}, [["a", 1], ["b", 2]], Decimal("1.0"), 2**64, str(2**64),
+            b"", [], (), {}, set(), {"a": 1, "b": 2}, [["a", 1], ["b", 2]], Decimal("1.5"), 2**64, str(2**64),
             date(2024, 1, 1), datetime(2024, 1, 1, tzinfo=UTC), "2024-01-01", timedelta(1), 86_400,
             {"1": 1}, {1.0: 1}, {True: 1},
             UUID(int=1), datetime(2024, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))]  # fmt: skip
@@ -422,6 +422,21 @@ DISTINCT = [1, 1.0, True, "1", b"1", Decimal(1), [1], (1,), {1}, frozenset({1}),
 def test_values_that_differ_in_type_only_differ() -> None:
     assert len({canonical(value) for value in DISTINCT}) == len(DISTINCT)
     assert len({digest(value) for value in DISTINCT}) == len(DISTINCT)
+
+
+EQUAL = [
+    ["1", "1.0", "1.00", "01", "+1", "10E-1"], ["0", "-0", "0.00", "0E+5"], ["1.5", "1.50", "15E-1"],
+    ["100", "1E+2", "1.00E2"], ["-2.5", "-2.50"], ["1E+100", "10E+99"], ["1E-100", "10E-101"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("texts", EQUAL, ids=lambda texts: texts[0])
+def test_equal_decimals_have_one_digest_and_come_back_as_they_were(texts: list[str]) -> None:
+    values = [Decimal(text) for text in texts]
+    assert len({digest(value) for value in values}) == 1
+    assert len({digest({"amount": [value]}) for value in values}) == 1
+    for value in values:
+        assert str(CODEC.decode(CODEC.encode(value))) == str(value)
 
 
 def test_nan_is_nan_whatever_its_bits() -> None:

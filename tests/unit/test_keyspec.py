@@ -185,7 +185,13 @@ class Loud(str):
         (2**70, str(2**70)),
         (b"evt_1", "evt_1"),
         (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
-        (Decimal("1.50"), "1.50"),
+        (Decimal("1.50"), "1.5"),
+        (Decimal("1.00"), "1"),
+        (Decimal("-0.0"), "0"),
+        (Decimal("1E+5"), "100000"),
+        (Decimal("1E-3"), "0.001"),
+        (Decimal("1E+999999"), "1E+999999"),
+        (Decimal("-12E-999"), "-12E-999"),
         (Colour.RED, "red"),
         (Size.SMALL, "1"),
         (Kind.A, "a"),
@@ -197,6 +203,19 @@ class Loud(str):
 def test_what_may_be_part_of_a_key(value: Any, expected: str) -> None:
     assert key("{a}", value) == expected
     assert type(key("{a}", value)) is str
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.decimals(allow_nan=False, allow_infinity=False))
+def test_decimals_are_one_key_exactly_if_they_are_equal(one: Decimal, other: Decimal) -> None:
+    assert (key("{a}", one) == key("{a}", other)) == (one == other)
+    for zeros in range(4):
+        longer = Decimal(f"{one:f}" + ("." if "." not in f"{one:f}" else "") + "0" * zeros)
+        assert key("{a}", longer) == key("{a}", one)
+        assert Decimal(key("{a}", one)) == one
+
+
+def test_a_decimal_is_the_key_of_the_equal_whole_number() -> None:
+    assert key("{a}", Decimal("7.00")) == key("{a}", 7) == key("{a}", "7")
 
 
 def test_an_enum_is_judged_by_its_value() -> None:

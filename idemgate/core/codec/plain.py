@@ -18,6 +18,7 @@ from uuid import UUID
 from msgpack import ExtType, Packer, unpackb
 
 import idemgate.core.codec.limits as wire
+from idemgate.core.key_text import decimal_text
 from idemgate.errors import InvalidArgument
 
 __all__ = ["ValueEncoder", "from_ext", "pack", "unpack"]
@@ -106,6 +107,10 @@ class ValueEncoder:
     def write_float(self, value: float, _outer: Place, _step: object) -> object:
         return _NAN if self.ordered and value != value else value  # noqa: PLR0124 - NaN does
 
+    def write_decimal(self, value: Decimal, _outer: Place, _step: object) -> ExtType:
+        text = decimal_text(value) if self.ordered else str(value)
+        return ExtType(wire.DECIMAL, text.upper().encode())  # the context may write 1e5
+
     def write_list(self, value: list[object], outer: Place, step: object) -> list[object]:
         place = self._enter(value, outer.inside(step))
         return [self.plain(item, place, at) for at, item in enumerate(value)]
@@ -173,9 +178,7 @@ _WRITERS: dict[type, Callable[[ValueEncoder, Any, Place, object], object]] = {
     datetime: ValueEncoder.write_datetime,
     date: lambda _encoder, value, _outer, _step: ExtType(wire.DATE, value.isoformat().encode()),
     timedelta: lambda _encoder, value, _outer, _step: ExtType(wire.TIMEDELTA, _int_bytes(value // _MICROSECOND)),
-    Decimal: lambda _encoder, value, _outer, _step: ExtType(
-        wire.DECIMAL, str(value).upper().encode()
-    ),  # 1e5 by context
+    Decimal: ValueEncoder.write_decimal,
     UUID: lambda _encoder, value, _outer, _step: ExtType(wire.UUID, value.bytes),
 }
 
