@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from idemgate.cli.arguments import add_namespace, add_url, url_of
+from idemgate.core.key_text import printable
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
 from idemgate.topics.registry import StoredTopic
@@ -126,7 +127,7 @@ def _row(topic: StoredTopic) -> Sequence[str]:
     stats = topic.stats
     numbers = (stats.scheduled, stats.ready, stats.waiting, stats.blocked, stats.in_flight, stats.dead)
     due = f"{stats.next_due:%Y-%m-%d %H:%M:%S}Z" if stats.next_due else "-"
-    return (topic.name, str(topic.slots), *map(str, numbers), due, _condition(topic))
+    return (printable(topic.name), str(topic.slots), *map(str, numbers), due, _condition(topic))
 
 
 def _condition(topic: StoredTopic) -> str:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["check_encodes", "decimal_text", "text_of"]
+__all__ = ["check_encodes", "decimal_text", "printable", "text_of"]
 
 _NO_NAME = "A missing key would make all such messages one; refuse the message, or name the work by something it has"
 _KINDS = "Use a str, int, bytes, UUID, Decimal, Enum, date or aware datetime"
@@ -38,6 +38,19 @@ def text_of(value: object, name: str) -> str:
     if kind is int:
         return _int_text(value, name)
     return _other_text(value, name)
+
+
+def printable(text: str) -> str:
+    """Return text with each character that a terminal would act on as an escape, such as \\x1b. Line ends stay.
+
+    Names in a store may come from anyone. Control characters, and those that change the direction of text, could hide
+    or forge what a command prints.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def check_encodes(key: str, name: str) -> str:

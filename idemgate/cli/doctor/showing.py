@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from idemgate.audit.findings import Finding, Report
 from idemgate.audit.server import Check
 from idemgate.cli.doctor.examine import Namespace, Told
+from idemgate.core.key_text import printable
 
 __all__ = ["as_json", "as_text", "show"]
 
@@ -47,7 +48,7 @@ def _finding(one: Finding) -> dict[str, str]:
 
 def show(where: Namespace, checks: list[Told], report: Report | None) -> None:
     """On the standard output."""
-    lines = list(_lines(where, checks, report))
+    lines = [(style, _safe(text)) for style, text in _lines(where, checks, report)]
     if sys.stdout.isatty() and find_spec("rich") is not None:
         from rich.console import Console
         from rich.text import Text
@@ -61,7 +62,13 @@ def show(where: Namespace, checks: list[Told], report: Report | None) -> None:
 
 def as_text(where: Namespace, checks: list[Told], report: Report | None) -> str:
     """The whole of it, plain."""
-    return "\n".join(text for _, text in _lines(where, checks, report))
+    return "\n".join(_safe(text) for _, text in _lines(where, checks, report))
+
+
+def _safe(text: str) -> str:
+    """Return a line that no name in the store can change or end. Only the layout begins a line with a line end."""
+    rest = text.removeprefix("\n")
+    return text[: len(text) - len(rest)] + printable(rest).replace("\n", "\\n")
 
 
 def _lines(where: Namespace, checks: list[Told], report: Report | None) -> Iterator[Line]:
