@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["MOST", "check_function", "check_int", "check_iterable", "is_async", "type_hints"]
+__all__ = ["MOST", "check_blocking", "check_function", "check_int", "check_iterable", "is_async", "type_hints"]
 
 T = TypeVar("T")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -64,6 +64,14 @@ def is_async(func: object) -> bool:
     True for an `async def`, a partial of one, and an object with an async `__call__`.
     """
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(type(func), "__call__", None))  # noqa: B004
+
+
+def check_blocking(func: object, name: str, fix: str) -> None:
+    """Check that `func` is a plain function, whose body runs when it is called. Raises InvalidArgument."""
+    code = getattr(func, "__code__", None)
+    if (code is None or code.co_flags & inspect.CO_COROUTINE) and is_async(func):
+        raise InvalidArgument(name, getattr(func, "__qualname__", func), "a coroutine function", fix)
+    check_function(func, name)
 
 
 def check_function(func: object, name: str = "function") -> None:

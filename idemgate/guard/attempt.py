@@ -337,8 +337,12 @@ class ClaimAttempt:
         return self._build_completion() if policy == "store" else self.build_release()
 
     def decide_failure(self, error: BaseException) -> OnError:
-        """Apply `on_error` to an exception of the work, and encode the failure if it is to be stored."""
+        """Apply `on_error` to an exception of the work, and encode the failure if it is to be stored.
+
+        If `on_error` raises or returns an unknown choice, raise that. The claim is kept, because nothing releases it.
+        """
         policy = self.options.on_error
+        self.kept = True
         if not isinstance(error, Exception):
             policy = "release"
         elif callable(policy):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from time import monotonic
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.calls import Call
@@ -20,6 +21,7 @@ from idemgate.errors import (
     AlreadyDone,
     AlreadyInProgress,
     DecodeError,
+    InvalidArgument,
     MissingKey,
     NotDurable,
     ResultUnavailable,
@@ -39,10 +41,24 @@ if TYPE_CHECKING:
     import tenacity
 
 
-__all__ = ["COUNTER_NAMES", "Driver", "to_async"]
+__all__ = ["COUNTER_NAMES", "Driver", "call_blocking", "to_async"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
+
+
+def call_blocking(work: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    """Call the work and return its result.
+
+    Raise InvalidArgument for a coroutine: none of it has run, so the key must not become done.
+    """
+    result = work(*args, **kwargs)
+    if result.__class__ is CoroutineType:
+        coroutine = cast("CoroutineType[Any, Any, Any]", result)
+        coroutine.close()
+        fix = "Decorate or pass the coroutine function itself, or write `async def`"
+        raise InvalidArgument("function", coroutine.__qualname__, "a plain function returned its coroutine", fix)
+    return result
 
 
 class Driver:
@@ -90,7 +106,7 @@ class Driver:
         if (verdict := self._judge_without_key(error)) is not None:
             return verdict
         try:
-            return judge_unguarded(wrapped(*args, **kwargs))
+            return judge_unguarded(call_blocking(wrapped, args, kwargs))
         except Exception as failure:  # noqa: BLE001 - the verdict has it
             return judge_unguarded(None, failure)
 
@@ -134,10 +150,10 @@ class Driver:
         attempt.ran = True
         if duplicate is not None or not guarded or self.options.at_most_once:
             with self.hold_without_lease(attempt, guarded or duplicate is not None):
-                return work(*args, **kwargs)
+                return call_blocking(work, args, kwargs)
         with self.start_heartbeat(attempt) as heartbeat:
             try:
-                result = work(*args, **kwargs)
+                result = call_blocking(work, args, kwargs)
             except BaseException as error:
                 heartbeat.end_work()
                 failed = attempt.build_failure(error)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from idemgate.core.codec import digest
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
-from idemgate.core.validation import check_function, is_async
+from idemgate.core.scopes import qualified_name
+from idemgate.core.validation import check_blocking, check_function, is_async
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.attempt import ClaimAttempt
@@ -35,12 +36,11 @@ class _BaseGuard:
         """The scope of the keys."""
         return self._driver.options.scope
 
-    def _build_attempt(self, key: Key | None, fingerprint: object, wait: Duration | None) -> ClaimAttempt:
+    def _build_attempt(self, key: Key | None, fingerprint: object, wait_ms: int | None) -> ClaimAttempt:
         driver = self._driver
         packed = b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
         attempt = ClaimAttempt(driver.options, driver.claims, key, packed)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        if wait is not None:
-            attempt.wait = milliseconds(wait, "wait", zero=True)
+        attempt.wait = attempt.wait if wait_ms is None else wait_ms
         return attempt
 
 
@@ -79,16 +79,17 @@ class Guard(_BaseGuard):
             The verdict. Errors of the handler, of the key and of the store are its `error`.
 
         Raises:
-            InvalidArgument: `keep` is a coroutine function, or `handler` is no function or ends before its work.
-            KeyboardInterrupt, SystemExit: the handler raised it; the claim was released.
+            InvalidArgument: `handler` or `keep` is no plain function, or `wait` no duration. Nothing was sent.
+            BaseException: the handler raised an exception that is no Exception, such as KeyboardInterrupt, SystemExit
+                or one of another library. The claim was released, whatever `on_error` says.
         """
-        check_function(handler, "handler")
+        check_blocking(handler, "handler", _USE_AIO)
         if keep is not None:
-            if is_async(keep):
-                raise InvalidArgument("keep", keep, "a coroutine function", "Pass a plain function, or use guard.aio")
+            check_blocking(keep, "keep", _USE_AIO)
             handler = functools.partial(self._keep_and_run, keep, handler)
+        wait_ms = _parse_wait(wait)
         try:
-            attempt = self._build_attempt(key, fingerprint, wait)
+            attempt = self._build_attempt(key, fingerprint, wait_ms)
         except MissingKey as error:
             return self._driver.run_without_key(error, handler, message, {})
         except InvalidArgument as error:
@@ -111,10 +112,11 @@ class Guard(_BaseGuard):
             handler: the function to run, `handler(message)`.
 
         Raises:
-            InvalidArgument: `messages` holds something else. Nothing was sent.
-            KeyboardInterrupt, SystemExit: the handler raised it. Finished messages are completed, the others released.
+            InvalidArgument: `messages` holds something else, or `handler` is no plain function. Nothing was sent.
+            BaseException: the handler raised an exception that is no Exception, such as KeyboardInterrupt. Finished
+                messages are completed, the others released.
         """
-        check_function(handler, "handler")
+        check_blocking(handler, "handler", _USE_AIO)
         return run_many(self._driver, messages, handler, self.run)
 
     def _keep_and_run(self, keep: Callable[[float], object], handler: Callable[..., R], *message: Any) -> R:
@@ -137,13 +139,16 @@ class AioGuard(_BaseGuard):
         """Run an async handler once per key; see `Guard.run`.
 
         `keep` may be a coroutine function, which runs in a task; a plain function runs in a thread. If the caller is
-        cancelled, the claim is released and CancelledError is raised.
+        cancelled, the claim is released and CancelledError is raised. A handler that returns no awaitable has run: its
+        message is "rejected", so that the effect is not repeated.
         """
-        check_function(handler, "handler")
+        handler = _check_async(handler)
         if keep is not None:
+            check_function(keep, "keep")
             handler = functools.partial(self._keep_and_run, keep, handler)
+        wait_ms = _parse_wait(wait)
         try:
-            attempt = self._build_attempt(key, fingerprint, wait)
+            attempt = self._build_attempt(key, fingerprint, wait_ms)
         except MissingKey as error:
             return await self._driver.run_without_key_async(error, handler, message, {})
         except InvalidArgument as error:
@@ -160,9 +165,33 @@ class AioGuard(_BaseGuard):
             handler: the coroutine function to run.
             concurrency: the most handlers at once. 1 keeps the order.
         """
-        check_function(handler, "handler")
-        return await run_many_async(self._driver, messages, handler, concurrency, self.run)
+        return await run_many_async(self._driver, messages, _check_async(handler), concurrency, self.run)
 
     async def _keep_and_run(self, keep: Keep, handler: Callable[..., Awaitable[R]], *message: Any) -> R:
         async with keep_message_async(keep, self._lease, self._driver.context.counters):
             return await handler(*message)
+
+
+_USE_AIO = "Pass a plain function, or use guard.aio"
+
+
+def _parse_wait(wait: Duration | None) -> int | None:
+    """Return the wait in ms. Raise InvalidArgument."""
+    return None if wait is None else milliseconds(wait, "wait", zero=True)
+
+
+def _check_async(handler: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
+    """Return an async handler, which raises InvalidArgument if it turns out that it is none. A lambda may be one."""
+    check_function(handler, "handler")
+    if is_async(handler):
+        return handler
+    return functools.partial(_await_result, handler)
+
+
+async def _await_result(handler: Callable[..., Awaitable[R]], *message: Any) -> R:
+    returned = handler(*message)
+    if not hasattr(returned, "__await__"):
+        problem = f"returned {type(returned).__name__}, which is not awaitable"
+        fix = "Pass a coroutine function, or use guard.run"
+        raise InvalidArgument("handler", qualified_name(handler), problem, fix)
+    return await returned

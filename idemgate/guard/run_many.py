@@ -16,7 +16,7 @@ from idemgate.errors import IdemgateError, InvalidArgument, StoreError
 from idemgate.guard.acquire import Outcome, acquire_many, acquire_many_async
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, WaitForOwner, build_release_calls
 from idemgate.guard.current import use_execution
-from idemgate.guard.driver import Driver, to_async
+from idemgate.guard.driver import Driver, call_blocking, to_async
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.guard.judge import judge
 
@@ -145,7 +145,7 @@ class _Batch(Generic[T, R]):
             return run.attempt.decide_failure(error)
         except Exception as invalid:  # noqa: BLE001 - `on_error` raised; the other messages must still be completed
             self.results[run.position] = None, invalid
-            return "release"
+            return "keep"
 
     def record_ends(self, attempts: Sequence[ClaimAttempt], outcomes: Sequence[bool | StoreError]) -> None:
         """Record the replies to the ends."""
@@ -178,7 +178,7 @@ def run_many(
             work = functools.partial(driver.retry.copy(), handler) if driver.retry else handler
             try:
                 with batch.running(one):
-                    batch.results[one.position] = work(one.message), None
+                    batch.results[one.position] = call_blocking(work, (one.message,), {}), None
             except Exception as error:  # noqa: BLE001 - the verdict has it
                 batch.results[one.position] = None, error
     finally:

@@ -1,4 +1,4 @@
-"""Checks of TLS settings. Without them a setting that cannot work fails a connection, and the error blames the server."""
+"""Checks of TLS settings. Without them, an unusable setting fails a connection with an error that blames the server."""
 
 from __future__ import annotations
 

@@ -126,7 +126,8 @@ def canonical(value: object, name: str = "value") -> bytes:
     """Return bytes that are equal only for equal values of the same types, for fingerprints and set members.
 
     The order of dicts and sets is ignored. 1, 1.0 and True differ, as do a list and a tuple. The same time in two
-    zones differs too. Equal Decimals have equal bytes: 1.0 and 1.00. A model equals the dict of its fields. There is no size limit.
+    zones differs too. Equal Decimals have equal bytes: 1.0 and 1.00. A model equals the dict of its fields. There is no
+    size limit.
 
     Raises:
         InvalidArgument: a type is not supported, as for `Codec.encode`.

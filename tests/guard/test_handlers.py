@@ -1,0 +1,133 @@
+"""What `gate.guard` refuses as a handler: a function whose body does not run when it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from idemgate import Gate, InvalidArgument
+
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+async def handle_async(message: str) -> str:
+    ran.append(message)
+    return message
+
+
+def handle(message: str) -> str:
+    ran.append(message)
+    return message
+
+
+def generate(message: str) -> Iterator[str]:
+    ran.append(message)
+    yield message
+
+
+class AsyncHandler:
+    async def __call__(self, message: str) -> None:
+        ran.append(message)
+
+
+class Holder:
+    async def handle(self, message: str) -> None:
+        ran.append(message)
+
+
+NOT_BLOCKING: list[Any] = [
+    handle_async, functools.partial(handle_async), AsyncHandler(), Holder().handle, generate, None, "handle",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("handler", NOT_BLOCKING)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_blocking_guard_refuses_a_handler_that_would_not_run(gate: Gate, handler: Any, many: bool) -> None:
+    guard = gate.guard("orders")
+    # When it is passed a handler whose call runs nothing
+    with pytest.raises(InvalidArgument, match=r"handler|function"):
+        guard.run_many([("k", "m")], handler) if many else guard.run("k", handler, "m")
+    # Then the key is not done, and the right handler runs
+    assert gate.inspect("k", scope="orders").state == "absent"
+    assert guard.run("k", handle, "m").outcome == "handled"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_handler_that_returns_its_coroutine_does_not_make_the_key_done(gate: Gate, many: bool) -> None:
+    guard = gate.guard("orders")
+    # When a lambda hides a coroutine function
+    hidden: Callable[[str], Any] = lambda message: handle_async(message)  # noqa: E731
+    verdict = guard.run_many([("k", "m")], hidden)[0] if many else guard.run("k", hidden, "m")
+    # Then the message is rejected, and its key is free
+    assert (verdict.outcome, type(verdict.error), ran) == ("rejected", InvalidArgument, [])
+    assert gate.inspect("k", scope="orders").state == "released"
+
+
+def test_a_guarded_function_that_returns_a_coroutine_does_not_make_the_key_done(gate: Gate) -> None:
+    @gate.once(key="{message}", scope="orders")
+    def hidden(message: str) -> Any:
+        return handle_async(message)
+
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="returned its coroutine"):
+            hidden("k")
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_async_guard_rejects_a_plain_function_after_one_run(gate: Gate, many: bool) -> None:
+    guard = gate.guard("orders").aio
+    plain: Any = handle
+    verdict = (await guard.run_many([("k", "m")], plain))[0] if many else await guard.run("k", plain, "m")
+    assert (verdict.outcome, ran) == ("rejected", ["m"])
+    assert "not awaitable" in str(verdict.error)
+
+
+async def test_an_async_guard_accepts_every_function_that_returns_an_awaitable(gate: Gate) -> None:
+    guard = gate.guard("orders").aio
+    accepted: list[Any] = [
+        handle_async, lambda message: handle_async(message), AsyncHandler(), functools.partial(handle_async),
+        lambda message: asyncio.ensure_future(handle_async(message)),
+    ]  # fmt: skip
+    for number, handler in enumerate(accepted):
+        assert (await guard.run(f"k{number}", handler, "m")).outcome == "handled"
+    assert ran == ["m"] * len(accepted)
+
+
+@pytest.mark.parametrize("options", [{"wait": "soon"}, {"keep": 5}, {"keep": handle_async}])
+def test_an_invalid_option_of_a_run_is_raised_and_is_no_verdict(gate: Gate, options: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        gate.guard("orders").run("k", handle, "m", **options)
+    assert ran == []
+
+
+@pytest.mark.parametrize("options", [{"wait": "soon"}, {"keep": 5}])
+async def test_an_invalid_option_of_an_async_run_is_raised_and_is_no_verdict(gate: Gate, options: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        await gate.guard("orders").aio.run("k", handle_async, "m", **options)
+    assert ran == []
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("policy", [lambda _error: 1 / 0, lambda _error: "again"])
+async def test_a_failing_on_error_keeps_the_key_until_its_lease_ends(face: Any, policy: Any, many: bool) -> None:
+    # Given a policy that raises, or that returns an unknown choice
+    guard = face.guard("orders", on_error=policy, lease="7s")
+
+    def fail(message: str) -> None:
+        raise ValueError(message)
+
+    # When the handler fails
+    verdict = (await guard.run_many([("k", "m")], fail))[0] if many else await guard.run("k", fail, "m")
+    # Then the verdict has the error of the policy and the time for which the key stays blocked
+    assert isinstance(verdict.error, ZeroDivisionError | InvalidArgument)
+    assert (await face.inspect("k", scope="orders")).state == "in_progress"
+    assert verdict.retry_after == 7
