@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from idemgate.core.durations import Duration
 from idemgate.core.validation import is_async
@@ -44,10 +45,11 @@ class SubscriberMethods:
             subscriber: an object with the method `run` of `idemgate.types.Subscriber`.
 
         Raises:
-            InvalidArgument: it has no coroutine function `run`.
+            InvalidArgument: it has no coroutine function `run` with these arguments.
         """
-        if not is_async(getattr(subscriber, "run", None)):
-            fix = "Pass an object with `async def run(self, stop, *, grace, ready)`"
+        run = getattr(subscriber, "run", None)
+        if not is_async(run) or not _accepts_stop(run):
+            fix = "Pass an object with `async def run(self, stop, *, grace=30.0, ready=None)`"
             raise InvalidArgument("subscriber", subscriber, "not a subscriber", fix)
         self.subscribers.append(subscriber)
 
@@ -249,3 +251,12 @@ class SubscriberMethods:
         )  # fmt: skip
         self.subscribers.append(expiry)
         return expiry
+
+
+def _accepts_stop(run: Any) -> bool:
+    """Return True if the method can be called as `Subscriber.run`."""
+    try:
+        inspect.signature(run).bind(None, grace=0.0, ready=None)
+    except TypeError:
+        return False
+    return True

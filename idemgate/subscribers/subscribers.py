@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Protocol, Self
 
 from idemgate.core.durations import Duration, milliseconds
@@ -14,18 +16,22 @@ from idemgate.store.shielded import finish_despite_cancel
 __all__ = ["Subscriber", "Subscribers"]
 
 log = logging.getLogger("idemgate.subscriber")
+OVERTIME = 2.0
+"""Seconds after the grace time for the last read of a subscriber and for its acknowledgements."""
 
 
 class Subscriber(Protocol):
-    """A subscriber, as created by `Gate.subscribe`, `Gate.stream`, `Gate.list` and `Gate.on_expired`."""
+    """A consumer loop: one of `Gate.subscribe`, `Gate.stream`, `Gate.list`, `Gate.on_expired`, or one of your own."""
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0, ready: Callable[[], None] | None = None) -> None:
         """Listen until `stop` is set, then let running callbacks finish. It may run again, and in several event loops.
 
         Args:
-            stop: Event that stops the subscriber.
+            stop: Event that stops the subscriber. One that still runs two seconds after `grace` is cancelled. A second
+                signal to `gate.run()` cancels it at once.
             grace: Seconds for running callbacks after the stop.
-            ready: Callback, called once when the subscriber listens or has found the store unavailable.
+            ready: Callback, to call when the subscriber listens or has found the store unavailable. None: nothing
+                waits for it. `async with gate.aio.subscribers()` enters when each subscriber has called it.
         """
         ...
 
@@ -34,14 +40,16 @@ class Subscribers:
     """The runner of a gate's subscribers: `async with gate.aio.subscribers(): ...`, or `await subscribers.run(stop)`.
 
     Entering returns when each subscriber listens, or has found the store unavailable and retries. Leaving stops them:
-    they read no new messages, and running callbacks may finish within `grace`. A permanent error of one subscriber
-    stops all of them and is raised, such as ServerRejected for a key that is no stream.
+    they read no new messages, and running callbacks may finish within `grace`. One that ignores the stop is cancelled
+    after that. A permanent error of one subscriber stops all of them and is raised, such as ServerRejected for a key
+    that is no stream.
     """
 
     def __init__(self, subscribers: Sequence[Subscriber], grace: Duration = "30s") -> None:
         self._subscribers = subscribers
         self._grace = milliseconds(grace, "grace", zero=True) / 1000
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event | None = None, *, ready: asyncio.Event | None = None) -> None:
@@ -57,24 +65,63 @@ class Subscribers:
                 "subscribers",
                 [],
                 "there are none",
-                "Register some with gate.subscribe(...), gate.stream(...), gate.list(...) or gate.on_expired(...)",
+                "Register some with gate.subscribe(...), gate.stream(...), gate.list(...), gate.on_expired(...) or "
+                "gate.add_subscriber(...)",
             )
         stop = asyncio.Event() if stop is None else stop
-        waiting = len(subscribers)
+        waiting = set(range(len(subscribers)))
 
-        def count_ready() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting == 0 and ready is not None:
+        def mark_ready(number: int) -> None:
+            waiting.discard(number)
+            if not waiting and ready is not None:
                 ready.set()
 
-        await _wait_for_all(
-            [
-                asyncio.ensure_future(subscriber.run(stop, grace=self._grace, ready=count_ready))
-                for subscriber in subscribers
-            ],
-            stop,
-        )
+        tasks: dict[asyncio.Task[None], Subscriber] = {}
+        for number, subscriber in enumerate(subscribers):
+            mark = functools.partial(mark_ready, number)
+            task = asyncio.ensure_future(subscriber.run(stop, grace=self._grace, ready=mark))
+            task.add_done_callback(functools.partial(_mark_ended, mark))
+            tasks[task] = subscriber
+        await self._wait_for_all(tasks, stop)
+
+    def hurry(self) -> None:
+        """End the grace time: cancel the subscribers that still run after the stop."""
+        self._hurry.set()
+
+    async def _wait_for_all(self, tasks: Mapping[asyncio.Task[None], Subscriber], stop: asyncio.Event) -> None:
+        """Wait for all tasks. If one fails, stop the others and raise its error."""
+        running, stopped = set(tasks), asyncio.ensure_future(stop.wait())
+        try:
+            while running and not stop.is_set():
+                await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in running if task.done()]:
+                    running.discard(task)
+                    _report_end(task, tasks[task], stop)
+            await self._finish(running, tasks)
+        finally:
+            stopped.cancel()
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
+                raise end
+
+    async def _finish(self, running: set[asyncio.Task[None]], tasks: Mapping[asyncio.Task[None], Subscriber]) -> None:
+        """Wait for tasks after the stop. Cancel those that still run after the grace time, or after `hurry`."""
+        hurried, end = asyncio.ensure_future(self._hurry.wait()), monotonic() + self._grace + OVERTIME
+        try:
+            while running and not hurried.done() and (left := end - monotonic()) > 0:
+                await asyncio.wait({hurried, *running}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                running = {task for task in running if not task.done()}
+        finally:
+            hurried.cancel()
+        for task in running:
+            name = repr(tasks[task])
+            log.error("subscriber.cut_short subscriber=%s", name, extra={"subscriber": name})
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
@@ -100,20 +147,19 @@ class Subscribers:
             await self._task
 
 
-async def _wait_for_all(tasks: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None:
-    """Wait for all tasks. If one fails, stop the others and raise its error."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if not task.cancelled() and task.exception() is not None:
-                # Logged now; raised only after the others have stopped.
-                log.error("subscriber.ended", exc_info=task.exception())
+def _mark_ended(mark_ready: Callable[[], None], task: asyncio.Task[None]) -> None:
+    """Count a subscriber that returned as ready. The error of one that failed is raised instead."""
+    if not task.cancelled() and task.exception() is None:
+        mark_ready()
+
+
+def _report_end(task: asyncio.Task[None], subscriber: Subscriber, stop: asyncio.Event) -> None:
+    """Log the end of a subscriber before the stop. A failure stops the others; it is raised when they have ended."""
+    error = None if task.cancelled() else task.exception()
+    if error is None and stop.is_set():
+        return
+    name = repr(subscriber)
+    level = logging.WARNING if error is None else logging.ERROR
+    log.log(level, "subscriber.ended subscriber=%s", name, exc_info=error, extra={"subscriber": name})
+    if error is not None:
         stop.set()
-        await asyncio.wait(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-    for end in ends:
-        if isinstance(end, BaseException):
-            raise end

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
-from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.durations import Duration
 from idemgate.errors import InvalidArgument
-from idemgate.subscribers.subscribers import Subscriber
+from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption
 from idemgate.worker.worker import HasTopics, Worker
 
@@ -62,25 +62,36 @@ async def _run(
     worker = None
     if worked or topics:
         worker = Worker(gate, topics, concurrency=concurrency, prefetch=prefetch, grace=grace, membership=membership)
+    subscribers = Subscribers(gate.subscribers, grace) if gate.subscribers else None
     stop = asyncio.Event()
-    _stop_on_signals(stop, worker)
+    _stop_on_signals(stop, worker, subscribers)
+    runs = [runner.run(stop) for runner in (worker, subscribers) if runner is not None]
     try:
-        async with asyncio.TaskGroup() as group:
-            if worker is not None:
-                group.create_task(worker.run(stop))
-            for subscriber in gate.subscribers:
-                group.create_task(subscriber.run(stop, grace=milliseconds(grace, "grace", zero=True) / 1000))
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None  # the cause; the others were stopped because of it
+        ends = await asyncio.gather(*(_stop_on_failure(run, stop) for run in runs), return_exceptions=True)
     finally:
         await gate.context.close_aio()
         gate.context.close()
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
 
 
-def _stop_on_signals(stop: asyncio.Event, worker: Worker | None) -> None:
+async def _stop_on_failure(run: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Run the worker or the subscribers. A failure of one lets the other finish within its grace time."""
+    try:
+        await run
+    except BaseException:
+        stop.set()
+        raise
+
+
+def _stop_on_signals(stop: asyncio.Event, worker: Worker | None, subscribers: Subscribers | None) -> None:
     def request_stop() -> None:
-        if stop.is_set() and worker is not None:
-            worker.stop()
+        if stop.is_set():
+            if worker is not None:
+                worker.stop()
+            if subscribers is not None:
+                subscribers.hurry()
         stop.set()
 
     loop = asyncio.get_running_loop()
