@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from idemgate.core.key_template import compile_key
+from idemgate.core.validation import check_callable
 from idemgate.errors import InvalidArgument
-from idemgate.guard.callback import OnFailure, wrap_callback
+from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
 from idemgate.guard.guard import Guard
 from idemgate.guard.options import GuardOptions, build_driver, check_choice, decorate, once_options, split_bare
 from idemgate.store.context import Context
@@ -161,7 +162,8 @@ class GuardMethods:
         *,
         scope: str | None = None,
         fingerprint: Sequence[str] | Callable[..., object] | None = None,
-        on_failure: OnFailure = "raise",
+        on_verdict: OnVerdict | None = None,
+        on_failure: OnFailure | None = None,
         **options: Unpack[GuardOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         """Guard a callback of another library, such as a handler of redis-py Pub/Sub, paho or pika.
@@ -172,8 +174,12 @@ class GuardMethods:
 
         Args:
             key, scope, fingerprint: see `once`.
+            on_verdict: a function that settles the message where the library leaves that to you:
+                `on_verdict(verdict, *args, **kwargs)` with the arguments of the callback, in its thread. Act on
+                `verdict.action`: "ack", "retry" or "reject". It is called once for each message, before an error is
+                raised or logged. An async callback may have an async one. Its own errors are raised.
             on_failure: an error of your own function: "raise" it, or "log" it (`callback.failed`). Errors of the key
-                and of the store are logged.
+                and of the store are logged. None: "raise", or "log" with `on_verdict`.
             **options: the options of `once`.
 
         Returns:
@@ -182,11 +188,14 @@ class GuardMethods:
         Raises:
             InvalidArgument: an option is invalid.
         """
-        check_choice("on_failure", on_failure, OnFailure)
+        failure = on_failure if on_failure is not None else "raise" if on_verdict is None else "log"
+        check_choice("on_failure", failure, OnFailure)
+        if on_verdict is not None:
+            check_callable("on_verdict", on_verdict)
         checked = once_options(self.context.codec, "callback", scope, options)
 
         def guard(func: Callable[P, R]) -> Callable[P, R | None]:
             guarded = decorate(self.context, checked, func, key, fingerprint, options)
-            return wrap_callback(guarded, self.context.counters, on_failure)
+            return wrap_callback(guarded, self.context.counters, failure, on_verdict)
 
         return guard

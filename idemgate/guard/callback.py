@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from idemgate.core.counters import Counters
 from idemgate.core.scopes import qualified_name
 from idemgate.core.validation import is_async
 from idemgate.core.verdict import Verdict
+from idemgate.errors import InvalidArgument
 from idemgate.guard.decorator import build_judge, build_judge_async
 
-__all__ = ["OnFailure", "wrap_callback"]
+__all__ = ["OnFailure", "OnVerdict", "wrap_callback"]
 
 log = logging.getLogger("idemgate.once")
 OnFailure = Literal["raise", "log"]
+OnVerdict = Callable[..., object]
+"""A function that gets the `Verdict` and the arguments of the callback, and settles the message."""
 
 
-def wrap_callback(guarded: Callable[..., Any], counters: Counters, on_failure: OnFailure) -> Callable[..., Any]:
+def wrap_callback(
+    guarded: Callable[..., Any], counters: Counters, on_failure: OnFailure, on_verdict: OnVerdict | None
+) -> Callable[..., Any]:
     """Return a callback that calls a guarded function, and raises none of the guard's errors."""
     name = qualified_name(guarded)
 
-    def settle(verdict: Verdict[Any]) -> Any:
-        """Count the verdict. Return the value of the call, or raise or log its error."""
-        counters.add(f"callback.{verdict.outcome}")
+    def finish(verdict: Verdict[Any]) -> Any:
+        """Return the value of the call, or raise or log its error."""
         error = verdict.error
         if error is None or verdict.outcome in ("handled", "duplicate", "in_progress"):
             return verdict.value
@@ -40,13 +44,31 @@ def wrap_callback(guarded: Callable[..., Any], counters: Counters, on_failure: O
 
         @functools.wraps(guarded)
         async def callback_async(*args: Any, **kwargs: Any) -> Any:
-            return settle(await judge_async(*args, **kwargs))
+            verdict = await judge_async(*args, **kwargs)
+            counters.add(f"callback.{verdict.outcome}")
+            if on_verdict is not None:
+                settled = on_verdict(verdict, *args, **kwargs)
+                if isinstance(settled, Awaitable):
+                    await settled
+            return finish(verdict)
 
         return callback_async
+    _check_blocking_settlement(on_verdict)
     judge = build_judge(guarded)
 
     @functools.wraps(guarded)
     def callback(*args: Any, **kwargs: Any) -> Any:
-        return settle(judge(*args, **kwargs))
+        verdict = judge(*args, **kwargs)
+        counters.add(f"callback.{verdict.outcome}")
+        if on_verdict is not None:
+            on_verdict(verdict, *args, **kwargs)
+        return finish(verdict)
 
     return callback
+
+
+def _check_blocking_settlement(on_verdict: OnVerdict | None) -> None:
+    """Raise InvalidArgument for an async `on_verdict`: a blocking callback could not await it."""
+    if on_verdict is not None and is_async(on_verdict):
+        fix = "Pass a plain function, or decorate an async one"
+        raise InvalidArgument("on_verdict", qualified_name(on_verdict), "async, and the callback is not", fix)

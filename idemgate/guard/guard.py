@@ -80,8 +80,8 @@ class Guard(_BaseGuard):
 
         Raises:
             InvalidArgument: `handler` or `keep` is no plain function, or `wait` no duration. Nothing was sent.
-            BaseException: the handler raised an exception that is no Exception, such as KeyboardInterrupt, SystemExit
-                or one of another library. The claim was released, whatever `on_error` says.
+            BaseException: the handler raised an exception that is no Exception: KeyboardInterrupt, SystemExit or one
+                of another library. The claim was released. `on_error` does not apply.
         """
         check_blocking(handler, "handler", _USE_AIO)
         if keep is not None:
