@@ -85,7 +85,8 @@ class GuardMethods:
                 its fields and rebuilt from the return annotation. Of a union the first member that fits the fields is
                 used, so `dict | Order` replays a dict. Without an annotation it is replayed as a dict.
             on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
-                at most `wait`.
+                at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
+                other owner may still fail.
             on_error: "release" (the next caller may run), "keep" (not before the lease ends) or "store" (duplicates
                 get ReplayedFailure), or a callable from the exception to one of these. Cancellation,
                 KeyboardInterrupt and SystemExit always release.

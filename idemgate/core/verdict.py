@@ -76,10 +76,8 @@ class Verdict(NamedTuple, Generic[R]):
     def action(self) -> Action:
         """The way to settle the message: "ack", "retry" (redeliver it) or "reject" (dead-letter it).
 
-        A message in progress is acknowledged if the option `on_in_progress="skip"` drops it.
+        A message in progress is retried, also with `on_in_progress="skip"`, because the other owner may still fail.
         """
-        if self.outcome == "in_progress" and self.error is None:
-            return "ack"
         return _ACTIONS[self.outcome]
 
     def delay(self, default: float) -> float:

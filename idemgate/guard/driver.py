@@ -403,7 +403,7 @@ class Driver:
         state = self.local.claim(attempt.record[0])
         if state == "started":
             return None
-        attempt.entry = Entry("done" if state == "done" else "in_progress")
+        attempt.entry = Entry("done" if state == "done" else "in_progress", left_ms=self.options.lease)
         return self._local_answer(key, state)
 
     def _local_answer(self, key: str, state: str) -> DuplicateResult:

@@ -23,7 +23,7 @@ def choose_settlement(
 ) -> Settlement:
     """Choose how to settle a delivery after its handler ended.
 
-    - Handled, or done before: acknowledge. So is a message in progress that the option "skip" drops.
+    - Handled, or done before: acknowledge.
     - Rejected, or an unreadable message: bury.
     - In progress, lease of the guard lost, or store unavailable before the handler ran: defer; this does not count as
       an attempt.
@@ -42,11 +42,11 @@ def choose_settlement(
         return Settlement("ack", delivery)
     if outcome == "lost":
         return Settlement("defer", delivery, delay=_LOST_DELAY)
+    if outcome == "in_progress":
+        return Settlement("defer", delivery, delay=max(1, round((verdict.retry_after or 0) * 1000)))
     assert error is not None, "the other verdicts have an error"
     if outcome == "rejected" or attempt_number(delivery) is None:
         return Settlement("bury", delivery, failure=last_line(error))
-    if outcome == "in_progress":
-        return Settlement("defer", delivery, delay=max(1, round((verdict.retry_after or 0) * 1000)))
     if not verdict.ran and isinstance(error, StoreError):
         return Settlement("defer", delivery, delay=policy.backoff.ms(delivery.attempt, error))
     if stopping and isinstance(error, asyncio.CancelledError):

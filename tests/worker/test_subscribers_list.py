@@ -167,13 +167,14 @@ async def test_a_duplicate_is_removed_without_running(one: Gate, jobs: Queue) ->
     assert jobs.settled()
 
 
-async def test_an_entry_is_delayed_while_another_owner_runs(one: Gate, jobs: Queue) -> None:
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+async def test_an_entry_is_delayed_while_another_owner_runs(one: Gate, jobs: Queue, policy: Any) -> None:
     # Given an order that is in progress elsewhere
     ran: list[str] = []
     elsewhere = one.claim(b"7", scope="orders", lease="10m")
 
     @one.list(jobs.name)
-    @one.once(key="{entry.data}", scope="orders")
+    @one.once(key="{entry.data}", scope="orders", on_in_progress=policy)
     async def charge(entry: ListEntry) -> None:
         ran.append(entry.id)
 

@@ -158,13 +158,14 @@ async def test_a_duplicate_is_acknowledged_without_running(on_done: Any, one: Ga
     assert (one.counters["stream.handled"], one.counters["stream.duplicate"]) == (1, 1)
 
 
-async def test_an_entry_stays_pending_while_another_owner_runs(one: Gate, stream: Log) -> None:
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+async def test_an_entry_stays_pending_while_another_owner_runs(one: Gate, stream: Log, policy: Any) -> None:
     # Given an order that is in progress elsewhere
     ran: list[str] = []
     elsewhere = one.claim(b"7", scope="orders", lease="10m")
 
     @one.stream(stream.name, group="billing")
-    @one.once(key="{entry.fields[order]}", scope="orders", on_done="raise")
+    @one.once(key="{entry.fields[order]}", scope="orders", on_done="raise", on_in_progress=policy)
     async def charge(entry: Entry) -> None:
         ran.append(entry.id)
 

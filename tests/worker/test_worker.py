@@ -509,13 +509,14 @@ def test_a_fence_of_a_guarded_handler_compares_the_token_of_the_delivery(gate: G
     assert (topic.ack(stalled), topic.ack(taken)) == ("lost", "ok")
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip"])
 async def test_while_another_owner_runs_the_key_the_delivery_is_put_off_and_no_attempt_is_counted(
-    gate: Gate, clock: Clock, eventually: Any
+    gate: Gate, clock: Clock, eventually: Any, policy: Any
 ) -> None:
     topic, runs = gate.topic("t", max_attempts=2), []
 
     @topic.handler
-    @gate.once(key="{delivery.key}", scope="render")
+    @gate.once(key="{delivery.key}", scope="render", on_in_progress=policy)
     async def render(delivery: Any) -> None:
         runs.append(delivery.attempt)
 
