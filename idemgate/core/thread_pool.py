@@ -14,17 +14,28 @@ from collections import deque
 from collections.abc import Callable
 from math import ceil
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["ThreadPool"]
+__all__ = ["JobQueue", "ThreadPool"]
 
 J = TypeVar("J")
+J_co = TypeVar("J_co", covariant=True)
 R = TypeVar("R")
 MAX_DELAY = 0.001
 """Seconds of queued work per thread. Waking a thread costs a good part of that, since two threads then compete for the
 interpreter's lock."""
 FAST_BATCH = 8
 """Jobs to run without checking `stopped`, if each takes less than a hundredth of `MAX_DELAY`."""
+
+
+class JobQueue(Protocol[J_co]):
+    """A queue of jobs, such as a deque."""
+
+    def popleft(self) -> J_co:
+        """Remove and return the next job. Raises IndexError without one. Any thread may call it."""
+        ...
+
+    def __len__(self) -> int: ...
 
 
 class ThreadPool(Generic[J, R]):
@@ -38,6 +49,9 @@ class ThreadPool(Generic[J, R]):
         on_finished: Callback in the event loop, with a batch of finished jobs and their results.
         on_idle: Callback in the event loop after `on_finished`: a thread may be free.
         stopped: Function that returns True if no job may start. Threads call it before each job or fast batch.
+        yields: Function that returns True if a thread that has run a job must end its turn, because other work waits
+            for its place. A thread that was woken runs one job or fast batch in any case.
+        ready: Queue of the jobs to start. The caller adds jobs to it, then calls `start`.
     """
 
     def __init__(
@@ -47,8 +61,10 @@ class ThreadPool(Generic[J, R]):
         on_finished: Callable[[list[tuple[J, R]]], None],
         on_idle: Callable[[], None],
         stopped: Callable[[], bool],
+        yields: Callable[[], bool],
+        ready: JobQueue[J],
     ) -> None:
-        self.ready: deque[J] = deque()
+        self.ready = ready
         self.running: set[J] = set()
         self.active = 0
         self.job_seconds = MAX_DELAY
@@ -59,6 +75,7 @@ class ThreadPool(Generic[J, R]):
         self._finished_count = 0
         self._on_idle = on_idle
         self._stopped = stopped
+        self._yields = yields
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
@@ -126,7 +143,7 @@ class ThreadPool(Generic[J, R]):
     def _work(self) -> None:
         while self._wakeups.acquire() and not self._closed:
             started, done = perf_counter(), 0
-            while (job := self._next_job()) is not None:
+            while (job := self._next_job(first=not done)) is not None:
                 done += self._run_batch(job, FAST_BATCH if self.job_seconds < MAX_DELAY / 100 else 1)
                 if done >= 32:
                     started, done = self._update_speed(started, done), 0
@@ -153,16 +170,19 @@ class ThreadPool(Generic[J, R]):
                 return done
         return most
 
-    def _next_job(self) -> J | None:
+    def _may_continue(self, first: bool) -> bool:
+        return not self._stopped() and (first or not self._yields())
+
+    def _next_job(self, first: bool) -> J | None:
         """Return the next job. Without one, mark the thread as idle and return None."""
-        if not self._stopped():
+        if self._may_continue(first):
             try:
                 return self.ready.popleft()
             except IndexError:
                 pass
         with self._lock:
             # Check again under the lock: a job added meanwhile may rely on this thread.
-            if self.ready and not self._stopped():
+            if self.ready and self._may_continue(first):
                 try:
                     return self.ready.popleft()
                 except IndexError:

@@ -106,6 +106,14 @@ class HeartbeatThread:
             self._reset()
         self._renewals.discard(renewal)
 
+    def hasten(self, renewal: LeaseRenewal) -> None:
+        """Renew a lease that was added at once, without waiting for its interval. Safe to call from any thread."""
+        if self._forks != fork_counter.count:
+            self._reset()
+        renewal.due = monotonic()
+        with self._wake:
+            self._wake.notify()
+
     def close(self) -> None:
         """Stop the thread. A renewal in flight ends with its reply."""
         if self._forks != fork_counter.count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
@@ -35,6 +36,7 @@ class Callback(Generic[T]):
     def __init__(self, func: Callable[[T], object]) -> None:
         self._is_async = is_async(func)
         self._judge: Callable[[T], Any] = build_judge_async(cast(Any, func)) if self._is_async else build_judge(func)
+        self._jobs: deque[_Job] = deque()
         self._pool: ThreadPool[_Job, Verdict[Any] | None] | None = None
 
     async def __call__(self, item: T) -> Verdict[Any]:
@@ -67,19 +69,23 @@ class Callback(Generic[T]):
         """Call the function in a thread. If cancelled, a call that has begun continues."""
         if self._pool is None:
             self._pool = ThreadPool(
-                "idemgate-subscriber", self._run_job, _set_results, self._start_threads, lambda: False
+                "idemgate-subscriber", self._run_job, _set_results, self._start_threads, _never, _never, self._jobs
             )
         job = _Job(item, asyncio.get_running_loop().create_future())
-        self._pool.ready.append(job)
+        self._jobs.append(job)
         self._start_threads()
         return await job.future
 
     def _start_threads(self) -> None:
         assert self._pool is not None, "only the pool and its jobs call this"
-        self._pool.start(len(self._pool.ready))  # the subscriber bounds the number of calls
+        self._pool.start(len(self._jobs))  # the subscriber bounds the number of calls
 
     def _run_job(self, job: _Job) -> Verdict[Any] | None:
         return None if job.future.cancelled() else job.context.run(_call_catching, self._judge, job.item)
+
+
+def _never() -> bool:
+    return False
 
 
 def _call_catching(judge: Callable[[Any], Verdict[Any]], item: object) -> Verdict[Any]:

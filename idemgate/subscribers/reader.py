@@ -161,6 +161,8 @@ class EntryReader(ABC, Generic[H]):
 
     async def _handle(self, taken: H) -> None:
         try:
+            if taken.lost:  # while it waited; its new consumer handles it
+                return
             if taken.entry.deliveries > self._options.max_deliveries:  # each delivery ended with its process
                 await self._bury(taken, "max_deliveries", None)
                 return

@@ -31,7 +31,8 @@ class InFlight:
     """A delivery between take and settlement.
 
     Attributes:
-        until: The lease holds at least until then, monotonic seconds.
+        until: The lease holds at least until then, monotonic seconds. It counts from the request, because the server
+            may have granted the lease long before its reply arrived.
         since: When the delivery was taken, seconds of the gate's clock.
         settling: True while it is being settled. The store may then rightly report that the lease is gone.
     """
@@ -49,6 +50,13 @@ class InFlight:
         """Return True if this worker polls the slot of the delivery."""
         return self.consumer.poller.is_assigned(self.delivery.slot)
 
+    def can_start(self) -> bool:
+        """Return True if enough of the lease is left to start the handler.
+
+        A lease with less than a renewal interval left may end before a renewal reaches the server.
+        """
+        return not self.delivery.lost and self.until > monotonic() + self.consumer.lease / 6
+
 
 FinishedDelivery = tuple[InFlight, Settlement]
 
@@ -56,13 +64,17 @@ FinishedDelivery = tuple[InFlight, Settlement]
 class TopicConsumer:
     """A consumer of one topic: it takes deliveries and settles them.
 
-    `in_flight` holds the deliveries between take and settlement.
+    Attributes:
+        in_flight: The deliveries between take and settlement.
+        held: Number of deliveries that wait or run.
+        last_fetch: Number of the worker's fetch that brought the topic's newest deliveries.
     """
 
     def __init__(self, poller: Poller) -> None:
         self.poller = poller
         self.topic, self.context, self.wake = poller.topic, poller.context, poller.wake
         self.in_flight: set[InFlight] = set()
+        self.held = self.last_fetch = 0
         self._renewal: FunctionRenewal | None = None
         handler = self.topic.definition.handler
         assert handler is not None, "the worker selects topics with a handler only"
@@ -141,6 +153,9 @@ class TopicConsumer:
         if self._renewal is None:
             self._renewal = FunctionRenewal(self.lease, self._extend_leases, self._on_renewal_overdue)
             self.context.heartbeat.add(self._renewal)
+        self._renewal.last = min(self._renewal.last, until - self.lease)  # so that `overdue` is not called too late
+        if until < monotonic() + self.lease / 2:  # the reply was late, or the process stalled
+            self.context.heartbeat.hasten(self._renewal)
         return accepted
 
     # -- lease renewal, in the heartbeat's thread: it iterates over copies of `in_flight` -----------------------------

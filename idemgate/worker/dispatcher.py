@@ -21,6 +21,7 @@ from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.handler import judge_partial_failure, run_async_handler, run_blocking_handler
 from idemgate.worker.outcome import attempt_number, choose_settlement
 from idemgate.worker.prefetch import Prefetch
+from idemgate.worker.ready_queue import ReadyQueue
 
 __all__ = ["Dispatcher"]
 
@@ -36,10 +37,13 @@ class Dispatcher:
         tasks: Running async handlers.
         freed: Set when there may be room for more deliveries.
         to_settle: Set when `finished` has grown.
+        requested: Number of deliveries that calls under way may bring.
+        starving: Number of topics that hold no delivery and wait for room to fetch one.
+        fetching: Number of topics that hold no delivery and are fetching.
     """
 
     def __init__(self, context: Context, concurrency: int, prefetch: Prefetch, stopping: asyncio.Event) -> None:
-        self.held = 0
+        self.held = self.requested = self.starving = self.fetching = 0
         self.finished: list[FinishedDelivery] = []
         self.tasks: dict[asyncio.Task[Verdict[Any]], InFlight] = {}
         self.freed, self.to_settle = asyncio.Event(), asyncio.Event()
@@ -47,43 +51,69 @@ class Dispatcher:
         self._concurrency = concurrency
         self._prefetch = prefetch
         self._stopping = stopping
-        self._ready: deque[InFlight] = deque()  # for async handlers; `_pool.ready` is for blocking ones
+        self._ready, self._ready_blocking = ReadyQueue(), ReadyQueue()  # for async and for blocking handlers
+        self._blocking_next = False
+        self._fetches = 0
         self._abandoned: set[InFlight] = set()
         self._pool: ThreadPool[InFlight, Verdict[Any] | None] = ThreadPool(
-            "idemgate-handler", self._run_in_thread, self._on_threads_finished, self.dispatch, self._threads_must_wait
-        )
+            "idemgate-handler", self._run_in_thread, self._on_threads_finished, self.dispatch, stopping.is_set,
+            self._others_wait, self._ready_blocking,
+        )  # fmt: skip
 
     @property
     def free(self) -> int:
         """The number of handlers that may start now."""
         return self._concurrency - len(self.tasks) - self._pool.active
 
+    @property
+    def room(self) -> int:
+        """The number of deliveries that the worker may fetch now."""
+        return self._concurrency + self._prefetch.size - self.held - self.requested
+
+    @property
+    def reserved(self) -> int:
+        """The number of places to leave free for topics that hold no delivery.
+
+        Without it, a prefetched delivery of another topic would take each place before they have fetched one.
+        """
+        return self.fetching + min(self.starving, max(0, self.room)) if self.starving or self.fetching else 0
+
     def waiting(self, consumer: TopicConsumer) -> deque[InFlight]:
-        """Return the queue of unstarted deliveries that the consumer's topic shares with others of its kind."""
-        return self._ready if consumer.is_async else self._pool.ready
+        """Return the queue of the topic's unstarted deliveries."""
+        return (self._ready if consumer.is_async else self._ready_blocking).of(consumer)
 
     def add(self, consumer: TopicConsumer, entries: list[InFlight]) -> None:
         """Queue fetched deliveries. `dispatch` starts them."""
+        if entries:
+            self._fetches += 1
+            consumer.last_fetch = self._fetches
         self.held += len(entries)
+        consumer.held += len(entries)
         self.waiting(consumer).extend(entries)
 
     def dispatch(self) -> None:
-        """Start ready deliveries, up to the concurrency. Drop those whose lease was lost while they waited."""
-        while self._ready and self.free > 0 and not self._stopping.is_set():
-            entry = self._ready.popleft()
-            if entry.delivery.lost:
-                self._drop(entry)
-                continue
-            entry.consumer.on_handler_start(entry.delivery)
-            self._start_task(entry, entry.consumer.judge)
-        if self._pool.ready:
-            self._pool.start(self.free)
+        """Start ready deliveries, up to the concurrency. Topics take turns, and so do async and blocking handlers."""
+        if self._blocking_next and self._ready_blocking and self.free > self.reserved:
+            self._pool.start(1)
+            self._blocking_next = False
+        while self._ready and self.free > self.reserved and not self._stopping.is_set():
+            self._start_async(self._ready.popleft())
+            self._blocking_next = True
+        if self._ready_blocking:
+            self._pool.start(self.free - self.reserved)
+
+    def _start_async(self, entry: InFlight) -> None:
+        if not entry.can_start():
+            self._skip(entry)
+            return
+        entry.consumer.on_handler_start(entry.delivery)
+        self._start_task(entry, entry.consumer.judge)
 
     # -- unstarted deliveries -----------------------------------------------------------------------------------------
 
     def return_unstarted(self, keep: Callable[[InFlight], bool] | None = None) -> None:
         """Return unstarted deliveries to their topics, except those for which `keep` is true."""
-        for queue in (self._ready, self._pool.ready):
+        for queue in (*self._ready, *self._ready_blocking):
             for _ in range(len(queue)):
                 with suppress(IndexError):  # a thread may take the last one
                     entry = queue.popleft()
@@ -99,7 +129,7 @@ class Dispatcher:
         Returns:
             False if there was none.
         """
-        if all(_oldest(queue) > since for queue in (self._ready, self._pool.ready)):
+        if all(_oldest(queue) > since for queue in (*self._ready, *self._ready_blocking)):
             return False
         self._prefetch.slow_down()
         self.return_unstarted(lambda entry: entry.since > since)
@@ -123,16 +153,17 @@ class Dispatcher:
     # -- blocking handlers: the first two functions run in the threads ------------------------------------------------
 
     def _run_in_thread(self, entry: InFlight) -> Verdict[Any] | None:
-        """Run a blocking handler; return None without running it if the lease was lost."""
-        if entry.delivery.lost:
+        """Run a blocking handler; return None without running it if its lease has nearly ended."""
+        if not entry.can_start():
             return None
         if entry.consumer.limiter is not None:
             entry.consumer.on_handler_start(entry.delivery)
         return run_blocking_handler(entry.consumer.judge, entry.delivery, self._context.namespace)
 
-    def _threads_must_wait(self) -> bool:
-        """Return True while the worker stops, or while async handlers wait for a place."""
-        return self._stopping.is_set() or (bool(self._ready) and self.free <= 0)
+    def _others_wait(self) -> bool:
+        """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
+        # Not `reserved`: the event loop does not count the room of the ended job yet.
+        return self.free < self.fetching + self.starving or (bool(self._ready) and self.free <= 0)
 
     def _on_threads_finished(self, ended: list[tuple[InFlight, Verdict[Any] | None]]) -> None:
         for entry, verdict in ended:
@@ -141,9 +172,9 @@ class Dispatcher:
             if verdict is HANDLED and entry.consumer.limiter is None:  # shortcut for the most frequent case
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
                 self._prefetch.handled += 1
-                self.held -= 1
+                self._free_place(entry)
             elif verdict is None:
-                self._drop(entry)
+                self._skip(entry)
             else:
                 self._on_thread_verdict(entry, verdict)
         self.to_settle.set()
@@ -161,15 +192,31 @@ class Dispatcher:
 
     def _finish(self, entry: InFlight, settlement: Settlement) -> None:
         self.finished.append((entry, settlement))
-        self.held -= 1
+        self._free_place(entry)
         self.to_settle.set()
         self.freed.set()
+
+    def _skip(self, entry: InFlight) -> None:
+        """Do not start a delivery whose lease is lost or has nearly ended."""
+        topic, key, token = entry.consumer.topic.name, entry.delivery.key, entry.delivery.token
+        self._context.counters.add("worker.not_started")
+        log.warning(
+            "worker.not_started topic=%r key=%r", topic, key, extra={"topic": topic, "key": key, "token": token}
+        )
+        if entry.delivery.lost:
+            self._drop(entry)
+        else:  # the server may still hold the lease: then this is no attempt
+            self._finish(entry, Settlement("return", entry.delivery))
 
     def _drop(self, entry: InFlight) -> None:
         """Leave a delivery to the expiry of its lease."""
         entry.consumer.drop([entry])
-        self.held -= 1
+        self._free_place(entry)
         self.freed.set()
+
+    def _free_place(self, entry: InFlight) -> None:
+        self.held -= 1
+        entry.consumer.held -= 1
 
     def _choose_settlement(self, entry: InFlight, verdict: Verdict[Any]) -> Settlement:
         delivery, topic, error = entry.delivery, entry.consumer.topic.name, verdict.error

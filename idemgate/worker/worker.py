@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from time import monotonic
 from typing import Any, Protocol, Self
 
@@ -51,7 +52,8 @@ class Worker:
     Args:
         gate: The gate with the topics.
         topics: Names of topics. None given means every topic of the gate that has a handler or is forwarded.
-        concurrency: Number of handlers that run at once, over all topics. Blocking handlers use as many threads.
+        concurrency: Number of handlers that run at once, over all topics. Blocking handlers use as many threads. A free
+            place goes to the waiting topic that holds the fewest deliveries.
         prefetch: Number of deliveries to hold beyond those that run, so that no handler waits for a round trip. None
             means as many as were handled in the last 50 ms, at least a quarter of `concurrency` and at most 500. In
             that mode a delivery that waited for a second is returned for other workers, and nothing is prefetched
@@ -166,7 +168,7 @@ class Worker:
         self._coordinator: SlotCoordinator | None = None
         self._prefetch.reset()
         self._dispatcher = Dispatcher(self.context, self.concurrency, self._prefetch, self._stop_event)
-        self._requested = 0  # deliveries that takes under way may bring
+        self._line: dict[TopicConsumer, None] = {}  # topics that wait for room
         self._settlements: set[asyncio.Task[None]] = set()
         self._drained = False
         self._clock_moved = asyncio.Event()
@@ -224,7 +226,7 @@ class Worker:
             return
         if (room := await self._wait_for_room(consumer)) > 0:
             await self._fetch(consumer, room)
-            self._dispatcher.dispatch()
+        self._dispatcher.dispatch()
 
     async def _settle_until_drained(self) -> None:
         """Settle ended deliveries: at once if no settlement is under way, else once a whole batch is ready."""
@@ -285,33 +287,65 @@ class Worker:
     # -- fetching -----------------------------------------------------------------------------------------------------
 
     async def _wait_for_room(self, consumer: TopicConsumer) -> int:
-        """Return how many deliveries to fetch; 0 after a wait, so that the caller looks again.
+        """Wait for room for the topic and return how many deliveries to fetch; 0 if the caller has to look again.
 
-        It waits without room. It also waits if settlements under way will fetch more before any handler idles.
+        It also waits if settlements under way will fetch more before any handler idles.
         """
         if consumer.room(1) <= 0:
             consumer.wake.clear()
             await consumer.wake.wait()  # until a delivery of this topic is settled
             return 0
-        room = consumer.room(self._room())
-        if room <= 0 or (self._settlements and len(self._dispatcher.waiting(consumer)) > self._dispatcher.free):
-            self._dispatcher.freed.clear()
-            await self._dispatcher.freed.wait()
+        starving = consumer.held == 0
+        self._line[consumer] = None
+        self._dispatcher.starving += starving
+        try:
+            while not self._stop_event.is_set() and consumer.room(1) > 0:
+                enough = self._settlements and len(self._dispatcher.waiting(consumer)) > self._dispatcher.free
+                if not enough and (room := self._share(consumer)) > 0:
+                    return room
+                self._dispatcher.freed.clear()
+                await self._dispatcher.freed.wait()
             return 0
-        return room
+        finally:
+            del self._line[consumer]
+            self._dispatcher.starving -= starving
+            self._dispatcher.freed.set()  # those behind it in the line may go on
 
     async def _fetch(self, consumer: TopicConsumer, room: int) -> None:
         """Take at most `room` deliveries and queue them for the dispatcher."""
-        self._requested += room  # all topics share the room
+        dispatcher, starving = self._dispatcher, consumer.held == 0
+        dispatcher.requested += room  # all topics share the room
+        dispatcher.fetching += starving
         try:
-            self._dispatcher.add(consumer, await consumer.take(room))
+            dispatcher.add(consumer, await consumer.take(room))
         finally:
-            self._requested -= room
-            self._dispatcher.freed.set()
+            dispatcher.requested -= room
+            dispatcher.fetching -= starving
+            dispatcher.freed.set()
             self._release_slots()
+            dispatcher.dispatch()
 
-    def _room(self) -> int:
-        return self.concurrency + self._prefetch.update() - self._dispatcher.held - self._requested
+    def _share(self, consumer: TopicConsumer) -> int:
+        """Return how many deliveries of the topic to fetch now. Never more than 0 while others have to go first.
+
+        Free places go first to the waiting topic that holds the fewest deliveries, then to the one whose last fetch is
+        the longest ago.
+        While others wait, no topic exceeds an equal share. So a topic with slow handlers cannot refill all places.
+        """
+        capacity = self.concurrency + self._prefetch.update()
+        room = self._dispatcher.room
+        if others := [other for other in self._line if other is not consumer]:
+            room = min(room - self._count_before(consumer), ceil(capacity / (1 + len(others))) - consumer.held)
+        return min(room, consumer.room(room))
+
+    def _count_before(self, consumer: TopicConsumer) -> int:
+        """Return how many topics in the line come before this one."""
+        ahead, count = consumer in self._line, 0
+        for other in self._line:
+            ahead = ahead and other is not consumer
+            difference = other.held - consumer.held or other.last_fetch - consumer.last_fetch
+            count += other is not consumer and (difference < 0 or (difference == 0 and ahead))
+        return count
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
@@ -321,8 +355,8 @@ class Worker:
             by_consumer[pair[0].consumer].append(pair)
         self._dispatcher.finished = []
         for consumer, finished in by_consumer.items():
-            room = 0 if self._stop_event.is_set() else max(0, consumer.room(self._room()))
-            self._requested += room
+            room = 0 if self._stop_event.is_set() else max(0, self._share(consumer))
+            self._dispatcher.requested += room
             task = asyncio.create_task(self._settle_and_fetch(consumer, finished, room))
             self._settlements.add(task)
             task.add_done_callback(lambda _: self._dispatcher.to_settle.set())
@@ -331,7 +365,7 @@ class Worker:
         try:
             self._dispatcher.add(consumer, await consumer.settle(finished, room))
         finally:
-            self._requested -= room
+            self._dispatcher.requested -= room
         if self._stop_event.is_set():
             self._dispatcher.return_unstarted()
         self._release_slots()

@@ -678,3 +678,23 @@ def test_bad_input_is_refused_where_it_is_written(options: Any, named: str) -> N
         gate.stream(**{"stream": "orders", "group": "billing"} | options)(print)
     assert refused.value.name == named
     assert gate.subscribers == []
+
+
+async def test_an_entry_that_another_took_while_it_waited_is_not_started(one: Gate, stream: Log) -> None:
+    # Given one entry that runs, and one that waits behind it
+    seen, go = [], asyncio.Event()
+    first, second = stream.add(n=1), stream.add(n=2)
+
+    @one.stream(stream.name, group="billing", concurrency=1, reclaim=SOON)
+    async def handle(entry: Entry) -> None:
+        seen.append(entry.id.encode())
+        await go.wait()
+
+    async with one.aio.subscribers():
+        await until(lambda: one.counters["stream.read"] == 2 and seen)
+        # When another consumer takes the one that waits
+        await until(lambda: stream.claim(second, "other", idle=0, count=5) or one.counters["stream.lost"] == 1)
+        go.set()
+        # Then it is not started here
+        await until(lambda: one.counters["stream.acked"] == 1)
+    assert seen == [first]

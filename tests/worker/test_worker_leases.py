@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from idemgate import Gate, current
 from idemgate.testing import Clock
+from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
 from tests.proxy import Proxy
 
@@ -216,3 +218,105 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
         await eventually(lambda: live.counters["worker.acked"] == 1)
     # Then the child did its own guarded work, with a heartbeat of its own, and ended
     assert codes == [0]
+
+
+# -- leases that have nearly ended before the handler starts -----------------------------------------------------------
+
+
+@pytest.fixture
+def process_clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Shift the worker's monotonic clock: `process_clock(20)` is a process that stalled for 20 s."""
+    shift = 0.0
+
+    def stall(seconds: float) -> None:
+        nonlocal shift
+        shift += seconds
+
+    monkeypatch.setattr("idemgate.worker.consumer.monotonic", lambda: time.monotonic() + shift)
+    return stall
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+@pytest.mark.parametrize(("stalled", "started"), [(599, 1), (501, 1), (400, 3)])
+async def test_a_delivery_whose_lease_has_nearly_ended_is_not_started(
+    gate: Gate, process_clock: Any, eventually: Any, awaiting: bool, stalled: float, started: int
+) -> None:
+    # Given one delivery that runs and two that wait behind it, with leases of ten minutes
+    topic, attempts, go = gate.topic("t", lease="10m"), [], threading.Event()
+
+    def block(delivery: Any) -> None:
+        attempts.append((delivery.key, delivery.attempt))
+        go.wait(30)
+
+    async def wait(delivery: Any) -> None:
+        await asyncio.to_thread(block, delivery)
+
+    topic.handler(wait if awaiting else block)
+    await topic.aio.trigger_many([("a", 1), ("b", 2), ("c", 3)])
+    async with Worker(gate, concurrency=1, prefetch=2):
+        await eventually(lambda: gate.counters["worker.taken"] == 3)
+        await eventually(lambda: attempts)
+        # When the process stalls for this many seconds of their leases
+        process_clock(stalled)
+        go.set()
+        # Then those with less than a sixth of their lease left are taken anew before they start
+        await eventually(lambda: gate.counters["worker.acked"] == 3)
+    assert gate.counters["worker.not_started"] == gate.counters["worker.returned"] == 3 - started
+    # And that was no attempt
+    assert sorted(attempts) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+async def test_a_lease_that_was_granted_late_is_renewed_at_once(
+    gate: Gate, clock: Clock, process_clock: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a reply that takes six of the lease's ten minutes
+    topic, go, execute = gate.topic("t", lease="10m"), asyncio.Event(), Poller.execute
+
+    async def execute_slowly(self: Poller, slot: int, *args: Any) -> Any:
+        reply = await execute(self, slot, *args)
+        if reply.deliveries:
+            process_clock(360)
+            clock.advance("6m")
+        return reply
+
+    monkeypatch.setattr(Poller, "execute", execute_slowly)
+
+    @topic.handler
+    async def handle(delivery: Any) -> None:
+        await go.wait()
+
+    began = clock.now()
+    await topic.aio.trigger("a")
+    async with Worker(gate, concurrency=1):
+        # When the handler runs, then the lease is renewed without waiting for the interval of a hundred seconds
+        await eventually(lambda: gate.counters["worker.taken"] == 1)
+
+        async def renewed() -> bool:
+            lease_until = (await topic.aio.peek("a")).lease_until
+            return lease_until is not None and lease_until == began + timedelta(minutes=16)
+
+        await eventually(renewed)
+        go.set()
+
+
+async def test_a_lease_counts_from_the_request(
+    gate: Gate, process_clock: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given replies that take as long as the lease
+    topic, handled, execute, late = gate.topic("t", lease="10m"), [], Poller.execute, True
+
+    async def execute_late(self: Poller, slot: int, *args: Any) -> Any:
+        nonlocal late
+        reply = await execute(self, slot, *args)
+        if late and reply.deliveries:
+            process_clock(600)
+            late = False
+        return reply
+
+    monkeypatch.setattr(Poller, "execute", execute_late)
+    topic.handler(lambda delivery: handled.append(delivery.attempt))
+    await topic.aio.trigger("a")
+    async with Worker(gate):
+        # Then the handler starts with the next delivery, whose reply is in time
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert (handled, gate.counters["worker.not_started"]) == ([1], 1)
