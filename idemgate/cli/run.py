@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, Literal
 
 from idemgate.cli.arguments import count, span
-from idemgate.cli.logs import configure as configure_logs
 from idemgate.default_gate import default_gate
 from idemgate.errors import InvalidArgument
 from idemgate.gate import Gate
@@ -69,7 +68,6 @@ def add_to(commands: Any) -> None:
 def work(options: argparse.Namespace) -> int:
     """Run a worker; return 0 after a graceful stop, 1 if handlers had to be cut short."""
     gate = find_gate(options.gate, options.scan)
-    configure_logs()
     membership = membership_at(options.membership)
     gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from idemgate.cli.logs import configure as configure_logs
 from idemgate.cli.signals import Interrupted, watching
+from idemgate.core.logs import configure as configure_logs
 from idemgate.store.embedded.server import start
 
 __all__ = ["add_to"]

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from idemgate.core.calls import KEY_ERRORS, PerKeyCall
-from idemgate.core.keys import text_of
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls
 from idemgate.guard.calls import Entry
@@ -74,8 +73,10 @@ async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pendi
         if entry.state == "started" and not attempt.options.at_most_once:
             await context.aio_link.run(attempt.build_release(undo=True))
     except StoreError as error:
-        key = text_of(attempt.key)
-        log.warning("once.cancelled_claim_left key=%r: %s", key, error, extra={"key": key, "error": str(error)})
+        facts = attempt.log_facts()
+        log.warning(
+            "once.cancelled_claim_left scope=%r key=%r: %s", *facts.values(), error, extra=facts | {"error": str(error)}
+        )
 
 
 # Claims of a batch travel together. Either all are answered, or the granted ones are released.

@@ -197,6 +197,10 @@ class ClaimAttempt:
         self.ran = self.lost = self.kept = False
         self.unended: StoreError | None = None
 
+    def log_facts(self) -> dict[str, object]:
+        """Return the scope and the key for a log record, in this order."""
+        return {"scope": self.options.scope, "key": text_of(self.key)}
+
     @property
     def owner(self) -> bytes:
         """The owner token. It is generated on first use, because a cache hit needs none."""

@@ -184,8 +184,8 @@ class BaseClaim:
             self._end_recorded = True
             if not held:
                 self._context.counters.add("once.lease_lost")
-                key = text_of(self._attempt.key)
-                log.warning("once.lease_lost key=%r", key, extra={"key": key})
+                facts = self._attempt.log_facts()
+                log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
         return held
 
     def _completion(self, result: object, retention: Duration | None) -> Ending:

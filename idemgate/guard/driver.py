@@ -327,10 +327,10 @@ class Driver:
             self.context.counters.add("once.started")
             if entry.taken_over:
                 self.context.counters.add("once.taken_over")
-                key = text_of(attempt.key)
+                facts = attempt.log_facts()
                 log.warning(
-                    "once.taken_over key=%r token=%d attempt=%d", key, entry.token, entry.attempt,
-                    extra={"key": key, "token": entry.token, "attempt": entry.attempt},
+                    "once.taken_over scope=%r key=%r token=%d attempt=%d", *facts.values(), entry.token, entry.attempt,
+                    extra=facts | {"token": entry.token, "attempt": entry.attempt},
                 )  # fmt: skip
         else:
             self.context.counters.add(COUNTER_NAMES[entry.state])
@@ -347,8 +347,8 @@ class Driver:
     def _record_shadowed(self, attempt: ClaimAttempt) -> bool:
         """Count and log a duplicate that runs because of `shadow`."""
         self.context.counters.add("once.shadowed")
-        key, state = text_of(attempt.key), attempt.entry.state
-        log.info("once.would_drop key=%r state=%s", key, state, extra={"key": key, "state": state})
+        facts, state = attempt.log_facts(), attempt.entry.state
+        log.info("once.would_drop scope=%r key=%r state=%s", *facts.values(), state, extra=facts | {"state": state})
         return True
 
     def start_heartbeat(self, attempt: ClaimAttempt, with_current: bool = True) -> Heartbeat:
@@ -393,10 +393,10 @@ class Driver:
         if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
             raise error
         self.context.counters.add(f"once.store_error.{policy}")
-        key = text_of(attempt.key)
+        facts = attempt.log_facts()
         log.error(
-            "once.store_error key=%r policy=%s: %s", key, policy, error,
-            extra={"key": key, "policy": policy, "error": str(error)},
+            "once.store_error scope=%r key=%r policy=%s: %s", *facts.values(), policy, error,
+            extra=facts | {"policy": policy, "error": str(error)},
         )  # fmt: skip
         if policy == "run":
             return None
@@ -404,7 +404,7 @@ class Driver:
         if state == "started":
             return None
         attempt.entry = Entry("done" if state == "done" else "in_progress", left_ms=self.options.lease)
-        return self._local_answer(key, state)
+        return self._local_answer(text_of(attempt.key), state)
 
     def _local_answer(self, key: str, state: str) -> DuplicateResult:
         """Return the result of a duplicate that this process's guard found."""
@@ -427,14 +427,14 @@ class Driver:
         attempt.lost = not held
         if not held:
             self.context.counters.add("once.lease_lost")
-            key = text_of(attempt.key)
-            log.warning("once.lease_lost key=%r", key, extra={"key": key})
+            facts = attempt.log_facts()
+            log.warning("once.lease_lost scope=%r key=%r", *facts.values(), extra=facts)
         elif done:
             self.context.counters.add("once.completed")
             if attempt.result[0] == b"n":
                 self.context.counters.add("once.result_not_stored")
-                key = text_of(attempt.key)
-                log.warning("once.result_not_stored key=%r", key, extra={"key": key})
+                facts = attempt.log_facts()
+                log.warning("once.result_not_stored scope=%r key=%r", *facts.values(), extra=facts)
             if self.cache is not None:
                 self.cache.store(
                     attempt.record[0], attempt.fingerprint, attempt.build_done_entry(), self.options.retention
@@ -445,8 +445,8 @@ class Driver:
         attempt.unended = error
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.completion_lost"
         self.context.counters.add(name)
-        key = text_of(attempt.key)
-        log.error("%s key=%r: %s", name, key, error, extra={"key": key, "error": str(error)})
+        facts = attempt.log_facts()
+        log.error("%s scope=%r key=%r: %s", name, *facts.values(), error, extra=facts | {"error": str(error)})
 
 
 COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}

@@ -66,4 +66,5 @@ def report_replay(context: Context, hook: OnReplay, attempt: ClaimAttempt, dupli
         hook(key, _judge_duplicate(attempt, duplicate.value, duplicate.error))
     except Exception:
         context.counters.add("once.hook_failed")
-        log.exception("once.hook_failed key=%r", key, extra={"key": key})
+        facts = attempt.log_facts()
+        log.exception("once.hook_failed scope=%r key=%r", *facts.values(), extra=facts)

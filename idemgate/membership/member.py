@@ -149,7 +149,7 @@ class Member(ABC):
         self._ownership = SlotOwnership(name, topics, self.grace * 1000)
         self._wake = asyncio.Event()
         self._due = self._valid_until = self._leaves_at = 0.0
-        self._failures = 0
+        self._failures, self._failing_since = 0, 0.0
         self._lapsed = False
         self._assigned: dict[str, frozenset[int]] = {}
         self._draining: dict[str, frozenset[int]] = {}
@@ -270,12 +270,17 @@ class Member(ABC):
         try:
             while await self._send_heartbeat():
                 pass
+            if self._failures:
+                seconds = round((self._now() - self._failing_since) / 1000, 3)
+                facts = {"member": self.member, "seconds": seconds}
+                log.warning("members.store_back member=%r seconds=%g", *facts.values(), extra=facts)
             self._failures = 0
             if self._lapsed:
                 self._lapsed = False
                 self._notify()
         except StoreError as error:
             if self._failures == 0:
+                self._failing_since = self._now()
                 log.warning("members.store_unavailable", extra={"member": self.member, "error": str(error)})
             self._failures += 1
             self.context.counters.add("members.store_unavailable")

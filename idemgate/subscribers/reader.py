@@ -9,6 +9,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from idemgate.core.backoff import retry_pause
@@ -128,12 +129,16 @@ class EntryReader(ABC, Generic[H]):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        failures = 0
+        failures, failing_since = 0, 0.0
         while not self._stop.is_set():
             try:
                 await self._read_once()
+                if failures:
+                    seconds = round(monotonic() - failing_since, 3)
+                    log.warning("subscriber.store_back seconds=%g", seconds, extra=self._facts | {"seconds": seconds})
                 failures = 0
             except StoreError as error:
+                failing_since = failing_since if failures else monotonic()
                 failures += 1
                 await self._recover(error, failures)
 

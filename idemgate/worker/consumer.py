@@ -50,6 +50,10 @@ class InFlight:
         """Return True if this worker polls the slot of the delivery."""
         return self.consumer.poller.is_assigned(self.delivery.slot)
 
+    def log_facts(self) -> dict[str, object]:
+        """Return the topic and the key for a log record, in this order."""
+        return {"topic": self.delivery.topic, "key": self.delivery.key}
+
     def can_start(self) -> bool:
         """Return True if enough of the lease is left to start the handler.
 
@@ -187,7 +191,8 @@ class TopicConsumer:
         if not entry.settling and not delivery.lost:
             delivery.lost = True
             self.context.counters.add("worker.lease_lost")
-            log.warning("worker.lease_lost", extra={"topic": self.topic.name, "token": delivery.token})
+            facts = entry.log_facts()
+            log.warning("worker.lease_lost topic=%r key=%r", *facts.values(), extra=facts | {"token": delivery.token})
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -245,8 +250,13 @@ class TopicConsumer:
 
     def _report_dead(self, settlement: Settlement) -> None:
         self.context.counters.add("worker.dead")
-        attempt, failure = attempt_number(settlement.delivery), settlement.failure
-        log.error("worker.dead", extra={"topic": self.topic.name, "attempt": attempt, "failure": failure})
+        key, failure = settlement.delivery.key, settlement.failure
+        log.error(
+            "worker.dead topic=%r key=%r failure=%r", self.topic.name, key, failure,
+            extra={
+                "topic": self.topic.name, "key": key, "attempt": attempt_number(settlement.delivery), "failure": failure
+            },
+        )  # fmt: skip
 
     def update_slots(self) -> None:
         """Move the in-flight deliveries to their slots in the topic's new layout."""

@@ -198,10 +198,10 @@ class Dispatcher:
 
     def _skip(self, entry: InFlight) -> None:
         """Do not start a delivery whose lease is lost or has nearly ended."""
-        topic, key, token = entry.consumer.topic.name, entry.delivery.key, entry.delivery.token
         self._context.counters.add("worker.not_started")
+        facts = entry.log_facts()
         log.warning(
-            "worker.not_started topic=%r key=%r", topic, key, extra={"topic": topic, "key": key, "token": token}
+            "worker.not_started topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token}
         )
         if entry.delivery.lost:
             self._drop(entry)
@@ -219,20 +219,24 @@ class Dispatcher:
         entry.consumer.held -= 1
 
     def _choose_settlement(self, entry: InFlight, verdict: Verdict[Any]) -> Settlement:
-        delivery, topic, error = entry.delivery, entry.consumer.topic.name, verdict.error
+        delivery, error = entry.delivery, verdict.error
         entry.consumer.on_handler_end(delivery, error)
         try:
             settlement = choose_settlement(delivery, verdict, entry.consumer.calls.policy, self._stopping.is_set())
         except Exception as invalid:  # an invalid backoff of the user must not end the worker
-            log.exception("worker.bad_delay", extra={"topic": topic})
+            facts = entry.log_facts()
+            log.exception("worker.bad_delay topic=%r key=%r", *facts.values(), extra=facts)
             settlement = Settlement("nack", delivery, 1000, repr(invalid)[:500])
         if settlement.verb == "ack" and entry.consumer.calls.policy.result_retention is not None:
             settlement = self._add_result(entry, settlement, verdict)
         if verdict.outcome == "duplicate":
             self._context.counters.add("worker.duplicate")
         if error is not None and settlement.verb not in ("ack", "defer"):
-            facts = {"topic": topic, "attempt": attempt_number(delivery), "token": delivery.token}
-            log.warning("worker.handler_failed", exc_info=error, extra=facts)
+            facts, attempt = entry.log_facts(), attempt_number(delivery)
+            log.warning(
+                "worker.handler_failed topic=%r key=%r attempt=%s", *facts.values(), attempt,
+                exc_info=error, extra=facts | {"attempt": attempt, "token": delivery.token},
+            )  # fmt: skip
             self._context.counters.add("worker.failed")
         return settlement
 
@@ -246,6 +250,10 @@ class Dispatcher:
         return settlement._replace(result=result)
 
     # -- stopping -----------------------------------------------------------------------------------------------------
+
+    def list_running(self) -> list[InFlight]:
+        """Return the deliveries whose handlers run."""
+        return [*self.tasks.values(), *tuple(self._pool.running)]
 
     async def wait_for_threads(self) -> None:
         """Wait until no blocking handler runs."""
@@ -266,7 +274,8 @@ class Dispatcher:
                 task.cancel()
 
     def _report_cut(self, entry: InFlight) -> None:
-        log.error("worker.cut_short", extra={"topic": entry.consumer.topic.name, "token": entry.delivery.token})
+        facts = entry.log_facts()
+        log.error("worker.cut_short topic=%r key=%r", *facts.values(), extra=facts | {"token": entry.delivery.token})
         self._context.counters.add("worker.cut_short")
 
     def close(self) -> None:

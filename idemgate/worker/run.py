@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from idemgate.core.durations import Duration
+from idemgate.core.logs import configure as configure_logs
 from idemgate.errors import InvalidArgument
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption
@@ -34,12 +35,16 @@ def run(
     grace: Duration = "30s",
     membership: MembershipOption = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT. The first signal begins the grace time, a second one ends it."""
+    """Run until SIGTERM or SIGINT. The first signal begins the grace time, a second one ends it.
+
+    Without a handler for the events of idemgate, logging is configured: they go to stderr, from INFO.
+    """
     here = threading.current_thread()
     if here is not threading.main_thread():
         raise InvalidArgument(
             "run", here.name, "signals reach the main thread only", "Use `async with gate.aio.worker()` elsewhere"
         )
+    configure_logs()
     asyncio.run(_run(gate, topics, concurrency, prefetch, grace, membership))
 
 

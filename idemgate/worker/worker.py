@@ -23,7 +23,7 @@ from idemgate.worker.coordinator import MembershipOption, SlotCoordinator, resol
 from idemgate.worker.cron import CronScheduler
 from idemgate.worker.dispatcher import Dispatcher
 from idemgate.worker.forwarder import Forwarder
-from idemgate.worker.loop import run_loop
+from idemgate.worker.loop import StoreOutage, run_loop
 from idemgate.worker.poller import Poller
 from idemgate.worker.prefetch import MAX_HOLD, Prefetch
 from idemgate.worker.unserved import warn_about_unserved
@@ -31,6 +31,8 @@ from idemgate.worker.unserved import warn_about_unserved
 __all__ = ["Worker"]
 
 log = logging.getLogger("idemgate.worker")
+MAX_SHOWN = 10
+"""Running handlers that the text of a log record names. Its field `handlers` has all of them."""
 CLEANUP_SECONDS = 1.0
 """Seconds after the grace time for cancelled handlers to end, and for their deliveries to be settled."""
 
@@ -212,11 +214,13 @@ class Worker:
             log.info("worker.stopped", extra={"topics": list(self._names)})
 
     def _start_loops(self) -> Iterator[asyncio.Task[None]]:
+        outage = StoreOutage()
         for consumer in self._consumers:
             step = partial(self._fetch_and_dispatch, consumer)
-            yield asyncio.create_task(run_loop(consumer, step, self._stop_event))
+            yield asyncio.create_task(run_loop(consumer, step, self._stop_event, outage))
         for source in self._background:
-            yield asyncio.create_task(run_loop(source, partial(self._run_background, source), self._stop_event))
+            step = partial(self._run_background, source)
+            yield asyncio.create_task(run_loop(source, step, self._stop_event, outage))
         if self._prefetch.is_adaptive:
             yield asyncio.create_task(self._return_stale())
 
@@ -408,6 +412,7 @@ class Worker:
     ) -> None:
         """Return unstarted deliveries, let running handlers finish within the grace time, then cancel them."""
         dispatcher, end = self._dispatcher, monotonic() + self.grace
+        self._log_stopping()
         self._wake_all()
         dispatcher.freed.set()
         # Not cancelled: the deliveries of a take under way must be returned, or they would wait for their leases.
@@ -429,6 +434,14 @@ class Worker:
         await asyncio.wait({settle_loop}, timeout=CLEANUP_SECONDS)
         settle_loop.cancel()
         await self._leave_members(memberships)
+
+    def _log_stopping(self) -> None:
+        """Log which handlers run, and for how long the worker waits for them."""
+        running = [f"{entry.delivery.topic}/{entry.delivery.key}" for entry in self._dispatcher.list_running()]
+        log.info(
+            "worker.stopping running=%d grace=%g handlers=%r", len(running), self.grace, running[:MAX_SHOWN],
+            extra={"running": len(running), "grace": self.grace, "handlers": running},
+        )  # fmt: skip
 
     async def _wait_until_done(self, tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
         """Wait until the tasks end, the seconds pass, or the stop is forced."""

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from idemgate.cli.demo.order import DemoOrder, ReportStream, obey
-from idemgate.cli.logs import configure as configure_logs
+from idemgate.core.logs import configure as configure_logs
 from idemgate.gate import Gate
 from idemgate.subscribers import PubSubMessage
 from idemgate.topics.merge import MergeSpec, append

@@ -27,7 +27,9 @@ class Facts(logging.Formatter):
 
 
 def configure(level: str = "INFO") -> None:
-    """Log events of idemgate from `level`, others from WARNING. If logging is configured already, do nothing.
+    """Log events of idemgate from `level`, others from WARNING.
+
+    If a handler receives the events of idemgate already, do nothing.
 
     Args:
         level: The name of a level of `logging`, in any case.
@@ -36,13 +38,12 @@ def configure(level: str = "INFO") -> None:
         InvalidArgument: There is no such level.
     """
     level = _check_level(level)
-    root = logging.getLogger()
-    if root.handlers:
+    root, ours = logging.getLogger(), logging.getLogger("idemgate")
+    if ours.hasHandlers():
         return
     handler = logging.StreamHandler()
     handler.setFormatter(Facts("%(asctime)s %(levelname)-7s %(name)s %(message)s"))
     root.addHandler(handler)
-    ours = logging.getLogger("idemgate")
     if ours.level == logging.NOTSET:
         ours.setLevel(level)
 
