@@ -14,7 +14,7 @@ import pika
 import pytest
 from idemgate_rabbitmq import guarded
 
-from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, StoreUnavailable
+from idemgate import Bury, Gate, Guard, InvalidArgument, Retry, StoreUnavailable, errors, verdict_of
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
@@ -357,6 +357,46 @@ async def test_a_message_that_cannot_succeed_is_dead_lettered(
     await wait_for_counts(gate, handled=1, rejected=3)
     # Then all three are dead letters (read in a thread: this event loop still sends the rejections)
     assert sorted([(await asyncio.to_thread(dead.get))[2] for _ in range(3)]) == [b"buried", b"nameless", b"two"]
+
+
+ERRORS: list[BaseException] = [
+    errors.AlreadyDone("k"), errors.AlreadyInProgress("k", 0.01), errors.AttemptsExhausted("k", 3, "s"),
+    errors.Bury("b"), errors.ClaimRejected("k", "text"), errors.DecodeError("why"), errors.IdemgateError("text"),
+    errors.InvalidArgument("n", 1, "p", "f"), errors.KeyReused("k"), errors.LeaseLost("k", 1),
+    errors.MissingKey("n", 1, "p", "f"), errors.NoCurrentExecution("text"), errors.NotConfigured("text"),
+    errors.NotDurable("text"), errors.OutcomeUnknown("k", 1, "s"), errors.Overloaded("text"),
+    errors.PartialFailure([1]), errors.PolicyChanged("t", {}, {}), errors.ReplayedFailure("k", "ValueError", "text"),
+    errors.ResultUnavailable("k", "why"), errors.Retry("text"), errors.ServerRejected("text"),
+    errors.StoreError("text"), errors.StoreUnavailable("text", "no"), errors.TopicInUse("t", "why"),
+    errors.UnexpectedData("key", "text"),
+]  # fmt: skip
+"""One error of each class of the library."""
+
+
+async def test_no_permanent_error_is_requeued(gate: Gate, queue: Any, dead: Any, consume: Consume) -> None:
+    assert {type(error).__name__ for error in ERRORS} >= set(errors.__all__)
+    # Given every error that each delivery of a message would raise again
+    by_name = {type(error).__name__: error for error in ERRORS if verdict_of(error).action != "retry"}
+    runs: list[str] = []
+
+    def body(received: Received) -> None:
+        runs.append(received.message_id)
+        raise by_name[received.message_id]
+
+    # When a callback raises it
+    await consume(body, pause="10ms")
+    for name in by_name:
+        put(queue, name, name.encode())
+    duplicates = {name for name, error in by_name.items() if verdict_of(error).action == "ack"}
+    rejected = by_name.keys() - duplicates
+    assert duplicates >= {"AlreadyDone", "ResultUnavailable"}
+    assert rejected >= {"ReplayedFailure", "KeyReused", "AttemptsExhausted", "OutcomeUnknown", "DecodeError"}
+    await wait_for_counts(gate, rejected=len(rejected), duplicate=len(duplicates), failed=0)
+    # Then each ran once, and those that are no duplicates are dead letters
+    assert sorted(runs) == sorted(by_name)
+    found = {(await asyncio.to_thread(dead.get))[2].decode() for _ in rejected}
+    assert found == rejected
+    await wait_until_empty(queue)
 
 
 async def test_a_message_is_rejected_after_max_attempts(gate: Gate, queue: Any, dead: Any, consume: Consume) -> None:
