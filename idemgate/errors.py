@@ -23,6 +23,7 @@ __all__ = [
     "ClaimRejected",
     "DecodeError",
     "DeliveryFailed",
+    "DownstreamUnavailable",
     "IdemgateError",
     "InvalidArgument",
     "KeyReused",
@@ -440,6 +441,15 @@ class Overloaded(Retry):
     """Raised by a handler to retry because a downstream service is overloaded (HTTP 429 or 503).
 
     It retries like `Retry`. A topic with an `Adaptive` limit lowers the limit if many handlers raise it.
+    """
+
+
+class DownstreamUnavailable(Retry):
+    """Raised by a handler because a downstream service cannot be reached, whatever the message is.
+
+    The message is deferred, and the attempt does not count. The worker takes no more messages of the topic until
+    `delay` or the topic's backoff has passed. Then one delivery at a time tests the service, until one succeeds. A
+    subscriber of a stream or list waits for `delay` or its `reclaim`.
     """
 
 

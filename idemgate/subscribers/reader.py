@@ -16,7 +16,7 @@ from idemgate.core.backoff import retry_pause
 from idemgate.core.failure import last_line
 from idemgate.core.tokens import token
 from idemgate.core.verdict import Verdict
-from idemgate.errors import StoreError, StoreUnavailable
+from idemgate.errors import DownstreamUnavailable, StoreError, StoreUnavailable
 from idemgate.store.context import Context
 from idemgate.store.shielded import finish_despite_cancel
 from idemgate.subscribers.callback import Callback
@@ -75,6 +75,7 @@ class EntryReader(ABC, Generic[H]):
         self._freed = asyncio.Event()
         self._acknowledgeable: list[bytes] = []
         self._to_ack = asyncio.Event()
+        self._reads_at = 0.0
 
     async def run(self, grace: float, ready: Callable[[], None] | None) -> None:
         acking, renewing = asyncio.create_task(self._ack()), asyncio.create_task(self._renew_forever())
@@ -131,6 +132,9 @@ class EntryReader(ABC, Generic[H]):
     async def _read(self) -> None:
         failures, failing_since = 0, 0.0
         while not self._stop.is_set():
+            if (pause := self._reads_at - monotonic()) > 0:
+                await wait_within(self._stop, pause)
+                continue
             try:
                 await self._read_once()
                 if failures:
@@ -189,6 +193,8 @@ class EntryReader(ABC, Generic[H]):
             return  # its new consumer settles it
         elif outcome == "rejected":
             await self._bury(taken, type(error).__name__, error)
+        elif isinstance(error, DownstreamUnavailable):
+            await self._defer(taken, verdict, error)
         elif outcome != "failed":  # in progress, or the guard lost its lease to another owner
             await self._release(taken, max(1, round(verdict.delay(0) * 1000)), undo=True)
         elif not verdict.ran and isinstance(error, StoreError):
@@ -197,6 +203,17 @@ class EntryReader(ABC, Generic[H]):
         else:
             log.warning("subscriber.failed", extra=self._facts | {"id": taken.entry.id}, exc_info=error)
             await self._retry_or_bury(taken, verdict)
+
+    async def _defer(self, taken: H, verdict: Verdict[Any], error: DownstreamUnavailable) -> None:
+        """Release an entry whose downstream service is unavailable, which is no attempt, and pause the reading."""
+        seconds = min(verdict.delay(self._options.reclaim_ms / 1000), self._options.reclaim_ms / 1000)
+        if monotonic() >= self._reads_at:
+            self._reads_at = monotonic() + seconds
+            log.warning(
+                "subscriber.downstream_unavailable error=%r", str(error), extra=self._facts | {"error": str(error)}
+            )
+        self._count("downstream_unavailable")
+        await self._release(taken, round(seconds * 1000), undo=True)
 
     async def _retry_or_bury(self, taken: H, verdict: Verdict[Any]) -> None:
         if taken.entry.deliveries >= self._options.max_deliveries:

@@ -9,6 +9,7 @@ Counters:
 
 - `stream.read`, `.reclaimed`: entries taken.
 - `stream.handled`, `.duplicate`, `.in_progress`, `.rejected`, `.failed`, `.unguarded`, `.skipped`: the verdicts.
+- `stream.downstream_unavailable`: entries released because the callback raised `DownstreamUnavailable`.
 - `stream.lost`: the guard or the consumer lost the entry to another one while the callback ran.
 - `stream.acked`, `.dead`: entries acknowledged, and entries copied to the dead stream.
 - `stream.returned`, `.abandoned`: entries not started, and entries cancelled, at the stop.

@@ -17,9 +17,10 @@ from idemgate.guard.decorator import build_judge, build_judge_async
 from idemgate.store.heartbeat import FunctionRenewal
 from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Delivery, Taken
+from idemgate.worker.downstream import Downstream
 from idemgate.worker.limiter import Limiter
 from idemgate.worker.outcome import attempt_number
-from idemgate.worker.poller import Poller
+from idemgate.worker.poller import POLL, Poller
 
 __all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer"]
 
@@ -85,6 +86,7 @@ class TopicConsumer:
         self.is_async = is_async(handler)
         self.judge: Callable[..., Any] = build_judge_async(handler) if self.is_async else build_judge(handler)
         adaptive = self.calls.policy.adaptive
+        self.downstream = Downstream(self.context, self.topic.name)
         self.limiter = None if adaptive is None else Limiter(self.context, self.topic.name, adaptive)
         # With durability, a settlement waits for replicas. A take must neither wait for them nor fail with them.
         self._takes_while_settling = self.context.durability is None
@@ -101,13 +103,14 @@ class TopicConsumer:
         return self.calls.policy.lease / 1000
 
     def pause(self) -> float:
-        """Return the seconds until a slot has work, at most one poll interval."""
-        return self.poller.pause()
+        """Return the seconds until the topic may take messages and a slot has work, at most one poll interval."""
+        return min(POLL, max(self.poller.pause(), self.downstream.pause))
 
     # -- limiting --------------------------------------------------------------------------------------------------
 
     def room(self, free: int) -> int:
-        """Return how many of `free` places this topic may use: all of them, or what its adaptive limit leaves."""
+        """Return how many of `free` places this topic may use: all, or what its limit and its downstream leave."""
+        free = self.downstream.room(free, len(self.in_flight))
         return free if self.limiter is None else min(free, self.limiter.limit - len(self.in_flight))
 
     def on_handler_start(self, delivery: Delivery[Any]) -> None:

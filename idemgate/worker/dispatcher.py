@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from typing import Any
 
 from idemgate.core.thread_pool import ThreadPool
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
+from idemgate.errors import DownstreamUnavailable
 from idemgate.guard.decorator import build_judge_async
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement
@@ -169,7 +171,9 @@ class Dispatcher:
         for entry, verdict in ended:
             if self._abandoned and entry in self._abandoned:
                 continue
-            if verdict is HANDLED and entry.consumer.limiter is None:  # shortcut for the most frequent case
+            consumer = entry.consumer
+            # A shortcut for the most frequent case.
+            if verdict is HANDLED and consumer.limiter is None and not consumer.downstream.failures:
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
                 self._prefetch.handled += 1
                 self._free_place(entry)
@@ -221,7 +225,11 @@ class Dispatcher:
     def _choose_settlement(self, entry: InFlight, verdict: Verdict[Any]) -> Settlement:
         delivery, error = entry.delivery, verdict.error
         entry.consumer.on_handler_end(delivery, error)
+        if error is None:
+            entry.consumer.downstream.end_outage()
         try:
+            if isinstance(error, DownstreamUnavailable):
+                return self._defer(entry, verdict, error)
             settlement = choose_settlement(delivery, verdict, entry.consumer.calls.policy, self._stopping.is_set())
         except Exception as invalid:  # an invalid backoff of the user must not end the worker
             facts = entry.log_facts()
@@ -248,6 +256,18 @@ class Dispatcher:
             log.warning("worker.result_not_stored", extra=facts)
             self._context.counters.add("worker.result_not_stored")
         return settlement._replace(result=result)
+
+    def _defer(self, entry: InFlight, verdict: Verdict[Any], error: DownstreamUnavailable) -> Settlement:
+        """Defer a delivery whose downstream service is unavailable, and pause its topic."""
+        consumer, downstream = entry.consumer, entry.consumer.downstream
+        self._context.counters.add("worker.downstream_unavailable")
+        if not downstream.pause:  # else another delivery of the same outage began it
+            seconds = verdict.retry_after
+            if seconds is None:
+                seconds = consumer.calls.policy.backoff.ms(downstream.failures + 1, error) / 1000
+            downstream.begin_pause(seconds, error)
+            self.return_unstarted(lambda other: other.consumer is not consumer)
+        return Settlement("defer", entry.delivery, delay=ceil(downstream.pause * 1000))
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 

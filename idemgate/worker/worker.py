@@ -295,6 +295,8 @@ class Worker:
 
         It also waits if settlements under way will fetch more before any handler idles.
         """
+        if consumer.downstream.pause:
+            return 0
         if consumer.room(1) <= 0:
             consumer.wake.clear()
             await consumer.wake.wait()  # until a delivery of this topic is settled

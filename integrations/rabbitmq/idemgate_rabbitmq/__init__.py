@@ -5,10 +5,11 @@ from __future__ import annotations
 from idemgate_rabbitmq.aio import AioPublisher
 from idemgate_rabbitmq.blocking import Publisher
 from idemgate_rabbitmq.guard import guarded
-from idemgate_rabbitmq.outgoing import NotPublished, Unroutable, decoded
+from idemgate_rabbitmq.outgoing import BrokerUnavailable, NotPublished, Unroutable, decoded
 
 __all__ = [
     "AioPublisher",
+    "BrokerUnavailable",
     "NotPublished",
     "Publisher",
     "Unroutable",

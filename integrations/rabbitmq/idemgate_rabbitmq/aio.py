@@ -7,10 +7,18 @@ from typing import Any, Self
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, DeliveryError, PublishError
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPChannelError, DeliveryError, PublishError
 
 from idemgate import Delivery, Duration
-from idemgate_rabbitmq.outgoing import Address, Encoding, NotPublished, Outgoing, RoutingKey, Unroutable
+from idemgate_rabbitmq.outgoing import (
+    Address,
+    BrokerUnavailable,
+    Encoding,
+    NotPublished,
+    Outgoing,
+    RoutingKey,
+    Unroutable,
+)
 
 __all__ = ["AioPublisher"]
 
@@ -73,15 +81,17 @@ class AioPublisher:
             raise NotPublished("the broker refused it (nack): its queue is full, or failed") from None
         except TimeoutError:
             self._drop(wire)
-            raise NotPublished(f"not confirmed within {self._address.seconds:g} s") from None
+            raise BrokerUnavailable(f"not confirmed within {self._address.seconds:g} s") from None
         except _LOST as error:
             self._drop(wire)
-            raise NotPublished(f"{type(error).__name__}: {error}"[:300]) from None
+            # The broker closes a channel because of a message, or because the exchange is missing.
+            kind = NotPublished if isinstance(error, AMQPChannelError) else BrokerUnavailable
+            raise kind(f"{type(error).__name__}: {error}"[:300]) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise NotPublished("the connection was closed") from None  # aio-pika's word for that, not ours
+            raise BrokerUnavailable("the connection was closed") from None  # aio-pika's word for that, not ours
 
     async def close(self) -> None:
         """Ends the connection; what waits for a confirm fails, and is tried again. The next delivery would connect

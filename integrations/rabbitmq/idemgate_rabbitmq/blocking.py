@@ -10,10 +10,19 @@ from typing import Any, Self
 import pika
 from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
+from pika.exceptions import AMQPChannelError
 from pika.spec import Basic, BasicProperties
 
 from idemgate import Delivery, Duration, InvalidArgument
-from idemgate_rabbitmq.outgoing import Address, Encoding, NotPublished, Outgoing, RoutingKey, Unroutable
+from idemgate_rabbitmq.outgoing import (
+    Address,
+    BrokerUnavailable,
+    Encoding,
+    NotPublished,
+    Outgoing,
+    RoutingKey,
+    Unroutable,
+)
 
 __all__ = ["Publisher"]
 
@@ -60,7 +69,7 @@ class Publisher:
             wire.publish(message).result(self._address.seconds)
         except TimeoutError:
             self._drop(wire)
-            raise NotPublished(f"not confirmed within {self._address.seconds:g} s") from None
+            raise BrokerUnavailable(f"not confirmed within {self._address.seconds:g} s") from None
 
     def close(self) -> None:
         """Ends the connection; what waits for a confirm fails, and is tried again. The next delivery would connect
@@ -212,7 +221,9 @@ class _Wire:
 
     def _failure(self) -> NotPublished:
         why = self._why
-        return NotPublished(f"{type(why).__name__}: {why}"[:300] if why else "the connection is closed")
+        # The broker closes a channel because of a message, or because the exchange is missing.
+        kind = NotPublished if isinstance(why, AMQPChannelError) else BrokerUnavailable
+        return kind(f"{type(why).__name__}: {why}"[:300] if why else "the connection is closed")
 
     def _close(self) -> None:
         """One that is being opened is closed when it is open, or fails by itself: pika stumbles over anything else."""

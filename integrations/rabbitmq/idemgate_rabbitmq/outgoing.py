@@ -12,9 +12,19 @@ from urllib.parse import urlsplit
 import msgpack
 
 from idemgate import Delivery, Duration, InvalidArgument, Retry
+from idemgate.errors import DownstreamUnavailable
 from idemgate.types import milliseconds
 
-__all__ = ["Address", "Encoding", "NotPublished", "Outgoing", "RoutingKey", "Unroutable", "decoded"]
+__all__ = [
+    "Address",
+    "BrokerUnavailable",
+    "Encoding",
+    "NotPublished",
+    "Outgoing",
+    "RoutingKey",
+    "Unroutable",
+    "decoded",
+]
 
 Encoding = Literal["json", "msgpack"]
 RoutingKey = str | Callable[[Delivery[Any]], str] | None
@@ -30,6 +40,13 @@ class NotPublished(Retry):
     all the same. The topic's backoff says when it is tried again."""
 
     __module__ = "idemgate_rabbitmq"  # as it stands in a dead letter
+
+
+class BrokerUnavailable(NotPublished, DownstreamUnavailable):
+    """There is no connection to the broker, or no confirm in time. That is no attempt of the message: the worker defers
+    it, and pauses the topic."""
+
+    __module__ = "idemgate_rabbitmq"
 
 
 class Unroutable(NotPublished):

@@ -296,6 +296,28 @@ async def test_a_broker_that_is_silent_is_given_up_and_found_again(
     assert len(ids) >= 3
 
 
+async def test_a_broker_that_is_away_costs_no_attempts(
+    gate: Gate, clock: Clock, broker: Any, queue: Any, publish: Any
+) -> None:
+    # Given messages that may fail once, and a broker that is away
+    topic = gate.topic("jobs", max_attempts=1, backoff="10s", lease="2400h")
+    topic.handler(publish(routing_key=queue.name, timeout="300ms"))
+    await topic.aio.trigger_many([(n, n) for n in range(10)])
+    async with gate.aio.worker(concurrency=3):
+        async with away(broker):
+            for outages in range(1, 4):
+                # When the worker tries again after each pause
+                await eventually(lambda least=outages: gate.counters["worker.downstream_unavailable"] >= least)
+                clock.advance("1h")
+        # Then all messages are published once the broker is back, and none is a dead letter
+        async with asyncio.timeout(60):
+            while gate.counters["worker.acked"] < 10:
+                clock.advance("1h")
+                await asyncio.sleep(0.05)
+    assert {properties.headers["idemgate-key"] for _, properties, _ in queue.all()} == {str(n) for n in range(10)}
+    assert (await topic.aio.stats()).dead == 0
+
+
 async def test_a_confirm_that_is_lost_means_once_more(gate: Gate, broker: Any, queue: Any, publish: Any) -> None:
     with Proxy(f"tcp://127.0.0.1:{broker.port}") as proxy:
         publisher = publish(url=f"amqp://guest:guest@127.0.0.1:{proxy.port}/", routing_key=queue.name)
