@@ -150,7 +150,11 @@ def test_what_never_ends_is_told_and_what_ends_at_once_is_not() -> None:
     ("change", "what", "mend"),
     [
         (b"0 abc", "topic 't' is being deleted; its closed slots accept no calls until that ends", "idemgate delete t"),
-        (b"4 abc", "topic 't' is being changed to 4 slots; its closed slots accept no calls until that ends", "idemgate slots t 4"),
+        (
+            b"4 abc",
+            "topic 't' is being changed to 4 slots; its closed slots accept no calls until that ends",
+            "idemgate slots t 4",
+        ),
     ],
 )
 def test_a_change_that_was_cut_off_is_told_with_what_ends_it(change: bytes, what: str, mend: str) -> None:

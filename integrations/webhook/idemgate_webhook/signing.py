@@ -68,7 +68,9 @@ def _key(secret: object) -> bytes:
 def sign(secret: Secrets, id: str, timestamp: int, body: bytes) -> str:  # noqa: A002 - what the specification calls it
     """The value of `webhook-signature`: one signature a secret. `timestamp`: of this attempt, seconds since 1970."""
     if not _is_unambiguous(id):
-        raise InvalidArgument("id", id, "not printable ASCII without full stops", "A full stop separates what is signed")
+        raise InvalidArgument(
+            "id", id, "not printable ASCII without full stops", "A full stop separates what is signed"
+        )
     content = _content(id.encode(), b"%d" % timestamp, body)
     return " ".join(f"v1,{b64encode(_digest(key, content)).decode()}" for key in secret_bytes(secret))
 
