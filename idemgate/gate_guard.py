@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from idemgate.core.key_template import compile_key
-from idemgate.core.validation import check_callable
+from idemgate.core.validation import check_function
 from idemgate.errors import InvalidArgument
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
 from idemgate.guard.guard import Guard
@@ -192,7 +192,7 @@ class GuardMethods:
         failure = on_failure if on_failure is not None else "raise" if on_verdict is None else "log"
         check_choice("on_failure", failure, OnFailure)
         if on_verdict is not None:
-            check_callable("on_verdict", on_verdict)
+            check_function(on_verdict, "on_verdict")
         checked = once_options(self.context.codec, "callback", scope, options)
 
         def guard(func: Callable[P, R]) -> Callable[P, R | None]:

@@ -26,7 +26,7 @@ async def warn_about_unserved(context: Context, topics: Mapping[str, Topic]) -> 
     """
     served = {name for name, topic in topics.items() if topic.definition.handler or topic.definition.forward}
     try:
-        found = await stored_topics_async(context, served)
+        found = await stored_topics_async(context, without=served)
     except StoreError:
         return
     waiting = {topic.name: topic.stats.pending for topic in found if topic.stats.pending}

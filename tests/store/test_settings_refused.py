@@ -130,7 +130,7 @@ def test_a_file_of_another_kind_is_named_at_the_first_use(query: str, text: str)
 
 
 async def test_a_refused_connection_says_how_to_start_a_server(nobody: Any) -> None:
-    with pytest.raises(StoreUnavailable, match="No server listens there: .*`idemgate server`"):
+    with pytest.raises(StoreUnavailable, match=r"No server listens there: .*`idemgate server`"):
         await nobody.first("k", "1h")
 
 
