@@ -6,7 +6,7 @@ import ssl
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from redis import connection
 
@@ -26,7 +26,8 @@ def check_tls_settings(settings: dict[str, Any]) -> None:
         InvalidArgument: a setting is unknown, is given without TLS, or has an invalid value.
     """
     given = {name: value for name, value in settings.items() if name.startswith("ssl")}
-    known = [name for name in signature(connection.SSLConnection.__init__).parameters if name.startswith("ssl")]
+    parameters = signature(cast("type[Any]", connection.SSLConnection)).parameters
+    known = [name for name in parameters if name.startswith("ssl")]
     for name, value in given.items():
         if name not in known:
             raise InvalidArgument(name, _shown(name, value), "no TLS setting", f"Use one of {', '.join(known)}")

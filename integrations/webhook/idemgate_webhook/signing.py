@@ -83,14 +83,21 @@ def verify(
     tolerance: Duration = "5m",
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """For the receiving side: returns the webhook's id, the key for `gate.once`, or raises BadSignature.
+    """Verify a received request and return the webhook's id, which is the key for `gate.once`.
 
-    - `headers`: all of the request, as text or as bytes (ASGI); case does not count. - `body`: the raw bytes as received: parsed and written
-      again, they are others.
-    - `tolerance`: how old, or how far ahead of this machine's clock, an attempt may be. Within it a copy of a
-      request verifies again: that is what the id is for.
-    - `clock`: seconds since 1970.
-    Constant time, whatever the signature.
+    It takes the same time for all signatures.
+
+    Args:
+        secret: the secret, or several during a rotation.
+        headers: all headers of the request, as text or as bytes (ASGI). Case does not matter.
+        body: the raw bytes as received. JSON that was parsed and serialized again has other bytes.
+        tolerance: how old an attempt may be, or how far ahead of this machine's clock. Within this time a copy of a
+            request verifies again. The id recognizes it.
+        clock: a function that returns the seconds since 1970.
+
+    Raises:
+        BadSignature: the signature or a header is invalid, or the request is too old.
+        InvalidArgument: an argument is invalid.
     """
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidArgument("body", type(body), "not bytes", "Pass the raw body of the request, before it is parsed")
