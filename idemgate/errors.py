@@ -200,7 +200,8 @@ class NoResult(IdemgateError):
     """
 
     def __init__(self, topic: str, key: str, why: str) -> None:
-        super().__init__(f"topic {topic!r} has no result for {key!r}: {why}")
+        super().__init__(topic, key, why)
+        self._text = f"topic {topic!r} has no result for {key!r}: {why}"
         self.topic = topic
         self.key = key
         self.why = why
@@ -214,10 +215,16 @@ class ResultTimeout(IdemgateError, TimeoutError):
     """The delivery did not end in time. It may still run; `topic.result` may be called again."""
 
     def __init__(self, topic: str, key: str, seconds: float) -> None:
-        super().__init__(f"topic {topic!r} had no result for {key!r} within {seconds:g} s; the delivery may still run")
+        super().__init__(topic, key, seconds)
+        self.args = topic, key, seconds  # OSError keeps none
+        self._text = f"topic {topic!r} had no result for {key!r} within {seconds:g} s; the delivery may still run"
         self.topic = topic
         self.key = key
         self.seconds = seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        restore, arguments, state = super().__reduce__()
+        return restore, arguments, state | {"args": self.args}
 
 
 class TopicInUse(IdemgateError):

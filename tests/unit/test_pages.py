@@ -66,7 +66,8 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 def test_operations_lists_each_log_event() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "idemgate").rglob("*.py"))
     event = r'"([a-z]+\.[a-z_]+)'
-    emitted = set(re.findall(rf"\blog\.(?:debug|info|warning|error|exception|critical)\(\s*{event}", sources))
+    levels = r"(?:debug|info|warning|error|exception|critical)\(|log\(level,"
+    emitted = set(re.findall(rf"\blog\.(?:{levels})\s*{event}", sources))
     for names in re.findall(rf'name = {event}" if .* else {event}"', sources):
         emitted.update(names)
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -315,7 +315,7 @@ def no_generator(heard: PubSubMessage) -> Any:
         pytest.param("prices", {"concurrency": 0}, print, "concurrency", id="no concurrency"),
         pytest.param("prices", {"backlog": True}, print, "backlog", id="no number"),
         pytest.param("prices", {}, "print", "callback", id="no function"),
-        pytest.param("prices", {}, no_generator, "function", id="a generator"),
+        pytest.param("prices", {}, no_generator, "callback", id="a generator"),
     ],
 )
 def test_bad_input_is_refused_where_it_is_written(channel: str, options: Any, callback: Any, named: str) -> None:
