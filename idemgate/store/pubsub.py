@@ -42,6 +42,14 @@ class Subscription:
         self._pubsub: Any = None
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_listening(self) -> bool:
+        """True if the server has confirmed every subscription and the connection is not known to be lost.
+
+        A connection that became silent counts as listening until its PING is overdue.
+        """
+        return self._pubsub is not None and all(ready.is_set() for ready in self._ready.values())
+
     async def add(self, name: bytes, callback: MessageCallback, *, pattern: bool = False) -> None:
         """Listen to a channel, or to a pattern.
 

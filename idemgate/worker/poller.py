@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
+from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -19,6 +20,8 @@ __all__ = ["POLL", "Poller"]
 
 POLL = 1.0
 """Longest sleep, seconds. Hints shorten it, but correctness does not depend on them."""
+IDLE_POLL = 30.0
+"""Seconds within which each slot is polled while hints arrive. It bounds the delay of a message whose hint was lost."""
 NEVER = float("inf")
 
 
@@ -53,7 +56,7 @@ class Poller:
         self._due_at: dict[int, float] = {}
         # One offset per slot: the nodes of a cluster have different clocks.
         self._offsets: defaultdict[int, Offset] = defaultdict(lambda: UNKNOWN)
-        self._rotation = 0
+        self._rotation = self._next_poll = 0
         self._polled_at = monotonic()
         self._must_subscribe = False
         self._replied_at = monotonic()
@@ -135,15 +138,28 @@ class Poller:
         return min(POLL, seconds) if self.context.clock is None else POLL
 
     def pause(self) -> float:
-        """Return how many seconds to sleep until a slot has work. Every `POLL` seconds all slots are due."""
+        """Return how many seconds to sleep until a slot has work. Every `POLL` seconds some slots are due."""
         elapsed = monotonic() - self._polled_at
         if elapsed >= POLL:
-            self.mark_all_due()
+            self._mark_next_due()
             self._polled_at, elapsed = monotonic(), 0.0
         pauses = (
             self.seconds_until(self._due_at[slot], slot) for slot in self._slots_to_poll() if slot in self._due_at
         )
         return min(POLL - elapsed, min(pauses, default=POLL))
+
+    def _mark_next_due(self) -> None:
+        """Treat the next slots as due, in turn, so that each is polled within `IDLE_POLL`; without hints, all slots.
+
+        One slot at least is polled every time: its reply tells a new number of slots.
+        """
+        if not self._subscription.is_listening:
+            self.mark_all_due()
+            return
+        slots = sorted(slot for slot in self._slots_to_poll() if slot in self._due_at)
+        for _ in range(ceil(len(slots) * POLL / IDLE_POLL)):
+            self._next_poll = (self._next_poll + 1) % len(slots)
+            self._due_at[slots[self._next_poll]] = 0.0
 
     def mark_all_due(self) -> None:
         """Treat every slot as due."""

@@ -120,7 +120,7 @@ def test_a_signal_lets_what_runs_finish(
     # Then it ends well, and only that delivery was handled
     assert (code, said) == (0, "finished a\nover")
     # And its log says no more than that
-    assert re.findall(r" (\w+\.\w+) ", err) == ["worker.started", "worker.stopping", "worker.stopped"]
+    assert re.findall(r" idemgate\.worker (\w+\.\w+) ", err) == ["worker.started", "worker.stopping", "worker.stopped"]
     assert len(err.splitlines()) == 3
     stats = topic.stats()
     assert (stats.ready, stats.in_flight, stats["acked"]) == (2, 0, 1)
