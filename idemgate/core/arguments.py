@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, ismethod, signature
 from typing import Any, cast
 
+from idemgate.core.validation import type_hints
+
 __all__ = ["Args", "Arguments", "Find", "Kwargs"]
 
 Args = tuple[Any, ...]
@@ -31,12 +33,13 @@ def _unwrap(func: Callable[..., object]) -> Callable[..., object]:
 class Arguments:
     """The parameters of `func`. Raises ValueError or TypeError for some builtins, as `inspect.signature` does."""
 
-    __slots__ = ("_finds", "_of_method", "_rest", "names")
+    __slots__ = ("_finds", "_of_method", "_rest", "hints", "names")
 
     def __init__(self, func: Callable[..., object]) -> None:
         func = _unwrap(func)
         parameters = list(signature(func).parameters.values())
         named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        self.hints = type_hints(func)
         self.names = tuple(parameter.name for parameter in parameters)
         self._finds = {p.name: _find(at, p, named) for at, p in enumerate(parameters)}
         self._rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -15,6 +15,7 @@ from inspect import iscoroutinefunction, ismethod
 from string import Formatter
 from typing import Any, Generic, Protocol, TypeVar
 
+from idemgate.core.annotated_fields import find_missing_step
 from idemgate.core.arguments import Args, Arguments, Find, Kwargs
 from idemgate.core.codec import digest
 from idemgate.core.key_text import check_encodes, text_of
@@ -310,7 +311,10 @@ def _field(written: object, arguments: Arguments, name: str, spec: object) -> _F
         raise InvalidArgument(
             name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}"
         )
-    return _Field(found[0], find, tuple(_step(step, name, spec) for step in _STEP.finditer(found[2])), name)
+    path = tuple(_step(step, name, spec) for step in _STEP.finditer(found[2]))
+    if (missing := find_missing_step(arguments.hints.get(found[1]), path)) is not None:
+        raise InvalidArgument(name, spec, f"{{{written}}}: {missing}", "Correct the field, or the annotation")
+    return _Field(found[0], find, path, name)
 
 
 def _step(step: re.Match[str], name: str, spec: object) -> tuple[bool, str | int]:

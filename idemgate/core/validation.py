@@ -9,7 +9,16 @@ from typing import Any, TypeVar, get_type_hints
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["MOST", "check_blocking", "check_function", "check_int", "check_iterable", "is_async", "type_hints"]
+__all__ = [
+    "MOST",
+    "check_blocking",
+    "check_function",
+    "check_int",
+    "check_iterable",
+    "check_parameters",
+    "is_async",
+    "type_hints",
+]
 
 T = TypeVar("T")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -98,6 +107,28 @@ def check_function(func: object, name: str = "function") -> None:
     if getattr(func, "__globals__", None) is _CONTEXTLIB and hasattr(func, "__wrapped__"):
         fix = "Use a function that contains the `with` block"
         raise InvalidArgument(name, shown, "a context manager returns before its block has run", fix)
+
+
+def check_parameters(func: Any, name: str, *parameters: str) -> None:
+    """Check that `func` can be called with these positional arguments.
+
+    Args:
+        func: the function.
+        name: the parameter to name in the error.
+        parameters: names for the arguments, for the error.
+
+    Raises:
+        InvalidArgument: it has other parameters.
+    """
+    try:
+        signature = inspect.signature(func)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        call, shown = f"({', '.join(parameters)})", getattr(func, "__qualname__", func)
+        raise InvalidArgument(name, shown, f"cannot be called with {call}: {error}", f"Define it with {call}") from None
 
 
 def type_hints(func: Any) -> dict[str, Any]:

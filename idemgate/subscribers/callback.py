@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from idemgate.core.scopes import qualified_name
 from idemgate.core.thread_pool import ThreadPool
-from idemgate.core.validation import check_function, is_async
+from idemgate.core.validation import check_function, check_parameters, is_async
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.guard.decorator import build_judge, build_judge_async
 
@@ -109,7 +109,8 @@ def check_callback(func: Callable[[T], object]) -> str:
     """Check that a function can be a callback; return its name.
 
     Raises:
-        InvalidArgument: It is not callable, or it returns before its work ends.
+        InvalidArgument: It is not callable with one argument, or it returns before its work ends.
     """
     check_function(func, "callback")
+    check_parameters(func, "callback", "message")
     return qualified_name(func)

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from idemgate.core.calls import Call
-from idemgate.core.validation import check_function
+from idemgate.core.validation import check_function, check_parameters
 from idemgate.errors import InvalidArgument, PolicyChanged
 from idemgate.store.context import Context
 from idemgate.topics.calls import OpenReply, TopicCalls, open_topic, stored_policy
@@ -79,8 +79,9 @@ class TopicDefinition:
         self.declared = replace(self.declared, dedup_retention=retention)
 
     def set_handler(self, handler: Callable[..., Any]) -> None:
-        """Register the handler. Raises InvalidArgument if it is no function, or the topic has another consumer."""
+        """Register the handler. Raises InvalidArgument if it takes no delivery, or the topic has another consumer."""
         check_function(handler, "handler")
+        check_parameters(handler, "handler", "delivery")
         if self.handler is not None and self.handler is not handler:
             raise InvalidArgument(
                 "handler",

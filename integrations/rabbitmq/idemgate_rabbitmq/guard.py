@@ -145,7 +145,7 @@ def guarded(
 
     Raises:
         InvalidArgument: An option is invalid, or `lease` or `pause` is longer than `hold`. Or the callback returns
-            before its work ends, or has no name of its own and needs a `scope`.
+            before its work ends, has other parameters than its client passes, or has no name of its own and needs a `scope`.
     """
     options: dict[str, Any] = {"retention": retention, "lease": lease, "max_attempts": max_attempts}
     pause_seconds, hold_seconds = milliseconds(pause, "pause") / 1000, milliseconds(hold, "hold") / 1000
@@ -154,6 +154,7 @@ def guarded(
 
     def decorate(func: F) -> F:
         is_async = _is_coroutine_function(func)
+        _check_parameters(func, ("message",) if is_async else ("channel", "method", "properties", "body"))
         guard = _ConsumerGuard(gate, func, scope, options, pause_seconds, hold_seconds)
         consume = guard.consume_aio if is_async else guard.consume_blocking
         return cast(F, functools.update_wrapper(_Callback(consume), func))
@@ -399,6 +400,15 @@ def _is_channel_open(message: AbstractIncomingMessage) -> bool:
         return message.channel is not None
     except CONNECTION_EXCEPTIONS:  # aio-pika raises if the channel is closed
         return False
+
+
+def _check_parameters(func: Callable[..., Any], names: tuple[str, ...]) -> None:
+    """Raise InvalidArgument unless the callback can be called as its client calls it."""
+    try:
+        inspect.signature(func).bind(*names)
+    except TypeError as error:
+        call = f"({', '.join(names)})"
+        raise InvalidArgument("function", func, f"cannot be called with {call}: {error}", f"Define {call}") from None
 
 
 def _is_coroutine_function(func: Callable[..., Any]) -> bool:

@@ -589,6 +589,16 @@ def test_a_lease_or_pause_longer_than_the_hold_is_refused(gate: Gate, name: str)
     guarded(gate, **{name: "15m"})
 
 
+def test_a_callback_with_other_parameters_is_refused(gate: Gate) -> None:
+    async def without(*, message: Any = None) -> None: ...
+
+    def of_aio(message: Any) -> None: ...
+
+    for callback in (without, of_aio):
+        with pytest.raises(InvalidArgument, match="cannot be called with"):
+            guarded(gate)(callback)
+
+
 def test_a_generator_is_refused(gate: Gate) -> None:
     def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> Any:
         yield

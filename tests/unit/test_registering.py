@@ -1,0 +1,158 @@
+"""Functions are checked when they register, so that no message meets a handler that cannot take it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pydantic
+import pytest
+from typing_extensions import TypedDict
+
+from idemgate import Delivery, Gate, InvalidArgument
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that never connects."""
+    with Gate("redis://localhost:1/0", namespace="unit") as made:
+        yield made
+
+
+def none() -> None: ...
+def two(delivery: Any, more: Any) -> None: ...
+def keyword(*, delivery: Any) -> None: ...
+def method(self: Any, delivery: Any) -> None: ...
+async def none_awaiting() -> None: ...
+
+
+class WithoutArgument:
+    def __call__(self) -> None: ...
+
+
+class Handlers:
+    def handle(self, delivery: Any) -> None: ...
+    def handle_none(self) -> None: ...
+
+
+UNFIT = [5, "name", none, two, keyword, method, none_awaiting, WithoutArgument(), Handlers().handle_none]
+FIT = [
+    lambda delivery: None, lambda *args: None, Handlers().handle, functools.partial(two, more=1), print,
+    lambda delivery, more=1: None,
+]  # fmt: skip
+
+
+def registrations(gate: Gate) -> list[Any]:
+    """Return every way to register a function of one argument."""
+    return [
+        gate.topic("t").handler,
+        gate.stream("s", group="g"),
+        gate.list("l"),
+        gate.subscribe("c"),
+        gate.on_expired("e", "e:*").handler,
+    ]
+
+
+@pytest.mark.parametrize("func", UNFIT, ids=range(len(UNFIT)))
+def test_a_function_that_takes_no_single_argument_is_refused(gate: Gate, func: Any) -> None:
+    for register in registrations(gate):
+        with pytest.raises(InvalidArgument, match=r"not callable|cannot be called with \("):
+            register(func)
+    # And the topic has no handler
+    gate.topic("t").handler(lambda delivery: None)
+
+
+@pytest.mark.parametrize("func", FIT, ids=range(len(FIT)))
+def test_a_function_that_takes_one_argument_is_accepted(gate: Gate, func: Any) -> None:
+    for register in registrations(gate):
+        register(func)
+
+
+def test_a_guarded_function_is_checked_by_its_own_parameters(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be called with"):
+        gate.topic("t").handler(gate.once(key="{a}:{b}")(lambda a, b: None))
+    gate.topic("t").handler(gate.once(key="{delivery.id}")(lambda delivery: None))
+
+
+# -- fields of templates ----------------------------------------------------------------------------------------------
+
+
+class Address(TypedDict):
+    street: str
+
+
+class Event(TypedDict):
+    id: str
+    address: Address
+
+
+@dataclasses.dataclass
+class Order:
+    id: str
+    event: Event
+
+    @property
+    def number(self) -> str:
+        return self.id
+
+
+class Payment(pydantic.BaseModel):
+    id: str
+    order: Order
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    id: str
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.id = 1
+
+
+WRONG = [
+    (Event, "{it[idd]}", "Event has no member [idd]"),
+    (Event, "{it.id}", "Event has no attribute .id"),
+    (Event, "{it[address][streets]}", "Address has no member [streets]"),
+    (Order, "{it.idd}", "Order has no attribute .idd"),
+    (Order, "{it.event[idd]}", "Event has no member [idd]"),
+    (Payment, "{it.order.idd}", "Order has no attribute .idd"),
+    (Point, "{it.y}", "Point has no attribute .y"),
+    (Delivery[Any], "{it.idd}", "Delivery has no attribute .idd"),
+    (str, "{it.id}", "str has no attribute .id"),
+]
+RIGHT = [
+    (Event, "{it[id]}"), (Event, "{it[address][street]}"), (Order, "{it.id}"), (Order, "{it.number}"),
+    (Order, "{it.event[address][street]}"), (Payment, "{it.order.id}"), (Point, "{it.x}"), (Point, "{it[0]}"),
+    (Delivery[Any], "{it.id}"), (Delivery[Any], "{it.payload[id]}"), (Open, "{it.other}"), (Plain, "{it.id}"),
+    (Any, "{it.id}"), (object, "{it.id}"), (Mapping[str, Any], "{it.id}"), (dict[str, str], "{it[id]}"),
+    (Order | None, "{it.idd}"), ("Missing", "{it.id}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "key", "problem"), WRONG)
+def test_a_field_that_the_annotation_does_not_have_is_refused(gate: Gate, kind: Any, key: str, problem: str) -> None:
+    def func(it: Any) -> None: ...
+
+    func.__annotations__ = {"it": kind}
+    with pytest.raises(InvalidArgument) as caught:
+        gate.once(key=key)(func)
+    assert problem in str(caught.value)
+    # And so is a field of the fingerprint
+    with pytest.raises(InvalidArgument) as caught:
+        gate.once(key="{it}", fingerprint=[key.strip("{}")])(func)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "key"), RIGHT)
+def test_a_field_that_the_annotation_may_have_is_accepted(gate: Gate, kind: Any, key: str) -> None:
+    def func(it: Any) -> None: ...
+
+    func.__annotations__ = {"it": kind}
+    gate.once(key=key)(func)
