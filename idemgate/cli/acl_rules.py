@@ -36,6 +36,8 @@ class Role(NamedTuple):
 
 
 _LISTENS = "SUBSCRIBE UNSUBSCRIBE"
+_TRIMS = "XINFO|GROUPS XPENDING XTRIM"
+"""The commands that trim the streams into which a topic forwards."""
 _OPENS = ("topics/open", "topics/policy", "reshard/reopen")
 """The scripts that open a topic, at its first use and after a slot has moved. A deleted topic is created again."""
 _SEES = ("topics/peek", "topics/registry", "topics/stats")
@@ -56,7 +58,7 @@ ROLES = {
     "worker": Role(
         "takes from topics, handles, forwards; a member of a group of workers",
         [*_PUTS, *_WORKS, "members/heartbeat", "members/leave", "members/list"],
-        _LISTENS,
+        f"{_LISTENS} {_TRIMS}",
         ["topics", "members"],
     ),
     "subscriber": Role(
@@ -83,7 +85,7 @@ ROLES = {
     "admin": Role(
         "everything that idemgate can do in its namespace; SCAN, for the auditor, shows names of other keys, too",
         names(),
-        f"INFO {_LISTENS} EXEC MULTI SCAN",
+        f"INFO {_LISTENS} EXEC MULTI SCAN {_TRIMS}",
         ["all"],
     ),
 }

@@ -300,11 +300,16 @@ class SettledAndTaken:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The target of forwarded messages. `target` None means one key per slot; `keep` 0 keeps all entries."""
+    """The target of forwarded messages.
+
+    `target` None means one key per slot. `keep` 0 keeps all entries. With `trim` a worker removes the entries of a
+    stream that every group has acknowledged.
+    """
 
     kind: Literal["list", "stream"]
     target: bytes | None
     keep: int
+    trim: bool = False
 
 
 @dataclass(frozen=True, slots=True)

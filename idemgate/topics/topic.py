@@ -15,6 +15,7 @@ from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.calls.outbox import plan_trim, run_commands
 from idemgate.topics.dead import DeadLetters
 from idemgate.topics.definition import TopicDefinition
 from idemgate.topics.event_ids import add_event_ids
@@ -229,6 +230,23 @@ class Topic(BaseTopic):
             if not sent:
                 raise
         return sent
+
+    def trim_forwarded(self) -> int:
+        """Remove the entries of the target streams that every consumer group has acknowledged.
+
+        A worker does this continuously; see `forward`. Up to about a hundred acknowledged entries stay in each stream.
+
+        Returns:
+            The number of removed entries.
+
+        Raises:
+            InvalidArgument: The topic is not forwarded to a stream.
+        """
+        command, removed = self.definition.context.link.command, 0
+        self.open()  # the stored number of slots decides the names of the streams
+        for stream in self._streams_to_trim():
+            removed += run_commands(plan_trim(stream), command)
+        return removed
 
     @overload
     def ack(self, deliveries: Delivery[Any], *, result: object = None) -> Outcome: ...

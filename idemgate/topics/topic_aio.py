@@ -15,6 +15,7 @@ from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.calls.outbox import plan_trim, run_commands_async
 from idemgate.topics.dead import AioDeadLetters
 from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
@@ -143,6 +144,14 @@ class AioTopic(BaseTopic):
             if not sent:
                 raise
         return sent
+
+    async def trim_forwarded(self) -> int:
+        """Remove the entries that every consumer group has acknowledged. See `Topic.trim_forwarded`."""
+        command, removed = self.definition.context.aio_link.command, 0
+        await self.open()
+        for stream in self._streams_to_trim():
+            removed += await run_commands_async(plan_trim(stream), command)
+        return removed
 
     @overload
     async def ack(self, deliveries: Delivery[Any], *, result: object = None) -> Outcome: ...

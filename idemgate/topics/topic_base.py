@@ -64,12 +64,15 @@ class BaseTopic:
             The function, unchanged.
 
         Raises:
-            InvalidArgument: The topic has another handler or a forward target, or `func` is a generator.
+            InvalidArgument: The topic has another handler or a forward target, or `func` is a generator or takes no
+                single argument.
         """
         self.definition.set_handler(func)
         return func
 
-    def forward(self, to: Literal["list", "stream"], target: Key | None = None, *, keep: int = 0) -> None:
+    def forward(
+        self, to: Literal["list", "stream"], target: Key | None = None, *, keep: int = 0, trim: bool | None = None
+    ) -> None:
         """Let a worker move due messages into a Redis list or stream instead of handling them.
 
         The move is atomic. A list grows at its right end; a stream entry has the field `message`. Consumers read with
@@ -80,6 +83,10 @@ class BaseTopic:
             to: "list" or "stream".
             target: The key of the list or stream, on the same server as the topic. None means one key per slot, see
                 `forward_targets`. On a cluster it must be None.
+            trim: Whether a worker removes the entries of a stream that every consumer group has acknowledged. None
+                means True without a target, and False for a named one, which other programs may read, too. Nothing is
+                removed while the stream has no group. Create all groups before the first entry is acknowledged: a
+                group that is added later does not get what was removed.
             keep: The approximate maximum number of entries in the target; the oldest are dropped first. 0 keeps all.
 
         Raises:
@@ -91,12 +98,25 @@ class BaseTopic:
             raise InvalidArgument(
                 "keep", keep, "not a number of entries", f"Use 0 for all of them, or an int up to {MOST}"
             )
-        self.definition.set_forward(Forward(to, None if target is None else raw(target), keep))
+        if trim not in (None, False) and (trim is not True or to == "list"):
+            problem = "not a choice" if trim is not True else "a list has no groups"
+            raise InvalidArgument("trim", trim, problem, "Use True or False for a stream; leave it out for a list")
+        trims = to == "stream" and (target is None if trim is None else trim)
+        self.definition.set_forward(Forward(to, None if target is None else raw(target), keep, trims))
 
     def forward_targets(self) -> list[str]:
         """Return the keys into which `forward` without a target moves messages, one per slot."""
         slots, namespace = self.policy.slots, self.definition.context.namespace
         return [outbox(namespace, self.name, slot, slots).decode() for slot in range(slots)]
+
+    def _streams_to_trim(self) -> list[bytes]:
+        """Return the streams into which this topic forwards. Raises InvalidArgument if there are none."""
+        forward = self.definition.require_forward()
+        if forward.kind != "stream":
+            raise InvalidArgument(
+                "trim_forwarded", self.name, "the topic is forwarded to a list", 'Use forward("stream")'
+            )
+        return [name.encode() for name in self.forward_targets()] if forward.target is None else [forward.target]
 
     def decode_forwarded(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Any]:
         """Decode a forwarded message.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from idemgate.core.chunks import BATCH
+from idemgate.errors import ServerRejected
 from idemgate.topics.calls import TopicCalls
 from idemgate.topics.messages import Forward, Forwarded
 from idemgate.worker.poller import Poller
@@ -13,6 +14,8 @@ from idemgate.worker.poller import Poller
 __all__ = ["Forwarder"]
 
 log = logging.getLogger("idemgate.worker")
+TRIM_INTERVAL = 10.0
+"""Shortest time between two trims of a topic's streams, seconds."""
 
 
 class Forwarder:
@@ -25,13 +28,14 @@ class Forwarder:
         self.poller = poller
         self.topic, self.wake = poller.topic, poller.wake
         self._target = target
+        self._trims_at = 0.0 if target.trim else float("inf")
 
     def pause(self) -> float:
         """Return the seconds until a slot has work, at most one poll interval; 0 if one has work now."""
         return self.poller.pause()
 
     async def run_once(self) -> None:
-        """Forward at most 500 messages of each due slot.
+        """Forward at most 500 messages of each due slot, and trim the streams from time to time.
 
         Raises:
             StoreError: A slot failed. The other slots were still processed.
@@ -39,10 +43,23 @@ class Forwarder:
         await self.poller.refresh_layout()
         calls = await self.topic.aio.open()
         sends = (self._forward_slot(calls, slot) for slot in self.poller.due_slots(calls))
-        errors = await asyncio.gather(*sends, return_exceptions=True)
+        errors = await asyncio.gather(*sends, self._trim(), return_exceptions=True)
         for error in errors:
             if error is not None:
                 raise error
+
+    async def _trim(self) -> None:
+        """Remove what every consumer group has acknowledged."""
+        context = self.poller.context
+        if (now := context.now()) < self._trims_at:
+            return
+        self._trims_at = now + TRIM_INTERVAL
+        try:
+            context.counters.add("worker.trimmed", await self.topic.aio.trim_forwarded())
+        except ServerRejected as error:  # an access list without these commands must not stop the forwarding
+            self._trims_at = float("inf")
+            facts = {"topic": self.topic.name, "error": str(error)}
+            log.warning("worker.not_trimmed topic=%r error=%r", *facts.values(), extra=facts)
 
     async def _forward_slot(self, calls: TopicCalls, slot: int) -> None:
         counters = self.poller.context.counters

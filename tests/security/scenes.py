@@ -255,6 +255,11 @@ def forwards(on: Stage) -> None:
                 topic.trigger_many([Trigger(key, 1, group="g" if key < "c" else None) for key in "abcd"])
                 while topic.forward_once():
                     pass
+    stream = on.mine.topic("stream-True")
+
+    on.raw.xgroup_create(stream.forward_targets()[0], "g", "0")
+    on.raw.xreadgroup("g", "c", {stream.forward_targets()[0]: ">"})
+    stream.trim_forwarded()
 
 
 def belongs(on: Stage) -> None:

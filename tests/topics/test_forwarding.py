@@ -166,3 +166,60 @@ def test_forwarding_nothing_writes_nothing(gate: Gate, everything: Any) -> None:
     before = everything()
     assert gate.context.link.run(topic.open().forward(0, Forward("list", None, 0), 100)).sent == 0
     assert everything() == before
+
+
+class TestTrimming:
+    """What every group has acknowledged leaves the stream, and nothing else does."""
+
+    async def fill(self, face: Any, raw: Any, **options: Any) -> tuple[Any, str]:
+        topic = face.topic("jobs")
+        face.gate.topic("jobs").forward("stream", **options)
+        await topic.trigger_many([(n, n) for n in range(500)])
+        assert await topic.forward_once() == 500
+        return topic, face.gate.topic("jobs").forward_targets()[0]
+
+    def read(self, raw: Any, stream: str, group: str, n: int) -> list[bytes]:
+        return [one for one, _ in raw.xreadgroup(group, "consumer", {stream: ">"}, count=n)[0][1]]
+
+    async def test_a_consumed_stream_shrinks(self, face: Any, raw: Any) -> None:
+        # Given a stream that its only group has acknowledged
+        topic, stream = await self.fill(face, raw)
+        raw.xgroup_create(stream, "g", "0")
+        raw.xack(stream, "g", *self.read(raw, stream, "g", 500))
+        # When it is trimmed, then about a hundred entries stay at most
+        removed = await topic.trim_forwarded()
+        assert removed + raw.xlen(stream) == 500
+        assert raw.xlen(stream) <= 110
+
+    async def test_pending_and_unread_entries_of_each_group_stay(self, face: Any, raw: Any) -> None:
+        # Given one group that is done, and one that has an early entry pending
+        topic, stream = await self.fill(face, raw)
+        for group in ("quick", "slow"):
+            raw.xgroup_create(stream, group, "0")
+            ids = self.read(raw, stream, group, 500 if group == "quick" else 300)
+            raw.xack(stream, group, *(ids if group == "quick" else ids[:250] + ids[251:]))
+        # When the stream is trimmed
+        await topic.trim_forwarded()
+        # Then the pending entry and all behind it are there
+        left = [one for one, _ in raw.xrange(stream)]
+        assert raw.xpending(stream, "slow")["min"] in left
+        assert 250 <= len(left) <= 360
+        # And a group that has read nothing keeps everything
+        raw.xgroup_create(stream, "new", "0")
+        raw.xack(stream, "slow", *[one["message_id"] for one in raw.xpending_range(stream, "slow", "-", "+", 9)])
+        assert await topic.trim_forwarded() == 0
+
+    async def test_without_a_group_nothing_is_removed(self, face: Any, raw: Any) -> None:
+        topic = face.topic("jobs")
+        face.gate.topic("jobs").forward("stream")
+        assert await topic.trim_forwarded() == 0  # no stream yet
+        topic, stream = await self.fill(face, raw)
+        assert await topic.trim_forwarded() == 0
+        assert raw.xlen(stream) == 500
+
+    async def test_a_list_is_refused(self, face: Any, raw: Any) -> None:
+        face.gate.topic("jobs").forward("list")
+        with pytest.raises(InvalidArgument, match="forwarded to a list"):
+            await face.topic("jobs").trim_forwarded()
+        with pytest.raises(InvalidArgument, match="a list has no groups"):
+            face.gate.topic("other").forward("list", trim=True)

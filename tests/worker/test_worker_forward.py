@@ -244,3 +244,28 @@ async def test_forward_once_sends_at_most_as_many_as_asked(face: Any, clock: Clo
     clock.advance("1m")
     assert await topic.forward_once() == 1
     assert (await topic.stats())["forwarded"] == 1101
+
+
+@pytest.mark.parametrize(("options", "trims"), [({}, True), ({"trim": False}, False), ({"target": 1}, False)])
+async def test_a_worker_trims_what_every_group_has_acknowledged(
+    gate: Gate, clock: Clock, raw: Any, eventually: Any, options: dict[str, Any], trims: bool
+) -> None:
+    # Given a stream whose only group has acknowledged everything
+    topic, named = gate.topic("jobs"), f"jobs-{gate.namespace}"
+    topic.forward("stream", **(options | {"target": named} if "target" in options else options))
+    stream = named if "target" in options else topic.forward_targets()[0]
+    raw.xgroup_create(stream, "g", "0", mkstream=True)
+    async with gate.aio.worker():
+        await topic.aio.trigger_many([(n, n) for n in range(500)])
+        await eventually(lambda: gate.counters["worker.forwarded"] == 500)
+        raw.xack(stream, "g", *[one for one, _ in raw.xreadgroup("g", "c", {stream: ">"})[0][1]])
+        # When the worker forwards again after ten seconds
+        clock.advance("10s")
+        await topic.aio.trigger("later")
+        await eventually(lambda: gate.counters["worker.forwarded"] == 501)
+        # Then the stream is trimmed, unless it is a named one or the option is off
+        if trims:
+            await eventually(lambda: raw.xlen(stream) <= 110)
+    assert (gate.counters["worker.trimmed"] > 0) == trims
+    assert raw.xlen(stream) == 501 - gate.counters["worker.trimmed"]
+    raw.delete(stream)
