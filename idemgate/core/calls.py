@@ -5,7 +5,7 @@ Pure functions build a `Call`, and a link sends it. So the sync and the async co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,7 +13,23 @@ from idemgate.core.codec.decoding import DECODE_ERRORS, decode_error
 from idemgate.errors import DecodeError, StoreError, UnexpectedData
 from idemgate.lua import Script, script
 
-__all__ = ["KEY_ERRORS", "Arg", "Batch", "Call", "Incomplete", "PerKeyCall", "Redirect", "SlotMoved", "call", "text"]
+__all__ = [
+    "KEY_ERRORS",
+    "Arg",
+    "Batch",
+    "Call",
+    "Incomplete",
+    "PerKeyCall",
+    "Plan",
+    "Redirect",
+    "SlotMoved",
+    "call",
+    "run_call",
+    "run_calls",
+    "run_plan",
+    "run_plan_async",
+    "text",
+]
 
 T = TypeVar("T")
 Arg = bytes | str | int
@@ -188,3 +204,50 @@ def call(name: str, keys: tuple[bytes, ...], args: Sequence[Arg], read: Callable
 def text(value: bytes) -> str:
     """Return stored bytes as text; invalid UTF-8 is shown as escapes."""
     return value.decode(errors="backslashreplace")
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+Plan = Generator[Batch[list[Any]], list[Any], T]
+"""Several requests of which the later ones depend on the answers to the earlier ones.
+
+A plan is a generator: it yields batches, receives their answers, and returns its result. `run_plan` and
+`run_plan_async` drive it.
+"""
+_MAX_CALLS = 256
+"""Maximum calls in one batch of a plan."""
+
+
+def run_call(request: Call[T]) -> Plan[T]:
+    """Run one call in a plan, and return its answer."""
+    answers: list[T] = yield Batch([request], list)
+    return answers[0]
+
+
+def run_calls(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
+    """Run independent calls in a plan, and return their answers."""
+    answers: list[Any] = []
+    waiting = list(calls)
+    for start in range(0, len(waiting), _MAX_CALLS):
+        answers += yield Batch(waiting[start : start + _MAX_CALLS], list)
+    return answers
+
+
+def run_plan(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
+    """Run a plan to its end and return its result. Blocks."""
+    try:
+        batch = next(plan)
+        while True:
+            batch = plan.send(run(batch))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def run_plan_async(plan: Plan[T], run: Callable[[Batch[list[Any]]], Awaitable[list[Any]]]) -> T:
+    """Run a plan to its end and return its result. Awaits each batch."""
+    try:
+        batch = next(plan)
+        while True:
+            batch = plan.send(await run(batch))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -26,7 +26,6 @@ __all__ = [
     "dead_numbers",
     "decode_dead_letter",
     "group_ids",
-    "newest",
     "position_of",
 ]
 
@@ -40,7 +39,7 @@ class DeadLetter:
     """A message that was given up.
 
     Attributes:
-        id: The id that `redrive` and `delete` take.
+        id: The id that `redrive` and `delete` take. It changes when the topic gets another number of slots.
         key: The text of the message's key.
         reason: The last line of the failure.
         died_at: The time at which it was given up, by the server's clock.
@@ -170,14 +169,6 @@ def dead_numbers(letters: Iterable[DeadLetter]) -> list[str]:
     return [letter.id.partition("-")[2] for letter in letters]
 
 
-def newest(by_slot: Iterable[Sequence[DeadLetter]], n: int, skip: int) -> list[DeadLetter]:
-    """Return the `n` newest letters of several slots after the first `skip`, newest first."""
-    letters = sorted(
-        (letter for letters in by_slot for letter in letters), key=lambda letter: letter.died_at, reverse=True
-    )
-    return letters[skip : skip + n]
-
-
 def group_ids(ids: Iterable[str], slots: int) -> list[tuple[int, list[str]]]:
     """Group ids of dead letters by slot, at most one page per group. Raises InvalidArgument."""
     by_slot: defaultdict[int, list[str]] = defaultdict(list)
@@ -188,7 +179,7 @@ def group_ids(ids: Iterable[str], slots: int) -> list[tuple[int, list[str]]]:
                 "ids",
                 letter_id,
                 "not the id of a dead letter of this topic",
-                "Use DeadLetter.id as dead.list() returns it",
+                "Use DeadLetter.id as dead.list() returns it. A change of the number of slots changes the ids",
             )
         by_slot[int(slot)].append(number)
     return [(slot, numbers[i : i + PAGE]) for slot, numbers in by_slot.items() for i in range(0, len(numbers), PAGE)]

@@ -1,19 +1,17 @@
 """Plans that change the number of slots of a topic, or delete the topic: which calls, in which order.
 
-A plan is a generator: it yields batches, receives their answers, and returns its result. `run_plan` and
-`run_plan_async` drive it. Every step may be repeated. A plan may stop anywhere: the same plan, started again, continues
-with the rest.
+Every step may be repeated. A plan may stop anywhere: the same plan, started again, continues with the rest.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from idemgate.core import keys
-from idemgate.core.calls import Arg, Batch, Call, call, text
+from idemgate.core.calls import Arg, Call, Plan, call, run_call, run_calls, text
 from idemgate.core.clock import stamp
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument, ServerRejected, TopicInUse
@@ -25,19 +23,13 @@ from idemgate.topics.registry import RegistryEntry, find_entry
 
 __all__ = [
     "DeletedTopic",
-    "Plan",
     "ReshardProgress",
     "ReshardResult",
     "plan_delete",
     "plan_reshard",
-    "run_plan",
-    "run_plan_async",
 ]
 
 T = TypeVar("T")
-Plan = Generator[Batch[list[Any]], list[Any], T]
-MAX_CALLS = 256
-"""Maximum calls in one batch of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,26 +172,13 @@ def _purge(topic: TopicCalls, slot: int, change: bytes, really: bool) -> Call[tu
     return _of_slot(topic, "purge", slot, args, lambda reply: tuple(reply[2:5]) if len(reply) == 5 else (0, 0, 0))
 
 
-def _run_calls(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
-    answers: list[Any] = []
-    waiting = list(calls)
-    for start in range(0, len(waiting), MAX_CALLS):
-        answers += yield Batch(waiting[start : start + MAX_CALLS], list)
-    return answers
-
-
 def _begin_change(topic: TopicCalls, slots: int) -> Plan[_BeginReply]:
     """Begin a change. Raises ServerRejected, before anything is written, if the ACL denies a part of it."""
-    begun = yield from _run_call(_begin(topic, slots))
+    begun = yield from run_call(_begin(topic, slots))
     if begun.word == "refused":
         what = f"this user's access list does not allow {text(begun.change)}, which changing a topic's slots needs"
         raise ServerRejected(f"{what}. Nothing was changed. What each role needs, `idemgate acl` prints")
     return begun
-
-
-def _run_call(request: Call[T]) -> Plan[T]:
-    answers: list[T] = yield Batch([request], list)
-    return answers[0]
 
 
 # -- changing the number of slots -------------------------------------------------------------------------------------
@@ -228,13 +207,13 @@ def plan_reshard(
     yield from move.run()
     stored: bytes | None = begun.policy
     while stored is not None:
-        stored = yield from _run_call(_end(topic, begun.change, "done", stored, with_slots(stored, slots)))
+        stored = yield from run_call(_end(topic, begun.change, "done", stored, with_slots(stored, slots)))
     return ReshardResult(before, slots, move.moved)
 
 
 def _check_readable(topic: TopicCalls, slots: int) -> Plan[None]:
     """Read both layouts before a change begins, so that corrupt data is found before anything is written."""
-    entry = yield from _run_call(find_entry(topic.namespace, topic.clock, topic.name))
+    entry = yield from run_call(find_entry(topic.namespace, topic.clock, topic.name))
     if entry is not None and entry.to < 0 and (before := from_stored(entry.policy, topic.policy).slots) != slots:
         yield from _count_messages(topic.for_slots(before), slots)
 
@@ -269,35 +248,35 @@ class _Move:
         sources = range(part, self.old.policy.slots, self._parts)
         targets = range(part, self.new.policy.slots, self._parts)
         # Close the new slots first: while the old ones still serve, no client may find a new one open and empty.
-        yield from _run_calls(_close(self.new, slot, self.change) for slot in targets)
-        yield from _run_calls(_close(self.old, slot, self.change) for slot in sources)
+        yield from run_calls(_close(self.new, slot, self.change) for slot in targets)
+        yield from run_calls(_close(self.old, slot, self.change) for slot in sources)
         for source in sources:
             yield from self._copy_replies(source, targets)
             yield from self._move_entries(source, targets)
-        yield from _run_calls(self.new.reopen(slot, self.change) for slot in targets)
+        yield from run_calls(self.new.reopen(slot, self.change) for slot in targets)
 
     def _copy_replies(self, source: int, targets: range) -> Plan[None]:
         """Copy the remembered replies: a client that lost a reply sends its request again, to the new slot."""
         for log in (0, 1):
             cursor, more = b"0", True
             while more:
-                cursor, entries = yield from _run_call(_list_replies(self.old, source, log, cursor))
+                cursor, entries = yield from run_call(_list_replies(self.old, source, log, cursor))
                 if entries:
-                    yield from _run_calls(_load(self.new, slot, self.change, source, 0, entries) for slot in targets)
+                    yield from run_calls(_load(self.new, slot, self.change, source, 0, entries) for slot in targets)
                 more = cursor != b"0"
 
     def _move_entries(self, source: int, targets: range) -> Plan[None]:
-        page = yield from _run_call(_unload(self.old, source, self.change, 0))
+        page = yield from run_call(_unload(self.old, source, self.change, 0))
         while page.entries:
             shares = self._split_entries(page.entries, targets)
-            loaded = yield from _run_calls(
+            loaded = yield from run_calls(
                 _load(self.new, slot, self.change, source, page.number, share) for slot, share in shares
             )
             if not all(loaded):
                 return  # another process has ended this change
             self.moved += sum(entry.kind != b"c" for entry in page.entries)
             self._report_progress()
-            page = yield from _run_call(_unload(self.old, source, self.change, page.number))
+            page = yield from run_call(_unload(self.old, source, self.change, page.number))
 
     def _split_entries(self, entries: list[_Entry], targets: range) -> Iterator[tuple[int, list[_Entry]]]:
         """Split entries by target slot.
@@ -339,17 +318,17 @@ def plan_delete(topic: TopicCalls, entry: RegistryEntry | None, discard: bool) -
         raise TopicInUse(topic.name, _busy_text(topic.name, begun.to))
     change, calls = begun.change, topic.for_slots(slots_of(begun.policy))
     slots = range(calls.policy.slots)
-    yield from _run_calls(_close(calls, slot, change) for slot in slots)
-    held = _sum_counts((yield from _run_calls(_purge(calls, slot, change, False) for slot in slots)))
+    yield from run_calls(_close(calls, slot, change) for slot in slots)
+    held = _sum_counts((yield from run_calls(_purge(calls, slot, change, False) for slot in slots)))
     if any(held) and not discard:
-        yield from _run_calls(calls.reopen(slot, change) for slot in slots)
-        yield from _run_call(_end(topic, change, "given up", b"", b""))
+        yield from run_calls(calls.reopen(slot, change) for slot in slots)
+        yield from run_call(_end(topic, change, "given up", b"", b""))
         raise _not_empty(topic.name, *held)
-    deleted = _sum_counts((yield from _run_calls(_purge(calls, slot, change, True) for slot in slots)))
+    deleted = _sum_counts((yield from run_calls(_purge(calls, slot, change, True) for slot in slots)))
     for former in (topic.for_slots(slots) for slots in (entry.was if entry is not None else ())):
-        yield from _run_calls(_close(former, slot, change) for slot in range(former.policy.slots))
-        yield from _run_calls(_purge(former, slot, change, True) for slot in range(former.policy.slots))
-    yield from _run_call(_end(topic, change, "forgotten", b"", b""))
+        yield from run_calls(_close(former, slot, change) for slot in range(former.policy.slots))
+        yield from run_calls(_purge(former, slot, change, True) for slot in range(former.policy.slots))
+    yield from run_call(_end(topic, change, "forgotten", b"", b""))
     return DeletedTopic(True, *deleted)
 
 
@@ -362,7 +341,7 @@ def _check_deletable(calls: TopicCalls, discard: bool) -> Plan[None]:
 
 def _count_messages(calls: TopicCalls, to: int) -> Plan[Stats]:
     depth = calls.depth(to)
-    return depth.join((yield from _run_calls(depth.calls)))
+    return depth.join((yield from run_calls(depth.calls)))
 
 
 def _sum_counts(counts: list[tuple[int, int, int]]) -> tuple[int, int, int]:
@@ -383,26 +362,3 @@ def _not_empty(name: str, pending: int, in_flight: int, dead: int) -> TopicInUse
 
 def _unknown_topic(name: str) -> InvalidArgument:
     return InvalidArgument("topic", name, "no such topic in the store", "List the topics: idemgate topics")
-
-
-# -- drivers ----------------------------------------------------------------------------------------------------------
-
-
-def run_plan(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
-    """Run a plan to its end and return its result. Blocks."""
-    try:
-        batch = next(plan)
-        while True:
-            batch = plan.send(run(batch))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-async def run_plan_async(plan: Plan[T], run: Callable[[Batch[list[Any]]], Awaitable[list[Any]]]) -> T:
-    """Run a plan to its end and return its result. Awaits each batch."""
-    try:
-        batch = next(plan)
-        while True:
-            batch = plan.send(await run(batch))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar, cast, overload
 
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, run_plan
 from idemgate.core.chunks import BATCH
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
@@ -22,7 +22,7 @@ from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
 from idemgate.topics.policy import Policy, check_slots
 from idemgate.topics.registry import find_entry
-from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard, run_plan
+from idemgate.topics.reshard import DeletedTopic, ReshardProgress, ReshardResult, plan_delete, plan_reshard
 from idemgate.topics.results import ResultWait
 from idemgate.topics.topic_aio import AioTopic
 from idemgate.topics.topic_base import (

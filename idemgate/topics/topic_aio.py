@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar, cast, overload
 
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch, Call, run_plan_async
 from idemgate.core.chunks import BATCH
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
@@ -27,7 +27,6 @@ from idemgate.topics.reshard import (
     ReshardResult,
     plan_delete,
     plan_reshard,
-    run_plan_async,
 )
 from idemgate.topics.results import ResultWait
 from idemgate.topics.topic_base import (

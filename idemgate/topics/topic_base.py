@@ -105,7 +105,11 @@ class BaseTopic:
         self.definition.set_forward(Forward(to, None if target is None else raw(target), keep, trims))
 
     def forward_targets(self) -> list[str]:
-        """Return the keys into which `forward` without a target moves messages, one per slot."""
+        """Return the keys into which `forward` without a target moves messages, one per slot.
+
+        The number of slots is the one that this process knows. It asks no server: after a reshard by another process,
+        use the topic once before.
+        """
         slots, namespace = self.policy.slots, self.definition.context.namespace
         return [outbox(namespace, self.name, slot, slots).decode() for slot in range(slots)]
 

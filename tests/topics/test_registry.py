@@ -11,10 +11,11 @@ import pytest
 
 from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.cli import main
+from idemgate.core.calls import run_plan
 from idemgate.errors import DecodeError, TopicInUse, UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.registry import find_entry
-from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard, run_plan
+from idemgate.topics.reshard import _begin, _purge, plan_delete, plan_reshard
 from idemgate.types import DeletedTopic
 from tests.conftest import Awaited, Face
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from idemgate.topics.calls.admin import AdminCalls, DeadTaken, FlushReply
-from idemgate.topics.calls.base import OpenReply, open_topic, stored_policy
+from idemgate.topics.calls.base import OpenReply, SlotsChanged, open_topic, stored_policy
 from idemgate.topics.calls.query import QueryCalls
 from idemgate.topics.calls.settle import MAX_MIXED_SETTLEMENTS, SettleCalls, Settlement, nack_items
 from idemgate.topics.calls.trigger import MAX_TRIGGERS, PackedTrigger, TriggerCalls
@@ -16,6 +16,7 @@ __all__ = [
     "OpenReply",
     "PackedTrigger",
     "Settlement",
+    "SlotsChanged",
     "TopicCalls",
     "nack_items",
     "open_topic",

@@ -10,7 +10,7 @@ from idemgate.core.calls import Arg, Batch, Call, text
 from idemgate.core.keys import Key
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument
-from idemgate.topics.calls.base import BaseCalls, route_of
+from idemgate.topics.calls.base import BaseCalls, SlotsChanged, route_of
 from idemgate.topics.calls.trigger import pack_time
 from idemgate.topics.dead_letters import PAGE
 from idemgate.topics.messages import Trigger
@@ -80,7 +80,7 @@ class AdminCalls(BaseCalls):
             (token(), b"", *rest),
             read,
             lambda calls, slot: Batch(
-                [calls.flush_slot(target) for target in calls.successor_slots(slot, self)], _join_flushes
+                [calls.flush_slot(target) for target in calls.merged_successors(slot, self)], _join_flushes
             ),
         )
 
@@ -95,25 +95,20 @@ class AdminCalls(BaseCalls):
             (token(), verb),
             lambda reply: reply[2] == 1,
             lambda calls, slot: Batch(
-                [calls._pause(target, verb) for target in calls.successor_slots(slot, self)], any
+                [calls._pause(target, verb) for target in calls.merged_successors(slot, self)], any
             ),
         )
 
-    def take_dead(self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE) -> Call[DeadTaken]:
+    def take_dead(
+        self, slot: int, verb: str, numbers: Sequence[str], most: int = PAGE
+    ) -> Call[DeadTaken | SlotsChanged]:
         """Build the call that moves dead letters out of a slot; `verb` is "redrive" or "delete".
 
-        Without `numbers` it moves the oldest `most`. It moves fewer if they are large.
+        Without `numbers` it moves the oldest `most`. It moves fewer if they are large. If the slot has moved, it
+        answers SlotsChanged: its letters have other numbers now.
         """
-
-        def join(answers: list[DeadTaken]) -> DeadTaken:
-            taken, left = sum(answer.taken for answer in answers), sum(answer.left for answer in answers)
-            return DeadTaken(taken, left, min((answer.seen for answer in answers), default=len(numbers)))
-
-        def rebuild(calls: Any, slot: int) -> Batch[DeadTaken]:
-            targets = calls.successor_slots(slot, self)
-            return Batch([calls.take_dead(target, verb, numbers, most) for target in targets], join)
-
         args: list[Arg] = [token(), self._policy, verb, most, *numbers]
+        rebuild = self._answer_change(lambda slot: self.take_dead(slot, verb, numbers, most))
         return self._call("take_dead", slot, args, lambda reply: DeadTaken(*reply[2:]), rebuild)
 
 

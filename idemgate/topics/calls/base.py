@@ -20,7 +20,7 @@ from idemgate.topics.calls.batching import restore_order
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy, slots_of
 
-__all__ = ["BaseCalls", "OpenReply", "Rebuild", "open_topic", "stored_policy"]
+__all__ = ["BaseCalls", "OpenReply", "Rebuild", "SlotsChanged", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
 _END_DELIVERIES = frozenset({"cancel", "results", "settle", "settle_and_take", "take"})
@@ -81,8 +81,7 @@ class SlotRedirect:
 
     def lookup(self) -> Call[OpenReply]:
         """Build the call that reads the layout from the registry. It creates a topic that was deleted."""
-        calls = self.calls
-        return open_topic(calls.namespace, calls.clock, calls.name, calls.policy, redefine=False)
+        return self.calls.lookup()
 
     def resolve(self, found: OpenReply, by: bytes) -> Batch[Any]:
         """Build the calls for the layout that the registry returned. `by` is the change that closed the slot."""
@@ -92,6 +91,12 @@ class SlotRedirect:
             return batch
         # The slot is closed although no change is running: it was deleted with its topic and is needed again.
         return Batch([calls.reopen(self.slot, by), *batch.calls], lambda answers: batch.join(answers[1:]))
+
+
+class SlotsChanged(NamedTuple):
+    """The answer of a call that did nothing because its slot has moved. `calls` are those of the layout to use."""
+
+    calls: Any
 
 
 class BaseCalls:
@@ -153,6 +158,10 @@ class BaseCalls:
         policy = replace(policy, slots=slots)
         return type(self)(self.namespace, self.name, policy, self.codec, self.clock, self.adopt)
 
+    def lookup(self) -> Call[OpenReply]:
+        """Build the call that reads the layout from the registry. It creates a topic that was deleted."""
+        return open_topic(self.namespace, self.clock, self.name, self.policy, redefine=False)
+
     def resolve_layout(self, found: OpenReply) -> Self:
         """Return the calls of the layout to try after this layout found a slot closed.
 
@@ -168,6 +177,13 @@ class BaseCalls:
     def successor_slots(self, slot: int, before: BaseCalls) -> range:
         """Return the slots of this layout that hold the content of a slot of layout `before`."""
         return keys.successor_slots(slot, before.policy.slots, self.policy.slots)
+
+    def merged_successors(self, slot: int, before: BaseCalls) -> Sequence[int]:
+        """Return the slots that `successor_slots` returns, and for each merged slot the one it was merged into.
+
+        It is for calls that may be repeated. The other merged slots may have been called before they were merged.
+        """
+        return self.successor_slots(slot, before) or (slot % self.policy.slots,)
 
     def reopen(self, slot: int, change: bytes) -> Call[bool]:
         """Build the call that opens a slot which `change` closed."""
@@ -190,6 +206,16 @@ class BaseCalls:
         if rebuild is not None:
             request.redirect = SlotRedirect(self, slot, rebuild)
         return request
+
+    def _answer_change(self, build: Callable[[int], Call[Any]]) -> Rebuild:
+        """Return a function that answers SlotsChanged for another layout. For this one `build` makes the call again."""
+
+        def rebuild(calls: Any, slot: int) -> Batch[Any]:
+            if calls.policy.slots == self.policy.slots:
+                return single(build(slot))
+            return Batch([], lambda _: SlotsChanged(calls))
+
+        return rebuild
 
     def _call_for_key(
         self, script: str, route: bytes, args: Sequence[Arg], read: Callable[[list[Any]], Any]

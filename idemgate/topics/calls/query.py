@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from idemgate.core import keys
 from idemgate.core.calls import Batch, Call, text
 from idemgate.core.codec.decoding import wrap_decode_errors
 from idemgate.core.keys import Key
-from idemgate.topics.calls.base import BaseCalls, flatten, route_of, single
+from idemgate.topics.calls.base import BaseCalls, SlotsChanged, flatten, route_of, single
 from idemgate.topics.dead_letters import DeadLetter, DeadPosition, decode_dead_letter
 from idemgate.topics.message import Message, moment
 from idemgate.topics.messages import Peek, Stats, Ticket
@@ -19,6 +19,14 @@ __all__ = ["QueryCalls"]
 
 _NOT_COUNTERS = (b"v", b"fence", b"paused", b"rate", b"lease", b"flushed", b"large", b"opened", b"batch", b"gone")
 """Fields of a slot's metadata that are not counters."""
+
+
+class _SlotReply(NamedTuple):
+    """The reply of one slot of the layout with `slots` slots."""
+
+    slots: int
+    slot: int
+    reply: list[Any]
 
 
 class QueryCalls(BaseCalls):
@@ -62,16 +70,21 @@ class QueryCalls(BaseCalls):
 
     def stats(self) -> Batch[Stats]:
         """Build the calls that count the topic's messages: one script call per slot."""
-        return Batch([self._stats(slot) for slot in range(self.policy.slots)], _join_stats)
+        return Batch(
+            [self._stats(slot) for slot in range(self.policy.slots)],
+            lambda answers: _join_stats(_select_current(flatten(answers), self.policy.slots)),
+        )
 
-    def _stats(self, slot: int) -> Call[list[Any]]:
+    def _stats(self, slot: int) -> Call[list[_SlotReply]]:
         """Build the call that returns a list of replies: one, or one per successor of a slot that has moved."""
         return self._call(
             "stats",
             slot,
             (0,),
-            lambda reply: [reply],
-            lambda calls, slot: Batch([calls._stats(target) for target in calls.successor_slots(slot, self)], flatten),
+            lambda reply: [_SlotReply(self.policy.slots, slot, reply)],
+            lambda calls, slot: Batch(
+                [calls._stats(target) for target in calls.merged_successors(slot, self)], flatten
+            ),
         )
 
     def depth(self, to: int) -> Batch[Stats]:
@@ -81,7 +94,7 @@ class QueryCalls(BaseCalls):
         """
         layouts = [self] if to <= 0 else [self, self.for_slots(to)]
         calls = [
-            layout._call("stats", slot, (1,), lambda reply: [reply])
+            layout._call("stats", slot, (1,), lambda reply: reply)
             for layout in layouts
             for slot in range(layout.policy.slots)
         ]
@@ -89,11 +102,12 @@ class QueryCalls(BaseCalls):
 
     def dead(
         self, slot: int, since: int, n: int, before: DeadPosition | None = None
-    ) -> Call[tuple[int, list[DeadLetter]]]:
+    ) -> Call[tuple[int, list[DeadLetter]] | SlotsChanged]:
         """Build the call that lists dead letters of a slot, newest first.
 
         It returns the total in the slot and at most `n` letters, fewer if they are large. They died at `since` (ms)
-        or later, and before the position `before`. None means no upper bound.
+        or later, and before the position `before`. None means no upper bound. If the slot has moved, it answers
+        SlotsChanged: a position belongs to one slot.
         """
         before = before or DeadPosition()
 
@@ -104,20 +118,22 @@ class QueryCalls(BaseCalls):
             ]
             return reply[2], letters
 
-        def join_newest(answers: list[tuple[int, list[DeadLetter]]]) -> tuple[int, list[DeadLetter]]:
-            letters = flatten([letters for _, letters in answers])
-            letters.sort(key=lambda letter: letter.died_at, reverse=True)
-            return sum(total for total, _ in answers), letters[:n]
-
-        def rebuild(calls: Any, slot: int) -> Batch[tuple[int, list[DeadLetter]]]:
-            targets = calls.successor_slots(slot, self)
-            return Batch([calls.dead(target, since, n, before) for target in targets], join_newest)
-
+        rebuild = self._answer_change(lambda slot: self.dead(slot, since, n, before))
         return self._call("dead", slot, (since, before.ms, before.number, n), read, rebuild)
 
 
-def _join_stats(answers: list[list[list[Any]]]) -> Stats:
-    replies: list[list[Any]] = flatten(answers)
+def _select_current(replies: list[_SlotReply], slots: int) -> list[list[Any]]:
+    """Return one reply for each slot. Leave out slots of the layout `slots` that moved after they had replied."""
+    moved = [one for one in replies if one.slots != slots]
+    parts = {(min(slots, one.slots), one.slot % min(slots, one.slots)) for one in moved}
+    kept = {(one.slots, one.slot): one.reply for one in moved}
+    for one in replies:
+        if one.slots == slots and not any(one.slot % size == part for size, part in parts):
+            kept[one.slots, one.slot] = one.reply
+    return list(kept.values())
+
+
+def _join_stats(replies: list[list[Any]]) -> Stats:
     counters: dict[str, int] = defaultdict(int)
     with wrap_decode_errors("counters"):
         for reply in replies:

@@ -36,7 +36,7 @@ class TakeCalls(BaseCalls):
     def _redirect_take(self, request: bytes, n: int) -> Rebuild:
         def rebuild(calls: Any, slot: int) -> Batch[Taken]:
             # Several old slots may now be one slot. Each takes from it, since each caller needs its next due time.
-            slots = calls.successor_slots(slot, self) or (slot % calls.policy.slots,)
+            slots = calls.merged_successors(slot, self)
             shares = zip(split_request(request, len(slots)), slots, divide(n, len(slots)), strict=True)
             return Batch([calls._take(*share) for share in shares], _join_takes)
 
@@ -59,7 +59,7 @@ class TakeCalls(BaseCalls):
 
     def _forward(self, request: bytes, slot: int, to: Forward, n: int) -> Call[Forwarded]:
         def rebuild(calls: Any, slot: int) -> Batch[Forwarded]:
-            slots = calls.successor_slots(slot, self) or (slot % calls.policy.slots,)
+            slots = calls.merged_successors(slot, self)
             shares = zip(split_request(request, len(slots)), slots, divide(n, len(slots)), strict=True)
             return Batch([calls._forward(part, slot, to, share) for part, slot, share in shares], _join_forwards)
 
