@@ -57,8 +57,9 @@ class Gate(GuardMethods, SubscriberMethods):
         client: a redis-py client, sync or async, instead of a URL. The gate copies its address and credentials and
             opens its own connections. These never decode, never retry on their own, and have timeouts.
         namespace: the first part of every key. Use one for each trust domain.
-        timeout: how long a call retries while the store does not answer. Then it raises StoreUnavailable. A topic
-            recognizes a retry for 30 s. With a longer timeout a trigger needs an `event_id`, or it may count twice.
+        timeout: how long a call may take, retries included, while the store does not answer. Then it raises
+            StoreUnavailable. A topic recognizes a retry for 30 s. With a longer timeout a trigger needs an
+            `event_id`, or it may count twice.
         max_bytes: the largest payload or result, 1 byte to 512 MiB.
         durability: what a write must reach before its call returns. None: the memory of the primary. "replicas" or a
             number: that many replicas acknowledged it (WAIT). "fsync": the append-only file on disk (WAITAOF, with

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import suppress
 from inspect import signature
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, cast
 
 import redis
 import redis.asyncio as aredis
 import redis.asyncio.connection as aconnection
+import redis.exceptions as rx
 from redis import connection
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -68,6 +72,16 @@ def async_client(endpoint: Endpoint, seconds: float = SOCKET_TIMEOUT, **override
     return aredis.Redis.from_pool(pool)
 
 
+def find_master(pool: Any, seconds: float) -> tuple[str, int] | None:
+    """Return host and port of the master, for the pool of a blocking client of Sentinel. None for other pools.
+
+    Raises:
+        MasterNotFoundError: no sentinel named the master within `seconds`.
+    """
+    sentinels = getattr(pool, "sentinel_manager", None)
+    return None if sentinels is None else sentinels.discover_master(pool.service_name, seconds)
+
+
 async def close_client(client: Any) -> None:
     """Close an asynchronous client and its clients to the sentinels, which redis-py leaves open."""
     await client.aclose()
@@ -102,19 +116,97 @@ def _pop_tls(settings: dict[str, Any]) -> bool:
 
 
 class _Sentinels(Sentinel):
-    """A Sentinel whose error for a missing master names no settings. redis-py's error may quote a password."""
+    """A Sentinel that asks all sentinels, each a moment after the one before, and takes the first answer.
 
-    def discover_master(self, service_name: str) -> Any:
-        with suppress(MasterNotFoundError):
-            return cast(Any, super()).discover_master(service_name)
-        raise _no_master(self, service_name)
+    redis-py asks one after the other, and waits for the timeout of each silent one. Its error may quote a password.
+    """
+
+    def discover_master(self, service_name: str, seconds: float = SOCKET_TIMEOUT) -> tuple[str, int]:
+        """Return host and port of the master, or raise MasterNotFoundError after `seconds`."""
+        answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+
+        def ask(one: Any) -> None:
+            try:
+                answers.put((one, one.sentinel_masters()))
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                answers.put((one, error))
+
+        vote = _Vote(self, service_name, seconds)
+        while vote.is_open:
+            if (one := vote.next_to_ask()) is not None:
+                threading.Thread(target=ask, args=(one,), name="idemgate-sentinel", daemon=True).start()
+            with suppress(Empty):
+                if (address := vote.count(*answers.get(timeout=vote.pause))) is not None:
+                    return address
+        raise vote.failure()
 
 
 class _AsyncSentinels(AsyncSentinel):
-    async def discover_master(self, service_name: str) -> Any:
-        with suppress(AsyncMasterNotFoundError):
-            return await cast(Any, super()).discover_master(service_name)
-        raise _no_master(self, service_name)
+    """As `_Sentinels`, for asyncio."""
+
+    async def discover_master(self, service_name: str, seconds: float = SOCKET_TIMEOUT) -> tuple[str, int]:
+        vote, asking = _Vote(self, service_name, seconds), dict[asyncio.Task[Any], Any]()
+        try:
+            while vote.is_open:
+                if (one := vote.next_to_ask()) is not None:
+                    asking[asyncio.ensure_future(one.sentinel_masters())] = one
+                done, _ = await asyncio.wait(asking, timeout=vote.pause, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (address := vote.count(asking.pop(task), task.exception() or task.result())) is not None:
+                        return address
+            raise vote.failure()
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+
+HEAD_START = 0.05
+"""Seconds until the next sentinel is asked, too. The first is the one that answered the last time."""
+
+
+class _Vote:
+    """One search for a master: which sentinels to ask, and what they answered."""
+
+    def __init__(self, sentinels: Any, service: str, seconds: float) -> None:
+        self._sentinels = sentinels
+        self._service = service
+        self._unasked: list[Any] = list(sentinels.sentinels)
+        self._unanswered = len(self._unasked)
+        self._refusal: Exception | None = None
+        self._deadline = monotonic() + seconds
+
+    @property
+    def is_open(self) -> bool:
+        """True if another answer may come in time."""
+        return self._unanswered > 0 and monotonic() < self._deadline
+
+    @property
+    def pause(self) -> float:
+        """The seconds to wait for an answer before the next sentinel is asked."""
+        remaining = max(0.0, self._deadline - monotonic())
+        return min(remaining, HEAD_START) if self._unasked else remaining
+
+    def next_to_ask(self) -> Any:
+        return self._unasked.pop(0) if self._unasked else None
+
+    def count(self, one: Any, answer: Any) -> tuple[str, int] | None:
+        """Return the address if this answer of a sentinel names the master."""
+        self._unanswered -= 1
+        if isinstance(answer, Exception):
+            if not isinstance(answer, rx.ConnectionError | rx.TimeoutError):
+                self._refusal = answer
+            return None
+        state = answer.get(self._service)
+        if not state or not self._sentinels.check_master_state(state, self._service):
+            return None
+        others = [other for other in self._sentinels.sentinels if other is not one]
+        self._sentinels.sentinels = [one, *others]
+        return state["ip"], state["port"]
+
+    def failure(self) -> Exception:
+        """Return the error of a search without an answer. It quotes no setting."""
+        return self._refusal or _no_master(self._sentinels, self._service)
 
 
 def _no_master(sentinels: Any, service: str) -> MasterNotFoundError:

@@ -21,6 +21,7 @@ from typing import Any
 import redis.exceptions as rx
 
 from idemgate.core.forks import fork_counter
+from idemgate.store.clients import find_master
 from idemgate.store.resp import new_reader
 
 __all__ = ["Connection", "ConnectionPool"]
@@ -84,7 +85,7 @@ class Connection:
 
     def execute_within(self, request: bytes, seconds: float) -> Any:
         """Execute a request, but wait for its reply no longer than `seconds`."""
-        self._set_timeout(min(seconds, self._seconds))
+        self._set_timeout(max(0.001, min(seconds, self._seconds)))  # the kernel takes 0 for no timeout
         try:
             return self.execute(request)
         finally:
@@ -101,7 +102,7 @@ class Connection:
         """
         replies: list[Any] = []
         if seconds is not None:
-            self._set_timeout(min(seconds, self._seconds))
+            self._set_timeout(max(0.001, min(seconds, self._seconds)))
         try:
             while len(replies) < number:
                 while (reply := self._reader.gets()) is not False:
@@ -164,11 +165,18 @@ class ConnectionPool:
     """A pool of at most `max_connections` blocking connections to one server. Callers wait while all are in use.
 
     Safe to share between threads. A forked child drops its parent's connections.
+
+    Args:
+        pool: the redis-py pool whose settings are used.
+        seconds: the timeout of one connection attempt, and of one reply.
+        max_connections: the maximum number of connections.
+        within: the timeout of a call that opens a connection: for both together. None: no further bound.
     """
 
-    def __init__(self, pool: Any, seconds: float, max_connections: int) -> None:
+    def __init__(self, pool: Any, seconds: float, max_connections: int, within: float | None = None) -> None:
         self._pool = pool
         self._seconds = seconds
+        self._within = 2 * seconds if within is None else within
         self._max_connections = max_connections
         self._reset()
 
@@ -186,7 +194,7 @@ class ConnectionPool:
         Args:
             request: the packed request.
             now: the value of `monotonic()`, if the caller has just read it.
-            seconds: the longest wait for the reply; None: the timeout of the pool.
+            seconds: the longest wait for a connection and the reply; None: `within` of the pool.
 
         Raises:
             ResponseError: the server returned an error.
@@ -195,14 +203,19 @@ class ConnectionPool:
         """
         now = now or monotonic()
         try:  # inlined `_acquire`
-            connection = self._idle.pop() if self._forks == fork_counter.count else self._acquire()
+            connection = self._idle.pop() if self._forks == fork_counter.count else self._acquire(seconds)
         except IndexError:
-            connection = self._acquire()
+            seconds = self._within if seconds is None else seconds
+            connection = self._acquire(seconds)
         if now - connection.idle_since > IDLE_CHECK_AFTER and connection.is_stale():
             self.discard(connection)
-            connection = self._acquire()
+            seconds = self._within if seconds is None else seconds
+            connection = self._acquire(seconds)
         try:
-            reply = connection.execute(request) if seconds is None else connection.execute_within(request, seconds)
+            if seconds is None:
+                reply = connection.execute(request)
+            else:
+                reply = connection.execute_within(request, now + seconds - monotonic())
         except rx.ResponseError:
             self._release(connection)
             raise
@@ -218,13 +231,14 @@ class ConnectionPool:
     def execute_all(self, requests: Sequence[bytes], seconds: float | None = None) -> list[Any]:
         """Send requests together and return their replies. Errors of the server are values among them.
 
-        `seconds` bounds each wait for bytes of the replies; None: the timeout of the pool.
+        `seconds` bounds the wait for a connection, and each wait for bytes of the replies; None: the timeout of the
+        pool.
         """
-        return self.collect(self.send(requests), len(requests), seconds)
+        return self.collect(self.send(requests, seconds), len(requests), seconds)
 
-    def send(self, requests: Sequence[bytes]) -> Connection:
+    def send(self, requests: Sequence[bytes], seconds: float | None = None) -> Connection:
         """Send requests and return their connection. Pass it to `collect` or to `discard`."""
-        connection = self._acquire()
+        connection = self._acquire(seconds)
         try:
             connection.send_all(requests)
         except BaseException:
@@ -242,21 +256,24 @@ class ConnectionPool:
         self._release(connection)
         return replies
 
-    def _acquire(self) -> Connection:
+    def _acquire(self, seconds: float | None = None) -> Connection:
         if self._forks != fork_counter.count:
             self._reset()
         while True:
             try:
                 connection = self._idle.pop()  # the most recently used: its caches are warm
             except IndexError:
-                if self._reserve():
-                    return self._open()
+                if self._reserve(seconds):
+                    return self._open(seconds)
                 continue
             if monotonic() - connection.idle_since <= IDLE_CHECK_AFTER or not connection.is_stale():
                 return connection
             self.discard(connection)
 
-    def _reserve(self) -> bool:
+    def _limit(self, seconds: float | None) -> float:
+        return self._seconds if seconds is None else max(0.001, min(seconds, self._seconds))
+
+    def _reserve(self, seconds: float | None) -> bool:
         """Return True when a new connection may be opened. Otherwise wait for a release, up to the reply timeout."""
         with self._available:
             if self._opened < self._max_connections:
@@ -266,21 +283,30 @@ class ConnectionPool:
             try:
                 # `_release` reads `_waiters` after it appended. This reads `_idle` after it incremented, so no release
                 # is missed.
-                if not self._idle and not self._available.wait(self._seconds):
+                if not self._idle and not self._available.wait(self._limit(seconds)):
                     raise rx.ConnectionError("No connection available.")
             finally:
                 self._waiters -= 1
         return False
 
-    def _open(self) -> Connection:
+    def _open(self, seconds: float | None) -> Connection:
+        deadline = monotonic() + self._limit(seconds)
         try:
-            connection = self._pool.connection_class(**self._pool.connection_kwargs)
-            connection.connect()
+            address = find_master(self._pool, self._limit(seconds))
+            limit = max(0.001, deadline - monotonic())
+            timeouts = {"socket_timeout": limit, "socket_connect_timeout": limit}
+            connection = self._pool.connection_class(**(self._pool.connection_kwargs | timeouts))
+            if address is None:
+                connection.connect()
+            else:
+                connection.connect_to(address)
             # redis-py's object must not close the socket, which belongs to this module from here on.
             sock, connection._sock = connection._sock, None
             return Connection(sock, self._seconds)
-        except BaseException:
+        except BaseException as error:
             self._free_slot()
+            if isinstance(error, rx.TimeoutError):  # also of the handshake: no request was sent
+                raise rx.TimeoutError("Timeout connecting to the server") from error
             raise
 
     def _release(self, connection: Connection) -> None:

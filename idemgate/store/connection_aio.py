@@ -221,8 +221,10 @@ async def open_connection(pool: Any, reply_timeout: float) -> AsyncConnection:
     connection = pool.make_connection()
     try:
         await connection.connect()
-    except BaseException:
+    except BaseException as error:
         await connection.disconnect(nowait=True)  # a connection cancelled during its handshake would stay open
+        if isinstance(error, rx.TimeoutError):  # also of the handshake: no request was sent
+            raise rx.TimeoutError("Timeout connecting to the server") from error
         raise
     writer = connection._writer
     opened = AsyncConnection(writer, reply_timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import redis.exceptions as rx
@@ -134,14 +135,27 @@ class SingleServer:
         if self._sentinel and isinstance(error, rx.ResponseError) and "READONLY" in str(error):
             connection.abort()
 
+    async def _acquire(self, seconds: float | None) -> AsyncConnection:
+        """Return the connection. After `seconds` the caller gives up, and connecting goes on for the next call."""
+        if seconds is None:
+            return await self._connection.acquire()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._connection.acquire()
+        except TimeoutError as error:
+            raise rx.TimeoutError("Timeout connecting to the server") from error
+
     async def execute(self, _key: bytes, request: bytes, seconds: float | None = None) -> Any:
         """Send a request and return its reply.
 
-        `seconds` bounds the wait for the reply; None: the timeout of the connection.
+        `seconds` bounds the wait for a connection and the reply; None: the timeout of the connection.
         """
-        connection = await self._connection.acquire()
+        started = monotonic()
+        connection = await self._acquire(seconds)
         try:
-            return await (connection.send(request) if seconds is None else connection.send_within(request, seconds))
+            if seconds is None:
+                return await connection.send(request)
+            return await connection.send_within(request, max(0.0, started + seconds - monotonic()))
         except rx.ResponseError as error:
             self.report_error(connection, error)
             raise
@@ -150,7 +164,7 @@ class SingleServer:
         self, _keys: Sequence[bytes], requests: Sequence[bytes], seconds: float | None = None
     ) -> list[Any]:
         """Send requests and return their replies. Errors are values among them. `seconds` as for `execute`."""
-        connection = await self._connection.acquire()
+        connection = await self._acquire(seconds)
         return await asyncio.gather(*connection.send_each(requests, seconds), return_exceptions=True)
 
     async def execute_durably(self, check: DurabilityCheck, requests: Sequence[bytes]) -> list[Any]:

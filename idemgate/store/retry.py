@@ -13,7 +13,7 @@ from typing import Any
 
 import redis.exceptions as rx
 
-from idemgate.core.backoff import retry_pause
+from idemgate.core.backoff import SOCKET_TIMEOUT, retry_pause
 from idemgate.errors import NotDurable, ServerRejected, StoreUnavailable
 from idemgate.lua import names, script
 
@@ -113,11 +113,11 @@ class RetryBudget:
         attempt: the seconds one try may wait for its reply; None: the timeout of the connection.
     """
 
-    __slots__ = ("_deadline", "_executed", "_seconds", "_tries", "attempt")
+    __slots__ = ("_attempt", "_deadline", "_executed", "_seconds", "_tries")
 
     def __init__(self, seconds: float, started: float | None = None, attempt: float | None = None) -> None:
         self._seconds = seconds
-        self.attempt = attempt
+        self._attempt = attempt
         self._deadline = (monotonic() if started is None else started) + seconds
         self._tries = 0
         self._executed = "no"
@@ -127,7 +127,7 @@ class RetryBudget:
 
         The server has just answered, and a part of the work is done.
         """
-        budget = RetryBudget(self._seconds, attempt=self.attempt)
+        budget = RetryBudget(self._seconds, attempt=self._attempt)
         budget.mark_partial()
         return budget
 
@@ -139,6 +139,14 @@ class RetryBudget:
     def remaining(self) -> float:
         """Seconds until the deadline, 0 when it has passed."""
         return max(0.0, self._deadline - monotonic())
+
+    @property
+    def attempt(self) -> float | None:
+        """The seconds that the next try may take, never beyond the deadline. None: the timeout of the connection."""
+        remaining = self.remaining
+        if self._attempt is not None:
+            return min(self._attempt, max(remaining, _SHORTEST_TRY))
+        return None if remaining >= SOCKET_TIMEOUT else max(remaining, _SHORTEST_TRY)
 
     def next_delay(self, error: Exception) -> float:
         """Return the seconds to wait before the next try, or raise the final error.
@@ -194,5 +202,7 @@ class RetryBudget:
         return seconds
 
 
+_SHORTEST_TRY = 0.05
+"""Seconds that a try has even if the deadline has passed: a call with `timeout=0` is sent, too."""
 MAX_REDIRECTS = 150
 """The most redirects of one call. Each is a nested call, and Python bounds the depth. They take over half a minute."""

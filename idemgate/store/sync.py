@@ -98,7 +98,7 @@ class SyncLink:
         with self._lock:  # two threads must not open two pools
             if self._pool is None:
                 pool = self._client.connection_pool
-                self._pool = ConnectionPool(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS)
+                self._pool = ConnectionPool(pool, min(self.seconds, SOCKET_TIMEOUT), CONNECTIONS, self.seconds)
             return self._pool
 
     def run(self, call: Call[T], within: float | None = None, attempt: float | None = None) -> T:
@@ -118,7 +118,7 @@ class SyncLink:
         started, pool = monotonic(), self._pool
         try:
             if pool is None or attempt is not None or self._durability_check is not None:
-                return call.answer(self._send(call, attempt))
+                return call.answer(self._send(call, self._budget(within, attempt, started).attempt))
             try:  # inlined `_send`: every guarded call comes here
                 reply = pool.execute(call.framed or encode_call(call), started)
             except rx.ResponseError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -16,6 +17,7 @@ import redis
 import redis.asyncio as aredis
 
 from idemgate import Gate, Trigger
+from idemgate.core.backoff import SOCKET_TIMEOUT
 from idemgate.core.calls import Batch, Call
 from idemgate.core.tokens import token
 from idemgate.errors import ServerRejected, StoreUnavailable
@@ -559,3 +561,51 @@ async def test_an_unknown_service_is_not_executed(asker: Any, watched: tuple[int
     with pytest.raises(StoreUnavailable, match="other") as told:
         await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
     assert told.value.executed == "no"
+
+
+@pytest.fixture
+def silent() -> Iterator[Callable[[], int]]:
+    """`silent()`: the port of a server that takes connections and never answers."""
+    with ExitStack() as stack:
+
+        def listen() -> int:
+            # The kernel completes the connections.
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+            return int(listener.getsockname()[1])
+
+        yield listen
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+async def test_silent_sentinels_hold_nothing_up(
+    asker: Any, watched: tuple[int, int], silent: Callable[[], int], place: int
+) -> None:
+    # Given a sentinel among three that are silent
+    ports = [silent() for _ in range(3)]
+    ports.insert(place, watched[1])
+    nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
+    ask = asker(f"redis+sentinel://{nodes}/shop", timeout="60s")
+    began = time.monotonic()
+    # When a key is claimed
+    claimed = await ask.run(ask.claims.claim(ask.claims.key("s", token().hex()), token(), 1000, 1000))
+    # Then that takes less than the timeout of one silent sentinel
+    assert claimed.state == "started"
+    assert time.monotonic() - began < SOCKET_TIMEOUT
+
+
+@pytest.mark.parametrize("kind", ["sentinels", "server"])
+@pytest.mark.parametrize("seconds", [0.2, 2.2])
+async def test_the_timeout_bounds_a_call_if_none_answers(
+    asker: Any, silent: Callable[[], int], kind: str, seconds: float
+) -> None:
+    # Given servers that take connections and never answer
+    nodes = ",".join(f"127.0.0.1:{silent()}" for _ in range(4))
+    url = f"redis+sentinel://{nodes}/shop" if kind == "sentinels" else f"redis://127.0.0.1:{silent()}"
+    ask = asker(url, timeout=seconds)
+    for _ in range(2):
+        began = time.monotonic()
+        # When a call fails
+        with pytest.raises(StoreUnavailable):
+            await ask.run(ask.claims.inspect(ask.claims.key("s", "k")))
+        # Then it took no longer than its timeout; on a busy machine a little longer
+        assert time.monotonic() - began < seconds + 0.7
