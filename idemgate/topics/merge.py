@@ -21,6 +21,8 @@ Name = Literal["last", "first", "append", "union", "count", "sum", "min", "max"]
 NAMES = ("last", "first", "append", "union", "count", "sum", "min", "max")
 EXACT = 2**53
 """Redis scripts compute with doubles: integers beyond this are not exact."""
+MAX_SUMMAND = 1e290
+"""The largest number that `sum` adds. A message counts at most 2**40 triggers, so no sum becomes infinite."""
 MAX_BYTES = 1_048_576
 MAX_FIELDS = 1000
 """Maximum fields of one payload, and of a merged payload for fields without their own policy."""
@@ -113,10 +115,12 @@ class Merge:
         return _items(acc[2]) if self.spec["op"] == "append" else acc[1]
 
     def parts(self, acc: Any) -> dict[str, Any]:
-        """Return the accumulator of each field."""
-        # Lua packs an empty table as an empty array.
+        """Return the accumulator of each field: those with a policy in its order, then the others by name."""
+        # Lua packs an empty table as an empty array, and the fields of another in any order.
         found = cast("dict[bytes, Any]", acc) if isinstance(acc, dict) else {}
-        return {field.decode(): part for field, part in found.items() if field != _DROPPED}
+        parts = {field.decode(): part for field, part in found.items() if field != _DROPPED}
+        ordered = {field: parts.pop(field) for field in self.fields if field in parts}
+        return ordered | dict(sorted(parts.items()))
 
     def of(self, field: str) -> Merge:
         """Return the policy of a field."""
@@ -129,7 +133,7 @@ class Merge:
         if op == "count":
             return [1, 0]
         if op == "sum":
-            return [_number(payload, name, "sum"), 1 if isinstance(payload, float) else 0]
+            return [_summand(payload, name), 1 if isinstance(payload, float) else 0]
         if op in ("min", "max"):
             return [_number(payload, name, op), codec.encode(payload, name)]
         if op == "append":
@@ -154,7 +158,7 @@ class Merge:
             raise InvalidArgument(
                 name, payload, "not a collection", 'merge="union" needs a list, tuple or set of items'
             )
-        items = list(dict.fromkeys(codec.encode(item, name) for item in cast("list[object]", payload)))
+        items = list(dict.fromkeys(codec.encode_item(item, name) for item in cast("list[object]", payload)))
         cap = cast(int, self.spec["cap"])
         return [len(items[cap:]), items[:cap]]
 
@@ -175,7 +179,8 @@ def append(cap: int = 1000) -> Merge:
 def union(cap: int = 1000) -> Merge:
     """Return a policy that keeps the distinct items of all payloads, in the order of their first occurrence.
 
-    Each payload is a list, tuple or set. Items are equal if they are encoded the same: 1 and 1.0 differ.
+    Each payload is a list, tuple or set. Items are equal if their values and types are: 1 and 1.0 differ. The order
+    within a dict does not matter. A dict comes back with its keys sorted, and a Decimal without trailing zeros.
 
     Args:
         cap: The maximum number of items, 1 to 100,000. At most 1 MiB is kept. Later ones are dropped and counted in
@@ -257,6 +262,13 @@ def _number(value: object, name: str, op: str) -> int | float:
             name, value, "not a number that merges exactly", "Use finite numbers, and integers up to 2**53"
         )
     return value
+
+
+def _summand(value: object, name: str) -> int | float:
+    number = _number(value, name, "sum")
+    if abs(number) > MAX_SUMMAND:
+        raise InvalidArgument(name, value, "its sum may overflow to infinity", "Use numbers of at most 1e290")
+    return number
 
 
 def pack(value: object) -> bytes:

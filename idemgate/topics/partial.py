@@ -29,27 +29,34 @@ def select_items(merge: Merge, acc: Any, items: object, codec: Codec, name: str 
     """Return the part of a payload that `items` names.
 
     - append and union: some of the payload's items, in any order. They keep the payload's order. An item listed twice
-      means two equal items. Items are equal if they are encoded the same: 1 and 1.0 differ.
+      means two equal items. Items are equal if their values and types are: 1 and 1.0 differ.
     - per field: names of fields, each meant as a whole; or a mapping of field to its failed items. The items are those
       of an append or union, or `...` for the whole field.
 
     Raises InvalidArgument, for the parameter `name`, if an item is not in the payload or the merge policy has none.
     """
     op = merge.spec["op"]
-    if op == "append":
+    if merge.has_items:
         stored = merge.items(acc)
         failed = _match_items(stored, items, codec, name)
-        return FailedItems([len(failed), 0, b"".join(map(pack, failed))], len(failed), len(stored))
-    if op == "union":
-        stored = merge.items(acc)
-        failed = _match_items(stored, items, codec, name)
-        return FailedItems([0, failed], len(failed), len(stored))
+        return FailedItems(_accumulate(merge, failed), len(failed), len(stored))
     if op == "fields":
         return _select_fields(merge, acc, items, codec, name)
     raise InvalidArgument(
         name, items, f'merge="{op}" keeps no items that could fail by themselves',
         "Raise any other error, or nack without items, for all of it; of a field that failed say ... (all of it)",
     )  # fmt: skip
+
+
+def _accumulate(merge: Merge, items: list[bytes]) -> list[Any]:
+    """Return the accumulator of encoded items, of which none was dropped."""
+    return [len(items), 0, b"".join(map(pack, items))] if merge.spec["op"] == "append" else [0, items]
+
+
+def _select_all(merge: Merge, acc: Any) -> FailedItems:
+    """Return the whole accumulator of an append or union. Items that were dropped do not return."""
+    items = merge.items(acc)
+    return FailedItems(_accumulate(merge, items), max(1, len(items)), 0)
 
 
 def to_list(items: object) -> list[Any] | None:
@@ -86,8 +93,10 @@ def _select_fields(merge: Merge, acc: Any, items: object, codec: Codec, name: st
     failed: dict[str, FailedItems] = {}
     for field, named in _items_by_field(items, parts, name).items():
         policy, part = merge.of(field), parts[field]
-        if named is ...:
-            failed[field] = FailedItems(part, _count_items(policy, part), 0)
+        if named is ... and policy.has_items:
+            failed[field] = _select_all(policy, part)
+        elif named is ...:
+            failed[field] = FailedItems(part, 1, 0)
         else:
             failed[field] = select_items(policy, part, named, codec, f"{name}[{field!r}]")
     accs = {field: part.acc for field, part in failed.items() if part.items}

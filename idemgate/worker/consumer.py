@@ -19,7 +19,7 @@ from idemgate.topics.calls import Settlement, TopicCalls
 from idemgate.topics.messages import Delivery, Taken
 from idemgate.worker.downstream import Downstream
 from idemgate.worker.limiter import Limiter
-from idemgate.worker.outcome import attempt_number
+from idemgate.worker.outcome import attempt_number, count_dropped
 from idemgate.worker.poller import POLL, Poller
 
 __all__ = ["BATCH", "FinishedDelivery", "InFlight", "TopicConsumer"]
@@ -152,8 +152,6 @@ class TopicConsumer:
         if not taken.deliveries:
             return []
         self.context.counters.add("worker.taken", len(taken.deliveries))
-        if self.calls.policy.merge.drops and (dropped := sum(delivery.dropped for delivery in taken.deliveries)):
-            self.context.counters.add("worker.items_dropped", dropped)
         since = self.context.now()
         accepted = [InFlight(self, delivery, until, since) for delivery in taken.deliveries]
         self.in_flight.update(accepted)
@@ -246,10 +244,22 @@ class TopicConsumer:
         verbs = [settlement.verb for settlement in settlements]
         for (verb, outcome), n in Counter(zip(verbs, outcomes, strict=True)).items():
             self.context.counters.add("worker.lost" if outcome == "lost" else f"worker.{_COUNTER_OF_VERB[verb]}", n)
+        if self.calls.policy.merge.drops:
+            self._count_dropped(settlements, outcomes)
         if "dead" in outcomes:
             for settlement, outcome in zip(settlements, outcomes, strict=True):
                 if outcome == "dead":
                     self._report_dead(settlement)
+
+    def _count_dropped(self, settlements: list[Settlement], outcomes: list[str]) -> None:
+        """Count the dropped items of deliveries that end. A retry still holds them, and a partial one does not."""
+        dropped = sum(
+            count_dropped(settlement.delivery)
+            for settlement, outcome in zip(settlements, outcomes, strict=True)
+            if outcome == "dead" or (outcome == "ok" and (settlement.verb == "ack" or settlement.part is not None))
+        )
+        if dropped:
+            self.context.counters.add("worker.items_dropped", dropped)
 
     def _report_dead(self, settlement: Settlement) -> None:
         self.context.counters.add("worker.dead")

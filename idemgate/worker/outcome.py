@@ -12,7 +12,7 @@ from idemgate.topics.calls import Settlement, nack_items
 from idemgate.topics.messages import Delivery
 from idemgate.topics.policy import Policy
 
-__all__ = ["attempt_number", "choose_settlement"]
+__all__ = ["attempt_number", "choose_settlement", "count_dropped"]
 
 _LOST_DELAY = 1000
 """Ms until a message returns whose guard lost its lease. Another owner runs its key, so the guard then defers it."""
@@ -64,6 +64,14 @@ def _settle_partially(delivery: Delivery[Any], error: PartialFailure, delay: int
         return nack_items(delivery, error.items, delay, last_line(error))
     except IdemgateError as invalid:
         return Settlement("nack", delivery, delay, last_line(invalid))
+
+
+def count_dropped(delivery: Delivery[Any]) -> int:
+    """Return the number of dropped items; 0 if the message cannot be decoded."""
+    try:
+        return delivery.dropped
+    except DecodeError:
+        return 0
 
 
 def attempt_number(delivery: Delivery[Any]) -> int | None:

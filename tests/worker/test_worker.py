@@ -11,9 +11,10 @@ import pytest
 
 from idemgate import Bury, Gate, InvalidArgument, KeyReused, Retry, current
 from idemgate.core.durations import LATEST_MS
-from idemgate.errors import AttemptsExhausted, NoCurrentExecution, OutcomeUnknown, PolicyChanged
+from idemgate.errors import AttemptsExhausted, NoCurrentExecution, OutcomeUnknown, PartialFailure, PolicyChanged
 from idemgate.testing import Clock
 from idemgate.topics.merge import append, union
+from idemgate.topics.messages import Delivery
 from idemgate.worker.worker import Worker
 from tests.messages import pack_message, unpack_message
 
@@ -119,6 +120,46 @@ async def test_what_a_merge_had_no_room_for_is_counted(
         await eventually(lambda: gate.counters["worker.acked"] == 1)
     (one,) = handled.deliveries
     assert (one.payload, one.dropped, gate.counters["worker.items_dropped"]) == (kept, dropped, dropped)
+
+
+async def test_a_dropped_item_is_counted_once_over_all_attempts(gate: Gate, clock: Clock, eventually: Any) -> None:
+    # Given a delivery with dropped items, whose handler fails twice
+    topic, attempts = gate.topic("t", merge=append(2), backoff="10s", max_attempts=3), list[int]()
+
+    @topic.handler
+    async def fail(delivery: Delivery[Any]) -> None:
+        attempts.append(delivery.dropped)
+        if len(attempts) < 3:
+            raise RuntimeError("no")
+
+    await topic.aio.trigger_many([("a", n) for n in range(5)])
+    async with gate.aio.worker():
+        for n in (1, 2):
+            await eventually(lambda n=n: gate.counters["worker.nacked"] == n)
+            assert gate.counters["worker.items_dropped"] == 0
+            clock.advance("10s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    # Then each attempt sees them, and they are counted once
+    assert attempts == [3, 3, 3]
+    assert gate.counters["worker.items_dropped"] == 3
+
+
+async def test_a_dropped_item_of_a_partial_failure_is_counted_once(gate: Gate, clock: Clock, eventually: Any) -> None:
+    topic, attempts = gate.topic("t", merge=append(2), backoff="10s"), list[int]()
+
+    @topic.handler
+    async def fail(delivery: Delivery[Any]) -> None:
+        attempts.append(delivery.dropped)
+        if len(attempts) == 1:
+            raise PartialFailure(delivery.payload)
+
+    await topic.aio.trigger_many([("a", n) for n in range(5)])
+    async with gate.aio.worker():
+        await eventually(lambda: gate.counters["worker.nacked"] == 1)
+        clock.advance("10s")
+        await eventually(lambda: gate.counters["worker.acked"] == 1)
+    assert attempts == [3, 0]
+    assert gate.counters["worker.items_dropped"] == 3
 
 
 async def test_the_short_form_calls_the_function_with_the_merged_arguments(

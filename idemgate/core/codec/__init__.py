@@ -26,6 +26,8 @@ _SMALL = 4096  # the unpacker of a smaller body allocates at most 64 lists of 40
 _MAX_DEPTH = 64
 _SINGLE = frozenset({str, bool, type(None)})
 """Scalar types that msgpack restores exactly, so their bytes need no check."""
+_CANONICAL = _SINGLE | {int, bytes}
+"""Types with one encoding for each value."""
 _LONE = frozenset((*range(0xA0, 0xC1), 0xC2, 0xC3, 0xD9, 0xDA, 0xDB))
 """The first bytes of scalars. Unpacking one allocates no more memory than it has bytes."""
 
@@ -80,6 +82,15 @@ class Codec:
                 name, type(value), problem, f"Store it elsewhere and pass a reference, or raise {self.limit_name}"
             )
         return _VERSION + body
+
+    def encode_item(self, value: object, name: str = "payload") -> bytes:
+        """Return `value` as bytes that are equal only for equal values, as those of `canonical`. `decode` reads them.
+
+        Raises:
+            InvalidArgument: as for `encode`.
+        """
+        encoded = self.encode(value, name)
+        return encoded if type(value) in _CANONICAL else _VERSION + canonical(value, name)
 
     def decode(self, data: bytes) -> Any:
         """Return the value that `encode` encoded.

@@ -55,13 +55,13 @@ class Settlement(NamedTuple):
 def nack_items(delivery: Delivery[Any], items: object, delay: int, failure: str) -> Settlement:
     """Return the settlement that retries only these items.
 
-    Without items it is an ack; with all items it is a plain nack. Raises InvalidArgument for an item that the
-    delivery does not have.
+    Without items it is an ack. With all items it is a plain nack, unless some were dropped: these are done. Raises
+    InvalidArgument for an item that the delivery does not have.
     """
     part = delivery.select_items(items)
     if not part.items:
         return Settlement("ack", delivery)
-    return Settlement("nack", delivery, delay, failure, part if part.items < part.of else None)
+    return Settlement("nack", delivery, delay, failure, part if part.items < part.of or delivery.dropped else None)
 
 
 class SettleCalls(TakeCalls):
