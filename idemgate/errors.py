@@ -436,7 +436,8 @@ class Retry(Portable):
     """Raised by a handler to retry the message.
 
     `delay` is the time until the next attempt: seconds, a timedelta or text such as "30s". None means the topic's
-    backoff.
+    backoff, or the `reclaim` of a stream or list. A stream takes the entry again after `reclaim` at the latest, also if
+    the delay is longer. Pub/Sub does not retry.
     """
 
     def __init__(self, text: str = "", *, delay: Any = None) -> None:

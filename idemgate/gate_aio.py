@@ -126,5 +126,9 @@ class AioGate:
         return Subscribers(self._subscribers, grace)
 
     async def close(self) -> None:
-        """Wait for the running calls, then close the connections of this event loop."""
+        """Wait for the running calls, then close the connections of this event loop.
+
+        It waits for the timeout of the gate at most. Then calls that are still retried end with StoreUnavailable. Await
+        the tasks that use the gate before, also the cancelled ones: a later call connects again.
+        """
         await self.context.close_aio()

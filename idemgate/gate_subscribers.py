@@ -109,8 +109,8 @@ class SubscriberMethods:
         One replica gets each entry, at least once. Guard the callback with `once` to run it once. An entry is
         acknowledged when the callback has returned, or when its guard found the key done. While another owner runs
         the key, the entry stays pending until that lease may end. After another error it stays pending for `reclaim`,
-        or the delay of `Retry`. After a permanent error (KeyReused, `Bury`, a stored failure, ...) or
-        `max_deliveries` attempts it moves to the dead stream, with reason and error. Counters: `stream.*`.
+        or the delay of `Retry` if that is shorter. After a permanent error (KeyReused, `Bury`, a stored failure, ...)
+        or `max_deliveries` attempts it moves to the dead stream, with reason and error. Counters: `stream.*`.
 
         Args:
             stream: the stream.

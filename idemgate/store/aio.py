@@ -33,7 +33,7 @@ T = TypeVar("T")
 class _LoopState:
     """The state of one event loop: its access to the store, its subscription, and its pending calls."""
 
-    __slots__ = ("loading", "loop", "store", "subscription", "tasks")
+    __slots__ = ("closing", "loading", "loop", "store", "subscription", "tasks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
         self.loop = loop
@@ -41,6 +41,7 @@ class _LoopState:
         self.subscription = Subscription(endpoint)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loading: dict[bytes, asyncio.Event] = {}
+        self.closing = False
 
 
 class PendingCall(Generic[T]):
@@ -102,8 +103,10 @@ class PendingCall(Generic[T]):
         try:
             result = await work
         except asyncio.CancelledError:
-            self.answer.cancel()
-            raise
+            if not self._state.closing:
+                self.answer.cancel()
+                raise
+            self._set_outcome(None, StoreUnavailable("the gate was closed while the call was retried", "unknown"))
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller
             self._set_outcome(None, error)
         else:
@@ -391,10 +394,26 @@ class AsyncLink:
         if state is not None:
             await finish_despite_cancel(self._close_loop(state))
 
+    async def _finish_tasks(self, state: _LoopState) -> None:
+        """Wait for the pending calls and for those that follow them, such as the release of a cancelled claim.
+
+        After the timeout of the gate the rest is cancelled: a call that goes on would open another connection.
+        """
+        end = monotonic() + self.seconds
+        while state.tasks and (left := end - monotonic()) > 0:
+            await asyncio.wait(tuple(state.tasks), timeout=left)
+            await asyncio.sleep(0)  # a caller that got its answer may start the next call
+        state.closing = True
+        for _ in range(3):  # a caller that gets the error may start another call, but not for ever
+            if tasks := tuple(state.tasks):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                await asyncio.sleep(0)
+
     async def _close_loop(self, state: _LoopState) -> None:
         await state.store.drain()
-        if state.tasks:
-            await asyncio.wait(state.tasks, timeout=self.seconds)
+        await self._finish_tasks(state)
         self._loops.pop(state.loop, None)
         self._last = None
         await state.subscription.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idemgate import Gate
+from idemgate import Gate, StoreUnavailable
 from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.testing import Clock
 from tests.claims import claims_of
@@ -256,3 +256,53 @@ async def test_cancelled_at_any_moment_a_key_is_done_or_free(gate: Gate) -> None
         state = (await gate.aio.inspect(str(turns), scope="s")).state
         assert state == "done" if str(turns) in ended else state in ("released", "absent")
     assert 0 < len(ended) < 25
+
+
+@pytest.fixture
+async def impatient(wire: Any, namespace: str) -> AsyncIterator[Gate]:
+    """A gate whose replies can be held back, and which waits for them for a moment only."""
+    made = Gate(wire.url, namespace=namespace, timeout="50ms")
+    await made.aio.inspect("warm")
+    yield made
+    wire.flowing.set()
+    await made.aio.close()
+    made.close()
+
+
+def pending_tasks() -> set[Any]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_closing_leaves_no_task_behind_a_store_that_does_not_answer(
+    impatient: Gate, wire: Any, cancelled: bool
+) -> None:
+    # Given a guarded call whose release, or whose completion, is not answered. It would be retried for the lease
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def handle() -> None:
+        started.set()
+        await ended.wait()
+
+    before = pending_tasks()
+    task = asyncio.create_task(impatient.guard("s", lease="10m").aio.run("k", handle))
+    await started.wait()
+    wire.reset()
+    wire.flowing.clear()
+    if cancelled:
+        task.cancel()
+    ended.set()
+    await held_back(wire)
+    # When the gate is closed
+    async with asyncio.timeout(20):
+        await impatient.aio.close()
+    # Then the call has ended, and neither a task nor a connection is left
+    if cancelled:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        verdict = await task
+        assert verdict.outcome == "handled"
+        assert isinstance(verdict.error, StoreUnavailable)
+    assert pending_tasks() <= before
+    assert not impatient.context.aio_link._loops
