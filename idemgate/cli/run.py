@@ -9,15 +9,17 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any, Literal
 
 from idemgate.cli.arguments import count, span
 from idemgate.default_gate import default_gate
-from idemgate.errors import InvalidArgument
+from idemgate.errors import IdemgateError, InvalidArgument
 from idemgate.gate import Gate
 from idemgate.membership.member import Membership
 
@@ -66,13 +68,29 @@ def add_to(commands: Any) -> None:
 
 
 def work(options: argparse.Namespace) -> int:
-    """Run a worker; return 0 after a graceful stop, 1 if handlers had to be cut short."""
-    gate = find_gate(options.gate, options.scan)
-    membership = membership_at(options.membership)
+    """Run a worker. Return 0 after a graceful stop, 1 if handlers had to be cut short, 2 if an import failed."""
+    try:
+        gate = find_gate(options.gate, options.scan)
+        membership = membership_at(options.membership)
+    except IdemgateError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a module of the user may raise anything
+        print(f"idemgate: the program cannot be imported\n{_format_import_error(error)}", file=sys.stderr)
+        return 2
     gate.run(*options.topics, concurrency=options.concurrency, grace=options.grace, membership=membership)
     code = 1 if gate.counters["worker.cut_short"] else 0
     _leave_threads_behind(code)
     return code
+
+
+def _format_import_error(error: Exception) -> str:
+    """Return the traceback of an error without the frames of this command and of Python's import system."""
+    shown = traceback.TracebackException.from_exception(error)
+    ours = (str(Path(__file__).parent), importlib.__file__, "<frozen importlib")
+    shown.stack = traceback.StackSummary.from_list(
+        [frame for frame in shown.stack if not frame.filename.startswith(ours)]
+    )
+    return "".join(shown.format()).rstrip()
 
 
 def find_gate(target: str | None, packages: Sequence[str]) -> Gate:

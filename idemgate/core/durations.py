@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -10,7 +12,9 @@ from typing import TypeAlias
 
 from idemgate.errors import InvalidArgument
 
-__all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "milliseconds"]
+__all__ = ["LATEST_MS", "LONGEST_MS", "Duration", "instant", "lease_milliseconds", "milliseconds"]
+
+log = logging.getLogger("idemgate.lease")
 
 Duration: TypeAlias = int | float | timedelta | str
 """Seconds as int or float, a timedelta, or text such as "500ms", "2s", "5m", "24h", "7d", "1h30m"."""
@@ -58,6 +62,30 @@ def milliseconds(value: Duration, name: str, *, zero: bool = False) -> int:
     if exact == 0 and not zero:
         raise InvalidArgument(name, value, "is zero", 'Pass at least 0.001 seconds, or "1ms"')
     return round(exact)
+
+
+SHORT_LEASE_MS = 100
+"""The lease below which a heartbeat, every sixth of it, comes too late on a busy machine."""
+
+
+def lease_milliseconds(value: Duration) -> int:
+    """Convert a lease to whole milliseconds, and warn once about one that heartbeats cannot keep.
+
+    Raises:
+        InvalidArgument: as `milliseconds`.
+    """
+    lease = milliseconds(value, "lease")
+    if lease < SHORT_LEASE_MS:
+        _warn_about_short_lease(lease)
+    return lease
+
+
+@functools.cache
+def _warn_about_short_lease(lease: int) -> None:
+    log.warning(
+        "lease.short lease=%dms: heartbeats renew it every sixth, and a pause of the process ends it, so that the work "
+        "runs twice. Use at least %dms, or the default of 30s", lease, SHORT_LEASE_MS, extra={"lease": lease / 1000},
+    )  # fmt: skip
 
 
 def instant(value: datetime, name: str) -> int:

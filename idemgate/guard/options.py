@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 from idemgate.core.codec import Codec, digest
-from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
 from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.core.keys import Key, check_scope
 from idemgate.core.scopes import scope_of
@@ -157,7 +157,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
     return OnceOptions(
         scope=scope or "",
         retention=milliseconds(options.get("retention", "24h"), "retention"),
-        lease=milliseconds(options.get("lease", "30s"), "lease"),
+        lease=lease_milliseconds(options.get("lease", "30s")),
         on_done=on_done or ("skip" if at_most_once else "replay"),
         on_in_progress=options.get("on_in_progress", "raise"),
         on_error=on_error,

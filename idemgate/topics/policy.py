@@ -12,7 +12,7 @@ import msgpack
 
 from idemgate.core.backoff import Backoff, BackoffPolicy, delays
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
-from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
 from idemgate.core.validation import MOST, check_int
 from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.limits import Adaptive, Rate, rate_of, share
@@ -181,7 +181,7 @@ def policy_of(**options: Unpack[TopicOptions]) -> Policy:
         edge=given["edge"],
         merge=merge_of(given["merge"]),
         slots=_power_of_two(given["slots"]),
-        lease=milliseconds(given["lease"], "lease"),
+        lease=lease_milliseconds(given["lease"]),
         max_attempts=_positive(given["max_attempts"], "max_attempts"),
         backoff=delays(given["backoff"]),
         dead_retention=milliseconds(given["dead_retention"], "dead_retention"),

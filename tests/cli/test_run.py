@@ -179,10 +179,10 @@ def test_a_gate_that_is_not_there(here: None, target: str, words: str, capsys: p
     assert err.count("\n") == 1
 
 
-def test_an_import_that_is_missing_inside_is_not_hidden(here: None, tmp_path: Path) -> None:
+def test_an_import_that_is_missing_inside_is_not_hidden(here: None, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "halfapp.py").write_text("import not_there_at_all\n")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        main(["run", "halfapp:gate"])
+    assert main(["run", "halfapp:gate"]) == 2
+    assert "ModuleNotFoundError: No module named 'not_there_at_all'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -315,3 +315,29 @@ def test_several_gates_must_be_named(here: None, capsys: Any, tmp_path: Path) ->
     (tmp_path / "shop/app.py").write_text("from idemgate import Gate\none, two = Gate(), Gate()\n")
     assert main(["run", "shop.app"]) == 2
     assert "shop.app:one, shop.app:two" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "last"),
+    [
+        pytest.param("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'", id="import"),
+        pytest.param("def f(:\n", "SyntaxError: invalid syntax", id="syntax"),
+        pytest.param("def f():\n    return 1 / 0\nf()\n", "ZeroDivisionError: division by zero", id="error"),
+    ],
+)
+@pytest.mark.parametrize("words", [["{}:gate"], ["{}"], ["--scan", "{}"]], ids=" ".join)
+def test_a_program_that_cannot_be_imported_is_shown_without_frames_of_ours(
+    source: str, last: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    # Given a module that raises while it is imported
+    name = f"broken_{abs(hash((source, *words)))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Then the command shows the lines of that module only
+    assert main(["run", *(word.format(name) for word in words)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "idemgate: the program cannot be imported"
+    assert lines[-1] == last
+    assert all(f"{name}.py" in line for line in lines if line.lstrip().startswith("File "))
+    assert len(lines) <= 9

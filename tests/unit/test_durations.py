@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idemgate import Gate
+from idemgate.core import durations
 from idemgate.core.durations import LONGEST_MS, instant, milliseconds
 from idemgate.errors import InvalidArgument
 
@@ -151,3 +153,18 @@ def test_naive_and_other_times_are_refused(value: Any) -> None:
     assert refused.value.value is value
     assert refused.value.problem
     assert refused.value.fix
+
+
+def test_a_lease_that_heartbeats_cannot_keep_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    durations._warn_about_short_lease.cache_clear()
+    gate = Gate("redis://nowhere")
+    for _ in range(2):
+        gate.guard("s", lease="10ms")
+        gate.once(key="{a}", scope="s", lease="10ms")(lambda a: a)
+        gate.topic("t", lease="10ms")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("lease.short lease=10ms: ")
+    assert "Use at least 100ms" in record.getMessage()
+    gate.guard("s", lease="100ms")
+    gate.guard("s")
+    assert len(caplog.records) == 1

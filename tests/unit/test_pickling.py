@@ -215,3 +215,12 @@ def test_the_text_of_a_rejected_claim_names_its_scope() -> None:
 
 def test_the_front_door_has_the_same_classes() -> None:
     assert idemgate.AlreadyInProgress is AlreadyInProgress
+
+
+def test_exceptions_pass_through_the_json_of_celery() -> None:
+    celery = pytest.importorskip("celery")
+    backend = celery.Celery("shop", backend="cache+memory://").backend
+    for name in errors.__all__:
+        error = build(getattr(errors, name))
+        found = backend.exception_to_python(backend.decode(backend.encode(backend.prepare_exception(error, "json"))))
+        assert (type(found), str(found)) == (type(error), str(error))
