@@ -77,7 +77,9 @@ class Portable(Exception):
 
 def _restore(cls: type[E], *args: object) -> E:
     """Build an error without its constructor. Its state follows, also that of a subclass with other parameters."""
-    return cls.__new__(cls, *args)
+    error = cls.__new__(cls, *args)
+    error.args = args  # an OSError does not take them from __new__
+    return error
 
 
 def _portable_value(value: object) -> object:

@@ -76,7 +76,7 @@ class GuardMethods:
                 same arguments. None: all arguments, which must be storable. It is checked and compiled at decoration.
                 Values count, not how they are written: Decimals 1.0 and 1.00 are one key, and so are 7 and "7".
             scope: keys of one scope share their record. None: the qualified name of the function. A function without
-                a name of its own (a lambda, a partial, an object with `__call__`) needs a scope.
+                a unique name (a lambda, a partial, an object with `__call__`) needs a scope.
             fingerprint: names of arguments, or a callable. The same key with another fingerprint raises KeyReused.
             retention: how long a key stays done.
             lease: how long a claim is valid without a heartbeat. Heartbeats renew it while the function runs. Make it

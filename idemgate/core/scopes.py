@@ -42,16 +42,16 @@ def scope_of(func: Any, name: str = "scope") -> str:
         name: the parameter to name in the error.
 
     Raises:
-        InvalidArgument: `func` has no name of its own. That is a lambda, a partial, an object with `__call__`, or a
+        InvalidArgument: `func` has no unique name. That is a lambda, a partial, an object with `__call__`, or a
             function of an interactive session or of `python -c`.
     """
     qualname = getattr(func, "__qualname__", None)
     fix = f'Pass {name}="shop.charge", or another name that nothing else has'
     if isinstance(func, functools.partial) or not isinstance(qualname, str):
         kind = "a partial" if isinstance(func, functools.partial) else "an object with __call__"
-        raise InvalidArgument(name, qualified_name(func), f"{kind} has no name of its own", fix)
+        raise InvalidArgument(name, qualified_name(func), f"{kind} has no unique name", fix)
     if "<lambda>" in qualname:
-        raise InvalidArgument(name, qualified_name(func), "a lambda has no name of its own", fix)
+        raise InvalidArgument(name, qualified_name(func), "a lambda has no unique name", fix)
     module = _module_name(func)
     if not module:
         problem = "the function is defined in an interactive session or without a file, as in every such program"
@@ -76,7 +76,7 @@ def _module_name(func: Any) -> str:
 
 
 def _main_variables(func: Any, module: str) -> Iterator[dict[str, Any]]:
-    """Yield the variables of the main module. A profiler or debugger has a main module of its own in `sys.modules`."""
+    """Yield the variables of the main module. A profiler or debugger has another main module in `sys.modules`."""
     while func is not None:
         variables = getattr(func, "__globals__", {})
         if variables.get("__name__") == module:

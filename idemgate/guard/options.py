@@ -214,7 +214,7 @@ def decorate(
 ) -> Callable[P, R]:
     """Return the guarded function.
 
-    Raise InvalidArgument for a function that returns before its work ends, for one without a name of its own if there
+    Raise InvalidArgument for a function that returns before its work ends, for one without a unique name if there
     is no scope, and for a `key` whose fields the function does not have.
     """
     inner = getattr(func, "__func__", func)

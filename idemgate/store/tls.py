@@ -30,10 +30,10 @@ def check_tls_settings(settings: dict[str, Any]) -> None:
     known = [name for name in parameters if name.startswith("ssl")]
     for name, value in given.items():
         if name not in known:
-            raise InvalidArgument(name, _shown(name, value), "no TLS setting", f"Use one of {', '.join(known)}")
+            raise InvalidArgument(name, _hide_password(name, value), "no TLS setting", f"Use one of {', '.join(known)}")
         if settings.get("connection_class") is not connection.SSLConnection:
             fix = "Write rediss:// instead of redis:// (or ssl=True for a client), or leave it out"
-            raise InvalidArgument(name, _shown(name, value), "the connection has no TLS", fix)
+            raise InvalidArgument(name, _hide_password(name, value), "the connection has no TLS", fix)
     requirement = given.get("ssl_cert_reqs", "required")
     if isinstance(requirement, str) and requirement not in _REQUIREMENTS:
         fix = f"Use one of {', '.join(map(repr, _REQUIREMENTS))}"
@@ -109,5 +109,5 @@ def _reason(error: Exception) -> str:
     return getattr(error, "reason", None) or str(error)
 
 
-def _shown(name: str, value: object) -> object:
+def _hide_password(name: str, value: object) -> object:
     return "***" if "password" in name else value

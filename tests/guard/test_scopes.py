@@ -117,10 +117,12 @@ class Called:
 @pytest.mark.parametrize(
     ("func", "problem"),
     [
-        pytest.param(lambda k: k, "a lambda has no name", id="a lambda"),
-        pytest.param(functools.partial(plain), "a partial has no name", id="a partial"),
-        pytest.param(functools.partial(functools.partial(plain)), "a partial has no name", id="a partial of a partial"),
-        pytest.param(Called(), "an object with __call__ has no name", id="an object"),
+        pytest.param(lambda k: k, "a lambda has no unique name", id="a lambda"),
+        pytest.param(functools.partial(plain), "a partial has no unique name", id="a partial"),
+        pytest.param(
+            functools.partial(functools.partial(plain)), "a partial has no unique name", id="a partial of a partial"
+        ),
+        pytest.param(Called(), "an object with __call__ has no unique name", id="an object"),
     ],
 )
 def test_what_has_no_name_of_its_own_needs_a_scope(gate: Gate, func: Any, problem: str) -> None:
@@ -129,7 +131,7 @@ def test_what_has_no_name_of_its_own_needs_a_scope(gate: Gate, func: Any, proble
         (gate.callback("{k}"), "scope"),
         (gate.merge("{k}"), "name"),
     ):
-        with pytest.raises(InvalidArgument, match=rf"{name}='.*{problem} of its own\. Pass {name}="):
+        with pytest.raises(InvalidArgument, match=rf"{name}='.*{problem}\. Pass {name}="):
             decorate(func)
     assert gate.once(key="{k}", scope="s")(func)("x") == "x"
     assert gate.callback("{k}", scope="c")(func)("x") == "x"

@@ -145,7 +145,7 @@ def guarded(
 
     Raises:
         InvalidArgument: An option is invalid, or `lease` or `pause` is longer than `hold`. Or the callback returns
-            before its work ends, has other parameters than its client passes, or has no name of its own and needs a
+            before its work ends, has other parameters than its client passes, or has no unique name and needs a
             `scope`.
     """
     options: dict[str, Any] = {"retention": retention, "lease": lease, "max_attempts": max_attempts}
