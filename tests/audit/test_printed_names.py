@@ -70,7 +70,7 @@ def test_the_list_of_topics_and_errors_print_none(
     printed = capsys.readouterr().out
     check_printed(printed)
     assert "\\x1b[2J" in printed
-    main(["forget", f"no{ESCAPES}", "--url", url, "--namespace", NAMESPACE])
+    main(["delete", f"no{ESCAPES}", "--url", url, "--namespace", NAMESPACE])
     foreign(registry, {f"{ESCAPES.encode(errors='ignore').decode()} to": "x"})
     assert main(["topics", "--url", url, "--namespace", NAMESPACE]) == 1
     check_printed(capsys.readouterr().err)

@@ -45,7 +45,7 @@ async def test_scopes_of_one_gate_share_nothing(face: Any) -> None:
 async def test_what_one_factory_makes_shares_a_scope_unless_that_is_named(face: Any) -> None:
     # Given functions that differ in what they close over alone
     def charge_of(tenant: str, **options: Any) -> Any:
-        return face.once(key="{k}", scope="s", **options)(lambda k: f"secret of {tenant}")
+        return face.once(**{"key": "{k}", "scope": "charge", **options})(lambda k: f"secret of {tenant}")
 
     # When both are asked the same, Then they are one function
     assert [await charge_of(tenant)("k") for tenant in ("a", "b")] == ["secret of a"] * 2
