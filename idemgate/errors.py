@@ -224,10 +224,6 @@ class ResultTimeout(IdemgateError, TimeoutError):
         self.key = key
         self.seconds = seconds
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        restore, arguments, state = super().__reduce__()
-        return restore, arguments, state | {"args": self.args}
-
 
 class TopicInUse(IdemgateError):
     """A topic cannot be changed now: it holds messages, or another change is in progress. `topic` is its name."""
