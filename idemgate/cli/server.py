@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from idemgate.cli.signals import Interrupted, watching
-from idemgate.core.logs import configure as configure_logs
 from idemgate.store.embedded.server import start
+from idemgate.worker.logs import configure as configure_logs
 
 __all__ = ["add_to"]
 

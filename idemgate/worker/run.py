@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from idemgate.core.durations import Duration
-from idemgate.core.logs import configure as configure_logs
 from idemgate.errors import InvalidArgument
 from idemgate.subscribers.subscribers import Subscriber, Subscribers
 from idemgate.worker.coordinator import MembershipOption
+from idemgate.worker.logs import configure as configure_logs
 from idemgate.worker.worker import HasTopics, Worker
 
 __all__ = ["run"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from idemgate import InvalidArgument
-from idemgate.core.logs import Facts, configure
+from idemgate.worker.logs import Facts, configure
 
 
 @contextmanager

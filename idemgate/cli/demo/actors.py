@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 from idemgate.cli.demo.order import DemoOrder, ReportStream, obey
-from idemgate.core.logs import configure as configure_logs
 from idemgate.gate import Gate
 from idemgate.subscribers import PubSubMessage
 from idemgate.topics.merge import MergeSpec, append
 from idemgate.topics.messages import Delivery
 from idemgate.topics.topic import Topic
+from idemgate.worker.logs import configure as configure_logs
 
 __all__ = ["TOPIC", "topic_of"]
 

@@ -362,6 +362,7 @@ async def test_a_message_that_cannot_succeed_is_dead_lettered(
 ERRORS: list[BaseException] = [
     errors.AlreadyDone("k"), errors.AlreadyInProgress("k", 0.01), errors.AttemptsExhausted("k", 3, "s"),
     errors.Bury("b"), errors.ClaimRejected("k", "text"), errors.DecodeError("why"),
+    errors.DeliveryFailed("t", "k", "why"), errors.NoResult("t", "k", "why"), errors.ResultTimeout("t", "k", 1.0),
     errors.DownstreamUnavailable("text"), errors.IdemgateError("text"),
     errors.InvalidArgument("n", 1, "p", "f"), errors.KeyReused("k"), errors.LeaseLost("k", 1),
     errors.MissingKey("n", 1, "p", "f"), errors.NoCurrentExecution("text"), errors.NotConfigured("text"),
