@@ -125,7 +125,8 @@ class Context:
         if self._aio_link is None:
             from idemgate.store.aio import AsyncLink
 
-            self._aio_link = AsyncLink(self.endpoint, self.timeout, self.durability)
+            with self._lock:  # event loops of several threads share one link
+                self._aio_link = self._aio_link or AsyncLink(self.endpoint, self.timeout, self.durability)
         return self._aio_link
 
     def _heartbeat_link(self) -> SyncLink:

@@ -69,6 +69,8 @@ def check_tls_files(settings: dict[str, Any]) -> None:
     Raises:
         InvalidArgument: a file cannot be read, or does not contain what its setting says.
     """
+    if not any(name.startswith("ssl") for name in settings):
+        return  # the frequent case: an SSL context takes milliseconds
     for name in _FILES:
         if path := settings.get(name):
             _check_readable(name, path)
