@@ -113,7 +113,7 @@ class RetryBudget:
         attempt: the seconds one try may wait for its reply; None: the timeout of the connection.
     """
 
-    __slots__ = ("_attempt", "_deadline", "_executed", "_seconds", "_tries")
+    __slots__ = ("_attempt", "_deadline", "_executed", "_reason", "_seconds", "_tries")
 
     def __init__(self, seconds: float, started: float | None = None, attempt: float | None = None) -> None:
         self._seconds = seconds
@@ -121,6 +121,7 @@ class RetryBudget:
         self._deadline = (monotonic() if started is None else started) + seconds
         self._tries = 0
         self._executed = "no"
+        self._reason: Exception | None = None
 
     def renew(self) -> RetryBudget:
         """Return a fresh budget for the next of several sequential calls.
@@ -162,11 +163,14 @@ class RetryBudget:
             raise ServerRejected(_describe_rejection(error)) from error
         if _execution_state(error) == "unknown":
             self._executed = "unknown"
+        if self._reason is None or not isinstance(error, rx.TimeoutError):
+            self._reason = error  # the deadline cuts the last try short, and its time-out explains nothing
         self._tries += 1
         seconds = retry_pause(self._tries)
         if monotonic() + seconds >= self._deadline:
-            text = f"no answer from the store after {self._tries} tries, the last one: {type(error).__name__}: {error}"
-            raise StoreUnavailable(text + _suggest_server(error), self._executed) from error
+            reason = self._reason
+            text = f"no answer from the store after {self._tries} tries: {type(reason).__name__}: {reason}"
+            raise StoreUnavailable(text + _suggest_server(reason), self._executed) from reason
         return seconds
 
     def raise_lost(self, replies: Iterable[Any]) -> None:
