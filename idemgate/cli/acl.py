@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from idemgate.cli.acl_rules import ROLES, rule, user_name
-from idemgate.cli.arguments import add_namespace
+from idemgate.cli.arguments import HelpFormatter, add_namespace
 
 __all__ = ["add_to"]
 
@@ -16,7 +16,7 @@ Print the ACL SETUSER command that gives a user these roles and no others. Nothi
 
     idemgate acl worker --namespace shop | redis-cli
 
-A new user has no password and cannot log in until you set one: ACL SETUSER shop-worker >password
+A new user has no password and cannot log in until you set one (ACL SETUSER shop-worker >password).
 An existing user keeps its password. The command works on Redis 6.2 and later and on Valkey.
 
 roles:
@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
         "acl",
         help="print the access list of a role",
         description=DESCRIPTION + "\n".join(f"  {name:<11} {role.about}" for name, role in ROLES.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("roles", metavar="ROLE", nargs="+", choices=ROLES, help="one or more of the roles below")
     add_namespace(parser)

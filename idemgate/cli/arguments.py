@@ -1,15 +1,16 @@
-"""Types of command-line arguments. argparse reports an invalid one by name, with exit code 2."""
+"""Types of command-line arguments, and the format of help. argparse exits with 2 and names an invalid argument."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import textwrap
 
 from idemgate.core.durations import milliseconds
 from idemgate.errors import InvalidArgument, NotConfigured
 
-__all__ = ["add_namespace", "add_url", "count", "duration", "factor", "span", "url_of"]
+__all__ = ["HelpFormatter", "add_namespace", "add_url", "count", "duration", "factor", "span", "url_of"]
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -72,3 +73,23 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps descriptions at words to the width of the terminal. Empty lines and indented lines stay apart."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - the signature of argparse
+        blocks: list[str] = []
+        for line in text.splitlines():
+            starts_block = not blocks or not line or line[0] == " " or not blocks[-1] or blocks[-1][0] == " "
+            if starts_block:
+                blocks.append(line)
+            else:
+                blocks[-1] += " " + line
+        return "\n".join(_wrap_block(block, width) for block in blocks)
+
+
+def _wrap_block(block: str, width: int) -> str:
+    hanging = " " * (len(block) - len(block.lstrip()) + 2) if block.startswith(" ") else ""
+    lines = textwrap.wrap(block, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)

@@ -17,7 +17,7 @@ from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any, Literal
 
-from idemgate.cli.arguments import count, span
+from idemgate.cli.arguments import HelpFormatter, count, span
 from idemgate.default_gate import default_gate
 from idemgate.errors import IdemgateError, InvalidArgument
 from idemgate.gate import Gate
@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
         "run",
         help="run the handlers and subscribers of a gate",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "gate",

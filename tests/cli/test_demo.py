@@ -22,7 +22,7 @@ from idemgate.cli.demo.records import Records
 REAL = Path(__file__).parents[1] / "data" / "repo-changes.ndjson.gz"
 EVENTS = int(os.environ.get("IDEMGATE_E2E_EVENTS", "5000"))
 """How much of the real file is played; 60000 is all of it."""
-FAST = ("--speed", "max", "--window", "100ms")
+FAST = ("--no-kill", "--speed", "max", "--window", "100ms")
 linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
 
@@ -32,7 +32,7 @@ def report_of(out: str) -> dict[str, Any]:
 
 def test_a_small_demo_keeps_its_promises_and_its_numbers_add_up(start: Any) -> None:
     # When 300 made-up events are played to 3 subscribers
-    code, out, err = start("demo", "--events", "300", "--subscribers", "3", "--speed", "2", "--json").end()
+    code, out, err = start("demo", "--no-kill", "--events", "300", "--subscribers", "3", "--speed", "2", "--json").end()
     # Then all promises were checked and kept
     report = report_of(out)
     assert (code, report["kept"]) == (0, True), err
@@ -50,6 +50,30 @@ def test_a_small_demo_keeps_its_promises_and_its_numbers_add_up(start: Any) -> N
     assert "300 events" in err
 
 
+def test_a_killed_subscriber_and_a_killed_worker_lose_nothing(start: Any) -> None:
+    # When a demo kills a subscriber and its worker in the middle
+    code, out, err = start("demo", "--events", "600", "--subscribers", "3", "--json").end()
+    # Then it says so, and all promises were kept
+    report = report_of(out)
+    assert "Killed subscriber 1" in err
+    assert "Killed the worker" in err
+    assert (code, [one["broken"] for one in report["promises"]]) == (0, [[]] * 7), err
+    # and every event was handled; the last reports of the killed subscriber are missing
+    assert 500 < report["handled"] <= 600
+    assert report["repeated"] >= 0
+
+
+def test_plain_lines_fit_80_columns_and_say_what_starts(start: Any) -> None:
+    code, out, err = start("demo", "--events", "200", "--subscribers", "2").end()
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    # Nothing is counted before something is published
+    assert [line for line in lines if " s  starting" in line and not line.endswith("starting 3 processes")] == []
+    # Each figure says what it means
+    assert any(line.startswith("  duplicates dropped") and line.endswith("which the guard stopped") for line in lines)
+
+
 @pytest.mark.slow
 def test_a_file_is_played_in_its_own_time_speeded_up(start: Any, tmp_path: Path) -> None:
     # Given three bursts of the same paths, years apart
@@ -63,7 +87,7 @@ def test_a_file_is_played_in_its_own_time_speeded_up(start: Any, tmp_path: Path)
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, events)).encode()))
     # When it is played with pauses of at most 30 s, a window of 20 s, 20 times as fast
     code, out, err = start(
-        *("demo", "--input", str(file), "--max-gap", "30s", "--window", "20s", "--speed", "20"),
+        *("demo", "--no-kill", "--input", str(file), "--max-gap", "30s", "--window", "20s", "--speed", "20"),
         *("--subscribers", "2", "--json"),
     ).end()
     # Then each burst made one delivery a path
@@ -80,7 +104,17 @@ def test_a_file_is_played_in_its_own_time_speeded_up(start: Any, tmp_path: Path)
 def test_real_events_through_four_subscribers(start: Any) -> None:
     # When a part of the real file is played as fast as it goes
     code, out, err = start(
-        "demo", "--input", str(REAL), "--events", str(EVENTS), "--speed", "max", "--window", "300ms", "--json"
+        "demo",
+        "--no-kill",
+        "--input",
+        str(REAL),
+        "--events",
+        str(EVENTS),
+        "--speed",
+        "max",
+        "--window",
+        "300ms",
+        "--json",
     ).end(280)
     # Then nothing was lost, repeated, early or left over
     report = report_of(out)
@@ -156,7 +190,7 @@ def test_nothing_outlives_a_killed_demo(start: Any) -> None:
 @pytest.mark.slow
 def test_a_subscriber_that_is_killed_is_a_broken_promise(start: Any) -> None:
     # Given a demo in full swing
-    demo = start("demo", "--subscribers", "2")
+    demo = start("demo", "--no-kill", "--subscribers", "2")
     demo.read_until("publishing")
     # When one of its subscribers is killed
     victim = next(pid for pid, line in demo.alive().items() if "actors subscriber" in line)
@@ -215,3 +249,12 @@ def _all_of(terminal: int) -> str:
             os.close(terminal)
             return seen.decode()
         seen += piece
+
+
+@pytest.mark.parametrize("command", ["acl", "demo", "doctor", "run", "server", "slots", "topics"])
+def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        command_line().parse_args([command, "--help"])
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > 80] == []

@@ -108,3 +108,49 @@ def test_what_has_to_be_waited_for() -> None:
     # Then none
     assert (records.lag, records.remaining) == (0, 0)
     assert isinstance(records.deliveries[-1], Delivered)
+
+
+def killed() -> Records:
+    """As `kept`, but subscriber 1 was killed before it reported that it handled c, and the worker was killed with a
+    delivery that it had reported and not acknowledged. A third subscriber replaced the first."""
+    records = Records(2, 0.1)
+    for event, path in (("a", "p"), ("b", "p"), ("b", "p"), ("c", "q")):
+        records.publish(event, path)
+    records.take(0, {"received": ["a", "b"], "handled": [("a", "p", True)]})
+    records.killed.add(0)
+    assert records.add_subscriber() == 2
+    records.take(1, {"received": ["a", "b", "b", "c"], "handled": [("b", "p", True), ("c", "q", False)]})
+    records.take(1, {"dropped": ["a", "b"]})
+    first, again = ("p", ["a"], 1, 0, 1000, 1100, 1101.0, 1), ("p", ["a", "b"], 2, 0, 1000, 3100, 3101.0, 2)
+    records.take(0, {"delivered": [first, again, ("q", ["c"], 1, 0, 1010, 1110, 1112.0, 1)]})
+    records.worker_killed = True
+    records.counters.update(["worker.lapsed"])
+    records.store = {"accepted": 3, "acked_triggers": 3, "pending": 0, "in_flight": 0, "dead": 0}
+    return records
+
+
+def test_kills_break_no_promise() -> None:
+    records = killed()
+    assert [(promise.text, promise.broken) for promise in judge(records) if not promise.is_kept] == []
+    assert (records.remaining, records.lag, records.numbers()["repeated"]) == (0, 0, 1)
+
+
+LOST: list[tuple[str, str, Callable[[Records], object]]] = [
+    (RECEIVED, "1 lost on the way to subscriber 2: c", lambda r: r.received[1].subtract(["c"])),
+    (HANDLED, "1 never handled: c", lambda r: r.deliveries.pop()),
+    (HANDLED, "1 handled more than once: b", lambda r: r.handled.append(Handled("b", "p", True, 1))),
+    (DROPPED, "1 received, but neither handled nor dropped: a", lambda r: r.dropped[1].subtract(["a"])),
+    (DELIVERED, "1 triggered, but in no delivery: c", lambda r: r.deliveries.pop()),
+    (DELIVERED, "1 in more deliveries than it was triggered: c", lambda r: r.deliveries.append(r.deliveries[2])),
+    (DELIVERED, "1 handled, but its trigger was refused: c", lambda r: r.deliveries.pop()),
+    (FAILED, "worker.dead happened 1 times", lambda r: r.counters.update(["worker.dead"])),
+    (COUNTED, "acked_triggers of the topic: counted 2, reported 3", lambda r: r.store.update(acked_triggers=2)),
+]
+
+
+@pytest.mark.parametrize(("promise", "words", "doctor"), LOST)
+def test_a_loss_by_a_kill_is_seen(promise: str, words: str, doctor: Callable[[Records], object]) -> None:
+    records = killed()
+    doctor(records)
+    broken = {one.text: one.broken for one in judge(records)}
+    assert words in broken[promise]

@@ -12,26 +12,32 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from idemgate.cli.arguments import count, duration, factor
+from idemgate.cli.arguments import HelpFormatter, count, duration, factor
 
 __all__ = ["add_to"]
 
 DESCRIPTION = """\
 Shows the main job on one screen, and checks its own promises.
 
-Several subscriber processes hear the same Pub/Sub channel, so every event arrives once in each of them, and about
-1 in 20 events is published twice. A guard (once) lets the first copy through and drops the others. Each event that
-got through triggers the merged topic of its path; a worker gets one delivery a path and window.
+Several subscriber processes hear the same Pub/Sub channel, so every event
+arrives once in each of them, and about 1 in 20 events is published twice. A
+guard (once) lets the first copy through and drops the others. Each event that
+got through triggers the merged topic of its path; a worker gets one delivery a
+path and window. In the middle a subscriber and the worker are killed, and new
+ones start: nothing is lost.
 
-At the end: what was published, received, handled, dropped, triggered and delivered, how late deliveries were, and
-whether all promises were kept; if one was broken the exit code is 1. Ctrl-C ends everything (130)."""
+At the end: what was published, received, handled, dropped, triggered and
+delivered, how late deliveries were, and whether all promises were kept; if one
+was broken the exit code is 1. Ctrl-C ends everything (130)."""
 TIME = """\
 time:
-  The events of a file are published in their order, with the pauses between them, speeded up. Pauses longer than
-  --max-gap are cut to it, or the nights and holidays of years would be all there is to see. Without --speed the
-  speed is such that the whole lasts about 25 s; if the subscribers cannot follow, it lasts longer, as nothing may
-  be lost. --window is in the time of the file: it is speeded up like the pauses. With --speed max there are no
-  pauses, and --window is in your time."""
+  The events of a file are published in their order, with the pauses between
+  them, speeded up. Pauses longer than --max-gap are cut to it, or the
+  nights and holidays of years would be all there is to see. Without --speed
+  the speed is such that the whole lasts about 25 s; if the subscribers
+  cannot follow, it lasts longer, as nothing may be lost. --window is in the
+  time of the file: it is speeded up like the pauses. With --speed max there
+  are no pauses, and --window is in your time."""
 
 
 def add_to(commands: Any) -> None:
@@ -41,7 +47,7 @@ def add_to(commands: Any) -> None:
         help="see it work, and check its promises",
         description=DESCRIPTION,
         epilog=TIME,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add = parser.add_argument
     add(
@@ -77,6 +83,12 @@ def add_to(commands: Any) -> None:
         type=int,
         default=1,
         help="for other made-up events, other duplicates (default: 1)",
+    )
+    add(
+        "--kill",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="kill a subscriber and the worker in the middle, and start new ones (default: yes)",
     )
     add("--url", help="use this server, such as redis://localhost:6379/0 (default: an embedded one)")
     add("--json", action="store_true", help="the final report as JSON on stdout; how it goes is told on stderr")

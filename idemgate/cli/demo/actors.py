@@ -16,6 +16,8 @@ from idemgate.worker.logs import configure as configure_logs
 __all__ = ["TOPIC", "topic_of"]
 
 TOPIC = "changes"
+LEASE = "2s"
+"""So short that the work of a killed process goes on while somebody watches."""
 RETENTION = "15m"
 """Longer than a duplicate can take; short, because a demo's keys are of no use afterwards."""
 
@@ -23,7 +25,7 @@ RETENTION = "15m"
 def topic_of(gate: Gate, order: DemoOrder) -> Topic:
     """One delivery a path and window, with the ids of all events in it and the last of their other fields."""
     merge: MergeSpec = {"ids": append(100_000), "*": "last"}
-    return gate.topic(TOPIC, window=order.window, merge=merge, dedup_retention=RETENTION)
+    return gate.topic(TOPIC, window=order.window, merge=merge, dedup_retention=RETENTION, lease=LEASE)
 
 
 def subscribe(order: DemoOrder, report: ReportStream) -> None:
@@ -31,7 +33,8 @@ def subscribe(order: DemoOrder, report: ReportStream) -> None:
     gate = Gate(order.url, namespace=order.namespace)
     changes = topic_of(gate, order).aio
 
-    @gate.once(key="{event[id]}", retention=RETENTION, on_done="skip", on_in_progress="skip")
+    # The other subscribers wait for the one that runs: if it is killed, one of them takes over.
+    @gate.once(key="{event[id]}", retention=RETENTION, lease=LEASE, on_done="skip", on_in_progress="wait")
     async def handle(event: dict[str, Any]) -> bool:
         receipt = await changes.trigger(event["path"], {"ids": event["id"], "change": event["change"]})
         report.add("handled", (event["id"], event["path"], receipt.accepted))
@@ -57,8 +60,9 @@ def work(order: DemoOrder, report: ReportStream) -> None:
         seconds, micros = await gate.context.aio_link.command("TIME")
         now_ms = int(seconds) * 1000 + int(micros) / 1000
         first_ms = round(delivery.first_at.timestamp() * 1000)
-        facts = (delivery.count, delivery.dropped, first_ms, delivery.due_ms, now_ms)
+        facts = (delivery.count, delivery.dropped, first_ms, delivery.due_ms, now_ms, delivery.attempt)
         report.add("delivered", (delivery.key, delivery.payload["ids"], *facts))
+        report.send()  # before the acknowledgement: if this process is killed between both, the delivery is repeated
 
     gate.run()
     report.add("counters", gate.counters.snapshot())

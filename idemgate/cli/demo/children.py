@@ -62,6 +62,15 @@ class Child:
         code = self._process.poll()
         return "" if code is None else f"{self.name} ended with {code}"
 
+    def kill(self) -> None:
+        """Kill the process as a crash does. What it reported before is read to its end."""
+        self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+
     def dismiss(self) -> None:
         """Asks it to end, gracefully."""
         with contextlib.suppress(BrokenPipeError):

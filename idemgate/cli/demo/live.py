@@ -51,10 +51,10 @@ class Live:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, markup=False)
 
     def tick(self, phase: str, done: int, total: int, records: Records) -> None:
-        self._records = records
+        self._records = records if done else None
         self._bar.update(self._task, description=phase, completed=done, total=total)
 
     def _draw(self) -> Group:
@@ -63,6 +63,7 @@ class Live:
         shown = table.Table(box=box.SIMPLE, show_header=False, pad_edge=False)
         shown.add_column(style="cyan")
         shown.add_column(justify="right", style="bold", min_width=10)
+        shown.add_column(style="dim")
         for row in rows(self._records.numbers()):
             shown.add_row(*row)
         return Group(self._bar, shown)

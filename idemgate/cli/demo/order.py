@@ -61,6 +61,7 @@ class ReportStream:
     def __init__(self) -> None:
         self._facts: defaultdict[str, list[Any]] = defaultdict(list)
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="demo-report", daemon=True)
         self._thread.start()
@@ -76,17 +77,17 @@ class ReportStream:
 
     def _run(self) -> None:
         while not self._over.wait(EVERY):
-            self._send()
-        self._send()
+            self.send()
+        self.send()
 
-    def _send(self) -> None:
-        with self._lock:
-            facts, self._facts = self._facts, defaultdict(list)
-        if not facts:
-            return
-        line = json.dumps(facts).encode() + b"\n"
-        try:
-            while line:
-                line = line[os.write(1, line) :]
-        except BrokenPipeError:
-            os._exit(1)
+    def send(self) -> None:
+        """Send what was collected. The parent reads it even if this process is killed then."""
+        with self._sending:
+            with self._lock:
+                facts, self._facts = self._facts, defaultdict(list)
+            line = json.dumps(facts).encode() + b"\n" if facts else b""
+            try:
+                while line:
+                    line = line[os.write(1, line) :]
+            except BrokenPipeError:
+                os._exit(1)

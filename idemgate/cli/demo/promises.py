@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from idemgate.cli.demo.records import Records
+from idemgate.cli.demo.records import Delivered, Records
 
 __all__ = ["PROMISES", "Promise", "judge"]
 
@@ -41,7 +41,8 @@ def received_by_all(records: Records) -> Iterable[str]:
 
     Pub/Sub ensures this only if the publisher waits for slow subscribers.
     """
-    for number, received in enumerate(records.received, 1):
+    for at in records.witnesses:
+        received, number = records.received[at], at + 1
         yield from _report_count(f"lost on the way to subscriber {number}", records.published - received)
         yield from _report_count(
             f"received by subscriber {number} more often than published", received - records.published
@@ -49,8 +50,9 @@ def received_by_all(records: Records) -> Iterable[str]:
 
 
 def handled_once(records: Records) -> Iterable[str]:
-    handled = Counter(one.id for one in records.handled)
-    yield from _report_count("never handled", [event for event in records.published if event not in handled])
+    handled = Counter(one.id for one in records.handled if not records.killed or one.accepted)
+    known = handled.keys() | _delivered_ids(records) if records.killed else handled
+    yield from _report_count("never handled", [event for event in records.published if event not in known])
     yield from _report_count("handled more than once", [event for event, times in handled.items() if times > 1])
     yield from _report_count(
         "handled without being published", [event for event in handled if event not in records.published]
@@ -59,27 +61,41 @@ def handled_once(records: Records) -> Iterable[str]:
 
 def duplicates_dropped(records: Records) -> Iterable[str]:
     """Every copy was either handled or dropped: no call to the guard failed, or is still under way."""
-    ended = Counter(one.id for one in records.handled)
-    for dropped in records.dropped:
-        ended += dropped
+    judged = {*records.witnesses, *records.late}
+    ended = Counter(one.id for one in records.handled if one.by in judged)
     received: Counter[str] = Counter()
-    for one in records.received:
-        received += one
+    for at in judged:
+        ended += records.dropped[at]
+        received += records.received[at]
     yield from _report_count("received, but neither handled nor dropped", received - ended)
     yield from _report_count("handled or dropped more often than received", ended - received)
 
 
 def delivered_once(records: Records) -> Iterable[str]:
-    accepted = Counter(one.id for one in records.handled if one.accepted)
-    yield from _report_count(
-        "handled, but its trigger was refused", [one.id for one in records.handled if not one.accepted]
+    repeated = records.repeated
+    delivered = Counter(
+        event for delivery in records.deliveries if not _is_among(delivery, repeated) for event in delivery.ids
     )
-    delivered = Counter(event for delivery in records.deliveries for event in delivery.ids)
+    # A killed subscriber could not report its last triggers. Whoever takes over triggers again, as a duplicate.
+    told = Counter(one.id for one in records.handled if one.accepted)
+    accepted = Counter(dict.fromkeys(records.published, 1)) if records.killed else told
+    refused = [one.id for one in records.handled if not one.accepted]
+    if records.killed:
+        refused = [event for event in refused if event not in delivered]
+    yield from _report_count("handled, but its trigger was refused", refused)
     yield from _report_count("triggered, but in no delivery", accepted - delivered)
     yield from _report_count("in more deliveries than it was triggered", delivered - accepted)
     yield from _report_count("delivered under another path", _find_misplaced(records))
     wrong = [one.path for one in records.deliveries if one.count != len(one.ids) or one.dropped]
     yield from _report_count("deliveries that do not name all they merged, for", wrong)
+
+
+def _delivered_ids(records: Records) -> set[str]:
+    return {event for delivery in records.deliveries for event in delivery.ids}
+
+
+def _is_among(one: Delivered, others: list[Delivered]) -> bool:
+    return any(one is other for other in others)
 
 
 def never_early(records: Records) -> Iterable[str]:
@@ -93,19 +109,24 @@ def never_early(records: Records) -> Iterable[str]:
 def nothing_failed(records: Records) -> Iterable[str]:
     """No process, and none of the counters in which the library admits a loss."""
     yield from records.faults
-    yield from (f"{name} happened {records.counters[name]:,} times" for name in LOSSES if records.counters[name])
+    losses = [name for name in LOSSES if name != "worker.lapsed" or not records.worker_killed]
+    yield from (f"{name} happened {records.counters[name]:,} times" for name in losses if records.counters[name])
 
 
 def counted_alike(records: Records) -> Iterable[str]:
     """The library's own counters, in the processes and in the topic, agree with what the handlers reported."""
-    triggers = sum(one.accepted for one in records.handled)
+    triggers = len(records.published) if records.killed else sum(one.accepted for one in records.handled)
     dropped = sum(one.total() for one in records.dropped)
     counted = records.counters
-    told: dict[str, tuple[int | None, int]] = {
-        "calls let through by the guards": (counted["once.started"], len(records.handled)),
-        "calls dropped by the guards": (counted["once.done"] + counted["once.in_progress"], dropped),
-        "deliveries taken by the worker": (counted["worker.taken"], len(records.deliveries)),
-    }
+    told: dict[str, tuple[int | None, int]] = (
+        {}
+        if records.killed or records.worker_killed
+        else {
+            "calls let through by the guards": (counted["once.started"], len(records.handled)),
+            "calls dropped by the guards": (counted["once.done"] + counted["once.in_progress"], dropped),
+            "deliveries taken by the worker": (counted["worker.taken"], len(records.deliveries)),
+        }
+    )
     for name, value in {
         "accepted": triggers,
         "acked_triggers": triggers,

@@ -13,17 +13,18 @@ __all__ = ["Delivered", "Handled", "Records", "percentile"]
 
 
 class Handled(NamedTuple):
-    """One run of the guarded handler: the trigger it made, and whether that was accepted."""
+    """One run of the guarded handler: the trigger it made, whether that was accepted, and by which subscriber."""
 
     id: str
     path: str
     accepted: bool
+    by: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """One delivery as its handler got it. `first_ms`: its first trigger; `now_ms`: the server's time when the handler
-    began."""
+    began. `attempt`: the number of the attempt."""
 
     path: str
     ids: list[str]
@@ -32,6 +33,7 @@ class Delivered:
     first_ms: int
     due_ms: int
     now_ms: float
+    attempt: int = 1
 
     @property
     def late_ms(self) -> float:
@@ -42,7 +44,12 @@ class Delivered:
 class Records:
     """Everything that was reported. `received`, `dropped`: how often each event was, by subscriber. `store` is what the
     topic says of itself when all is over; None: not asked. `counters`: of all processes together. `faults`: what went
-    wrong on the way, in words. `window`: of the topic, in seconds."""
+    wrong on the way, in words. `window`: of the topic, in seconds.
+
+    `killed` holds the numbers of subscribers that were killed on purpose. A killed subscriber could not report what it
+    did last. `late` maps those that replaced them to the number of publications before. `worker_killed`: the worker was
+    killed on purpose.
+    """
 
     subscribers: int
     window: float
@@ -55,16 +62,21 @@ class Records:
     counters: Counter[str] = field(default_factory=Counter[str])
     store: Mapping[str, int] | None = None
     faults: list[str] = field(default_factory=list[str])
+    killed: set[int] = field(default_factory=set[int])
+    late: dict[int, int] = field(default_factory=dict[int, int])
+    worker_killed: bool = False
 
     def __post_init__(self) -> None:
         self.received = [Counter() for _ in range(self.subscribers)]
         self.dropped = [Counter() for _ in range(self.subscribers)]
         self._lock = Lock()
         self._heard = [0] * self.subscribers
+        self._ended = [0] * self.subscribers
         self._dropped = 0
         self._published = 0
         self._accepted = 0
         self._merged = 0
+        self._delivered = set[str]()
 
     # -- taking down --------------------------------------------------------------------------------------------------
 
@@ -72,6 +84,16 @@ class Records:
         self.published[event_id] += 1
         self.paths[event_id] = path
         self._published += 1
+
+    def add_subscriber(self) -> int:
+        """Add a subscriber that replaces a killed one. Return its number."""
+        with self._lock:
+            self.received.append(Counter())
+            self.dropped.append(Counter())
+            self._heard.append(0)
+            self._ended.append(0)
+            self.late[len(self.received) - 1] = self._published
+            return len(self.received) - 1
 
     def take(self, subscriber: int, facts: Mapping[str, Any]) -> None:
         """One report of a process; from any thread. The worker's `subscriber` is of no account."""
@@ -82,28 +104,55 @@ class Records:
             if ids := facts.get("dropped"):
                 self.dropped[subscriber].update(ids)
                 self._dropped += len(ids)
+                self._ended[subscriber] += len(ids)
             for counters in facts.get("counters", ()):
                 self.counters.update(counters)
-            handled = [Handled(*one) for one in facts.get("handled", ())]
+            handled = [Handled(*one)._replace(by=subscriber) for one in facts.get("handled", ())]
             self.handled += handled
+            self._ended[subscriber] += len(handled)
             self._accepted += sum(one.accepted for one in handled)
             delivered = [Delivered(*one) for one in facts.get("delivered", ())]
             self.deliveries += delivered
             self._merged += sum(one.count for one in delivered)
+            for one in delivered:
+                self._delivered.update(one.ids)
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
     @property
     def lag(self) -> int:
         """Return how many publications the slowest subscriber is behind."""
-        return self._published - min(self._heard)
+        heard = (self.late.get(at, 0) + n for at, n in enumerate(self._heard) if at not in self.killed)
+        return self._published - min(heard, default=self._published)
+
+    @property
+    def witnesses(self) -> list[int]:
+        """Return the subscribers that ran from the start to the end."""
+        return [at for at in range(self.subscribers) if at not in self.killed]
 
     @property
     def remaining(self) -> int:
-        """Return the number of unfinished copies and undelivered triggers; 0 when all work is done."""
+        """Return the number of unfinished copies and undelivered events; 0 when all work is done."""
         with self._lock:
-            copies = self._published * self.subscribers - self._dropped - len(self.handled)
-            return abs(copies) + abs(self._accepted - self._merged)
+            copies = sum(abs(self._published - self._ended[at]) for at in self.witnesses)
+            copies += sum(abs(self._heard[at] - self._ended[at]) for at in self.late)
+            return copies + len(self.published.keys() - self._delivered)
+
+    @property
+    def repeated(self) -> list[Delivered]:
+        """Return the deliveries of a killed worker that another attempt repeated with all their events."""
+        if not self.worker_killed:
+            return []
+        again = [one for one in self.deliveries if one.attempt > 1]
+        return [
+            one
+            for one in self.deliveries
+            if any(
+                other is not one and other.path == one.path and other.attempt > one.attempt
+                and set(one.ids) <= set(other.ids)
+                for other in again
+            )
+        ]  # fmt: skip
 
     def lateness(self) -> list[float]:
         """Return the sorted lateness of all deliveries, ms after their due times."""
@@ -124,7 +173,7 @@ class Records:
                 "merge_ratio": round(self._merged / len(self.deliveries), 2) if self.deliveries else 0.0,
                 "lateness_p50_ms": percentile(late, 0.50),
                 "lateness_p99_ms": percentile(late, 0.99),
-            }
+            } | ({"repeated": len(self.repeated)} if self.worker_killed else {})
 
 
 def percentile(ordered: list[float], share: float) -> float:

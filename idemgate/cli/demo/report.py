@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from idemgate.cli.demo.events import Plan
 from idemgate.cli.demo.promises import Promise
 from idemgate.cli.demo.records import Records
-from idemgate.cli.demo.screen import rows, took
+from idemgate.cli.demo.screen import rows, took, wrap_words
 
 __all__ = ["as_json", "as_text", "interruption_text", "opening"]
 
@@ -25,7 +25,8 @@ def opening(plan: Plan, subscribers: int, window: float) -> str:
         told.append("as fast as the subscribers follow")
     else:
         speed = f"{plan.speed:,.0f}" if plan.speed >= 100 else f"{plan.speed:.3g}"
-        told.append(f"{took(plan.duration)} at {speed} times the speed" if speed != "1" else took(plan.duration))
+        takes = f"takes {took(plan.duration)}"
+        told.append(f"{takes} at {speed} times the speed" if speed != "1" else takes)
     return "; ".join(told)
 
 
@@ -51,9 +52,23 @@ def as_json(records: Records, promises: Sequence[Promise], plan: Plan, elapsed: 
 
 
 def as_text(records: Records, promises: Sequence[Promise], elapsed: float) -> str:
-    lines = [f"  {label:<20}{text:>12}" for label, text in rows(records.numbers() | {"elapsed_s": elapsed})]
-    lines.append("")
+    numbers = rows(records.numbers() | {"elapsed_s": elapsed})
+    lines = [f"  {label:<20}{text:>11}  {meaning}" for label, text, meaning in numbers]
+    lines += ["", *_crash_text(records)]
     for promise in promises:
         lines.append(f"  {'kept  ' if promise.is_kept else 'BROKEN'}  {promise.text}")
         lines += [f"          {words}" for words in promise.broken]
-    return "\n".join(["", *lines])
+    return wrap_words("\n".join(["", *lines]), " " * 10)
+
+
+def _crash_text(records: Records) -> list[str]:
+    """Return what the killed processes explain: reports that are missing, and deliveries that are late."""
+    lines: list[str] = []
+    if records.killed:
+        lines += [
+            "The killed subscriber could not report the last events that it handled.",
+            "Each event counts as handled if it is in a delivery.",
+        ]
+    if records.worker_killed:
+        lines.append("What the killed worker had not acknowledged was done again, 2 s later.")
+    return [*lines, ""] if lines else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
@@ -9,21 +10,23 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 if TYPE_CHECKING:
     from idemgate.cli.demo.records import Records
 
-__all__ = ["Lines", "Screen", "rows", "took"]
+__all__ = ["Lines", "Screen", "rows", "took", "wrap_words"]
 
 EVERY = 1.0
 LABELS = {
-    "published": "published",
-    "copies_received": "copies received",
-    "handled": "handled once",
-    "duplicates_dropped": "duplicates dropped",
-    "triggers": "triggers",
-    "deliveries": "deliveries",
-    "merge_ratio": "merge ratio",
-    "lateness_p50_ms": "lateness p50",
-    "lateness_p99_ms": "lateness p99",
-    "elapsed_s": "elapsed",
+    "published": ("published", "events, of which 1 in 20 twice"),
+    "copies_received": ("copies received", "by all subscribers together"),
+    "handled": ("handled once", "first copies, which the guard let through"),
+    "duplicates_dropped": ("duplicates dropped", "further copies, which the guard stopped"),
+    "triggers": ("triggers", "of the topic, one for each event"),
+    "deliveries": ("deliveries", "to the worker, one a path and window"),
+    "repeated": ("repeated", "deliveries of the killed worker, done again"),
+    "merge_ratio": ("merge ratio", "triggers in a delivery, on average"),
+    "lateness_p50_ms": ("lateness p50", "of the handler's start, after the due time"),
+    "lateness_p99_ms": ("lateness p99", "of 99 % of the deliveries at most"),
+    "elapsed_s": ("elapsed", "with starting and ending the processes"),
 }
+"""Label and meaning of each number."""
 
 
 class Screen(Protocol):
@@ -54,30 +57,39 @@ class Lines:
         pass
 
     def say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        print(wrap_words(text), file=self._out, flush=True)
 
     def tick(self, phase: str, done: int, total: int, records: Records) -> None:
         now = time.monotonic()
         if now - self._shown < EVERY:
             return
         self._shown = now
-        numbers = records.numbers()
-        shown = ", ".join(f"{label} {shown_as(name, numbers[name])}" for name, label in _SHORT.items())
-        self.say(f"{now - self._start:5.1f} s  {phase}: published {done:,} of {total:,}, {shown}")
+        shown = phase
+        if done:
+            numbers = records.numbers()
+            counts = ", ".join(f"{label} {shown_as(name, numbers[name])}" for name, label in _SHORT.items())
+            shown = f"{phase}: {done:,} of {total:,}; {counts}"
+        self.say(f"{now - self._start:4.0f} s  {shown}")
 
 
-_SHORT = {
-    "copies_received": "received",
-    "handled": "handled",
-    "duplicates_dropped": "dropped",
-    "deliveries": "deliveries",
-    "lateness_p99_ms": "late p99",
-}
+_SHORT = {"handled": "handled", "duplicates_dropped": "dropped", "deliveries": "delivered"}
+WIDTH = 80
 
 
-def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the label and the text of each number."""
-    return [(label, shown_as(name, numbers[name])) for name, label in LABELS.items() if name in numbers]
+def wrap_words(text: str, indent: str = " " * 8) -> str:
+    """Break lines of more than 80 characters between words. Continued lines begin with `indent`."""
+    lines = (
+        textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+        for line in text.splitlines()
+    )
+    return "\n".join(line for part in lines for line in part)
+
+
+def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the label, the text and the meaning of each number."""
+    return [
+        (label, shown_as(name, numbers[name]), meaning) for name, (label, meaning) in LABELS.items() if name in numbers
+    ]
 
 
 def shown_as(name: str, value: float) -> str:

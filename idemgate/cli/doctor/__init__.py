@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from idemgate.audit.server import Check
-from idemgate.cli.arguments import add_namespace, add_url, url_of
+from idemgate.cli.arguments import HelpFormatter, add_namespace, add_url, url_of
 from idemgate.cli.doctor.examine import Namespace, Told, examine_store
 from idemgate.cli.doctor.showing import as_json, show
 from idemgate.errors import InvalidArgument, StoreError
@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
         help="check a server, and its data with --audit",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add_url(parser)
     add_namespace(parser)
