@@ -243,7 +243,7 @@ class Topic(BaseTopic):
             InvalidArgument: The topic is not forwarded to a stream.
         """
         command, removed = self.definition.context.link.command, 0
-        self.open()  # the stored number of slots decides the names of the streams
+        self.run(lambda calls: calls.time())  # adopts the stored number of slots, which decides the streams
         for stream in self._streams_to_trim():
             removed += run_commands(plan_trim(stream), command)
         return removed

@@ -147,7 +147,7 @@ class AioTopic(BaseTopic):
     async def trim_forwarded(self) -> int:
         """Remove the entries that every consumer group has acknowledged. See `Topic.trim_forwarded`."""
         command, removed = self.definition.context.aio_link.command, 0
-        await self.open()
+        await self.run(lambda calls: calls.time())
         for stream in self._streams_to_trim():
             removed += await run_commands_async(plan_trim(stream), command)
         return removed

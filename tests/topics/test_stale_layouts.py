@@ -116,6 +116,8 @@ SCENES: dict[str, Method] = {
 }
 LOCAL = {"aio", "dead", "decode_forwarded", "every", "forward", "forward_targets", "handler", "name", "policy"}
 """They do not ask the server."""
+APART = {"trim_forwarded"}
+"""They have a test of their own below."""
 
 
 async def _as_none(opened: Awaitable[Any]) -> None:
@@ -140,8 +142,8 @@ def _methods(kind: type) -> set[str]:
 
 def test_every_public_method_has_a_scene() -> None:
     # Given the public methods of a topic and of its dead letters
-    topics, letters = _methods(Topic) - LOCAL, _methods(DeadLetters)
-    assert (_methods(AioTopic) - LOCAL, _methods(AioDeadLetters)) == (topics, letters)
+    topics, letters = _methods(Topic) - LOCAL - APART, _methods(DeadLetters)
+    assert (_methods(AioTopic) - LOCAL - APART, _methods(AioDeadLetters)) == (topics, letters)
     # Then each has a scene below
     assert {name.split()[0] for name in SCENES} == topics | {f"dead.{name}" for name in letters}
     assert len(topics | letters) > 20
@@ -180,6 +182,27 @@ def _shown(answer: Any) -> Any:
     if isinstance(answer, Peek):
         return answer.pending and (answer.pending.payload, answer.pending.count), answer.due_at, answer.token
     return (answer.status, answer.due_ms) if hasattr(answer, "due_ms") else answer
+
+
+@pytest.mark.parametrize(("before", "after"), LAYOUTS, ids=["knows fewer", "knows more"])
+async def test_the_streams_of_the_stored_layout_are_trimmed(
+    face: Face, other: Gate, raw: Any, before: int, after: int
+) -> None:
+    # Given a process with a stale layout, and a topic that is forwarded to streams
+    made, topic = (one.topic("t", slots=before) for one in (other, face.gate))
+    for one in (made, topic):
+        one.forward("stream")
+    made.open()
+    topic.reshard(after)
+    # And streams of the new layout, of which the only group has acknowledged all
+    topic.trigger_many([(f"k{i}", i) for i in range(300 * after)])
+    assert topic.forward_once(10_000) == 300 * after
+    for stream in topic.forward_targets():
+        raw.xgroup_create(stream, "g", "0")
+        entries = raw.xreadgroup("g", "c", {stream: ">"}, count=10_000)[0][1]
+        raw.xack(stream, "g", *(entry for entry, _ in entries))
+    # Then that process trims them
+    assert await (made.aio if face.awaiting else Awaited(made)).trim_forwarded() > 100 * after
 
 
 @pytest.mark.parametrize("verb", ["redrive", "delete"])
