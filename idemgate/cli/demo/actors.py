@@ -17,7 +17,7 @@ __all__ = ["TOPIC", "topic_of"]
 
 TOPIC = "changes"
 LEASE = "2s"
-"""So short that the work of a killed process goes on while somebody watches."""
+"""So short that the work of a killed process goes on before the demo ends."""
 RETENTION = "15m"
 """Longer than a duplicate can take; short, because a demo's keys are of no use afterwards."""
 
