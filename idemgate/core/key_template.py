@@ -9,16 +9,18 @@ For "{a}:{b}" these are `:` and `%`: ("x:y", "z") becomes `x%3Ay:z`. The value o
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from inspect import iscoroutinefunction, ismethod
+from inspect import isabstract, iscoroutinefunction, ismethod
 from string import Formatter
-from typing import Any, Generic, Protocol, TypeVar
+from types import UnionType
+from typing import Any, Generic, Protocol, TypeVar, cast, get_origin
 
-from idemgate.core.annotated_fields import find_missing_step
 from idemgate.core.arguments import Args, Arguments, Find, Kwargs
 from idemgate.core.codec import digest
 from idemgate.core.key_text import check_encodes, text_of
+from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
 __all__ = ["FingerprintSpec", "KeySpec", "compile_fingerprint", "compile_key"]
@@ -312,7 +314,7 @@ def _field(written: object, arguments: Arguments, name: str, spec: object) -> _F
             name, spec, f"{{{written}}} is not a parameter of the function", f"Its parameters: {takes}"
         )
     path = tuple(_step(step, name, spec) for step in _STEP.finditer(found[2]))
-    if (missing := find_missing_step(arguments.hints.get(found[1]), path)) is not None:
+    if (missing := _find_missing_step(arguments.hints.get(found[1]), path)) is not None:
         raise InvalidArgument(name, spec, f"{{{written}}}: {missing}", "Correct the field, or the annotation")
     return _Field(found[0], find, path, name)
 
@@ -325,3 +327,47 @@ def _step(step: re.Match[str], name: str, spec: object) -> tuple[bool, str | int
     if attribute.startswith("_") or not attribute.isidentifier():
         raise InvalidArgument(name, spec, f".{attribute} is not a public attribute", "Use a callable to reach it")
     return False, attribute
+
+
+def _find_missing_step(hint: Any, path: tuple[tuple[bool, str | int], ...]) -> str | None:
+    """Return what is missing in a path, as text for an error; None if the annotations do not rule the path out.
+
+    Only types whose fields are declared can rule a path out: TypedDict, dataclasses, models of pydantic, named tuples,
+    and classes without an instance `__dict__`, such as `Delivery` and `str`.
+
+    Args:
+        hint: The annotation of the parameter.
+        path: The steps as (is a member, key or attribute).
+    """
+    for is_member, step in path:
+        hint = get_origin(hint) or hint
+        if not isinstance(hint, type) or hint is UnionType:
+            return None
+        is_typed_dict = hasattr(hint, "__required_keys__")
+        if is_member:
+            names = type_hints(hint) if is_typed_dict else {}
+            if names and step not in names:
+                return f"{hint.__name__} has no member [{step}]"
+        else:
+            declared = {} if is_typed_dict else _declared_attributes(hint)
+            if declared is None:
+                return None
+            names = declared
+            if step not in names and not hasattr(dict if is_typed_dict else hint, str(step)):
+                return f"{hint.__name__} has no attribute .{step}"
+        hint = names.get(str(step))
+    return None
+
+
+def _declared_attributes(kind: type) -> dict[str, Any] | None:
+    """Return the declared attributes and their annotations; None if instances may have others."""
+    if (fields := getattr(kind, "model_fields", None)) is not None:  # a model of pydantic
+        allows_more = getattr(kind, "model_config", {}).get("extra") == "allow"
+        return None if allows_more else {name: field.annotation for name, field in fields.items()}
+    if hasattr(kind, "__getattr__") or isabstract(kind):
+        return None
+    if dataclasses.is_dataclass(kind):
+        return dict.fromkeys(field.name for field in dataclasses.fields(kind)) | type_hints(kind)
+    # Without an instance __dict__ every attribute is one of the class.
+    has_dict = cast(Any, kind).__dictoffset__ != 0
+    return type_hints(kind) if not has_dict and kind is not object else None

@@ -72,8 +72,8 @@ def test_a_function_that_takes_one_argument_is_accepted(gate: Gate, func: Any) -
 
 def test_a_guarded_function_is_checked_by_its_own_parameters(gate: Gate) -> None:
     with pytest.raises(InvalidArgument, match="cannot be called with"):
-        gate.topic("t").handler(gate.once(key="{a}:{b}")(lambda a, b: None))
-    gate.topic("t").handler(gate.once(key="{delivery.id}")(lambda delivery: None))
+        gate.topic("t").handler(gate.once(key="{a}:{b}", scope="s")(lambda a, b: None))
+    gate.topic("t").handler(gate.once(key="{delivery.id}", scope="s")(lambda delivery: None))
 
 
 # -- fields of templates ----------------------------------------------------------------------------------------------

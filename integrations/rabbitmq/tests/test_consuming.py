@@ -366,6 +366,7 @@ ERRORS: list[BaseException] = [
     errors.DownstreamUnavailable("text"), errors.IdemgateError("text"),
     errors.InvalidArgument("n", 1, "p", "f"), errors.KeyReused("k"), errors.LeaseLost("k", 1),
     errors.MissingKey("n", 1, "p", "f"), errors.NoCurrentExecution("text"), errors.NotConfigured("text"),
+    errors.DeliveryFailed("t", "k", "why"), errors.NoResult("t", "k", "why"), errors.ResultTimeout("t", "k", 1),
     errors.NotDurable("text"), errors.OutcomeUnknown("k", 1, "s"), errors.Overloaded("text"),
     errors.PartialFailure([1]), errors.PolicyChanged("t", {}, {}), errors.ReplayedFailure("k", "ValueError", "text"),
     errors.ResultUnavailable("k", "why"), errors.Retry("text"), errors.ServerRejected("text"),
