@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from idemgate.core.calls import Call, PerKeyCall
 from idemgate.core.codec import Codec
 from idemgate.core.codec.models import rebuild
+from idemgate.core.failure import message_of
 from idemgate.core.keys import Key, record, text_of
 from idemgate.core.tokens import token
 from idemgate.core.verdict import Verdict
@@ -38,6 +39,7 @@ __all__ = [
     "DoneCache",
     "DuplicateResult",
     "ErrorPolicy",
+    "OnError",
     "OnMissingKey",
     "OnReplay",
     "OnceOptions",
@@ -330,14 +332,8 @@ class ClaimAttempt:
         entry.kind, entry.result = self.result
         return entry
 
-    def build_failure(self, error: BaseException) -> Call[bool] | None:
-        """Apply `on_error` to an exception of the work and build the call that follows.
-
-        Return None for "keep": the claim is left until its lease expires.
-        """
-        policy = self.decide_failure(error)
-        if policy == "keep":
-            return None
+    def build_failure(self, policy: OnError) -> Call[bool]:
+        """Build the call that follows a failure of the work: store it, or release the claim."""
         return self._build_completion() if policy == "store" else self.build_release()
 
     def decide_failure(self, error: BaseException) -> OnError:
@@ -352,9 +348,7 @@ class ClaimAttempt:
         elif callable(policy):
             policy = policy(error)
             if policy not in get_args(OnError):
-                raise InvalidArgument(
-                    "on_error", policy, "the callable returned an unknown choice", _ON_ERROR
-                ) from error
+                raise InvalidArgument("on_error", policy, "the callable returned an unknown choice", _ON_ERROR)
         self.kept = policy == "keep"
         if policy == "store":
             self.result = b"e", _encode_failure(error)
@@ -401,7 +395,7 @@ def _describe_unstored(error: Exception) -> str:
 
 def _encode_failure(error: BaseException) -> bytes:
     """Return the stored form of an exception: its type and the first 1,000 characters of its text."""
-    text = str(error).encode(errors="replace").decode()
+    text = message_of(error).encode(errors="replace").decode()
     return _FAILURES.encode((f"{type(error).__module__}.{type(error).__qualname__}", text[:1000]))
 
 

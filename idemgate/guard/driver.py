@@ -29,11 +29,11 @@ from idemgate.errors import (
     UnexpectedData,
 )
 from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_async
-from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, WaitForOwner
+from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, OnError, WaitForOwner
 from idemgate.guard.calls import Claims, Entry, State
 from idemgate.guard.current import Execution, use_execution
 from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
-from idemgate.guard.judge import judge, judge_unguarded, report_replay
+from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay
 from idemgate.guard.local import LocalGuard
 from idemgate.store.context import Context
 
@@ -156,7 +156,7 @@ class Driver:
                 result = call_blocking(work, args, kwargs)
             except BaseException as error:
                 heartbeat.end_work()
-                failed = attempt.build_failure(error)
+                failed = self.build_failure(attempt, error)
                 if failed is not None:
                     self._end_claim(attempt, failed)
                 raise
@@ -244,7 +244,7 @@ class Driver:
                 result = await work(*args, **kwargs)
             except BaseException as error:
                 heartbeat.end_work()
-                failed = attempt.build_failure(error)
+                failed = self.build_failure(attempt, error)
                 if failed is not None:
                     await self._end_claim_async(attempt, heartbeat, failed)
                 raise
@@ -343,6 +343,22 @@ class Driver:
         if self.options.on_replay is not None:
             report_replay(self.context, self.options.on_replay, attempt, duplicate)
         return duplicate.unwrap()
+
+    def build_failure(self, attempt: ClaimAttempt, error: BaseException) -> Call[bool] | None:
+        """Build the call that follows a failure of the work. Release the claim if `on_error` itself fails."""
+        return None if (policy := self.decide_failure(attempt, error)) == "keep" else attempt.build_failure(policy)
+
+    def decide_failure(self, attempt: ClaimAttempt, error: BaseException) -> OnError:
+        """Apply `on_error` to an exception of the work.
+
+        If `on_error` is a function and fails, release the claim: the caller needs the error of the work, and its retry.
+        """
+        try:
+            return attempt.decide_failure(error)
+        except Exception as broken:  # noqa: BLE001 - a function of the user may raise anything
+            record_hook_failure(self.context, attempt, "on_error", broken)
+            error.add_note(f"idemgate released the key, because on_error failed: {type(broken).__name__}")
+            return "release"
 
     def _record_shadowed(self, attempt: ClaimAttempt) -> bool:
         """Count and log a duplicate that runs because of `shadow`."""

@@ -10,7 +10,7 @@ from idemgate.core.verdict import Outcome, Verdict, verdict_of
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, OnReplay
 from idemgate.store.context import Context
 
-__all__ = ["judge", "judge_unguarded", "report_replay"]
+__all__ = ["judge", "judge_unguarded", "record_hook_failure", "report_replay"]
 
 log = logging.getLogger("idemgate.once")
 _FAILURE = b"e"
@@ -64,7 +64,12 @@ def report_replay(context: Context, hook: OnReplay, attempt: ClaimAttempt, dupli
     key = text_of(attempt.key)
     try:
         hook(key, _judge_duplicate(attempt, duplicate.value, duplicate.error))
-    except Exception:
-        context.counters.add("once.hook_failed")
-        facts = attempt.log_facts()
-        log.exception("once.hook_failed scope=%r key=%r", *facts.values(), extra=facts)
+    except Exception as error:  # noqa: BLE001 - the hook must not change what the caller gets
+        record_hook_failure(context, attempt, "on_replay", error)
+
+
+def record_hook_failure(context: Context, attempt: ClaimAttempt, hook: str, error: Exception) -> None:
+    """Count and log an error of a function that the user passed as an option."""
+    context.counters.add("once.hook_failed")
+    facts = attempt.log_facts()
+    log.error("once.hook_failed scope=%r key=%r hook=%s", *facts.values(), hook, exc_info=error, extra=facts | {"hook": hook})

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from threading import Event, Thread
 
 from idemgate.core.counters import Counters
+from idemgate.core.failure import message_of
 from idemgate.core.validation import is_async
 
 __all__ = ["Keep", "keep_message", "keep_message_async"]
@@ -59,4 +60,5 @@ async def keep_message_async(keep: Keep, lease: float, counters: Counters) -> As
 
 def _report(counters: Counters, error: Exception) -> None:
     counters.add("once.keep_failed")
-    log.warning("once.keep_failed: %s: %s", type(error).__name__, error, extra={"error": str(error)})
+    text = message_of(error)
+    log.warning("once.keep_failed: %s: %s", type(error).__name__, text, extra={"error": text})

@@ -141,11 +141,7 @@ class _Batch(Generic[T, R]):
         if error is None:
             run.attempt.encode_result(value)
             return "store"
-        try:
-            return run.attempt.decide_failure(error)
-        except Exception as invalid:  # noqa: BLE001 - `on_error` raised; the other messages must still be completed
-            self.results[run.position] = None, invalid
-            return "keep"
+        return self.driver.decide_failure(run.attempt, error)
 
     def record_ends(self, attempts: Sequence[ClaimAttempt], outcomes: Sequence[bool | StoreError]) -> None:
         """Record the replies to the ends."""

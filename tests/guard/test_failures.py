@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from idemgate import AlreadyInProgress, Gate, InvalidArgument, OutcomeUnknown, current
+from idemgate import AlreadyInProgress, Gate, OutcomeUnknown, current
 from idemgate.errors import AttemptsExhausted, ReplayedFailure
 from idemgate.testing import Clock
 
@@ -103,13 +103,29 @@ async def test_on_error_may_decide_by_the_exception(face: Any) -> None:
         await handle("store")
 
 
-async def test_a_choice_that_does_not_exist_is_an_error_and_keeps_the_key_until_its_lease_ends(face: Any) -> None:
-    attempts, body = failing(ValueError("the cause"))
-    handle = face.once(key="{k}", on_error=lambda error: "retry")(body)
-    with pytest.raises(InvalidArgument, match=r"on_error='retry'.*'release', 'keep', 'store'") as refused:
+@pytest.mark.parametrize("choose", [lambda error: "retry", lambda error: 1 / 0])
+async def test_an_on_error_that_fails_releases_the_key_and_hides_nothing(face: Any, choose: Any) -> None:
+    attempts, body = failing(ValueError("the cause"), None)
+    handle = face.once(key="{k}", on_error=choose)(body)
+    with pytest.raises(ValueError, match="the cause") as raised:
         await handle("x")
-    assert str(refused.value.__cause__) == "the cause"
-    with pytest.raises(AlreadyInProgress):
+    assert "on_error failed" in raised.value.__notes__[0]
+    assert face.gate.counters["once.hook_failed"] == 1
+    assert await handle("x") == "done at last"
+    assert attempts == [1, 2]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_an_exception_without_a_text_is_stored_all_the_same(face: Any) -> None:
+    attempts, body = failing(Unspeakable(), None)
+    handle = face.once(key="{k}", on_error="store")(body)
+    with pytest.raises(Unspeakable):
+        await handle("x")
+    with pytest.raises(ReplayedFailure, match=r"Unspeakable: <str\(\) of this Unspeakable raised RuntimeError>"):
         await handle("x")
     assert attempts == [1]
 

@@ -479,9 +479,9 @@ async def test_a_choice_of_on_error_that_fails_concerns_its_message_only(face: A
         return n
 
     verdicts = await guard.run_many([("a", 1), ("b", 2)], handle)
-    assert [verdict.outcome for verdict in verdicts] == ["rejected", "handled"]
-    assert "on_error" in str(verdicts[0].error)
-    assert [(await face.inspect(key, scope="orders")).state for key in "ab"] == ["in_progress", "done"]  # as with run
+    assert [verdict.outcome for verdict in verdicts] == ["failed", "handled"]
+    assert "on_error failed" in verdicts[0].error.__notes__[0]
+    assert [(await face.inspect(key, scope="orders")).state for key in "ab"] == ["released", "done"]
 
 
 async def test_a_handler_of_a_batch_that_raises_a_cancellation_has_failed(gate: Gate) -> None:

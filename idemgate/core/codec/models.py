@@ -13,6 +13,7 @@ from functools import lru_cache
 from inspect import signature
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
+from idemgate.core.failure import message_of
 from idemgate.errors import DecodeError
 
 __all__ = ["rebuild"]
@@ -148,7 +149,7 @@ def _rebuild_model(value: Any, model: Any) -> Any:
     except Exception as error:
         problem = _redact(error, model)
         if problem is None:
-            raise DecodeError(f"it does not fit {model.__qualname__}: {error}") from error
+            raise DecodeError(f"it does not fit {model.__qualname__}: {message_of(error)}") from error
     # Raised outside of `except`: the context of an error would show the stored value.
     raise DecodeError(f"it does not fit {model.__qualname__}: {problem}")
 
