@@ -19,8 +19,7 @@ from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
-from idemgate.guard.decide import cancel, forget, inspect_call, resolve
-from idemgate.guard.mark import mark_call, mark_calls
+from idemgate.guard.decide import cancel, forget, inspect_call, mark_call, mark_calls, resolve
 from idemgate.guard.options import (
     ClaimOptions,
     claim_attempt,

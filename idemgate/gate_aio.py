@@ -11,8 +11,7 @@ from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import AioClaim, BaseClaim
-from idemgate.guard.decide import cancel_async, forget_async, inspect_call, resolve_async
-from idemgate.guard.mark import mark_call, mark_calls
+from idemgate.guard.decide import cancel_async, forget_async, inspect_call, mark_call, mark_calls, resolve_async
 from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions

@@ -1,4 +1,4 @@
-"""Delays before a message is redelivered and before a store call is retried."""
+"""Delays before a message is redelivered and before a store call is retried, and retry policies of tenacity."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from idemgate.core.durations import LONGEST_MS, Duration, milliseconds
 from idemgate.errors import IdemgateError, InvalidArgument
 
 if TYPE_CHECKING:
+    import tenacity
     from tenacity.wait import wait_base
 
-__all__ = ["SOCKET_TIMEOUT", "Backoff", "BackoffPolicy", "delays", "retry_pause"]
+__all__ = ["SOCKET_TIMEOUT", "Backoff", "BackoffPolicy", "delays", "retry_pause", "to_async"]
 
 SOCKET_TIMEOUT = 2.0
 """Seconds without an answer after which a connection is closed."""
@@ -119,3 +120,26 @@ def _check_attempt(attempt: object) -> int:
 def retry_pause(n: int) -> float:
     """Return the seconds to wait before the n-th retry (from 1) of a store call: full jitter, 10 ms to 500 ms."""
     return random.uniform(0, min(0.5, 0.01 * 2 ** min(_check_attempt(n) - 1, 16)))
+
+
+def to_async(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
+    """Return the same retry policy for a coroutine function. Strategies are shared; tenacity makes the loop."""
+    import tenacity
+
+    if isinstance(retry, tenacity.AsyncRetrying):
+        return retry.copy()
+    strategies = {name: getattr(retry, name) for name in _STRATEGIES}
+    return tenacity.AsyncRetrying(**strategies)
+
+
+_STRATEGIES = (
+    "stop",
+    "wait",
+    "retry",
+    "before",
+    "after",
+    "before_sleep",
+    "reraise",
+    "retry_error_cls",
+    "retry_error_callback",
+)

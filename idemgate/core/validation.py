@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CoroutineType
+from typing import Any, TypeVar, cast, get_type_hints
 
 from idemgate.errors import InvalidArgument
 
 __all__ = [
     "MOST",
+    "call_blocking",
     "check_blocking",
     "check_function",
     "check_int",
@@ -20,6 +22,7 @@ __all__ = [
     "type_hints",
 ]
 
+R = TypeVar("R")
 T = TypeVar("T")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _CONTEXTLIB = vars(contextlib)
@@ -137,3 +140,17 @@ def type_hints(func: Any) -> dict[str, Any]:
         return get_type_hints(func)
     except Exception:  # noqa: BLE001 - an annotation is an arbitrary expression and may raise anything
         return {}
+
+
+def call_blocking(work: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    """Call the work and return its result.
+
+    Raise InvalidArgument for a coroutine: none of it has run, so the key must not become done.
+    """
+    result = work(*args, **kwargs)
+    if result.__class__ is CoroutineType:
+        coroutine = cast("CoroutineType[Any, Any, Any]", result)
+        coroutine.close()
+        fix = "Decorate or pass the coroutine function itself, or write `async def`"
+        raise InvalidArgument("function", coroutine.__qualname__, "a plain function returned its coroutine", fix)
+    return result

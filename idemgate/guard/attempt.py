@@ -63,7 +63,7 @@ ErrorPolicy = OnError | Callable[[BaseException], OnError]
 
 @dataclass(frozen=True, slots=True)
 class OnceOptions:
-    """The validated options of one decorator. Durations are in ms."""
+    """The validated options of one decorator. Durations are in ms. `max_run` is 0 for no limit."""
 
     scope: str
     retention: int
@@ -77,6 +77,7 @@ class OnceOptions:
     on_replay: OnReplay | None
     max_attempts: int
     at_most_once: bool
+    max_run: int
     wait: int
     shadow: bool
     codec: Codec
@@ -121,6 +122,7 @@ class CacheEntry:
 _IMMUTABLE_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of results that all duplicates can share, because no caller can change them."""
 _NOT_SENT = Entry("unasked")
+INFINITE = float("inf")
 
 
 class DoneCache:
@@ -177,12 +179,14 @@ class ClaimAttempt:
     `record` is its key in Redis. `owner` is the token of its claim. `entry` is the reply to the claim. `result` holds
     the kind and the bytes of the stored result. `wait` is how long to wait for another owner, in ms, or None. `ran` is
     True once the work was called. `lost` is True if the end of the claim found no lease, `kept` if a failure left the
-    claim. `unended` is the error that kept the end of the claim from being stored.
+    claim. `unended` is the error that kept the end of the claim from being stored. `ended` is True once the reply
+    to the end was recorded. `interruption` is what a signal handler raised while the result was encoded.
+    `leased_at` is the process's time of the request that started or renewed the lease: the lease counts from then on.
     """
 
     __slots__ = (
-        "_owner", "claims", "entry", "fingerprint", "kept", "key", "lost", "options", "ran", "record", "result",
-        "unended", "wait", "waiting_since",
+        "__weakref__", "_owner", "claims", "ended", "entry", "fingerprint", "interruption", "kept", "key",
+        "leased_at", "lost", "options", "ran", "record", "result", "unended", "wait", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes) -> None:
@@ -196,7 +200,9 @@ class ClaimAttempt:
         self.result = b"", b""
         self.wait = options.wait if options.on_in_progress == "wait" else None
         self.waiting_since = 0.0
-        self.ran = self.lost = self.kept = False
+        self.ran = self.lost = self.kept = self.ended = False
+        self.interruption: BaseException | None = None
+        self.leased_at = INFINITE
         self.unended: StoreError | None = None
 
     def log_facts(self) -> dict[str, object]:
@@ -217,6 +223,7 @@ class ClaimAttempt:
             owner = self._owner = token()
         if options.at_most_once:
             return self.claims.mark(self.record, owner, options.retention, self.fingerprint)
+        self.leased_at = monotonic()
         return self.claims.claim(
             self.record,
             owner,
@@ -314,8 +321,19 @@ class ClaimAttempt:
         If the result cannot be stored, the key is done without one. The effect has happened and must not run again.
         """
         try:
-            self.result = b"v", self.options.codec.encode(result, "result")
+            self._encode(result)
         except Exception as error:  # noqa: BLE001 - the effect has happened, so the key must become done
+            self._encode_again(result, error)
+
+    def _encode(self, result: object) -> None:
+        self.result = b"v", self.options.codec.encode(result, "result")
+
+    def _encode_again(self, result: object, first: Exception) -> None:
+        """Encode a result whose encoding raised. If it now succeeds, a signal handler had raised: keep its error."""
+        try:
+            self._encode(result)
+            self.interruption = first.__cause__ or first
+        except Exception as error:  # noqa: BLE001 - see `encode_result`
             self.result = b"n", _describe_unstored(error)[:500].encode(errors="replace")
 
     def _build_completion(self) -> Call[bool]:
@@ -358,6 +376,11 @@ class ClaimAttempt:
         """Build the call that releases the claim. `undo` takes back a claim that never ran."""
         return self.claims.release(self.record, self.owner, self.options.retention, undo)
 
+    @property
+    def needs_renewal(self) -> bool:
+        """True if less than half of the lease is left, as far as this process knows: the reply came late."""
+        return monotonic() - self.leased_at > self.options.lease / 2000
+
     def build_renewal(self) -> Call[Renewal]:
         """Build the call that renews the lease."""
         return self.claims.renew(self.record, self.owner, self.options.lease, self.options.retention)
@@ -373,6 +396,9 @@ def build_claim_calls(attempts: Sequence[ClaimAttempt], most: int) -> list[PerKe
     options, claims = attempts[0].options, attempts[0].claims
     hold, wait = options.on_lease_loss == "hold", options.on_in_progress == "wait"
     owned = [(attempt.record[0], attempt.owner) for attempt in attempts]
+    now = monotonic()
+    for attempt in attempts:
+        attempt.leased_at = now
     return claims.claim_each(owned, options.lease, options.retention, options.max_attempts, hold, wait, most)
 
 

@@ -14,7 +14,8 @@ from idemgate.errors import InvalidArgument, StoreError
 from idemgate.guard.acquire import acquire_many, acquire_many_async
 from idemgate.guard.attempt import ClaimAttempt, build_release_calls
 from idemgate.guard.calls import Claims, Ending
-from idemgate.guard.claim import AioClaim, BaseClaim, Claim, record_block_end, renew_until_ended
+from idemgate.guard.claim import AioClaim, BaseClaim, Claim
+from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, end_timeouts
 from idemgate.store.context import Context
 

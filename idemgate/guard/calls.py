@@ -18,7 +18,7 @@ from idemgate.core.tokens import token
 from idemgate.lua import script
 from idemgate.store.context import MAX_BATCH
 
-__all__ = ["Claims", "Ending", "Entry", "Record", "State"]
+__all__ = ["Claims", "Ending", "Entry", "Record", "Renewal", "State"]
 
 T = TypeVar("T")
 Ending = tuple[bytes, bytes, int, int, bytes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -18,10 +18,11 @@ from idemgate.guard.acquire import acquire, acquire_async
 from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
 from idemgate.guard.calls import Ending, Entry, Renewal
 from idemgate.guard.current import Execution
+from idemgate.guard.ending import record_block_end, renew_until_ended
 from idemgate.guard.heartbeat import EndTimeouts, Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.store.context import Context
 
-__all__ = ["AioClaim", "BaseClaim", "Claim", "record_block_end", "renew_until_ended"]
+__all__ = ["AioClaim", "BaseClaim", "Claim"]
 
 log = logging.getLogger("idemgate.once")
 
@@ -42,7 +43,10 @@ class BaseClaim:
             OutcomeUnknown, AttemptsExhausted, UnexpectedData, or DecodeError for a corrupt checkpoint.
     """
 
-    __slots__ = ("_attempt", "_blocks", "_context", "_end_recorded", "_end_requested", "_entry", "_error", "_execution")
+    __slots__ = (
+        "__weakref__", "_attempt", "_blocks", "_cancelled", "_context", "_end_recorded", "_end_requested", "_entry",
+        "_error", "_execution",
+    )  # fmt: skip
 
     def __init__(self, context: Context, attempt: ClaimAttempt) -> None:
         self._context = context
@@ -52,6 +56,7 @@ class BaseClaim:
         self._end_requested = False  # an end was requested
         self._end_recorded = False  # and its reply was recorded
         self._execution: Execution | None = None
+        self._cancelled = False
         self._blocks: list[Heartbeat | None] = []  # the heartbeats of the blocks it is in
 
     def __repr__(self) -> str:
@@ -115,8 +120,8 @@ class BaseClaim:
 
     @property
     def cancel_requested(self) -> bool:
-        """True once `gate.cancel` was called for this key and a heartbeat inside a `with` block learned it: stop."""
-        return self._execution is not None and self._execution.cancel_requested
+        """True once `gate.cancel` was called for this key, and `extend` or a heartbeat of a block learned it: stop."""
+        return self._cancelled or (self._execution is not None and self._execution.cancel_requested)
 
     @property
     def _is_held(self) -> bool:
@@ -206,6 +211,13 @@ class BaseClaim:
         length = attempt.options.lease if lease is None else milliseconds(lease, "lease")
         return attempt.claims.renew(attempt.record, attempt.owner, length, attempt.options.retention)
 
+    def _record_extension(self, renewal: Renewal, asked: float) -> bool:
+        """Record the reply to a renewal that was sent at `asked`. Return False if the claim was lost."""
+        if renewal != "lost":
+            self._attempt.leased_at = asked
+        self._cancelled = self._cancelled or renewal == "cancelled"
+        return renewal != "lost"
+
     def _enter_block(self, with_current: bool = True) -> None:
         """Start a heartbeat if the claim is held."""
         self._blocks.append(self._start_heartbeat(with_current) if self.started else None)
@@ -219,11 +231,9 @@ class BaseClaim:
             )  # a partial, not a method: a reference cycle slows batches
             owner = self._context.namespace, attempt.options.scope
             self._execution = Execution(attempt.key, self.token, self.attempt, self.recovered, build_checkpoint, owner)
-        heartbeat = Heartbeat(
-            self._context, attempt.options.lease, attempt.build_renewal, self._execution, with_current
-        )
-        heartbeat.__enter__()
-        return heartbeat
+            self._execution.end_with(self)
+        heartbeat = Heartbeat(self._context, attempt, self._execution, with_current)
+        return heartbeat.__enter__()
 
     def _leave_block(self) -> None:
         """Stop the heartbeat of the innermost block."""
@@ -257,50 +267,6 @@ def _checkpoint_call(context: Context, attempt: ClaimAttempt, data: object) -> t
     """Build the call that stores a checkpoint."""
     packed = attempt.options.codec.encode(data, "checkpoint")
     return context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
-
-
-def record_block_end(
-    context: Context, claims: Sequence[BaseClaim], outcomes: Sequence[bool | StoreError], error: BaseException | None
-) -> None:
-    """Record the replies to the claims that a block ended, and count the lost ones.
-
-    If the store failed, raise its error, unless the body raised or was cancelled. The caller needs that error instead.
-    The unreleased claims are then counted, and their leases expire.
-    """
-    failed = [
-        (claim, outcome) for claim, outcome in zip(claims, outcomes, strict=True) if isinstance(outcome, StoreError)
-    ]
-    for claim, outcome in zip(claims, outcomes, strict=True):
-        if not isinstance(outcome, StoreError):
-            claim._record_end(outcome)
-    if failed and error is None:
-        raise failed[0][1]
-    if failed:
-        context.counters.add("once.unreleased", len(failed))
-        keys = [text_of(claim._attempt.key) for claim, _ in failed]
-        log.error("once.unreleased keys=%r: %s", keys, failed[0][1], extra={"keys": keys, "error": str(failed[0][1])})
-
-
-async def renew_until_ended(
-    context: Context,
-    running: Sequence[Heartbeat],
-    claims: Sequence[BaseClaim],
-    pending: Awaitable[bool | list[bool | StoreError]],
-) -> None:
-    """Renew the claims of a cancelled caller until the store answers their end.
-
-    Stop the heartbeats then, and record the replies.
-    """
-    outcomes: list[bool | StoreError]
-    try:
-        found = await pending
-        outcomes = found if isinstance(found, list) else [found]
-    except StoreError as error:
-        outcomes = [error for _ in claims]
-    finally:
-        for heartbeat in running:
-            heartbeat.stop()
-    record_block_end(context, claims, outcomes, asyncio.CancelledError())
 
 
 class Claim(BaseClaim):
@@ -377,7 +343,8 @@ class Claim(BaseClaim):
         Raises:
             StoreError: the store did not answer.
         """
-        return self._context.link.run(self._build_extension(lease)) != "lost"
+        asked = monotonic()
+        return self._record_extension(self._context.link.run(self._build_extension(lease)), asked)
 
     def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt, in case this one does not finish. One round trip.
@@ -474,7 +441,8 @@ class AioClaim(BaseClaim):
 
     async def extend(self, lease: Duration | None = None) -> bool:
         """Renew the lease; see `Claim.extend`."""
-        return await self._context.aio_link.run(self._build_extension(lease)) != "lost"
+        asked = monotonic()
+        return self._record_extension(await self._context.aio_link.run(self._build_extension(lease)), asked)
 
     async def checkpoint(self, data: object) -> bool:
         """Store data for the next attempt; see `Claim.checkpoint`."""

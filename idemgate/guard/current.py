@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
+from weakref import ref
 
 from idemgate.core.calls import Call
 from idemgate.core.keys import Key, step_key, text_of
@@ -18,14 +19,14 @@ __all__ = [
     "check_step",
     "current",
     "current_claim",
-    "reset_current",
+    "get_current",
     "set_current",
     "use_execution",
 ]
 
 Save = Callable[[object], "tuple[Context, Call[bool]]"]
 """A function that builds the call that stores a checkpoint, and returns its context."""
-_current: ContextVar[Execution] = ContextVar("idemgate_current")
+_current: ContextVar[Execution | None] = ContextVar("idemgate_current", default=None)
 
 
 class Execution:
@@ -43,6 +44,7 @@ class Execution:
     """
 
     __slots__ = (
+        "_block",
         "_cancelled",
         "_ended",
         "_key",
@@ -67,6 +69,7 @@ class Execution:
         self._key = key
         self._owner = owner
         self._ordinals: Counter[str] | None = None
+        self._block: Callable[[], object] | None = None
         self.token = token
         self.attempt = attempt
         self._lost = self._ended = self._cancelled = False
@@ -106,6 +109,15 @@ class Execution:
             InvalidArgument: the step is no text, or empty.
         """
         return step_key(*self._owner, self._key, check_step(step))
+
+    def end_with(self, block: object) -> None:
+        """End this execution for `current()` when `block` is gone, which a signal handler kept from being left."""
+        self._block = ref(block)
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True if the block of this execution is gone."""
+        return self._block is not None and self._block() is None
 
     @property
     def holds_claim(self) -> bool:
@@ -196,8 +208,8 @@ def check_step(step: object) -> str:
 
 def current_claim() -> Execution | None:
     """Return the guarded call that the caller is part of, if it holds its claim, else None."""
-    execution = _current.get(None)
-    return execution if execution is not None and execution.holds_claim else None
+    execution = _current.get()
+    return execution if execution is not None and execution.holds_claim and not execution.is_orphaned else None
 
 
 def current() -> Execution:
@@ -206,25 +218,26 @@ def current() -> Execution:
     Raises:
         NoCurrentExecution: the caller is not part of one.
     """
-    try:
-        return _current.get()
-    except LookupError:
-        raise NoCurrentExecution(
-            "current() was called outside of a guarded function and outside of a topic's handler"
-        ) from None
+    if (execution := _current.get()) is None or execution.is_orphaned:
+        raise NoCurrentExecution("current() was called outside of a guarded function and outside of a topic's handler")
+    return execution
 
 
-set_current: Callable[[Execution], Token[Execution]] = _current.set
-"""Make `current()` return this execution until `reset_current` gets the returned token."""
-reset_current: Callable[[Token[Execution]], None] = _current.reset
-"""Make `current()` return the previous execution."""
+get_current: Callable[[], Execution | None] = _current.get
+"""Return the current execution, or None."""
+set_current: Callable[[Execution | None], object] = _current.set
+"""Make `current()` return this execution. To restore the previous one, pass what `get_current` returned before.
+
+The tokens of the context variable are not used: a signal handler may raise before a token is stored.
+"""
 
 
 @contextmanager
 def use_execution(execution: Execution) -> Generator[Execution]:
     """Make `current()` return this execution inside the block."""
-    token = set_current(execution)
+    previous = get_current()
     try:
+        set_current(execution)
         yield execution
     finally:
-        reset_current(token)
+        set_current(previous)

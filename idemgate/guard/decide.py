@@ -1,18 +1,22 @@
-"""Inspect a key, forget it, or resolve one whose owner lost its lease."""
+"""Mark a key, inspect it, forget it, or resolve one whose owner lost its lease."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from idemgate.core.calls import Call
+from idemgate.core.calls import Batch, Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, text_of
 from idemgate.core.tokens import token
+from idemgate.core.validation import check_iterable
 from idemgate.errors import AlreadyInProgress
 from idemgate.guard.calls import Claims, Record
 from idemgate.store.context import Context
 
-__all__ = ["cancel", "cancel_async", "forget", "forget_async", "inspect_call", "resolve", "resolve_async"]
+__all__ = [
+    "cancel", "cancel_async", "forget", "forget_async", "inspect_call", "mark_call", "mark_calls", "resolve",
+    "resolve_async",
+]  # fmt: skip
 
 Reply = tuple[str, int]
 """A status word, and the ms that are left of a live owner's lease."""
@@ -44,6 +48,22 @@ class Decision:
         if word == "busy":
             raise AlreadyInProgress(text_of(self.key), left_ms / 1000, self.scope)
         return word == self.word
+
+
+def mark_call(context: Context, key: Key, retention: Duration, scope: str) -> Call[bool]:
+    """Build the call that marks a key. Its reply is True for the first caller."""
+    claims = Claims(context.namespace, context.clock)
+    return claims.first(claims.key(scope, key), milliseconds(retention, "retention"))
+
+
+def mark_calls(context: Context, keys: Iterable[Key], retention: Duration, scope: str) -> Batch[list[bool]]:
+    """Build the calls that mark many keys: 100 in one script call, or one each on a cluster."""
+    claims = Claims(context.namespace, context.clock)
+    span = milliseconds(retention, "retention")
+    records = [claims.key(scope, key) for key in check_iterable(keys, "keys", "Pass a list of keys")]
+    if context.batch_size == 1:
+        return Batch([claims.first(record, span) for record in records], list)
+    return claims.mark_many(records, span)
 
 
 def inspect_call(context: Context, key: Key, scope: str) -> Call[Record]:

@@ -8,29 +8,27 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
 from time import monotonic
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
+from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
 from idemgate.core.keys import text_of
+from idemgate.core.validation import call_blocking
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
-    AlreadyDone,
-    AlreadyInProgress,
     DecodeError,
-    InvalidArgument,
+    LeaseLost,
     MissingKey,
     NotDurable,
-    ResultUnavailable,
     StoreError,
     UnexpectedData,
 )
 from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_async
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, OnError, WaitForOwner
-from idemgate.guard.calls import Claims, Entry, State
+from idemgate.guard.calls import Claims, Entry, Renewal, State
 from idemgate.guard.current import Execution, use_execution
 from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay
@@ -41,24 +39,10 @@ if TYPE_CHECKING:
     import tenacity
 
 
-__all__ = ["COUNTER_NAMES", "Driver", "call_blocking", "to_async"]
+__all__ = ["COUNTER_NAMES", "Driver"]
 
 log = logging.getLogger("idemgate.once")
 R = TypeVar("R")
-
-
-def call_blocking(work: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-    """Call the work and return its result.
-
-    Raise InvalidArgument for a coroutine: none of it has run, so the key must not become done.
-    """
-    result = work(*args, **kwargs)
-    if result.__class__ is CoroutineType:
-        coroutine = cast("CoroutineType[Any, Any, Any]", result)
-        coroutine.close()
-        fix = "Decorate or pass the coroutine function itself, or write `async def`"
-        raise InvalidArgument("function", coroutine.__qualname__, "a plain function returned its coroutine", fix)
-    return result
 
 
 class Driver:
@@ -149,8 +133,11 @@ class Driver:
             return self.answer(attempt, duplicate)  # type: ignore[no-any-return]
         attempt.ran = True
         if duplicate is not None or not guarded or self.options.at_most_once:
-            with self.hold_without_lease(attempt, guarded or duplicate is not None):
-                return call_blocking(work, args, kwargs)
+            with self.hold_without_lease(attempt, guarded or duplicate is not None) as local:
+                result = call_blocking(work, args, kwargs)
+                if local:
+                    attempt.encode_result(result)
+            return result
         with self.start_heartbeat(attempt) as heartbeat:
             try:
                 result = call_blocking(work, args, kwargs)
@@ -160,8 +147,15 @@ class Driver:
                 if failed is not None:
                     self._end_claim(attempt, failed)
                 raise
-            heartbeat.end_work()
-            self._end_claim(attempt, attempt.build_completion(result), done=True)
+            try:
+                heartbeat.end_work()
+                self._end_claim(attempt, attempt.build_completion(result), done=True)
+            except BaseException:  # of a signal handler: the work has run, so its completion must be sent all the same
+                if not attempt.ended:
+                    self._end_claim(attempt, attempt.build_completion(result), done=True)
+                raise
+        if attempt.interruption is not None:
+            raise attempt.interruption
         return result
 
     def _acquire(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
@@ -181,9 +175,12 @@ class Driver:
             outcome = attempt.interpret_reply(entry)
             if isinstance(outcome, WaitForOwner):
                 outcome = self._wait(attempt)
-            return self.record_entry(attempt, outcome), True
+            duplicate = self.record_entry(attempt, outcome)
+            if duplicate is None and attempt.needs_renewal:
+                self.renew_before_start(attempt)
         except StoreError as error:
             return self.apply_store_policy(attempt, error), False
+        return duplicate, True
 
     def _wait(self, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Wait until the other owner ends. Return the result of a duplicate, or None to run."""
@@ -192,6 +189,13 @@ class Driver:
             while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
                 waiter.wait(outcome.seconds)
         return outcome
+
+    def renew_before_start(self, attempt: ClaimAttempt) -> None:
+        """Renew a lease of which less than half is left. Raise LeaseLost if the work must not start."""
+        leased_at = monotonic()
+        if not self.may_start(attempt, leased_at, self.context.link.run(attempt.build_renewal())):
+            rollback(self.context, attempt)
+            raise LeaseLost(text_of(attempt.key), attempt.entry.token)
 
     def _end_claim(self, attempt: ClaimAttempt, call: Call[bool], done: bool = False) -> None:
         """Send the end of a claim. Count a store error instead of raising it.
@@ -237,8 +241,11 @@ class Driver:
             return self.answer(attempt, duplicate)  # type: ignore[no-any-return]
         attempt.ran = True
         if duplicate is not None or not guarded or self.options.at_most_once:
-            with self.hold_without_lease(attempt, guarded or duplicate is not None):
-                return await work(*args, **kwargs)
+            with self.hold_without_lease(attempt, guarded or duplicate is not None) as local:
+                result = await work(*args, **kwargs)
+                if local:
+                    attempt.encode_result(result)
+            return result
         with self.start_heartbeat(attempt) as heartbeat:
             try:
                 result = await work(*args, **kwargs)
@@ -250,6 +257,8 @@ class Driver:
                 raise
             heartbeat.end_work()
             await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
+        if attempt.interruption is not None:
+            raise attempt.interruption
         return result
 
     async def _acquire_async(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
@@ -266,9 +275,12 @@ class Driver:
             outcome = attempt.interpret_reply(entry)
             if isinstance(outcome, WaitForOwner):
                 outcome = await self._wait_async(attempt)
-            return self.record_entry(attempt, outcome), True
+            duplicate = self.record_entry(attempt, outcome)
+            if duplicate is None and attempt.needs_renewal:
+                await self.renew_before_start_async(attempt)
         except StoreError as error:
             return self.apply_store_policy(attempt, error), False
+        return duplicate, True
 
     async def _wait_async(self, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Wait until the other owner ends; see `_wait`."""
@@ -278,6 +290,23 @@ class Driver:
             ):
                 await wait_for_wakeup(wake, outcome.seconds)
         return outcome
+
+    async def renew_before_start_async(self, attempt: ClaimAttempt) -> None:
+        """Renew a lease of which less than half is left; see `renew_before_start`."""
+        leased_at, link = monotonic(), self.context.aio_link
+        try:
+            renewal = await link.run(attempt.build_renewal())
+        except asyncio.CancelledError:
+            link.spawn(self._release_async(attempt))
+            raise
+        if not self.may_start(attempt, leased_at, renewal):
+            await self._release_async(attempt)
+            raise LeaseLost(text_of(attempt.key), attempt.entry.token)
+
+    async def _release_async(self, attempt: ClaimAttempt) -> None:
+        """Release a claim whose work did not start, with one try."""
+        with suppress(StoreError):
+            await self.context.aio_link.run(attempt.build_release(undo=True), within=0)
 
     async def _end_claim_async(
         self, attempt: ClaimAttempt, heartbeat: Heartbeat, call: Call[bool], done: bool = False
@@ -319,6 +348,16 @@ class Driver:
             return None
         self.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
         return attempt.answer_from_cache(cached)
+
+    def may_start(self, attempt: ClaimAttempt, leased_at: float, renewal: Renewal) -> bool:
+        """Return True if the lease that was renewed may start its work. Count and log one that may not."""
+        attempt.leased_at = leased_at
+        if renewal != "lost" and not attempt.needs_renewal:
+            return True
+        self.context.counters.add("once.not_started")
+        key, scope = text_of(attempt.key), self.options.scope
+        log.warning("once.not_started scope=%s key=%r", scope, key, extra={"key": key, "scope": scope})
+        return False
 
     def record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
         """Count the reply to a claim, and cache a done key."""
@@ -373,7 +412,7 @@ class Driver:
         recovered = self.context.codec.decode(entry.checkpoint) if entry.checkpoint else None
         build_checkpoint = functools.partial(self._checkpoint_call, attempt)
         execution = Execution(attempt.key, entry.token, entry.attempt, recovered, build_checkpoint, self.owner)
-        return Heartbeat(self.context, self.options.lease, attempt.build_renewal, execution, with_current)
+        return Heartbeat(self.context, attempt, execution, with_current)
 
     def _checkpoint_call(self, attempt: ClaimAttempt, data: object) -> tuple[Context, Call[bool]]:
         """Build the call that stores a checkpoint."""
@@ -381,10 +420,17 @@ class Driver:
         return self.context, attempt.claims.checkpoint(attempt.record, attempt.owner, packed)
 
     @contextmanager
-    def hold_without_lease(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
-        """Run with `at_most_once`, in shadow mode, or without the store."""
-        with use_execution(self._execution_without_lease(attempt)), self._run_locally(attempt, guarded):
-            yield
+    def hold_without_lease(self, attempt: ClaimAttempt, guarded: bool) -> Generator[bool]:
+        """Run with `at_most_once`, in shadow mode, or without the store.
+
+        Yield True if the result of the block must be encoded, because this process's guard stores it.
+        """
+        local = not guarded and self.options.on_store_error == "local"
+        with (
+            use_execution(self._execution_without_lease(attempt)),
+            self.local.hold(attempt, self.decide_failure) if local else nullcontext(),
+        ):
+            yield local
 
     def _execution_without_lease(self, attempt: ClaimAttempt) -> Execution:
         """Return the execution for `current()` of a run without a lease."""
@@ -394,20 +440,12 @@ class Driver:
             return Execution(attempt.key, entry.token, entry.attempt, None, build_checkpoint, self.owner)
         return Execution(attempt.key, 0, 1, None, build_checkpoint, self.owner)
 
-    @contextmanager
-    def _run_locally(self, attempt: ClaimAttempt, guarded: bool) -> Generator[None]:
-        """Mark the key in this process's guard while the block runs, if `on_store_error` is "local"."""
-        if guarded or self.options.on_store_error != "local":
-            yield
-        else:
-            with self.local.hold(attempt.record[0], self.options.retention, self.options.at_most_once):
-                yield
-
     def apply_store_policy(self, attempt: ClaimAttempt, error: StoreError) -> DuplicateResult | None:
         """Apply `on_store_error`: raise, run unguarded, or guard the run within this process."""
         policy = self.options.on_store_error
         if policy == "raise" or isinstance(error, UnexpectedData | DecodeError):
             raise error
+        attempt.entry = Entry("unasked")  # a claim that was granted may have failed to renew
         self.context.counters.add(f"once.store_error.{policy}")
         facts = attempt.log_facts()
         log.error(
@@ -416,31 +454,14 @@ class Driver:
         )  # fmt: skip
         if policy == "run":
             return None
-        state = self.local.claim(attempt.record[0])
-        if state == "started":
+        if (entry := self.local.claim(attempt)) is None:
             return None
-        attempt.entry = Entry("done" if state == "done" else "in_progress", left_ms=self.options.lease)
-        return self._local_answer(text_of(attempt.key), state)
-
-    def _local_answer(self, key: str, state: str) -> DuplicateResult:
-        """Return the result of a duplicate that this process's guard found."""
-        scope = self.options.scope
-        if state == "in_progress":
-            if self.options.on_in_progress == "skip":
-                return DuplicateResult()
-            return DuplicateResult(error=AlreadyInProgress(key, self.options.lease / 1000, scope))
-        if self.options.on_done == "skip":
-            return DuplicateResult()
-        reason = "it ran in this process while the store was unavailable"
-        return DuplicateResult(
-            error=AlreadyDone(key, None, scope)
-            if self.options.on_done == "raise"
-            else ResultUnavailable(key, reason, scope)
-        )
+        attempt.wait = None  # no store would end the wait
+        return cast("DuplicateResult", attempt.interpret_reply(entry))
 
     def record_end(self, attempt: ClaimAttempt, held: bool, done: bool) -> None:
         """Count the reply to the end of a claim, and cache a completed key."""
-        attempt.lost = not held
+        attempt.ended, attempt.lost = True, not held
         if not held:
             self.context.counters.add("once.lease_lost")
             facts = attempt.log_facts()
@@ -458,7 +479,7 @@ class Driver:
 
     def record_unended(self, attempt: ClaimAttempt, error: StoreError) -> None:
         """Count and log a store error at the end of a claim."""
-        attempt.unended = error
+        attempt.ended, attempt.unended = True, error
         name = "once.not_durable" if isinstance(error, NotDurable) else "once.completion_lost"
         self.context.counters.add(name)
         facts = attempt.log_facts()
@@ -467,26 +488,3 @@ class Driver:
 
 COUNTER_NAMES = {state: f"once.{state}" for state in get_args(State)}
 """The counter of each reply to a claim."""
-
-
-def to_async(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:
-    """Return the same retry policy for a coroutine function. Strategies are shared; tenacity makes the loop."""
-    import tenacity
-
-    if isinstance(retry, tenacity.AsyncRetrying):
-        return retry.copy()
-    strategies = {name: getattr(retry, name) for name in _STRATEGIES}
-    return tenacity.AsyncRetrying(**strategies)
-
-
-_STRATEGIES = (
-    "stop",
-    "wait",
-    "retry",
-    "before",
-    "after",
-    "before_sleep",
-    "reraise",
-    "retry_error_cls",
-    "retry_error_callback",
-)

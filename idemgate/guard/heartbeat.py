@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
 from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple, Self
 
 from idemgate.core.backoff import SOCKET_TIMEOUT
-from idemgate.core.calls import Batch, Call
+from idemgate.core.calls import Batch
+from idemgate.guard.attempt import INFINITE, ClaimAttempt
 from idemgate.guard.calls import Renewal
-from idemgate.guard.current import Execution, reset_current, set_current
+from idemgate.guard.current import Execution, get_current, set_current
 from idemgate.store.context import Context
 from idemgate.store.heartbeat import LeaseRenewal
 
 __all__ = ["EndTimeouts", "Heartbeat", "end_timeouts", "wait_for_wakeup"]
+
+log = logging.getLogger("idemgate.once")
 
 
 class EndTimeouts(NamedTuple):
@@ -43,42 +46,51 @@ class Heartbeat(LeaseRenewal):
     has answered. Otherwise a completion on a slow connection could outlast the lease, and another caller would run the
     work again.
 
-    `lease` is in ms. `execution` is marked when the lease is lost while the work runs. With `with_current`, `current()`
-    returns `execution` until `end_work`.
+    The lease is that of `attempt`, and counts from the request that started it. `execution` is marked when the lease is
+    lost while the work runs. With `with_current`, `current()` returns `execution` until `end_work`. Work that runs for
+    longer than `max_run` is renewed no more.
     """
 
-    __slots__ = ("_context", "_execution", "_handed_over", "_renew", "_reset", "_with_current")
+    __slots__ = ("_attempt", "_context", "_ends", "_execution", "_handed_over", "_previous", "_with_current")
 
     def __init__(
         self,
         context: Context,
-        lease: int,
-        renew: Callable[[], Call[Renewal]],
+        attempt: ClaimAttempt,
         execution: Execution,
         with_current: bool = True,
     ) -> None:
         # As `LeaseRenewal.__init__`, inlined for speed: each guarded call makes one heartbeat.
-        self.lease = lease / 1000
-        self.interval = lease / 6000
-        self.last = monotonic()
+        options = attempt.options
+        self.lease = options.lease / 1000
+        self.interval = options.lease / 6000
+        self.last = attempt.leased_at
         self.due = self.last + self.interval
+        self._ends = monotonic() + options.max_run / 1000 if options.max_run else INFINITE
         self._context = context
         self._with_current = with_current
-        self._renew = renew
+        self._attempt = attempt
         self._execution = execution
         self._handed_over = False
+        self._previous = get_current()
 
     def __enter__(self) -> Self:
-        if self._with_current:
-            self._reset = set_current(self._execution)
-        self._context.heartbeat.add(self)
+        try:
+            if self._with_current:
+                set_current(self._execution)
+            self._context.heartbeat.add(self)
+        except BaseException:  # of a signal handler: no `with` block leaves what was not entered
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._with_current:
-            self._leave()
-        if not self._handed_over:
-            self._context.heartbeat.remove(self)
+        try:
+            if not self._handed_over:
+                self._context.heartbeat.remove(self)
+        finally:
+            if self._with_current:
+                self._leave()
 
     @property
     def execution(self) -> Execution:
@@ -101,11 +113,22 @@ class Heartbeat(LeaseRenewal):
 
     def _leave(self) -> None:
         self._with_current = False
-        reset_current(self._reset)
+        set_current(self._previous)
 
     def renew(self) -> Batch[None]:
         """Build the renewal; called by the heartbeat thread."""
-        return Batch([self._renew()], self._record_renewal)
+        if monotonic() >= self._ends and not self._execution.has_ended:
+            self._stop_hung_run()
+            return Batch([], _ignore)
+        return Batch([self._attempt.build_renewal()], self._record_renewal)
+
+    def _stop_hung_run(self) -> None:
+        """Let the lease of a run end that takes longer than `max_run`."""
+        self._context.heartbeat.remove(self)
+        self._execution.lose()
+        self._context.counters.add("once.max_run_exceeded")
+        key, scope = self._execution.key, self._attempt.options.scope
+        log.error("once.max_run_exceeded scope=%s key=%r", scope, key, extra={"key": key, "scope": scope})
 
     def _record_renewal(self, answers: list[Renewal]) -> None:
         """Mark the lease as lost if the server refused the renewal, and the run as cancelled if it says so."""
@@ -124,6 +147,10 @@ class Heartbeat(LeaseRenewal):
         self._context.heartbeat.remove(self)
         if self._execution.lose():
             self._context.counters.add("once.lease_lost_while_running")
+
+
+def _ignore(_: list[Renewal]) -> None:
+    """Ignore the replies of a batch that sends nothing."""
 
 
 async def wait_for_wakeup(wake: asyncio.Event, seconds: float) -> None:

@@ -72,4 +72,5 @@ def record_hook_failure(context: Context, attempt: ClaimAttempt, hook: str, erro
     """Count and log an error of a function that the user passed as an option."""
     context.counters.add("once.hook_failed")
     facts = attempt.log_facts()
-    log.error("once.hook_failed scope=%r key=%r hook=%s", *facts.values(), hook, exc_info=error, extra=facts | {"hook": hook})
+    text = "once.hook_failed scope=%r key=%r hook=%s"
+    log.error(text, *facts.values(), hook, exc_info=error, extra=facts | {"hook": hook})

@@ -3,56 +3,96 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic
+from typing import NamedTuple
+from weakref import ReferenceType, ref
+
+from idemgate.guard.attempt import ClaimAttempt, OnError
+from idemgate.guard.calls import Entry
 
 __all__ = ["LocalGuard"]
 
 LIMIT = 100_000
-"""The maximum number of done keys in memory. The oldest are evicted first."""
+"""The maximum number of ended keys in memory. The oldest are evicted first."""
+MAX_BYTES = 32 * 1024 * 1024
+"""The maximum size of the results in memory. The oldest keys are evicted first."""
+
+
+class _Ended(NamedTuple):
+    """A key that ran here. It is in progress until `expiry` if `kind` is empty: `on_error="keep"`."""
+
+    expiry: float
+    fingerprint: bytes
+    kind: bytes
+    result: bytes
 
 
 class LocalGuard:
-    """The keys that this process runs, or ran while the store was unavailable. Results are not kept."""
+    """The keys that this process runs, or ran while the store was unavailable, with their results.
 
-    __slots__ = ("_done", "_lock", "_running")
+    An attempt that a signal handler ended is gone, and then its key may run again.
+    """
+
+    __slots__ = ("_bytes", "_ended", "_lock", "_running")
 
     def __init__(self) -> None:
-        self._running: set[bytes] = set()
-        self._done: OrderedDict[bytes, float] = OrderedDict()
+        self._running: dict[bytes, ReferenceType[ClaimAttempt]] = {}
+        self._ended: OrderedDict[bytes, _Ended] = OrderedDict()
+        self._bytes = 0
         self._lock = Lock()
 
-    def claim(self, record: bytes) -> str:
-        """Claim a record in this process. Return "started", "in_progress" or "done"."""
+    def claim(self, attempt: ClaimAttempt) -> Entry | None:
+        """Claim a key in this process. Return None if the attempt may run, else what a store would have answered."""
+        [record] = attempt.record
         with self._lock:
-            if record in self._running:
-                return "in_progress"
-            if self._done.get(record, 0.0) > monotonic():
-                return "done"
-            self._running.add(record)
-            return "started"
+            owner = self._running.get(record, _no_owner)()
+            if owner is not None:
+                return _answer(attempt, owner.fingerprint, attempt.options.lease)
+            ended = self._ended.get(record)
+            left = 0 if ended is None else round((ended.expiry - monotonic()) * 1000)
+            if ended is not None and left > 0:
+                return _answer(attempt, ended.fingerprint, left, ended.kind, ended.result)
+            self._running[record] = ref(attempt)
+            return None
 
     @contextmanager
-    def hold(self, record: bytes, retention: int, even_failed: bool) -> Generator[None]:
-        """Mark the record as done when the block ends.
+    def hold(self, attempt: ClaimAttempt, decide: Callable[[ClaimAttempt, BaseException], OnError]) -> Generator[None]:
+        """Mark the key as done with the attempt's encoded result when the block ends.
 
-        A record whose block raised is forgotten, unless `even_failed`. `retention` is in ms.
+        `decide` applies `on_error` if the block raised.
         """
+        options = attempt.options
         try:
             yield
-        except BaseException:
-            self._release(record, retention if even_failed else None)
+        except BaseException as error:
+            policy = "store" if options.at_most_once else decide(attempt, error)
+            self._end(attempt, {"store": options.retention, "keep": options.lease}.get(policy, 0))
             raise
-        self._release(record, retention)
+        self._end(attempt, options.retention)
 
-    def _release(self, record: bytes, retention: int | None) -> None:
+    def _end(self, attempt: ClaimAttempt, milliseconds: int) -> None:
+        [record] = attempt.record
+        kind, result = (b"n", b"") if attempt.options.at_most_once else attempt.result
         with self._lock:
-            self._running.discard(record)
-            if retention is None:
-                return
-            self._done[record] = monotonic() + retention / 1000
-            self._done.move_to_end(record)
-            while len(self._done) > LIMIT:
-                self._done.popitem(last=False)
+            self._running.pop(record, None)
+            if (old := self._ended.pop(record, None)) is not None:
+                self._bytes -= len(old.result)
+            if milliseconds:
+                self._ended[record] = _Ended(monotonic() + milliseconds / 1000, attempt.fingerprint, kind, result)
+                self._bytes += len(result)
+            while len(self._ended) > LIMIT or self._bytes > MAX_BYTES:
+                self._bytes -= len(self._ended.popitem(last=False)[1].result)
+
+
+def _no_owner() -> None:
+    """Stand for the owner of a key that does not run."""
+
+
+def _answer(attempt: ClaimAttempt, fingerprint: bytes, left_ms: int, kind: bytes = b"", result: bytes = b"") -> Entry:
+    """Return the answer to the claim of a key that runs here, or has ended."""
+    if fingerprint != attempt.fingerprint:
+        return Entry("reused")
+    return Entry("done" if kind else "in_progress", left_ms=left_ms, kind=kind, result=result)

@@ -69,6 +69,8 @@ class ClaimOptions(TypedDict, total=False):
     """The rule for the next caller after a lost lease: "retry" (default) or "hold"."""
     max_attempts: int | None
     """The starts without success before AttemptsExhausted. Default: None, any number."""
+    max_run: Duration | None
+    """The time after which a block renews its lease no more. Default: None, any time."""
 
 
 def _claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
@@ -119,6 +121,7 @@ class GuardOptions(TypedDict, total=False):
     max_attempts: int | None
     retry: tenacity.BaseRetrying | None
     at_most_once: bool
+    max_run: Duration | None
     max_result_bytes: int | None
     cache_size: int
     shadow: bool
@@ -167,6 +170,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         on_replay=_check_hook(options.get("on_replay")),
         max_attempts=0 if max_attempts is None else check_int("max_attempts", max_attempts, 1),
         at_most_once=at_most_once,
+        max_run=0 if (max_run := options.get("max_run")) is None else milliseconds(max_run, "max_run"),
         wait=milliseconds(options.get("wait", "30s"), "wait"),
         shadow=options.get("shadow", False),
         codec=codec if max_result_bytes is None else _result_codec(max_result_bytes),
@@ -251,7 +255,8 @@ def _check_sync(retry: tenacity.BaseRetrying, func: Callable[..., object]) -> No
 
 def _check_at_most_once(options: GuardOptions) -> None:
     """Raise InvalidArgument for an option that has no meaning with `at_most_once`."""
-    for name, default in (("on_error", "release"), ("on_lease_loss", "retry"), ("max_attempts", None), ("retry", None)):
+    for name in ("on_error", "on_lease_loss", "max_attempts", "max_run", "retry"):
+        default = {"on_error": "release", "on_lease_loss": "retry"}.get(name)
         if (value := options.get(name, default)) != default:
             raise InvalidArgument(
                 name,

@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from idemgate.core.backoff import to_async
 from idemgate.core.calls import PerKeyCall
-from idemgate.core.keys import Key
-from idemgate.core.validation import check_int, check_iterable
+from idemgate.core.keys import Key, text_of
+from idemgate.core.validation import call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
-from idemgate.errors import IdemgateError, InvalidArgument, StoreError
+from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
 from idemgate.guard.acquire import Outcome, acquire_many, acquire_many_async
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, WaitForOwner, build_release_calls
 from idemgate.guard.current import use_execution
-from idemgate.guard.driver import Driver, call_blocking, to_async
+from idemgate.guard.driver import Driver
 from idemgate.guard.heartbeat import Heartbeat
 from idemgate.guard.judge import judge
 
@@ -100,13 +101,29 @@ class _Batch(Generic[T, R]):
         except IdemgateError as error:
             self.verdicts[index] = judge(attempt, None, error)
 
+    def needs_renewal(self, run: _Run[T]) -> bool:
+        """Return True if less than half of the lease of a run is left. Raise LeaseLost if it is known to be lost."""
+        if run.heartbeat is None:
+            return False
+        run.attempt.leased_at = run.heartbeat.last
+        if run.heartbeat.execution.lease_lost:
+            self.driver.may_start(run.attempt, run.heartbeat.last, "lost")
+            raise LeaseLost(text_of(run.attempt.key), run.attempt.entry.token)
+        return run.attempt.needs_renewal
+
+    def refuse(self, run: _Run[T], error: IdemgateError) -> None:
+        """Set the verdict on a message that may not start."""
+        self.verdicts[run.position] = judge(run.attempt, None, error)
+
     @contextmanager
     def running(self, run: _Run[T]) -> Generator[None]:
         """Make `current()` work while a handler runs."""
         run.attempt.ran = True
         if run.heartbeat is None:
-            with self.driver.hold_without_lease(run.attempt, guarded=False):
+            with self.driver.hold_without_lease(run.attempt, guarded=False) as local:
                 yield
+                if local:
+                    run.attempt.encode_result(self.results[run.position][0])
         else:
             with use_execution(run.heartbeat.execution):
                 try:
@@ -120,7 +137,7 @@ class _Batch(Generic[T, R]):
         released: list[ClaimAttempt] = []
         completed: dict[bytes, list[ClaimAttempt]] = {b"v": [], b"n": [], b"e": []}
         for run in self.runs:
-            if run.heartbeat is None:
+            if run.heartbeat is None or run.attempt.ended:
                 continue
             policy = self._decide_end(run)
             if policy == "store":
@@ -166,12 +183,18 @@ def run_many(
     """Run a batch; see `Guard.run_many`. `run` runs a message that is not part of it."""
     batch = _Batch[T, R](driver, messages)
     try:
-        batch.apply_replies(acquire_many(driver.context, [*batch.attempts.values()]))
-    except StoreError as error:
-        batch.apply_store_error(error)
-    try:
+        try:
+            batch.apply_replies(acquire_many(driver.context, [*batch.attempts.values()]))
+        except StoreError as error:
+            batch.apply_store_error(error)
         for one in batch.runs:
             work = functools.partial(driver.retry.copy(), handler) if driver.retry else handler
+            try:
+                if batch.needs_renewal(one):
+                    driver.renew_before_start(one.attempt)
+            except (LeaseLost, StoreError) as error:
+                batch.refuse(one, error)
+                continue
             try:
                 with batch.running(one):
                     batch.results[one.position] = call_blocking(work, (one.message,), {}), None
@@ -179,14 +202,22 @@ def run_many(
                 batch.results[one.position] = None, error
     finally:
         try:
-            attempts, calls = batch.build_ends()
-            batch.record_ends(attempts, driver.context.link.run_each(calls, *driver.end_timeouts))
+            _end(batch)
+        except BaseException:  # of a signal handler: what has run must be completed all the same
+            _end(batch)
+            raise
         finally:
             batch.leave()
     for index in batch.alone:
         key, message = batch.messages[index]
         batch.verdicts[index] = run(key, handler, message)
     return [batch.verdicts[index] for index in range(len(batch.messages))]
+
+
+def _end(batch: _Batch[Any, Any]) -> None:
+    """Complete or release the claims of a batch that are not ended."""
+    attempts, calls = batch.build_ends()
+    batch.record_ends(attempts, batch.driver.context.link.run_each(calls, *batch.driver.end_timeouts))
 
 
 async def run_many_async(
@@ -207,6 +238,8 @@ async def run_many_async(
     async def run_one(one: _Run[T]) -> None:
         work = functools.partial(to_async(driver.retry), handler) if driver.retry else handler
         async with places:
+            if not await _may_start(batch, one):
+                return
             try:
                 with batch.running(one):
                     batch.results[one.position] = await work(one.message), None
@@ -235,6 +268,17 @@ async def run_many_async(
         key, message = batch.messages[index]
         batch.verdicts[index] = await run(key, handler, message)
     return [batch.verdicts[index] for index in range(len(batch.messages))]
+
+
+async def _may_start(batch: _Batch[Any, Any], run: _Run[Any]) -> bool:
+    """Return True if the lease of a run suffices to start it, after a renewal if need be."""
+    try:
+        if batch.needs_renewal(run):
+            await batch.driver.renew_before_start_async(run.attempt)
+    except (LeaseLost, StoreError) as error:
+        batch.refuse(run, error)
+        return False
+    return True
 
 
 AloneRunner = Callable[..., Any]

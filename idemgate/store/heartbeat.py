@@ -2,6 +2,9 @@
 
 A thread still runs when the event loop is blocked. A separate connection is still free when the handlers use the whole
 pool. The thread cannot run while C code holds the GIL: choose a lease three times the longest such hold.
+
+The thread refers to a renewal weakly, so its owner keeps it alive. An exception of a signal handler may end the owner
+before it can remove the renewal. The lease then ends, too, and does not block its key until the process ends.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
+from weakref import ReferenceType, ref
 
 from idemgate.core.calls import Batch
 from idemgate.core.forks import fork_counter
@@ -29,10 +33,11 @@ NEVER = float("inf")
 class LeaseRenewal(ABC):
     """A lease to renew. `lease` is in seconds.
 
-    The heartbeat thread calls its methods, and the `join` of the batch that `renew` returns.
+    The heartbeat thread calls its methods, and the `join` of the batch that `renew` returns. It renews the lease only
+    as long as another object refers to this one.
     """
 
-    __slots__ = ("due", "interval", "last", "lease")
+    __slots__ = ("__weakref__", "due", "interval", "last", "lease")
 
     def __init__(self, lease: float) -> None:
         self.lease = lease
@@ -46,7 +51,7 @@ class LeaseRenewal(ABC):
 
     @abstractmethod
     def overdue(self) -> None:
-        """Handle a lease that may end before the next renewal, because renewals failed for too long.
+        """Handle a lease that may end before the next renewal: renewals failed for too long, or the gate was closed.
 
         It is called again after every further failure until the renewal is removed.
         """
@@ -79,7 +84,7 @@ class HeartbeatThread:
     def _reset(self) -> None:
         # A forked child renews no leases of its parent, and must not wait for a lock held at the fork.
         self._forks = fork_counter.count
-        self._renewals: set[LeaseRenewal] = set()
+        self._renewals: set[ReferenceType[LeaseRenewal]] = set()
         self._wake = threading.Condition()
         self._sleeps_until = NEVER
         self._shortest_interval = 60.0
@@ -89,7 +94,7 @@ class HeartbeatThread:
         """Start renewing a lease. Safe to call from any thread."""
         if self._forks != fork_counter.count:
             self._reset()
-        self._renewals.add(renewal)
+        self._renewals.add(ref(renewal))
         # The lock costs more than the rest, so take it only to wake the thread. While the thread reads the renewals,
         # `_sleeps_until` is NEVER, and `add` always takes the lock.
         if renewal.due < self._sleeps_until:
@@ -104,7 +109,7 @@ class HeartbeatThread:
         """Stop renewing a lease. An unknown one is ignored."""
         if self._forks != fork_counter.count:
             self._reset()
-        self._renewals.discard(renewal)
+        self._renewals.discard(ref(renewal))
 
     def hasten(self, renewal: LeaseRenewal) -> None:
         """Renew a lease that was added at once, without waiting for its interval. Safe to call from any thread."""
@@ -115,39 +120,55 @@ class HeartbeatThread:
             self._wake.notify()
 
     def close(self) -> None:
-        """Stop the thread. A renewal in flight ends with its reply."""
+        """Stop the thread. A renewal in flight ends with its reply. Leases that are held become overdue."""
         if self._forks != fork_counter.count:
             self._reset()
         with self._wake:
             thread, self._thread = self._thread, None
             self._sleeps_until = NEVER
+            unrenewed = [*self._living()]
             self._renewals.clear()
             self._wake.notify()
+        for renewal in unrenewed:
+            renewal.overdue()
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
 
     def _run(self) -> None:
         link = self._open_link()
         try:
-            while due := self._wait_due():
-                self._renew_all(link, due)
+            while self._wait_due():
+                self._renew_all(link, self._collect_due())
         finally:
             link.close()
 
-    def _wait_due(self) -> list[LeaseRenewal]:
-        """Sleep until a renewal is due and return those that are due. Return none after `close`."""
+    def _wait_due(self) -> bool:
+        """Sleep until a renewal is due. Return False after `close`."""
         with self._wake:
             while self._thread is threading.current_thread():
                 self._sleeps_until = NEVER
-                renewals, now = tuple(self._renewals), monotonic()
-                due = [renewal for renewal in renewals if renewal.due <= now]
-                if due:
-                    return due
-                # Without renewals it wakes after the shortest interval, so that `add` need not wake it.
-                soonest = min((renewal.due for renewal in renewals), default=now + self._shortest_interval)
+                now = monotonic()
+                # Without renewals it wakes after the shortest interval, so that `add` need not wake it. While it
+                # sleeps, no variable refers to a renewal.
+                soonest = min((renewal.due for renewal in self._living()), default=now + self._shortest_interval)
+                if soonest <= now:
+                    return True
                 self._sleeps_until = soonest
                 self._wake.wait(soonest - now)
-        return []
+        return False
+
+    def _collect_due(self) -> list[LeaseRenewal]:
+        """Return the renewals that are due."""
+        now = monotonic()
+        return [renewal for renewal in self._living() if renewal.due <= now]
+
+    def _living(self) -> Iterator[LeaseRenewal]:
+        """Yield the renewals whose owners live, and drop the others."""
+        for reference in tuple(self._renewals):
+            if (renewal := reference()) is not None:
+                yield renewal
+            else:
+                self._renewals.discard(reference)
 
     def _renew_all(self, link: SyncLink, renewals: Sequence[LeaseRenewal]) -> None:
         """Renew all leases in one round trip. During an outage no lease has to wait for the others to fail."""

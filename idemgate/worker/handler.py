@@ -60,7 +60,7 @@ class DeliveryExecution(Execution):
     def __init__(self, delivery: Delivery[Any], namespace: str) -> None:
         # No super().__init__(): it needs the attempt, which is known only after the message is unpacked.
         self._key, self.token, self._lost = delivery.raw_key, delivery.token, False
-        self._save = self.recovered = None
+        self._save = self.recovered = self._block = None
         self._owner = namespace, "topic"
         self._delivery = delivery
 

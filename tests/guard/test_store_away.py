@@ -12,7 +12,7 @@ import pytest
 import tenacity
 
 from idemgate import AlreadyDone, AlreadyInProgress, Gate, KeyReused, StoreUnavailable, current
-from idemgate.errors import NotConfigured, ResultUnavailable
+from idemgate.errors import NotConfigured, ReplayedFailure, ResultUnavailable
 from idemgate.testing import Clock
 
 
@@ -60,9 +60,8 @@ async def test_on_store_error_local_runs_a_key_once_in_this_process(nowhere: Any
     with pytest.raises(ValueError, match="the first fails"):
         await handle("x")
     assert await handle("x") == "result"
-    # When it comes again, then it is done here, though without a result
-    with pytest.raises(ResultUnavailable, match="while the store was unavailable"):
-        await handle("x")
+    # When it comes again, then it is done here
+    assert await handle("x") == "result"
     assert await handle("y") == "result"
     assert ran == ["x", "x", "y"]
     assert nowhere.gate.counters["once.store_error.local"] == 4
@@ -73,8 +72,59 @@ async def test_on_store_error_local_answers_duplicates_as_on_done_says(nowhere: 
     refuse = nowhere.once(key="{k}", scope="s", on_store_error="local", on_done="raise")(lambda k: k)
     assert [await skip("x"), await skip("x")] == ["x", None]
     assert await refuse("x") == "x"
-    with pytest.raises(AlreadyDone):
+    with pytest.raises(AlreadyDone) as refused:
         await refuse("x")
+    assert refused.value.result == "x"
+    unstorable = nowhere.once(key="{k}", on_store_error="local")(lambda k: object())
+    await unstorable("x")
+    with pytest.raises(ResultUnavailable, match="object"):
+        await unstorable("x")
+
+
+async def test_on_store_error_local_knows_fingerprints(nowhere: Any) -> None:
+    handle = nowhere.once(key="{k}", on_store_error="local", fingerprint=["n"])(lambda k, n: n)
+    assert [await handle("x", 1), await handle("x", 1)] == [1, 1]
+    with pytest.raises(KeyReused):
+        await handle("x", 2)
+
+
+async def test_on_store_error_local_applies_on_error(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def body(k: str) -> None:
+        ran.append(k)
+        raise ValueError("no")
+
+    for policy, error in (("store", ReplayedFailure), ("keep", AlreadyInProgress), ("release", ValueError)):
+        handle = nowhere.once(key="{k}", on_store_error="local", on_error=policy, lease="30s")(body)
+        with pytest.raises(ValueError, match="no"):
+            await handle(policy)
+        with pytest.raises(error):
+            await handle(policy)
+    assert ran == ["store", "keep", "release", "release"]
+
+
+async def test_on_store_error_local_stores_a_bounded_number_of_bytes(
+    nowhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("idemgate.guard.local"), "MAX_BYTES", 250)
+    ran = []
+
+    def body(k: str) -> bytes:
+        ran.append(k)
+        return bytes(100)
+
+    handle = nowhere.once(key="{k}", on_store_error="local")(body)
+    for key in "abcba":
+        assert await handle(key) == bytes(100)
+    assert ran == ["a", "b", "c", "a"]
+
+
+async def test_on_store_error_local_serves_batches(nowhere: Any) -> None:
+    guard = nowhere.guard("s", on_store_error="local")
+    assert [one.value for one in await guard.run_many([("a", 1), ("b", 2)], lambda n: n)] == [1, 2]
+    again = await guard.run_many([("a", 3), ("c", 4)], lambda n: n)
+    assert [(one.outcome, one.value) for one in again] == [("duplicate", 1), ("unguarded", 4)]
 
 
 async def test_on_store_error_local_runs_a_key_one_at_a_time(nowhere: Any) -> None:

@@ -206,7 +206,7 @@ async def test_a_forked_child_keeps_nothing_alive_and_is_not_stuck(live: Gate, e
         watchdog.daemon = True
         watchdog.start()
         for beat in tuple(gate.context.heartbeat._renewals):  # as leaving the parent's guarded code would
-            gate.context.heartbeat.remove(beat)
+            gate.context.heartbeat.remove(beat())
         with gate.claim("child") as claim:
             alive = [one for one in threading.enumerate() if one.name == "idemgate-heartbeat"]
             kept = len(gate.context.heartbeat._renewals)

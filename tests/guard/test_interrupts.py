@@ -1,0 +1,135 @@
+"""An exception of a signal handler, at every point of a guarded call: Celery's soft limit, RQ's timeout, Ctrl-C.
+
+The lease is not renewed afterwards, so the key is free after a lease at the latest. What has run stays done.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+
+from idemgate import Gate, current
+from idemgate.errors import NoCurrentExecution
+from idemgate.guard.current import set_current
+from tests.guard.interrupts import Interrupter, Stopped, TimeUp
+
+RESULT = {"charged": [1, 2.5, (3, "x")]}
+
+
+class Trial(NamedTuple):
+    """One call of a program: its keys, and whether its work had returned and was to be completed."""
+
+    call: Callable[[], Any]
+    scope: str
+    finished: list[str]
+
+
+def guarded(gate: Gate, key: str, **options: Any) -> Trial:
+    finished: list[str] = []
+
+    @gate.once(key="{k}", scope="s", on_error=options.pop("on_error", "release"))
+    def work(k: str) -> Any:
+        if options.get("fails"):
+            raise ValueError
+        finished.append(k)
+        return RESULT
+
+    return Trial(lambda: work(key), "s", finished)
+
+
+def claimed(gate: Gate, key: str, *, fails: bool = False, completes: bool = False) -> Trial:
+    def call() -> None:
+        with gate.claim(key, scope="s") as claim:
+            if completes:
+                claim.complete(RESULT)
+            if fails:
+                raise ValueError
+
+    return Trial(call, "s", [])
+
+
+def batch_claimed(gate: Gate, key: str) -> Trial:
+    def call() -> None:
+        with gate.claim_many([key, f"{key}-b"], scope="s") as claims:
+            gate.complete_many([(claims[0], RESULT)])
+
+    return Trial(call, "s", [])
+
+
+def batch_run(gate: Gate, key: str) -> Trial:
+    finished: list[str] = []
+    guard = gate.guard("s")
+
+    def work(message: str) -> Any:
+        finished.append(message)
+        return RESULT
+
+    return Trial(lambda: guard.run_many([(key, key), (f"{key}-b", f"{key}-b")], work), "s", finished)
+
+
+PROGRAMS: dict[str, Callable[[Gate, str], Trial]] = {
+    "once": guarded,
+    "once, the work raises": lambda gate, key: guarded(gate, key, fails=True),
+    "once, on_error=keep": lambda gate, key: guarded(gate, key, fails=True, on_error="keep"),
+    "once, on_error=store": lambda gate, key: guarded(gate, key, fails=True, on_error="store"),
+    "claim": claimed,
+    "claim, the body raises": lambda gate, key: claimed(gate, key, fails=True),
+    "claim, complete": lambda gate, key: claimed(gate, key, completes=True),
+    "claim_many": batch_claimed,
+    "run_many": batch_run,
+}
+
+
+def renewed(gate: Gate) -> list[Any]:
+    """The renewals that go on."""
+
+    def living() -> list[Any]:
+        return [one for reference in tuple(gate.context.heartbeat._renewals) if (one := reference()) is not None]
+
+    if living():
+        gc.collect()
+    return living()
+
+
+def current_or_none() -> Any:
+    try:
+        return current()
+    except NoCurrentExecution:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a destructor
+@pytest.mark.parametrize("kind", [TimeUp, pytest.param(Stopped, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_interrupt_at_any_point_leaks_no_heartbeat_and_loses_no_result(
+    gate: Gate, program: str, kind: type[BaseException], record_fault: Any
+) -> None:
+    set_current(None)
+    with suppress(ValueError):
+        PROGRAMS[program](gate, "warm").call()
+    points, lost, wrong = 0, [], []
+    while True:
+        points += 1
+        key = f"k{points}"
+        trial = PROGRAMS[program](gate, key)
+        interrupter = Interrupter(points, kind)
+        with suppress(kind, ValueError):
+            interrupter.run(trial.call)
+        if not interrupter.where:
+            break
+        if renewed(gate):
+            lost.append(interrupter.where)
+            gate.context.heartbeat._renewals.clear()  # so that each leak counts once
+        record = gate.inspect(key, scope=trial.scope)
+        if record.kind == "n" or (key in trial.finished and record.state not in ("done", "released")):
+            wrong.append((interrupter.where, record.state, record.kind))
+        if (stale := current_or_none()) is not None:
+            wrong.append((interrupter.where, "current", repr(stale)))
+    assert not lost, f"{len(lost)} of {points} interrupts leak a heartbeat, such as {lost[0]}"
+    assert not wrong, f"{len(wrong)} of {points} interrupts lose what has run, such as {wrong[0]}"
+    assert points > 50
+    record_fault("an exception of a signal handler, at every point of a call (N: points)", points, promises="P1 P2 P3")
