@@ -84,7 +84,8 @@ class GuardMethods:
             on_done: "replay" the result (ResultUnavailable if none was stored), "skip" (return None), or "raise"
                 AlreadyDone. None: "replay", or "skip" with `at_most_once`. A dataclass or pydantic model is stored as
                 its fields and rebuilt from the return annotation. Of a union the first member that fits the fields is
-                used, so `dict | Order` replays a dict. Without an annotation it is replayed as a dict.
+                used, so `dict | Order` replays a dict. Without an annotation it is replayed as a dict,
+                and the first one is logged. A function that is annotated to return what cannot be stored is refused.
             on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
                 at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
                 other owner may still fail.

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from idemgate.core.calls import Call, PerKeyCall
 from idemgate.core.codec import Codec
-from idemgate.core.codec.models import rebuild
+from idemgate.core.codec.models import has_model, holds_fields, rebuild
 from idemgate.core.failure import message_of
 from idemgate.core.keys import Key, record, text_of
 from idemgate.core.tokens import token
@@ -181,12 +181,13 @@ class ClaimAttempt:
     True once the work was called. `lost` is True if the end of the claim found no lease, `kept` if a failure left the
     claim. `unended` is the error that kept the end of the claim from being stored. `ended` is True once the reply
     to the end was recorded. `interruption` is what a signal handler raised while the result was encoded.
+    `loses_model` is True if the result is a model that duplicates get as a dict.
     `leased_at` is the process's time of the request that started or renewed the lease: the lease counts from then on.
     """
 
     __slots__ = (
-        "__weakref__", "_owner", "claims", "ended", "entry", "fingerprint", "interruption", "kept", "key",
-        "leased_at", "lost", "options", "ran", "record", "result", "unended", "wait", "waiting_since",
+        "__weakref__", "_owner", "claims", "ended", "entry", "fingerprint", "interruption", "kept", "key", "leased_at",
+        "loses_model", "lost", "options", "ran", "record", "result", "unended", "wait", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes) -> None:
@@ -200,7 +201,7 @@ class ClaimAttempt:
         self.result = b"", b""
         self.wait = options.wait if options.on_in_progress == "wait" else None
         self.waiting_since = 0.0
-        self.ran = self.lost = self.kept = self.ended = False
+        self.ran = self.lost = self.kept = self.ended = self.loses_model = False
         self.interruption: BaseException | None = None
         self.leased_at = INFINITE
         self.unended: StoreError | None = None
@@ -327,6 +328,8 @@ class ClaimAttempt:
 
     def _encode(self, result: object) -> None:
         self.result = b"v", self.options.codec.encode(result, "result")
+        if type(result).__module__ != "builtins" and holds_fields(type(result)):
+            self.loses_model = not has_model(self.options.returns)
 
     def _encode_again(self, result: object, first: Exception) -> None:
         """Encode a result whose encoding raised. If it now succeeds, a signal handler had raised: keep its error."""

@@ -31,7 +31,7 @@ from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, Onc
 from idemgate.guard.calls import Claims, Entry, Renewal, State
 from idemgate.guard.current import Execution, use_execution
 from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
-from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay
+from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay, warn_of_model
 from idemgate.guard.local import LocalGuard
 from idemgate.store.context import Context
 
@@ -58,6 +58,7 @@ class Driver:
         if self.cache is not None:
             context.caches.add(self.cache)
         self.local = LocalGuard()
+        self._warned_of_model = False
         self.end_timeouts = end_timeouts(context, options.lease)
 
     # Both are built at the first call, because `configure` may still change the namespace before.
@@ -355,8 +356,8 @@ class Driver:
         if renewal != "lost" and not attempt.needs_renewal:
             return True
         self.context.counters.add("once.not_started")
-        key, scope = text_of(attempt.key), self.options.scope
-        log.warning("once.not_started scope=%s key=%r", scope, key, extra={"key": key, "scope": scope})
+        facts = attempt.log_facts()
+        log.warning("once.not_started scope=%r key=%r", *facts.values(), extra=facts)
         return False
 
     def record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
@@ -472,6 +473,9 @@ class Driver:
                 self.context.counters.add("once.result_not_stored")
                 facts = attempt.log_facts()
                 log.warning("once.result_not_stored scope=%r key=%r", *facts.values(), extra=facts)
+            if attempt.loses_model and not self._warned_of_model:
+                self._warned_of_model = True
+                warn_of_model(attempt)
             if self.cache is not None:
                 self.cache.store(
                     attempt.record[0], attempt.fingerprint, attempt.build_done_entry(), self.options.retention

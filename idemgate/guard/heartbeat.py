@@ -127,8 +127,8 @@ class Heartbeat(LeaseRenewal):
         self._context.heartbeat.remove(self)
         self._execution.lose()
         self._context.counters.add("once.max_run_exceeded")
-        key, scope = self._execution.key, self._attempt.options.scope
-        log.error("once.max_run_exceeded scope=%s key=%r", scope, key, extra={"key": key, "scope": scope})
+        facts = self._attempt.log_facts()
+        log.error("once.max_run_exceeded scope=%r key=%r", *facts.values(), extra=facts)
 
     def _record_renewal(self, answers: list[Renewal]) -> None:
         """Mark the lease as lost if the server refused the renewal, and the run as cancelled if it says so."""

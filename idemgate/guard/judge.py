@@ -10,7 +10,7 @@ from idemgate.core.verdict import Outcome, Verdict, verdict_of
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, OnReplay
 from idemgate.store.context import Context
 
-__all__ = ["judge", "judge_unguarded", "record_hook_failure", "report_replay"]
+__all__ = ["judge", "judge_unguarded", "record_hook_failure", "report_replay", "warn_of_model"]
 
 log = logging.getLogger("idemgate.once")
 _FAILURE = b"e"
@@ -74,3 +74,10 @@ def record_hook_failure(context: Context, attempt: ClaimAttempt, hook: str, erro
     facts = attempt.log_facts()
     text = "once.hook_failed scope=%r key=%r hook=%s"
     log.error(text, *facts.values(), hook, exc_info=error, extra=facts | {"hook": hook})
+
+
+def warn_of_model(attempt: ClaimAttempt) -> None:
+    """Log that a model is replayed as a dict, because no return annotation names it."""
+    facts = attempt.log_facts()
+    text = "once.model_not_annotated scope=%r key=%r: no return annotation names its model, so duplicates get a dict"
+    log.warning(text, *facts.values(), extra=facts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 from idemgate.core.codec import Codec, digest
+from idemgate.core.codec.storable import find_unstorable
 from idemgate.core.durations import Duration, lease_milliseconds, milliseconds
 from idemgate.core.key_template import compile_fingerprint, compile_key
 from idemgate.core.keys import Key, check_scope
@@ -225,14 +226,26 @@ def decorate(
     check_function(inner)
     if (retry := options.get("retry")) is not None:
         _check_sync(retry, inner)
-    scope = checked_options.scope or scope_of(inner)
+    scope, returns = checked_options.scope or scope_of(inner), type_hints(inner).get("return")
+    _check_storable(checked_options, returns, inner)
     spec, fingerprint_spec = compile_key(key, inner), compile_fingerprint(fingerprint, inner)
-    named_options = dataclasses.replace(checked_options, scope=scope, returns=type_hints(inner).get("return"))
+    named_options = dataclasses.replace(checked_options, scope=scope, returns=returns)
     driver = build_driver(context, named_options, options)
     if not checked_options.scope:  # last: a refused decoration has no scope
         spec = context.default_scopes.add(scope, inner, spec)
     guarded = GuardedFunction(driver, spec, fingerprint_spec)
     return cast("Callable[P, R]", guarded.wrap(func))
+
+
+def _check_storable(checked_options: OnceOptions, returns: object, func: Callable[..., object]) -> None:
+    """Raise InvalidArgument if duplicates replay what the function returns, and its annotation cannot be stored."""
+    if checked_options.on_done != "replay" or (unstorable := find_unstorable(returns)) is None:
+        return
+    name = getattr(unstorable, "__qualname__", unstorable)
+    raise InvalidArgument(
+        "function", getattr(func, "__qualname__", func), f"returns {name}, which cannot be stored for its duplicates",
+        "Return plain data, a dataclass or a pydantic model, or pass on_done='skip' or 'raise'",
+    )  # fmt: skip
 
 
 def _check_retry(retry: object) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 from idemgate.core.failure import message_of
 from idemgate.errors import DecodeError
 
-__all__ = ["rebuild"]
+__all__ = ["has_model", "holds_fields", "rebuild", "unwrap"]
 
 _ROWS = frozenset({list, tuple, set, frozenset})
 
@@ -35,9 +35,9 @@ def rebuild(value: Any, annotation: object) -> Any:
     Raises:
         DecodeError: the model rejects the value.
     """
-    if not _has_model(annotation):
+    if not has_model(annotation):
         return value
-    annotation = _unwrap(annotation)
+    annotation = unwrap(annotation)
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return _rebuild_model(value, annotation)
     origin: Any = get_origin(annotation)
@@ -49,7 +49,7 @@ def rebuild(value: Any, annotation: object) -> Any:
     return _rebuild_members(value, members)
 
 
-def _unwrap(annotation: Any) -> Any:
+def unwrap(annotation: Any) -> Any:
     """Return the annotation without Annotated, NewType and `type X = ...`."""
     while True:
         if get_origin(annotation) is Annotated:
@@ -62,7 +62,7 @@ def _unwrap(annotation: Any) -> Any:
             return annotation
 
 
-def _has_model(annotation: Any) -> bool:
+def has_model(annotation: object) -> bool:
     """Return True if the annotation contains a model. Avoids a walk over a plain `dict[str, int]`."""
     try:
         return _has_model_cached(annotation)
@@ -71,10 +71,10 @@ def _has_model(annotation: Any) -> bool:
 
 
 def _find_model(annotation: Any) -> bool:
-    annotation = _unwrap(annotation)
+    annotation = unwrap(annotation)
     if _is_model(annotation) or is_dataclass(get_origin(annotation)):
         return True
-    return any(_has_model(member) for member in get_args(annotation))
+    return any(has_model(member) for member in get_args(annotation))
 
 
 _has_model_cached = lru_cache(maxsize=1024)(_find_model)
@@ -83,7 +83,7 @@ _has_model_cached = lru_cache(maxsize=1024)(_find_model)
 def _is_model(annotation: Any) -> bool:
     if not isinstance(annotation, type):
         return False
-    return _holds_fields(annotation) or issubclass(annotation, Enum)
+    return holds_fields(annotation) or issubclass(annotation, Enum)
 
 
 def _rebuild_members(value: Any, members: tuple[Any, ...]) -> Any:
@@ -102,15 +102,16 @@ def _rebuild_union(value: Any, members: tuple[Any, ...]) -> Any:
 
     If none fits and the union has a single model, that model's error is raised.
     """
-    members = tuple(_unwrap(member) for member in members)
+    members = tuple(unwrap(member) for member in members)
     for member in members:
         if _fits(value, member):
             return rebuild(value, member)
-    models = [member for member in members if _holds_fields(get_origin(member) or member)]
+    models = [member for member in members if holds_fields(get_origin(member) or member)]
     return rebuild(value, models[0]) if len(models) == 1 and isinstance(value, dict) else value
 
 
-def _holds_fields(kind: Any) -> bool:
+def holds_fields(kind: Any) -> bool:
+    """Return True for a dataclass and a pydantic model."""
     return isinstance(kind, type) and (is_dataclass(kind) or hasattr(cast(Any, kind), "model_validate"))
 
 
@@ -123,7 +124,7 @@ def _fits(value: Any, member: Any) -> bool:
         return cast(dict[object, object], value).keys() == {field.name for field in fields(kind)}
     if issubclass(kind, Enum):
         return any(value in (member, member.value) for member in kind)
-    if _holds_fields(kind) and isinstance(value, dict):
+    if holds_fields(kind) and isinstance(value, dict):
         return _is_valid(value, kind)
     try:
         return isinstance(value, kind)

@@ -1,0 +1,60 @@
+"""The check of a return annotation, before anything runs: can the codec store such a value?"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections import abc
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from types import NoneType
+from typing import Any, Union, get_args, get_origin
+from uuid import UUID
+
+from idemgate.core.codec.models import holds_fields, unwrap
+
+__all__ = ["find_unstorable"]
+
+_STORABLE = frozenset({
+    NoneType, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, datetime, date, timedelta, Decimal, UUID,
+    object,
+})  # fmt: skip
+_USED_UP: tuple[Any, ...] = (abc.Iterator, abc.AsyncIterator, abc.AsyncIterable, abc.Awaitable, abc.Callable, type)
+"""Values that are used up, or that mean code: an abstract type of one cannot be stored either."""
+
+
+def find_unstorable(annotation: object) -> object | None:
+    """Return the part of an annotation whose values the codec never stores, or None.
+
+    What is not certain passes: a type variable, a protocol, an abstract class, a base class of models, and a union with
+    a member that can be stored.
+    """
+    annotation = unwrap(annotation)
+    origin, members = get_origin(annotation), get_args(annotation)
+    if origin is typing.Literal:
+        return None
+    if origin in (Union, types.UnionType):
+        found = [find_unstorable(member) for member in members if member is not NoneType]
+        return found[0] if found and all(part is not None for part in found) else None
+    kind: Any = origin or annotation
+    if not isinstance(kind, type):
+        return None
+    if not _may_be_stored(kind):
+        return annotation
+    if kind in _STORABLE or inspect.isabstract(kind):
+        return next((part for member in members if (part := find_unstorable(member)) is not None), None)
+    return None
+
+
+def _may_be_stored(kind: Any) -> bool:
+    """Return True if a value of this class or of a subclass can be stored."""
+    if kind in _STORABLE or kind is Any or typing.is_typeddict(kind):
+        return True
+    if issubclass(kind, _USED_UP):
+        return False
+    if issubclass(kind, tuple(_STORABLE - {object})):
+        return False  # a subclass, such as a named tuple, would come back as its base
+    if holds_fields(kind) or inspect.isabstract(kind) or getattr(kind, "_is_protocol", False):
+        return True
+    return any(_may_be_stored(subclass) for subclass in type.__subclasses__(kind))
