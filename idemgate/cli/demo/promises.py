@@ -72,11 +72,11 @@ def duplicates_dropped(records: Records) -> Iterable[str]:
 
 
 def delivered_once(records: Records) -> Iterable[str]:
-    repeated = records.repeated
+    repeated = records.repeated_deliveries
     delivered = Counter(
         event for delivery in records.deliveries if not _is_among(delivery, repeated) for event in delivery.ids
     )
-    # A killed subscriber could not report its last triggers. The subscriber that takes over triggers again, as a duplicate.
+    # A killed subscriber could not report its last triggers. Its successor triggers again, as a duplicate.
     told = Counter(one.id for one in records.handled if one.accepted)
     accepted = Counter(dict.fromkeys(records.published, 1)) if records.killed else told
     refused = [one.id for one in records.handled if not one.accepted]

@@ -139,7 +139,7 @@ class Records:
             return copies + len(self.published.keys() - self._delivered)
 
     @property
-    def repeated(self) -> list[Delivered]:
+    def repeated_deliveries(self) -> list[Delivered]:
         """Return the deliveries of a killed worker that another attempt repeated with all their events."""
         if not self.worker_killed:
             return []
@@ -173,7 +173,7 @@ class Records:
                 "merge_ratio": round(self._merged / len(self.deliveries), 2) if self.deliveries else 0.0,
                 "lateness_p50_ms": percentile(late, 0.50),
                 "lateness_p99_ms": percentile(late, 0.99),
-            } | ({"repeated": len(self.repeated)} if self.worker_killed else {})
+            } | ({"repeated": len(self.repeated_deliveries)} if self.worker_killed else {})
 
 
 def percentile(ordered: list[float], share: float) -> float:

@@ -16,11 +16,13 @@ from idemgate.core.codec.models import holds_fields, unwrap
 
 __all__ = ["find_unstorable"]
 
-_STORABLE = frozenset({
+_STORABLE: frozenset[Any] = frozenset({
     NoneType, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, datetime, date, timedelta, Decimal, UUID,
     object,
 })  # fmt: skip
-_USED_UP: tuple[Any, ...] = (abc.Iterator, abc.AsyncIterator, abc.AsyncIterable, abc.Awaitable, abc.Callable, type)
+_BASES: tuple[Any, ...] = tuple(_STORABLE - {object})
+_CALLABLE: Any = abc.Callable  # pyright: ignore[reportUnknownVariableType]
+_USED_UP: tuple[Any, ...] = (abc.Iterator, abc.AsyncIterator, abc.AsyncIterable, abc.Awaitable, _CALLABLE, type)
 """Values that are used up, or that mean code: an abstract type of one cannot be stored either."""
 
 
@@ -53,7 +55,7 @@ def _may_be_stored(kind: Any) -> bool:
         return True
     if issubclass(kind, _USED_UP):
         return False
-    if issubclass(kind, tuple(_STORABLE - {object})):
+    if issubclass(kind, _BASES):
         return False  # a subclass, such as a named tuple, would come back as its base
     if holds_fields(kind) or inspect.isabstract(kind) or getattr(kind, "_is_protocol", False):
         return True
