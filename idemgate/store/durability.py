@@ -23,7 +23,7 @@ _EXEMPT = frozenset(
     for folder, names in {
         "guard": ("inspect", "renew"),
         "dedup": ("get",),
-        "topics": ("take", "extend", "peek", "stats", "dead", "registry", "policy", "audit"),
+        "topics": ("take", "extend", "peek", "stats", "dead", "registry", "results", "policy", "audit"),
         "reshard": ("replies",),
         "members": ("heartbeat", "leave", "list"),
         "expiry": ("ttl",),

@@ -18,7 +18,7 @@ from idemgate.errors import OutcomeUnknown
 from idemgate.guard.calls import Entry, Record
 from idemgate.testing import Clock
 from idemgate.topics.calls import open_topic, stored_policy
-from idemgate.topics.messages import Peek
+from idemgate.topics.messages import Peek, Ticket
 from tests.claims import claims_of
 from tests.dedup.calls import calls_of
 from tests.topics.test_replays import MUTATING, Stage, facts
@@ -176,6 +176,9 @@ READS: dict[str, Callable[[Any], Call[Any]]] = {
     "open": lambda on: open_topic(on.gate.namespace, on.clock, "t", on.calls.policy, redefine=False),
     "policy": lambda on: stored_policy(on.gate.namespace, on.clock, "t"),
     "dead letters": lambda on: on.calls.dead(0, 0, 10),
+    "results": lambda on: (
+        on.gate.topic("r", result_retention="1h").open().result(Ticket(b"flying", b"flying", 1, 1, 0))
+    ),
 }
 
 PLAYS: dict[str, Callable[[Gate, Clock], Play]] = {
