@@ -198,6 +198,7 @@ def policy_of(**options: Unpack[TopicOptions]) -> Policy:
         result_retention=_ms(given["result_retention"], "result_retention"),
     )
     _check_together(policy)
+    _check_quiet_is_bounded(policy, options)
     _check_limits(policy)
     return policy
 
@@ -337,6 +338,15 @@ def _check_penalty(penalty: int, priority: bool) -> int:
     if penalty > 1_000_000:
         raise InvalidArgument("retry_penalty", penalty, "too many points", "Use at most 1,000,000")
     return penalty
+
+
+def _check_quiet_is_bounded(policy: Policy, options: TopicOptions) -> None:
+    """Raise InvalidArgument for a quiet time without a bound, unless the caller passes `max_delay=None`."""
+    if policy.quiet is not None and policy.max_size is None and "max_delay" not in options:
+        raise InvalidArgument(
+            "quiet", policy.quiet / 1000, "a key that is triggered more often than this is never delivered",
+            'Add max_delay="1m" or max_size=100, or max_delay=None to accept it',
+        )  # fmt: skip
 
 
 def _check_together(policy: Policy) -> None:

@@ -87,7 +87,7 @@ async def test_cancel_takes_both_what_runs_and_what_waits(face: Any, conserved: 
 
 
 async def test_reschedule_moves_what_is_pending(face: Any, clock: Clock, at: At) -> None:
-    topic = face.topic("t", quiet="30s")
+    topic = face.topic("t", quiet="30s", max_delay=None)
     await topic.trigger("k")
     # When it gets another time, absolute or from now
     assert await topic.reschedule("k", at=at(500)) == "rescheduled"
@@ -230,7 +230,7 @@ async def test_a_time_named_after_a_flush_holds(face: Any, clock: Clock, at: At,
 
 @pytest.mark.parametrize("key", ["k", None])
 async def test_a_trigger_after_a_flush_is_quiet_again(face: Any, clock: Clock, at: At, key: str | None) -> None:
-    topic = face.topic("t", quiet="30s")
+    topic = face.topic("t", quiet="30s", max_delay=None)
     await topic.trigger("k")
     await topic.flush(key)
     assert (await topic.trigger("k")).due_at == at(30)
@@ -241,7 +241,7 @@ async def test_a_trigger_after_a_flush_is_quiet_again(face: Any, clock: Clock, a
 
 
 async def test_peek_shows_both_messages_of_a_key(face: Any, clock: Clock, at: At, everything: Any) -> None:
-    topic = face.topic("t", quiet="30s", merge="append", lease="2m")
+    topic = face.topic("t", quiet="30s", max_delay=None, merge="append", lease="2m")
     assert await topic.peek("k") == NOTHING
     # Given one in flight and one behind it
     await topic.trigger("k", 1, version=7)

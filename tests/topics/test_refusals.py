@@ -32,6 +32,8 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"window": True}, r"window=True: is not a duration\. Pass seconds"),
     ({"window": 0.0004}, r"window=0\.0004: is shorter than a millisecond\. Pass"),
     ({"window": 60_000 * 86_400}, r"window=5184000000: is longer than 100 years\. Numbers are seconds"),
+    ({"quiet": "5s"}, r"quiet=5\.0: a key that is triggered more often .* is never delivered\. Add max_delay"),
+    ({"quiet": "5s", "edge": "leading"}, r'quiet=5\.0: .* Add max_delay="1m" or max_size=100, or max_delay=None'),
     ({"quiet": timedelta(0)}, r"quiet=datetime.timedelta\(0\): is zero\. Pass"),
     ({"quiet": -1, "max_delay": 5}, r"quiet=-1: is negative\. Pass"),
     ({"quiet": 30, "max_delay": 20}, r"max_delay=20\.0: shorter than quiet \(30\.0 s\)\. Make it"),
@@ -241,8 +243,8 @@ def other(url: str, namespace: str, clock: Clock) -> Any:
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"window": "60s"}, {"window": 60.0}, {"window": "2m"}),
-    ({"quiet": "5s"}, {"quiet": 5}, {"window": "5s"}),
-    ({"quiet": 5, "max_delay": 60}, {"quiet": 5, "max_delay": "1m"}, {"quiet": 5}),
+    ({"quiet": "5s", "max_delay": None}, {"quiet": 5, "max_delay": None}, {"window": "5s"}),
+    ({"quiet": 5, "max_delay": 60}, {"quiet": 5, "max_delay": "1m"}, {"quiet": 5, "max_delay": None}),
     ({"window": 60, "max_size": 5}, {"window": 60, "max_size": 5}, {"window": 60, "max_size": 6}),
     ({"window": 60, "edge": "leading"}, {"window": 60, "edge": "leading"}, {"window": 60}),
     ({"merge": "append"}, {"merge": append(1000)}, {"merge": append(7)}),
@@ -278,7 +280,7 @@ async def test_a_topic_reopened_with_another_policy(
 def test_the_error_says_both_values(gate: Gate, other: Gate) -> None:
     other.topic("t", window="60s").open()
     with pytest.raises(PolicyChanged) as caught:
-        gate.topic("t", quiet="5s", slots=2).open()
+        gate.topic("t", quiet="5s", max_delay=None, slots=2).open()
     assert caught.value.stored == {"quiet": None, "slots": 1, "window": 60.0}
     assert caught.value.asked == {"quiet": 5.0, "slots": 2, "window": None}
 

@@ -88,7 +88,7 @@ async def test_max_size_cuts_a_window_short(face: Any, clock: Clock, at: At) -> 
 
 
 async def test_a_quiet_time_runs_from_the_last_trigger(face: Any, clock: Clock, at: At) -> None:
-    topic = face.topic("t", quiet="30s")
+    topic = face.topic("t", quiet="30s", max_delay=None)
     # Given triggers every 20 s
     for n in range(5):
         assert (await topic.trigger("k")).due_at == at(20 * n + 30)
@@ -145,7 +145,7 @@ async def test_a_leading_edge_delivers_the_first_and_drops_the_rest_of_the_windo
 
 
 async def test_a_leading_edge_of_a_quiet_time_lasts_until_it_is_quiet(face: Any, clock: Clock) -> None:
-    topic = face.topic("t", quiet="30s", edge="leading")
+    topic = face.topic("t", quiet="30s", max_delay=None, edge="leading")
     await topic.trigger("k")
     # When triggers keep coming every 20 s, each is dropped and keeps the door shut
     for _ in range(3):
@@ -246,7 +246,7 @@ async def test_a_clock_set_back_does_not_turn_first_and_last_round(face: Any, cl
 
 def test_a_deferred_delivery_is_not_moved_by_the_policy(gate: Gate, clock: Clock, at: At) -> None:
     # Given a first delivery that was not possible, and is to be tried again in a minute
-    topic = gate.topic("t", quiet="5s")
+    topic = gate.topic("t", quiet="5s", max_delay=None)
     topic.trigger("k")
     clock.advance("5s")
     (early,) = topic.take(1)

@@ -129,7 +129,8 @@ def test_equal_policies_are_stored_as_equal_bytes() -> None:
 
 
 def test_a_difference_is_told_as_it_was_written() -> None:
-    before, after = policy(window="60s", slots=4).pack_stored(), policy(quiet="2s", slots=4, merge="sum").pack_stored()
+    before = policy(window="60s", slots=4).pack_stored()
+    after = policy(quiet="2s", max_delay=None, slots=4, merge="sum").pack_stored()
     assert diff_policies(before, after) == (
         {"window": 60.0, "quiet": None, "merge": {"op": "last"}},
         {"window": None, "quiet": 2.0, "merge": {"op": "sum"}},

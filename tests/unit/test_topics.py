@@ -164,7 +164,9 @@ def test_what_a_slot_holds_beside_counters_is_not_counted() -> None:
     }  # fmt: skip
     head = [b"ok", NOW, 1, 2, 3, 4, 5, 6]
     words = [word for pair in {**facts, b"acked": b"3"}.items() for word in pair]
-    stats = calls(slots=2).stats().join([[[*head, 0, *words]], [[*head, NOW, b"acked", b"4"]]])
+    batch = calls(slots=2).stats()
+    replies = [[*head, 0, *words], [*head, NOW, b"acked", b"4"]]
+    stats = batch.join([call.read(reply) for call, reply in zip(batch.calls, replies, strict=True)])
     assert (stats.counters, stats.paused) == ({"acked": 7}, True)
     assert (stats.scheduled, stats.ready, stats.waiting, stats.blocked) == (2, 4, 6, 8)
     assert (stats.in_flight, stats.dead) == (10, 12)
