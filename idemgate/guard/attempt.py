@@ -360,10 +360,9 @@ class ClaimAttempt:
     def decide_failure(self, error: BaseException) -> OnError:
         """Apply `on_error` to an exception of the work, and encode the failure if it is to be stored.
 
-        If `on_error` raises or returns an unknown choice, raise that. The claim is kept, because nothing releases it.
+        If `on_error` raises or returns an unknown choice, raise that. The caller then releases the claim.
         """
         policy = self.options.on_error
-        self.kept = True
         if not isinstance(error, Exception):
             policy = "release"
         elif callable(policy):

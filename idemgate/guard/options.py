@@ -239,7 +239,9 @@ def decorate(
 
 def _check_storable(checked_options: OnceOptions, returns: object, func: Callable[..., object]) -> None:
     """Raise InvalidArgument if duplicates replay what the function returns, and its annotation cannot be stored."""
-    if checked_options.on_done != "replay" or (unstorable := find_unstorable(returns)) is None:
+    if checked_options.on_done != "replay" or hasattr(func, "__wrapped__"):
+        return  # `functools.wraps` copies an annotation that need not be true
+    if (unstorable := find_unstorable(returns)) is None:
         return
     name = getattr(unstorable, "__qualname__", unstorable)
     raise InvalidArgument(

@@ -173,8 +173,8 @@ def test_a_scope_that_was_given_or_whose_function_is_gone_is_no_surprise(
         make(gate, "ann")("1")
         gc.collect()
     with pytest.raises(InvalidArgument):
-        gate.once(cache_size=-1)(make)  # a refused decoration takes no scope
-    gate.once(scope=f"{__name__}.plain")(make)
+        gate.once(cache_size=-1, on_done="skip")(make)  # a refused decoration takes no scope
+    gate.once(scope=f"{__name__}.plain", on_done="skip")(make)
     assert shared(caplog) == []
 
 

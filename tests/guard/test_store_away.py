@@ -75,14 +75,14 @@ async def test_on_store_error_local_answers_duplicates_as_on_done_says(nowhere: 
     with pytest.raises(AlreadyDone) as refused:
         await refuse("x")
     assert refused.value.result == "x"
-    unstorable = nowhere.once(key="{k}", on_store_error="local")(lambda k: object())
+    unstorable = nowhere.once(key="{k}", scope="u", on_store_error="local")(lambda k: object())
     await unstorable("x")
     with pytest.raises(ResultUnavailable, match="object"):
         await unstorable("x")
 
 
 async def test_on_store_error_local_knows_fingerprints(nowhere: Any) -> None:
-    handle = nowhere.once(key="{k}", on_store_error="local", fingerprint=["n"])(lambda k, n: n)
+    handle = nowhere.once(key="{k}", scope="s", on_store_error="local", fingerprint=["n"])(lambda k, n: n)
     assert [await handle("x", 1), await handle("x", 1)] == [1, 1]
     with pytest.raises(KeyReused):
         await handle("x", 2)

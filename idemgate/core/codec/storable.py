@@ -9,7 +9,7 @@ from collections import abc
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from types import NoneType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union, cast, get_args, get_origin
 from uuid import UUID
 
 from idemgate.core.codec.models import holds_fields, unwrap
@@ -21,7 +21,7 @@ _STORABLE: frozenset[Any] = frozenset({
     object,
 })  # fmt: skip
 _BASES: tuple[Any, ...] = tuple(_STORABLE - {object})
-_CALLABLE: Any = abc.Callable  # pyright: ignore[reportUnknownVariableType]
+_CALLABLE = cast(Any, abc).Callable
 _USED_UP: tuple[Any, ...] = (abc.Iterator, abc.AsyncIterator, abc.AsyncIterable, abc.Awaitable, _CALLABLE, type)
 """Values that are used up, or that mean code: an abstract type of one cannot be stored either."""
 
