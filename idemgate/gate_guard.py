@@ -93,6 +93,8 @@ class GuardMethods:
                 get ReplayedFailure), or a callable from the exception to one of these. Cancellation,
                 KeyboardInterrupt and SystemExit always release.
             on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`.
+            on_lost: what a call gets whose lease was taken over while it ran. "return": its own result, which was not
+                stored, and `once.lease_lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
             on_missing_key: for a call whose arguments hold no key "raise" MissingKey, "run" unguarded, or "skip"
                 (return None). The last two are counted.
             on_replay: a function that gets the key and the `Verdict` on each duplicate of a done key. Its errors are

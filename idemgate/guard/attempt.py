@@ -40,6 +40,7 @@ __all__ = [
     "DuplicateResult",
     "ErrorPolicy",
     "OnError",
+    "OnLost",
     "OnMissingKey",
     "OnReplay",
     "OnceOptions",
@@ -55,6 +56,7 @@ OnInProgress = Literal["raise", "skip", "wait"]
 OnError = Literal["release", "keep", "store"]
 OnLeaseLoss = Literal["retry", "hold"]
 OnStoreError = Literal["raise", "run", "local"]
+OnLost = Literal["return", "raise"]
 OnMissingKey = Literal["raise", "run", "skip"]
 OnReplay = Callable[[str, "Verdict[Any]"], object]
 """A function that gets the key and the verdict on each duplicate of a done key."""
@@ -72,6 +74,7 @@ class OnceOptions:
     on_in_progress: OnInProgress
     on_error: ErrorPolicy
     on_lease_loss: OnLeaseLoss
+    on_lost: OnLost
     on_store_error: OnStoreError
     on_missing_key: OnMissingKey
     on_replay: OnReplay | None
@@ -377,6 +380,17 @@ class ClaimAttempt:
     def build_release(self, undo: bool = False) -> Call[bool]:
         """Build the call that releases the claim. `undo` takes back a claim that never ran."""
         return self.claims.release(self.record, self.owner, self.options.retention, undo)
+
+    def raise_after_end(self) -> None:
+        """Raise what the caller must learn after the work has returned: an interruption, or a lost lease."""
+        if self.interruption is not None:
+            raise self.interruption
+        if self.lost and self.options.on_lost == "raise":
+            raise self.build_lease_lost()
+
+    def build_lease_lost(self) -> LeaseLost:
+        """Return the error of this attempt's lost lease."""
+        return LeaseLost(text_of(self.key), self.entry.token, self.options.scope)
 
     @property
     def needs_renewal(self) -> bool:

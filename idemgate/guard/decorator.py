@@ -154,6 +154,9 @@ def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
     The verdict on a guarded function is that of its guard, so a duplicate is "duplicate" and not "handled". For any
     other function the verdict follows from what it raised.
     """
+    if isinstance(func, functools.partial):
+        judge, given, named = build_judge(func.func), func.args, func.keywords
+        return lambda *message, **more: judge(*given, *message, **{**named, **more})
     guard, wrapped, instance = _guard_of(func)
     if guard is not None:
         return lambda *message, **named: guard.judge_call(wrapped, instance, message, named)
@@ -170,6 +173,9 @@ def build_judge(func: Callable[..., Any]) -> Callable[..., Verdict[Any]]:
 
 def build_judge_async(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Verdict[Any]]]:
     """Return an async function that calls another one with a message, and returns the verdict; see `build_judge`."""
+    if isinstance(func, functools.partial):
+        judge, given, named = build_judge_async(func.func), func.args, func.keywords
+        return lambda *message, **more: judge(*given, *message, **{**named, **more})
     guard, wrapped, instance = _guard_of(func)
     if guard is not None:
         return lambda *message, **named: guard.judge_call_async(wrapped, instance, message, named)

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import Call
-from idemgate.core.keys import text_of
 from idemgate.core.validation import call_blocking
 from idemgate.core.verdict import Verdict, verdict_of
 from idemgate.errors import (
     DecodeError,
-    LeaseLost,
     MissingKey,
     NotDurable,
     StoreError,
@@ -155,8 +153,8 @@ class Driver:
                 if not attempt.ended:
                     self._end_claim(attempt, attempt.build_completion(result), done=True)
                 raise
-        if attempt.interruption is not None:
-            raise attempt.interruption
+        if attempt.lost or attempt.interruption is not None:
+            attempt.raise_after_end()
         return result
 
     def _acquire(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
@@ -196,7 +194,7 @@ class Driver:
         leased_at = monotonic()
         if not self.may_start(attempt, leased_at, self.context.link.run(attempt.build_renewal())):
             rollback(self.context, attempt)
-            raise LeaseLost(text_of(attempt.key), attempt.entry.token)
+            raise attempt.build_lease_lost()
 
     def _end_claim(self, attempt: ClaimAttempt, call: Call[bool], done: bool = False) -> None:
         """Send the end of a claim. Count a store error instead of raising it.
@@ -258,8 +256,8 @@ class Driver:
                 raise
             heartbeat.end_work()
             await self._end_claim_async(attempt, heartbeat, attempt.build_completion(result), done=True)
-        if attempt.interruption is not None:
-            raise attempt.interruption
+        if attempt.lost or attempt.interruption is not None:
+            attempt.raise_after_end()
         return result
 
     async def _acquire_async(self, attempt: ClaimAttempt) -> tuple[DuplicateResult | None, bool]:
@@ -302,7 +300,7 @@ class Driver:
             raise
         if not self.may_start(attempt, leased_at, renewal):
             await self._release_async(attempt)
-            raise LeaseLost(text_of(attempt.key), attempt.entry.token)
+            raise attempt.build_lease_lost()
 
     async def _release_async(self, attempt: ClaimAttempt) -> None:
         """Release a claim whose work did not start, with one try."""

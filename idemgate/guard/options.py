@@ -28,6 +28,7 @@ from idemgate.guard.attempt import (
     OnError,
     OnInProgress,
     OnLeaseLoss,
+    OnLost,
     OnMissingKey,
     OnReplay,
     OnStoreError,
@@ -116,6 +117,7 @@ class GuardOptions(TypedDict, total=False):
     wait: Duration
     on_error: ErrorPolicy
     on_lease_loss: OnLeaseLoss
+    on_lost: OnLost
     on_store_error: OnStoreError
     on_missing_key: OnMissingKey
     on_replay: OnReplay | None
@@ -131,6 +133,7 @@ class GuardOptions(TypedDict, total=False):
 _CHOICES = {
     "on_in_progress": OnInProgress,
     "on_lease_loss": OnLeaseLoss,
+    "on_lost": OnLost,
     "on_store_error": OnStoreError,
     "on_missing_key": OnMissingKey,
 }
@@ -166,6 +169,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         on_in_progress=options.get("on_in_progress", "raise"),
         on_error=on_error,
         on_lease_loss=options.get("on_lease_loss", "retry"),
+        on_lost=options.get("on_lost", "return"),
         on_store_error=options.get("on_store_error", "raise"),
         on_missing_key=options.get("on_missing_key", "raise"),
         on_replay=_check_hook(options.get("on_replay")),
@@ -270,8 +274,8 @@ def _check_sync(retry: tenacity.BaseRetrying, func: Callable[..., object]) -> No
 
 def _check_at_most_once(options: GuardOptions) -> None:
     """Raise InvalidArgument for an option that has no meaning with `at_most_once`."""
-    for name in ("on_error", "on_lease_loss", "max_attempts", "max_run", "retry"):
-        default = {"on_error": "release", "on_lease_loss": "retry"}.get(name)
+    for name in ("on_error", "on_lease_loss", "on_lost", "max_attempts", "max_run", "retry"):
+        default = {"on_error": "release", "on_lease_loss": "retry", "on_lost": "return"}.get(name)
         if (value := options.get(name, default)) != default:
             raise InvalidArgument(
                 name,

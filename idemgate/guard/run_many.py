@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from idemgate.core.backoff import to_async
 from idemgate.core.calls import PerKeyCall
-from idemgate.core.keys import Key, text_of
+from idemgate.core.keys import Key
 from idemgate.core.validation import call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
@@ -108,7 +108,7 @@ class _Batch(Generic[T, R]):
         run.attempt.leased_at = run.heartbeat.last
         if run.heartbeat.execution.lease_lost:
             self.driver.may_start(run.attempt, run.heartbeat.last, "lost")
-            raise LeaseLost(text_of(run.attempt.key), run.attempt.entry.token)
+            raise run.attempt.build_lease_lost()
         return run.attempt.needs_renewal
 
     def refuse(self, run: _Run[T], error: IdemgateError) -> None:

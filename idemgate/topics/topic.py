@@ -32,6 +32,7 @@ from idemgate.topics.topic_base import (
     Rescheduled,
     check_count,
     match_outcomes,
+    note_extension,
     to_deliveries,
 )
 
@@ -340,11 +341,13 @@ class Topic(BaseTopic):
             lease: The lease, counted from now. None means the topic's lease.
 
         Returns:
-            "ok", "cancelled" (still held, but not retried after a failure) or "lost". One outcome per delivery.
+            "ok", "cancelled" (still held, but not retried after a failure) or "lost". One outcome per delivery. The
+            last two also set `delivery.cancelled` and `delivery.lost`.
         """
         lease_ms = None if lease is None else milliseconds(lease, "lease")
         checked = to_deliveries(deliveries)
-        return match_outcomes(deliveries, self._run_all(lambda calls: calls.extend_many(checked, lease_ms)))
+        outcomes = self._run_all(lambda calls: calls.extend_many(checked, lease_ms))
+        return match_outcomes(deliveries, note_extension(checked, outcomes))
 
     def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
         """Cancel the message of a key. One round trip, atomic.

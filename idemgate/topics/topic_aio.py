@@ -36,6 +36,7 @@ from idemgate.topics.topic_base import (
     Rescheduled,
     check_count,
     match_outcomes,
+    note_extension,
     to_deliveries,
 )
 
@@ -198,7 +199,8 @@ class AioTopic(BaseTopic):
         """Extend the leases of deliveries. See `Topic.extend`."""
         lease_ms = None if lease is None else milliseconds(lease, "lease")
         checked = to_deliveries(deliveries)
-        return match_outcomes(deliveries, await self._run_all(lambda calls: calls.extend_many(checked, lease_ms)))
+        outcomes = await self._run_all(lambda calls: calls.extend_many(checked, lease_ms))
+        return match_outcomes(deliveries, note_extension(checked, outcomes))
 
     async def cancel(self, key: Key, *, group: Key | None = None) -> Cancelled:
         """Cancel the message of a key. See `Topic.cancel`."""

@@ -25,6 +25,7 @@ __all__ = [
     "Rescheduled",
     "check_count",
     "match_outcomes",
+    "note_extension",
     "to_deliveries",
 ]
 
@@ -214,6 +215,16 @@ def check_count(n: int) -> None:
     """Raise InvalidArgument unless `n` is an int of at least 0."""
     if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= MOST:
         raise InvalidArgument("n", n, "not a number of deliveries", f"Pass an int from 0 to {MOST}")
+
+
+def note_extension(deliveries: Sequence[Delivery[Any]], outcomes: list[str]) -> list[str]:
+    """Mark the deliveries that an extension found cancelled or lost. Return the outcomes."""
+    for delivery, outcome in zip(deliveries, outcomes, strict=True):
+        if outcome == "cancelled":
+            delivery.cancelled = True
+        elif outcome == "lost":
+            delivery.lost = True
+    return outcomes
 
 
 def match_outcomes(deliveries: Deliveries, outcomes: list[str]) -> Outcome | list[Outcome]:
