@@ -39,13 +39,14 @@ FAMILIES = {
     "schedule/due_times", "schedule/next_due", "schedule/rank", "schedule/requeue", "schedule/schedule",
     "slot/budget", "slot/counters", "slot/header", "slot/inflight", "slot/message", "slot/settle_any",
     "slot/settle_deliveries", "slot/slot", "slot/take_messages", "slot/take_steps", "trigger/accept_any",
-    "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "validate/problems", "validate/slot",
-    "validate/stored",
+    "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "trigger/new_message", "trigger/read_stored",
+    "validate/problems", "validate/slot", "validate/stored",
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
     "lib/slot/early_reply", "lib/slot/settle_any", "lib/slot/settle_deliveries", "lib/slot/take_messages",
     "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger",
+    "lib/trigger/read_stored",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
@@ -275,6 +276,8 @@ def _args_agree(name: str, text: str, _: Sources) -> Iterator[str]:
 
 def _tails_used(code: str) -> set[tuple[int, int]]:
     found = {(int(start), 1) for start in re.findall(r"\bunpack\(ARGV, (\d+)\)", code)}
+    columns = re.findall(r"\bunpack\(ARGV, (\d+)(?:, \d+)? \+ given\)", code)
+    found |= {(int(start), columns.count(start)) for start in columns}
     read: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     loop = re.compile(r"^( *)for (\w+) = (\d+), [^,\n]+?(?:, (\d+))? do\n(.*?)^\1end", re.MULTILINE | re.DOTALL)
     for _, variable, start, step, body in loop.findall(code):

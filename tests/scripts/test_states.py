@@ -19,7 +19,7 @@ from idemgate.core.calls import Call
 from idemgate.core.clock import stamp
 from idemgate.lua import names, script, source
 from idemgate.store.embedded.server import ENVIRONMENT, start
-from idemgate.topics.calls.trigger import _read_codes
+from idemgate.topics.calls.trigger import _expand, _read_codes
 from tests.scripts.contracts import header_of
 from tests.scripts.states import (
     JOBS,
@@ -136,7 +136,7 @@ def _words(call: Call[Any], reply: Any) -> None:
     assert type(reply[1]) is int
     assert all(type(value) in (bytes, int) for value in reply)
     if call.script.name == "topics/trigger" and reply[0] == b"ok":
-        assert {receipt.status for receipt in _read_codes(reply[1], reply[2:])} <= header.each
+        assert {receipt.status for receipt in _read_codes(reply[1], _expand(reply[2:]))} <= header.each
     elif header.each and reply[0] == b"ok":
         from_ = {"topics/settle": 3, "topics/extend": 2, "guard/mark_many": 2}.get(call.script.name)
         assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each

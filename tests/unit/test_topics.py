@@ -10,7 +10,7 @@ from idemgate.core.calls import Incomplete
 from idemgate.core.chunks import BATCH
 from idemgate.core.codec import Codec
 from idemgate.core.keys import slot_of
-from idemgate.errors import InvalidArgument
+from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, nack_items
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
@@ -116,9 +116,18 @@ def test_so_many_triggers_go_at_once_by_what_they_ask_for(
 
 def test_a_receipt_says_when_by_the_servers_clock() -> None:
     (asked,) = calls().trigger_many([Trigger("a"), Trigger("b"), Trigger("c")]).calls
-    receipts = asked.answer([b"ok", NOW, 60_000 << 3, 1, 4])
+    # Given a reply of pairs: an answer, and the number of triggers in turn that have it
+    receipts = asked.answer([b"ok", NOW, 60_000 << 3, 1, 1, 1, 4, 1])
     assert [one.status for one in receipts] == ["scheduled", "merged", "duplicate"]
     assert [one.due_at and one.due_at.timestamp() * 1000 for one in receipts] == [NOW + 60_000, NOW, None]
+    assert [one.status for one in asked.answer([b"ok", NOW, 1, 2, 0, 1])] == ["merged", "merged", "scheduled"]
+
+
+@pytest.mark.parametrize("pairs", [[0], [0, 10**12], [0, 3, 1], [0, 2], []])
+def test_a_reply_with_another_number_of_answers_is_rejected(pairs: list[int]) -> None:
+    (asked,) = calls().trigger_many([Trigger("a"), Trigger("b"), Trigger("c")]).calls
+    with pytest.raises(DecodeError):
+        asked.answer([b"ok", NOW, *pairs])
 
 
 @pytest.mark.parametrize(("options", "most"), [({"priority": True}, 2**52), ({"priority_boost": "4s"}, 2**52 // 4000)])

@@ -5,9 +5,12 @@
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/slot)
 --- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all, to keep per-key order
---- ARGV[5..] three a trigger: key; options (lib/trigger/accept_any); accumulator
---- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; a number a
----         trigger...}: 8 * (due time, ms from now) + 0 to 4, which stand for these, then
+--- ARGV[5] options of all triggers: a time (parse_time) or ""; packed options (lib/trigger/accept_any); or a packed array of these
+---         for each trigger
+--- ARGV[6] "1" if no key occurs twice, else ""
+--- ARGV[7..] two a trigger: key; accumulator. All keys come first
+--- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; two numbers for
+---         triggers in turn with the same answer...}: the answer, and the number of these triggers. An answer is 8 * (due time, ms from now) + 0 to 4, which stand for these, then
 ---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; "scheduled" is a
 ---         new message, which waits for the end of the delivery if its key is in flight; or 5: deferred
 ---         to another request, as are all behind it, because this call has read 128 KiB of messages to merge with
@@ -16,45 +19,38 @@
 --- @include "lib/slot/slot"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
---- @include "lib/trigger/accept_plain"
---- @include "lib/trigger/accept_any"
-local K, p = slot(KEYS), policy(ARGV[3])
-local now_ms = math.floor(now(ARGV[1]) / 1000)
-
--- Parse the arguments: keys, options and accumulators of the triggers. Options that are those of the trigger before are left
--- out: most calls have the same for all.
-local function parse_triggers()
-  local ARGV, names, texts, accs, n, former = ARGV, {}, {}, {}, 0, nil -- a local name is found faster
-  for i = 5, #ARGV, 3 do
-    local text = ARGV[i + 1]
-    n = n + 1
-    names[n], accs[n] = ARGV[i], ARGV[i + 2]
-    if text ~= former then
-      texts[n], former = text, text
-    end
-  end
-  return names, texts, accs
-end
+--- @include "lib/digits"
+--- @include "lib/slot/add_entries"
+--- @include "lib/schedule/due_times"
+--- @include "lib/trigger/new_message"
+local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000)
+local given = (#ARGV - 6) / 2
+local DETAILED, DETAILED_LIST = 0x95, 0xdc -- the first bytes of packed options, and of an array of options
 
 -- Return how many triggers this call accepts: those that fit into `max_call_bytes`, at least one. Return nil and
 -- the reply if the preceding request failed.
-local function count_fitting(names, accs)
+local function count_fitting()
   local prior = ARGV[4] ~= "" and recall_reply(K, ARGV[4], now_ms)
   if prior and prior[1] == "foreign" then
     return nil, prior
-  elseif ARGV[4] ~= "" and (not prior or prior[#prior] == 5) then
+  elseif ARGV[4] ~= "" and (not prior or prior[#prior - 1] == 5) then
     return 0 -- keep per-key order: the preceding request is unknown or incomplete, so the client resends both
-  elseif #names == 1 then
+  elseif given == 1 then
     return 1
   end
   -- The stored data of a key counts when its key first appears. A message that grows with each trigger counts an eighth each
   -- time because it is packed again. If the slot never held a large entry (track_large) and values are not merged one by one,
   -- the number of triggers bounds the bytes.
+  local op = p.merge.op
+  local grows, by_value = op == "append" or op == "fields", op == "union" or op == "fields"
+  local large = by_value or redis.call("HEXISTS", K.meta, "large") == 1
+  if not grows and not large then
+    return given
+  end
   --- @include "lib/slot/budget"
-  local grows = p.merge.op == "append" or p.merge.op == "fields"
-  local large, known, room = budget.by_value(p) or K.large, {}, max_call_bytes
-  for n = 1, (grows or large) and #names or 0 do
-    local key = names[n]
+  local known, room = {}, max_call_bytes
+  for n = 1, given do
+    local key = ARGV[6 + n]
     local size = known[key]
     local cost = size and (grows and budget.cost(p, size) / 8 or 0)
     if not size then
@@ -64,36 +60,74 @@ local function count_fitting(names, accs)
     if cost > room and n > 1 then
       return n - 1
     end
-    room, known[key] = room - cost, size + #accs[n]
+    room, known[key] = room - cost, size + #ARGV[6 + given + n]
   end
-  return #names
+  return given
 end
 
--- Accept the triggers and return the reply. Delete expired facts with triggers that store some, and with every 64th other.
-local function accept_triggers(t)
-  local sweeps = t.last_serial % 64 + #t.names >= 64
-  if sweeps then -- the keys that are written last are read before the first write: they may have another type
-    redis.call("HLEN", K.dedup)
-    redis.call("ZCARD", K.dedup_expiry)
-  end
-  local reply, short = accept_plain(t)
-  local tracked = false
-  if not reply then
-    reply, tracked = accept_any(t)
-  end
-  if reply[1] == "ok" and (sweeps or tracked) then
-    -- No single call pays for all.
-    local old = redis.call("ZRANGEBYSCORE", K.dedup_expiry, "-inf", now_ms, "LIMIT", 0, #ARGV)
-    if #old > 0 then
-      redis.call("ZREM", K.dedup_expiry, unpack(old))
-      redis.call("HDEL", K.dedup, unpack(old))
+-- Accept triggers of different keys that have no messages, the path of most calls. They share their options, a time or none. So
+-- their messages differ only in the accumulators. Return the reply. Return nil if a key has a message: then nothing was written,
+-- and `t.stored` holds the messages.
+local function accept_new(t)
+  local n, args = t.n, ARGV -- a local name is found faster
+  t.stored = redis.call("HMGET", K.messages, unpack(args, 7, 6 + n))
+  for i = 1, n do
+    if t.stored[i] then
+      return nil
     end
   end
-  return reply, short
+  local serial = t.last_serial + n
+  local prefix, due, score = prepare_new(p, parse_time(t.options, now_ms), serial, now_ms)
+  local entries, scheduled, large = {}, {}, false
+  for i = 1, n do
+    local key, m = args[6 + i], prefix .. args[6 + given + i]
+    entries[2 * i - 1], entries[2 * i] = key, m
+    scheduled[2 * i - 1], scheduled[2 * i] = score, key
+    large = large or #m > 1024
+  end
+  local is_earliest = redis.call("ZCOUNT", K.scheduled, "-inf", score) == 0
+  -- The first write is one that is refused when the server is out of memory: all or nothing.
+  redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
+  if large then -- see track_large
+    redis.call("HSET", K.meta, "large", "1")
+  end
+  add_entries(K.messages, entries, 2 * n, K.scheduled, scheduled, 2 * n)
+  if is_earliest then
+    redis.pcall("PUBLISH", K.scheduled, score)
+  end
+  return { "ok", now_ms, 8 * (due - now_ms), n }
+end
+
+-- Accept the triggers and return the reply. The paths differ in what they can do: the first one that can accept all is taken.
+local function accept_triggers(t)
+  local plain = string.byte(t.options) ~= DETAILED and string.byte(t.options) ~= DETAILED_LIST and not p.leading
+  local reply = plain and ARGV[6] == "1" and accept_new(t)
+  if reply then
+    return reply
+  end
+  t.names, t.accs = { unpack(ARGV, 7, 6 + given) }, { unpack(ARGV, 7 + given) }
+  if plain then
+    --- @include "lib/trigger/accept_plain"
+    reply = accept_plain(t)
+  end
+  if reply then
+    return reply
+  end
+  --- @include "lib/trigger/accept_any"
+  return accept_any(t)
+end
+
+-- Delete expired facts. No single call pays for all.
+local function delete_expired()
+  local old = redis.call("ZRANGEBYSCORE", K.dedup_expiry, "-inf", now_ms, "LIMIT", 0, #ARGV)
+  if #old > 0 then
+    redis.call("ZREM", K.dedup_expiry, unpack(old))
+    redis.call("HDEL", K.dedup, unpack(old))
+  end
 end
 
 local function steps()
-  local meta = redis.call("HMGET", K.meta, "v", "accepted", "merged", "flushed", "large")
+  local meta = redis.call("HMGET", K.meta, "v", "accepted")
   local problem = check_layout(K, meta[1])
   if problem then
     return { "foreign", now_ms, problem }
@@ -102,32 +136,32 @@ local function steps()
   if known_reply then
     return known_reply
   end
-  K.large = meta[5] ~= false
-  local names, texts, accs = parse_triggers()
-  local fitting, failed = count_fitting(names, accs)
+  local fitting, failed = count_fitting()
   if not fitting then
     return failed
   end
-  local given, reply, short = #names, { "ok", now_ms }, nil
-  if fitting < given then
-    names = { unpack(names, 1, fitting) }
-  end
+  local reply, tracked, last_serial = { "ok", now_ms }, false, tonumber(meta[2]) or 0
+  local sweeps = last_serial % 64 + fitting >= 64 -- with triggers that store facts, and with every 64th other
   if fitting > 0 then
-    reply, short = accept_triggers({
-      K = K, p = p, now_ms = now_ms, names = names, texts = texts, accs = accs,
-      last_serial = tonumber(meta[2]) or 0, merged = tonumber(meta[3]) or 0, flushed = tonumber(meta[4]) or 0,
+    if sweeps then -- the keys that are written last are read before the first write: they may have another type
+      redis.call("HLEN", K.dedup)
+      redis.call("ZCARD", K.dedup_expiry)
+    end
+    reply, tracked = accept_triggers({
+      K = K, p = p, now_ms = now_ms, n = fitting, options = ARGV[5], last_serial = last_serial,
     })
   end
   if reply[1] == "foreign" then
     return reply
+  elseif fitting > 0 and (sweeps or tracked) then
+    delete_expired()
   end
-  for n = fitting + 1, given do
-    reply[2 + n] = 5
+  if fitting < given then
+    reply[#reply + 1], reply[#reply + 2] = 5, given - fitting
   end
   if p.results then
     table.insert(reply, 3, tonumber(meta[2]) or 0) -- results of later serials cover these triggers
-    short = nil
   end
-  return remember_reply(K, ARGV[2], now_ms, reply, fitting == given and given > 1 and short or nil)
+  return remember_reply(K, ARGV[2], now_ms, reply)
 end
 return run_steps(K, now_ms, steps)

@@ -53,8 +53,8 @@ class TriggerCalls(BaseCalls):
         return self._call(
             "trigger",
             slot,
-            (request, self._rules, b"", *packed[:3]),
-            lambda reply: self._read_receipts(slot, [packed], reply, reply[2 + self._serials :])[0],
+            (request, self._rules, b"", packed[1], b"1", packed[0], packed[2]),
+            lambda reply: self._read_receipts(slot, [packed], reply, reply[2 + self._serials : -1])[0],
             lambda calls, _: single(calls._trigger(request, packed)),
         )
 
@@ -99,15 +99,15 @@ class TriggerCalls(BaseCalls):
     def _trigger_batch(
         self, slot: int, request: SlotRequest[PackedTrigger], before: bytes = b""
     ) -> Call[list[Receipt]]:
-        args: list[Arg] = [request.id, self._rules, before]
-        for key, options, acc, _ in request.entries:
-            args += (key, options, acc)
+        keys, options, accs, _ = zip(*request.entries, strict=True)
+        distinct = b"1" if len(set(keys)) == len(keys) else b""
+        args: tuple[Arg, ...] = (request.id, self._rules, before, _pack_all(options), distinct, *keys, *accs)
         return self._call(
             "trigger",
             slot,
             args,
             lambda reply: self._read_receipts(
-                slot, request.entries, reply, request.select_answers(reply[2 + self._serials :])
+                slot, request.entries, reply, request.select_answers(_expand(reply[2 + self._serials :]))
             ),
             lambda calls, _: request.split(
                 lambda packed: calls.slot_of(packed[3]), calls._trigger_batch, restore_order
@@ -164,6 +164,22 @@ def _read_codes(now_ms: int, codes: list[int]) -> list[Receipt]:
         else Receipt(_ACCEPTED[code & 7], now_ms + (code >> 3))
         for code in codes
     ]
+
+
+def _expand(runs: list[int]) -> list[int]:
+    """Return the code of each trigger. Neighbours with the same code share a pair (code, number of them)."""
+    pairs = list(zip(runs[::2], runs[1::2], strict=True))
+    if sum(n for _, n in pairs) > MAX_TRIGGERS:
+        raise ValueError("more answers than triggers")
+    return [code for code, n in pairs for _ in range(n)]
+
+
+def _pack_all(options: Sequence[bytes]) -> bytes:
+    """Return the options of the triggers of one call: those of all if they are the same, else a packed array."""
+    if options.count(options[0]) == len(options):
+        return options[0]
+    words = (one if one.startswith(_DETAILED) else pack(one) for one in options)
+    return b"\xdc%b%b" % (len(options).to_bytes(2), b"".join(words))
 
 
 def _size(packed: PackedTrigger) -> int:

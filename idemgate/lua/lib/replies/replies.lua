@@ -22,12 +22,6 @@ local function recall_reply(K, request, now_ms)
       if not whole or type(reply) ~= "table" or type(reply[2]) ~= "number" then
         return { "foreign", now_ms, log .. " holds a corrupt reply" }
       end
-      if type(reply[3]) == "table" then
-        local code, n = unpack(reply[3])
-        for i = 1, n do
-          reply[i + 2] = code
-        end
-      end
       reply[2] = type(reply[1]) == "string" and period * 30000 + reply[2] or reply[2]
       return reply
     end
@@ -35,9 +29,8 @@ local function recall_reply(K, request, now_ms)
 end
 
 -- Store the reply of a request, so that a retry gets the same answer and has no second effect. Call it after
--- `recall_reply`, and after the first write that may be refused when the server is out of memory. `short` stands for a reply
--- of equal numbers: {word, time, {number, count}}.
-local function remember_reply(K, request, now_ms, reply, short)
+-- `recall_reply`, and after the first write that may be refused when the server is out of memory.
+local function remember_reply(K, request, now_ms, reply)
   local half = math.floor(now_ms / 30000)
   local log = K.replies[half % 2]
   if tonumber(K.period) ~= half then
@@ -47,10 +40,9 @@ local function remember_reply(K, request, now_ms, reply, short)
     redis.call("HSET", log, "", K.period .. string.rep(" ", 64))
     redis.call("PEXPIRE", log, 120000)
   end
-  local stored = short or reply
-  local timed = type(stored[1]) == "string" -- a word and the time; what `take` keeps of its own is not
-  stored[2] = timed and now_ms - half * 30000 or stored[2]
-  redis.call("HSET", log, string.sub(request, 3, 16), cmsgpack.pack(stored))
-  stored[2] = timed and now_ms or stored[2]
+  local timed = type(reply[1]) == "string" -- a word and the time; what `take` keeps of its own is not
+  reply[2] = timed and now_ms - half * 30000 or reply[2]
+  redis.call("HSET", log, string.sub(request, 3, 16), cmsgpack.pack(reply))
+  reply[2] = timed and now_ms or reply[2]
   return reply
 end

@@ -1,7 +1,7 @@
 --- @include "lib/digits"
 --- @include "lib/slot/header"
 --- @include "lib/slot/message"
---- @include "lib/trigger/accept_plain"
+--- @include "lib/trigger/read_stored"
 --- @include "lib/slot/counters"
 --- @include "lib/validate/slot"
 --- @include "lib/validate/problems"
@@ -22,12 +22,13 @@ local function new_call(K, p, now_ms)
 end
 
 -- Read the packed pending messages of these keys and their scheduled times.
-local function read_pending(call, names)
-  local existing, stored = {}, nil
-  stored, call.in_flight = read_stored(call.K, names)
+local function read_pending(call, t, names)
+  local existing = {}
+  read_stored(t)
+  call.in_flight = t.in_flight
   for i, key in ipairs(names) do
-    call.pending[key] = stored[i] or nil
-    if stored[i] and not call.in_flight[key] then
+    call.pending[key] = t.stored[i] or nil
+    if t.stored[i] and not call.in_flight[key] then
       existing[#existing + 1] = key
     end
   end
