@@ -19,7 +19,7 @@ from idemgate.gate_subscribers import SubscriberMethods
 from idemgate.guard.batch import ClaimBatch, build_completions, build_releases, record_ends, run_ends
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import BaseClaim, Claim
-from idemgate.guard.decide import cancel, forget, inspect_call, mark_call, mark_calls, resolve
+from idemgate.guard.decide import cancel, forget, inspect, mark_call, mark_calls, resolve
 from idemgate.guard.options import (
     ClaimOptions,
     claim_attempt,
@@ -224,8 +224,12 @@ class Gate(GuardMethods, SubscriberMethods):
         return Dedup(self.context, scope, retention)
 
     def inspect(self, key: Key, *, scope: str = "claim") -> Record:
-        """Return the stored record of a key. One round trip; changes nothing."""
-        return self.context.link.run(inspect_call(self.context, key, scope))
+        """Return the stored record of a key. One round trip; changes nothing.
+
+        If the scope does not know the key, a second round trip looks in the other scopes that this gate has used.
+        `Record.other_scopes` has those that know it.
+        """
+        return inspect(self.context, key, scope)
 
     def cancel(self, key: Key, *, scope: str = "claim") -> bool:
         """Ask the owner of a key to stop. Two round trips.

@@ -11,7 +11,7 @@ from idemgate.dedup.dedup import AioDedup, Dedup
 from idemgate.guard.batch import AioClaimBatch, build_completions, build_releases, record_ends, run_ends_async
 from idemgate.guard.calls import Record
 from idemgate.guard.claim import AioClaim, BaseClaim
-from idemgate.guard.decide import cancel_async, forget_async, inspect_call, mark_call, mark_calls, resolve_async
+from idemgate.guard.decide import cancel_async, forget_async, inspect_async, mark_call, mark_calls, resolve_async
 from idemgate.guard.options import ClaimOptions, claim_attempt, claim_attempts
 from idemgate.store.context import Context
 from idemgate.topics.policy import TopicOptions
@@ -76,7 +76,7 @@ class AioGate:
 
     async def inspect(self, key: Key, *, scope: str = "claim") -> Record:
         """Return the stored record of a key; see `Gate.inspect`."""
-        return await self.context.aio_link.run(inspect_call(self.context, key, scope))
+        return await inspect_async(self.context, key, scope)
 
     async def cancel(self, key: Key, *, scope: str = "claim") -> bool:
         """Ask the owner of a key to stop; see `Gate.cancel`."""

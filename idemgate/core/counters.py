@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator, KeysView, Mapping
 
 from idemgate.core.forks import lock_reset_at_fork
 
 __all__ = ["Counters"]
 
 
-class Counters:
-    """The counters of one gate in this process.
+class Counters(Mapping[str, int]):
+    """The counters of one gate in this process, a mapping of name to number.
 
-    Names are stable. A counter that was never increased reads 0.
+    Names are stable. A counter that was never increased reads 0, but is not `in` the mapping.
     """
 
     __slots__ = ("__weakref__", "_counts", "_lock")
@@ -38,6 +38,12 @@ class Counters:
 
     def __getitem__(self, name: str) -> int:
         return self._counts.get(name, 0)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._counts
+
+    def __hash__(self) -> int:
+        return id(self)  # a mapping has no hash, but these counters are known by their identity
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.snapshot())

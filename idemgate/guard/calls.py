@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
@@ -13,6 +14,7 @@ from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, PerKeyCall, call, text
 from idemgate.core.chunks import split_batches
 from idemgate.core.clock import Clock, stamp
+from idemgate.core.codec import Codec
 from idemgate.core.framing import bulk, head
 from idemgate.core.tokens import token
 from idemgate.lua import script
@@ -65,13 +67,14 @@ class Entry:
         self.result = result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Record:
-    """The stored record of a key. Times are in seconds. A field that has no meaning in a state is None.
+    """The stored record of a key. Durations are in seconds. A field that has no meaning in a state is None.
 
     `state` is one of "absent", "in_progress", "lapsed", "held", "done", "failed" and "released". A "lapsed" owner
     lost its lease. A "held" key also waits for `resolve`. A "failed" key is done with a stored failure. `token` is
-    the last fencing token. `owner` is the hex token of the last actor, or "" for a completed key.
+    the last fencing token. `owner` is the hex token of the last actor, or "" for a completed key. `since` is the
+    time of the last change of the state, in UTC. `other_scopes` are the scopes of this gate that know an absent key.
     """
 
     state: str
@@ -80,14 +83,52 @@ class Record:
     taken_over: int
     lease_left: float | None
     retention_left: float | None
-    since: float | None
+    since: datetime | None
     owner: str
     has_fingerprint: bool
     kind: str
     result: bytes = field(repr=False)
     checkpoint: bytes = field(repr=False)
+    other_scopes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the facts that mean something in this state. Stored data is not shown."""
+        since = self.since and self.since.isoformat(timespec="milliseconds")
+        facts = {
+            "attempts": self.attempts, "token": self.token, "since": since, "taken_over": self.taken_over or None,
+            "lease_left": self.lease_left, "retention_left": self.retention_left, "unstored": self.unstored_reason,
+            "other_scopes": ", ".join(self.other_scopes) or None,
+        }  # fmt: skip
+        shown = "".join(f" {name}={fact}" for name, fact in facts.items() if fact is not None)
+        return f"<Record {self.state}{'' if self.state == 'absent' and not self.other_scopes else shown}>"
+
+    @property
+    def value(self) -> Any:
+        """The stored result, decoded. None while there is none.
+
+        A stored failure is a dict {"failed": type, "text": text}. Models are dicts.
+
+        Raises:
+            DecodeError: the stored bytes are damaged.
+        """
+        if self.state == "failed":
+            kind, text = _READER.decode(self.result)
+            return {"failed": kind, "text": text}
+        return _READER.decode(self.result) if self.state == "done" and self.kind == "v" else None
+
+    @property
+    def unstored_reason(self) -> str | None:
+        """The reason why a done key has no result, or None."""
+        return self.result.decode(errors="replace") or "nothing was stored" if self.kind == "n" else None
+
+    @property
+    def recovered(self) -> Any:
+        """The checkpoint of the last attempt, decoded, or None."""
+        return _READER.decode(self.checkpoint) if self.checkpoint else None
 
 
+_READER = Codec(max_bytes=2**31)
+"""A codec without a limit of bytes: what it decodes was already read."""
 _STARTED = Struct(">xQII")
 _DONE = Struct(">xcQIQ")
 _STARTED_ENDS, _DONE_ENDS = _STARTED.size, _DONE.size
@@ -202,7 +243,7 @@ def _decode_record(reply: list[Any]) -> Record:
         taken_over=0 if absent else reply[12],
         lease_left=reply[6] / 1000 if state == "in_progress" else None,
         retention_left=reply[7] / 1000 if state in ("done", "failed", "released") else None,
-        since=None if absent else reply[14] / 1000,
+        since=None if absent else datetime.fromtimestamp(reply[14] / 1000, UTC),
         owner="" if absent else reply[3].hex(),
         has_fingerprint=not absent and reply[8] != b"",
         kind="" if absent else text(reply[9]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 from idemgate.core.calls import Batch, Call
@@ -14,8 +15,8 @@ from idemgate.guard.calls import Claims, Record
 from idemgate.store.context import Context
 
 __all__ = [
-    "cancel", "cancel_async", "forget", "forget_async", "inspect_call", "mark_call", "mark_calls", "resolve",
-    "resolve_async",
+    "cancel", "cancel_async", "forget", "forget_async", "inspect", "inspect_async", "mark_call", "mark_calls",
+    "resolve", "resolve_async",
 ]  # fmt: skip
 
 Reply = tuple[str, int]
@@ -66,10 +67,37 @@ def mark_calls(context: Context, keys: Iterable[Key], retention: Duration, scope
     return claims.mark_many(records, span)
 
 
-def inspect_call(context: Context, key: Key, scope: str) -> Call[Record]:
-    """Build the call that reads the record of a key."""
+def inspect(context: Context, key: Key, scope: str) -> Record:
+    """Return the record of a key. If there is none, look in the other scopes of this gate."""
     claims = Claims(context.namespace, context.clock)
-    return claims.inspect(claims.key(scope, key))
+    record = context.link.run(claims.inspect(claims.key(scope, key)))
+    if record.state != "absent" or not (scopes := _other_scopes(context, scope)):
+        return record
+    return context.link.run_all(_search(claims, key, record, scopes))
+
+
+async def inspect_async(context: Context, key: Key, scope: str) -> Record:
+    """Return the record of a key; see `inspect`."""
+    claims, link = Claims(context.namespace, context.clock), context.aio_link
+    record = await link.run(claims.inspect(claims.key(scope, key)))
+    if record.state != "absent" or not (scopes := _other_scopes(context, scope)):
+        return record
+    return await link.run_all(_search(claims, key, record, scopes))
+
+
+def _other_scopes(context: Context, scope: str) -> list[str]:
+    """Return the scopes that this gate has used, without this one."""
+    return sorted(context.scopes - {scope})
+
+
+def _search(claims: Claims, key: Key, absent: Record, scopes: list[str]) -> Batch[Record]:
+    """Build the calls that look for a key in other scopes. Their joined answer is the absent record."""
+
+    def join(found: list[Record]) -> Record:
+        known = [scope for scope, record in zip(scopes, found, strict=True) if record.state != "absent"]
+        return dataclasses.replace(absent, other_scopes=tuple(known))
+
+    return Batch([claims.inspect(claims.key(scope, key)) for scope in scopes], join)
 
 
 def cancel(context: Context, key: Key, scope: str) -> bool:

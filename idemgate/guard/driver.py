@@ -56,6 +56,7 @@ class Driver:
         if self.cache is not None:
             context.caches.add(self.cache)
         self.local = LocalGuard()
+        context.note_scope(options.scope)
         self._warned_of_model = False
         self.end_timeouts = end_timeouts(context, options.lease)
 

@@ -88,6 +88,7 @@ def _claim_options(codec: Codec, options: ClaimOptions) -> OnceOptions:
 def claim_attempt(context: Context, key: Key, fingerprint: object, options: ClaimOptions) -> ClaimAttempt:
     """Build the attempt to claim one key. Raise InvalidArgument."""
     checked_options = _claim_options(context.codec, options)
+    context.note_scope(checked_options.scope)
     return ClaimAttempt(checked_options, Claims(context.namespace, context.clock), key, _digest(fingerprint))
 
 

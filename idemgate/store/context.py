@@ -28,6 +28,10 @@ MAX_BATCH = 100
 """The most records of one script call. The call blocks the server for all of them."""
 
 
+MAX_SCOPES = 100
+"""The most scopes that a gate remembers, to look for a key that is absent in one of them."""
+
+
 class Cache(Protocol):
     """A cache of decoded records."""
 
@@ -61,10 +65,16 @@ class Context:
         self.counters = Counters()
         self.caches: WeakSet[Cache] = WeakSet()
         self.default_scopes = DefaultScopes()
+        self.scopes: set[str] = set()
         self.heartbeat = HeartbeatThread(self._heartbeat_link)
         self._lock = lock_reset_at_fork(self, "_lock")
         self._link: SyncLink | None = None
         self._aio_link: AsyncLink | None = None
+
+    def note_scope(self, scope: str) -> None:
+        """Remember a scope of keys that this gate uses."""
+        if len(self.scopes) < MAX_SCOPES:
+            self.scopes.add(scope)
 
     @property
     def is_used(self) -> bool:

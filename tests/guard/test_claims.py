@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -265,7 +266,7 @@ def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace:
     else:
         assert gate.context.link.run(claims_of(gate).complete(record, owner, fence, 60_000, b"n", b""))
     seen = gate.context.link.run(claims_of(gate).inspect(record))
-    assert (seen.since, seen.retention_left) == (1_700_000_001.005, 60.0)
+    assert (seen.since, seen.retention_left) == (datetime.fromtimestamp(1_700_000_001.005, UTC), 60.0)
     gate.close()
 
 
@@ -669,7 +670,7 @@ async def test_any_text_is_a_key_of_its_own(face: Any, key: Any) -> None:
 
 
 async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored) -> None:
-    now = clock.now().timestamp()
+    now = clock.now()
 
     async def looks(key: str, **expected: Any) -> None:
         before = stored()
@@ -693,7 +694,8 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
     await claim.complete({"n": 1})
     clock.advance("10m")
     await looks(
-        "k", state="done", token=claim.token, retention_left=3000.0, lease_left=None, since=now + 30, kind="v",
+        "k", state="done", token=claim.token, retention_left=3000.0, lease_left=None,
+        since=now + timedelta(seconds=30), kind="v",
         result=face.gate.context.codec.encode({"n": 1}), has_fingerprint=True, checkpoint=b"",
     )  # fmt: skip
     clock.advance("50m")
@@ -709,7 +711,7 @@ async def test_inspect_tells_each_state(face: Any, clock: Clock, stored: Stored)
 
 async def test_inspect_tells_a_mark_whoever_made_it(face: Any, clock: Clock) -> None:
     # Given marks, made alone and together
-    now = clock.now().timestamp()
+    now = clock.now()
     assert await face.first("a", "20s")
     assert await face.first_many(["b", "c"], "20s") == [True, True]
     clock.advance("5s")
@@ -820,7 +822,7 @@ def test_of_a_key_whose_time_is_over_nothing_is_told_though_its_bytes_are_still_
     entry = gate.context.link.run(claims.claim(record, owner, 30_000, 60_000, b"f" * 16))
     assert gate.context.link.run(claims.checkpoint(record, owner, note))
     seen = gate.context.link.run(claims.inspect(record))
-    assert (seen.attempts, seen.taken_over, seen.checkpoint, seen.since) == (2, 1, note, clock.now().timestamp())
+    assert (seen.attempts, seen.taken_over, seen.checkpoint, seen.since) == (2, 1, note, clock.now())
     if end == "complete":
         assert gate.context.link.run(claims.complete(record, owner, entry.token, 60_000, b"v", note))
     else:

@@ -229,7 +229,8 @@ class Model:
 def facts_of(record: Record) -> Answer:
     return (
         record.state, record.token, record.attempts, record.taken_over, record.lease_left, record.retention_left,
-        record.since, record.owner, record.has_fingerprint, record.result, record.checkpoint,
+        record.since and record.since.timestamp(), record.owner, record.has_fingerprint, record.result,
+        record.checkpoint,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ async def test_either_form_says_the_same(
     seen = await face.inspect("k")
     # Then everything is there, in milliseconds
     assert (seen.state, seen.kind, seen.token, seen.attempts, seen.taken_over) == ("done", "v", claim.token, 1, 0)
-    assert seen.since == began // 1000 / 1000
+    assert seen.since == datetime.fromtimestamp(began // 1000 / 1000, UTC)
     assert seen.retention_left == {"1m": 60, "90s": 90, "45d": 45 * 86400, "46d": 46 * 86400}[retention] - 10
     assert seen.has_fingerprint
     assert gate.context.codec.decode(seen.result) == RESULT
