@@ -72,12 +72,16 @@ def record_hook_failure(context: Context, attempt: ClaimAttempt, hook: str, erro
     """Count and log an error of a function that the user passed as an option."""
     context.counters.add("once.hook_failed")
     facts = attempt.log_facts()
-    text = "once.hook_failed scope=%r key=%r hook=%s"
-    log.error(text, *facts.values(), hook, exc_info=error, extra=facts | {"hook": hook})
+    log.error(
+        "once.hook_failed scope=%r key=%r hook=%s", *facts.values(), hook,
+        exc_info=error, extra=facts | {"hook": hook},
+    )  # fmt: skip
 
 
 def warn_of_model(attempt: ClaimAttempt) -> None:
     """Log that a model is replayed as a dict, because no return annotation names it."""
     facts = attempt.log_facts()
-    text = "once.model_not_annotated scope=%r key=%r: no return annotation names its model, so duplicates get a dict"
-    log.warning(text, *facts.values(), extra=facts)
+    log.warning(
+        "once.model_not_annotated scope=%r key=%r: no return annotation names its model, so duplicates get a dict",
+        *facts.values(), extra=facts,
+    )  # fmt: skip
