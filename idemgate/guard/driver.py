@@ -395,6 +395,8 @@ class Driver:
         try:
             return attempt.decide_failure(error)
         except Exception as broken:  # noqa: BLE001 - a function of the user may raise anything
+            if not callable(self.options.on_error):  # a signal handler raised; the policy holds all the same
+                return attempt.decide_failure(error)
             record_hook_failure(self.context, attempt, "on_error", broken)
             error.add_note(f"idemgate released the key, because on_error failed: {type(broken).__name__}")
             return "release"

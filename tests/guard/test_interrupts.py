@@ -127,6 +127,10 @@ def test_an_interrupt_at_any_point_leaks_no_heartbeat_and_loses_no_result(
         record = gate.inspect(key, scope=trial.scope)
         if record.kind == "n" or (key in trial.finished and record.state not in ("done", "released")):
             wrong.append((interrupter.where, record.state, record.kind))
+        if kind is TimeUp and "on_error" in program and record.state == "released":
+            wrong.append((interrupter.where, record.state, "against the policy"))
+        if gate.counters["once.hook_failed"]:
+            wrong.append((interrupter.where, "hook_failed", "without a hook"))
         if (stale := current_or_none()) is not None:
             wrong.append((interrupter.where, "current", repr(stale)))
     assert not lost, f"{len(lost)} of {points} interrupts leak a heartbeat, such as {lost[0]}"
