@@ -262,7 +262,7 @@ def test_every_public_error_is_one_of_ours() -> None:
     # What is not IdemgateError is what handlers raise themselves.
     errors = [one for one in map(vars(idemgate.errors).get, idemgate.errors.__all__) if isinstance(one, type)]
     found = {one.__name__ for one in errors if issubclass(one, Exception) and not issubclass(one, IdemgateError)}
-    assert found <= {"Bury", "Retry", "Overloaded", "PartialFailure"}
+    assert found <= {"Bury", "DownstreamUnavailable", "Retry", "Overloaded", "PartialFailure"}
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["doctor", "--audit"], ["acl"], ["run", "app:gate", "--topics"], []])

@@ -74,7 +74,7 @@ CASES = {
     ),
     "leading window": Case({"window": 10, "edge": "leading", "merge": "last"}, (Rules(window=10_000, leading=True),)),
     "leading quiet": Case(
-        {"quiet": 10, "edge": "leading", "merge": "first"},
+        {"quiet": 10, "max_delay": None, "edge": "leading", "merge": "first"},
         (Rules(quiet=10_000, leading=True, merge=lambda payloads: payloads[0]),),
     ),
     "window": Case({"window": 10, "max_size": 5, "merge": "sum"}, (Rules(window=10_000, max_size=5, merge=sum),)),
@@ -86,7 +86,7 @@ CASES = {
     ),
     "groups": Case({"merge": append(9)}, (Rules(**firsts(9)),), GROUPS),
     "groups of two, quiet": Case(
-        {"group_concurrency": 2, "quiet": 5, "merge": append(9)},
+        {"group_concurrency": 2, "quiet": 5, "max_delay": None, "merge": append(9)},
         (Rules(together=2, quiet=5_000, **firsts(9)),),
         ("g", "g", "g", "h", ""),
     ),

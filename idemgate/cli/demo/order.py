@@ -36,7 +36,11 @@ class DemoOrder:
 
 
 def obey() -> DemoOrder:
-    """The order; from here on the process ends when its parent does, however that ends: stdin is at its end then."""
+    """Read the order of the parent. From then on the process ends with its parent, whose end closes stdin.
+
+    A signal before `gate.run()` ends the process as well as one after it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     said = b""
     while not said.endswith(b"\n"):
         if not (piece := os.read(0, 65536)):
