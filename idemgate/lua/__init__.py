@@ -1,8 +1,8 @@
 """The Lua scripts, one file each, and the loader that expands their includes.
 
-A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). An indented line
-includes the file for the function around it. Then the functions of the file are created only when that function runs.
-Creating one costs about as much as querying a key.
+A line `--- @include "lib/x"` is replaced by that file, at most once per script (the idea is BullMQ's). Indented lines
+include files for the function around them, each at most once. Then the functions of these files are created only when
+that function runs. Creating one costs about as much as querying a key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ __all__ = ["Script", "commands", "names", "script", "source"]
 
 _DIRECTORY = Path(__file__).parent  # importing importlib.resources costs more than the rest of this package
 _CALL = re.compile(rb'redis\.p?call\("([A-Z]+)"')
-_INCLUDE = re.compile(r'^( *)--- @include "([a-z_/]+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'--- @include "([a-z_/]+)"\n')
+_INCLUDES = re.compile(r'(?:^--- @include "[a-z_/]+"\n)+|(?:^ +--- @include "[a-z_/]+"\n)+', re.MULTILINE)
 
 
 class Script:
@@ -46,15 +47,16 @@ def names() -> list[str]:
 
 
 def _expand(name: str, seen: set[str]) -> str:
-    def include(match: re.Match[str]) -> str:
-        indent, include_name = match.groups()
-        if include_name in seen:
-            return ""
-        scope = seen.copy() if indent else seen
-        scope.add(include_name)
-        return _expand(include_name, scope)
+    def include(block: re.Match[str]) -> str:
+        scope = seen.copy() if block[0].startswith(" ") else seen
+        files = list[str]()
+        for included in _INCLUDE.findall(block[0]):
+            if included not in scope:
+                scope.add(included)
+                files.append(_expand(included, scope))
+        return "".join(files)
 
-    return _INCLUDE.sub(include, source(name))
+    return _INCLUDES.sub(include, source(name))
 
 
 @cache

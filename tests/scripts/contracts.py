@@ -34,19 +34,19 @@ GLOBALS = _set("""KEYS ARGV redis cmsgpack struct math string table tonumber tos
 KEYWORDS = _set("""and break do else elseif end false for function if in local nil not or repeat return then true until
     while""")
 FAMILIES = {
-    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/pages", "group/group", "members", "merge/payloads",
+    "dead/dead_letters", "dedup/buckets", "dedup/events", "dedup/pages", "members", "merge/payloads",
     "now", "record/end_record", "record/format", "record/read_record", "record/write_record", "replies/replies",
     "schedule/due_times", "schedule/next_due", "schedule/rank", "schedule/requeue", "schedule/schedule",
     "slot/budget", "slot/counters", "slot/header", "slot/inflight", "slot/message", "slot/settle_any",
-    "slot/settle_deliveries", "slot/slot", "slot/take_messages", "slot/take_steps", "trigger/accept_any",
-    "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "trigger/new_message", "trigger/read_stored",
+    "slot/settle_deliveries", "slot/slot", "slot/take_messages", "trigger/accept_any",
+    "trigger/accept_plain", "trigger/dedup", "trigger/merge_trigger", "trigger/pending", "trigger/read_stored",
     "validate/problems", "validate/slot", "validate/stored",
 }  # fmt: skip
 """Libraries that hold more than the one function they are named after."""
 ANSWERING = {
     "lib/slot/early_reply", "lib/slot/settle_any", "lib/slot/settle_deliveries", "lib/slot/take_messages",
     "lib/trigger/accept_any", "lib/trigger/accept_plain", "lib/trigger/dedup", "lib/trigger/merge_trigger",
-    "lib/trigger/read_stored",
+    "lib/trigger/pending", "lib/trigger/read_stored",
 }  # fmt: skip
 """Libraries that make a part of the reply of those that include them."""
 COUNTS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
@@ -154,11 +154,12 @@ def expanded(name: str, sources: Sources, seen: set[str] | None = None) -> list[
     """The files of a script in the order in which the reader puts them, itself last."""
     seen = {name} if seen is None else seen
     found: list[str] = []
-    for indent, wanted in _include_lines(sources[name]):
-        if wanted not in seen and wanted in sources:
-            scope = seen.copy() if indent else seen
-            scope.add(wanted)
-            found += expanded(wanted, sources, scope)
+    for block in re.findall(r"(?:^--- @include .*\n)+|(?:^ +--- @include .*\n)+", sources[name], re.MULTILINE):
+        scope = seen.copy() if block.startswith(" ") else seen
+        for wanted in _includes(block):
+            if wanted not in scope and wanted in sources:
+                scope.add(wanted)
+                found += expanded(wanted, sources, scope)
     return [*found, name]
 
 

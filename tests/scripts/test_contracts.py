@@ -113,7 +113,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "for each",
     ),
     "a receipt nobody says": ("topics/trigger", '| "duplicate"', '| "duplicate" | "late"', "for each"),
-    "an include of nothing": ("topics/extend", '"lib/digits"', '"lib/numerals"', "lib/numerals, which does not exist"),
+    "an include of nothing": ("topics/extend", '"lib/now"', '"lib/then"', "lib/then, which does not exist"),
     "an include twice": (
         "guard/renew",
         '--- @include "lib/now"',
@@ -123,12 +123,12 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "an include for nothing": (
         "guard/renew",
         '--- @include "lib/now"',
-        '--- @include "lib/now"\n--- @include "lib/group/group"',
+        '--- @include "lib/now"\n--- @include "lib/schedule/schedule"',
         "does not use",
     ),
     "an include that is missing": (
-        "topics/extend",
-        '--- @include "lib/digits"\n',
+        "lib/replies/replies",
+        '--- @include "lib/now"\n',
         "",
         "uses digits and does not include",
     ),

@@ -136,8 +136,8 @@ def _words(call: Call[Any], reply: Any) -> None:
     assert type(reply[1]) is int
     assert all(type(value) in (bytes, int) for value in reply)
     if call.script.name == "topics/trigger" and reply[0] == b"ok":
-        runs = reply[2 + len(reply) % 2 :]  # after the serial, if the topic stores results
-        assert {receipt.status for receipt in _read_codes(reply[1], _expand(runs))} <= header.each
+        pairs = reply[2 + len(reply) % 2 :]  # behind a serial, if the topic stores results
+        assert {receipt.status for receipt in _read_codes(reply[1], _expand(pairs))} <= header.each
     elif header.each and reply[0] == b"ok":
         from_ = {"topics/settle": 3, "topics/extend": 2, "guard/mark_many": 2}.get(call.script.name)
         assert from_ is None or {word.decode() for word in reply[from_:]} <= header.each

@@ -199,6 +199,26 @@ async def test_triggers_and_pairs_may_be_mixed(face: Any, at: At) -> None:
     assert await topic.trigger_many([]) == []
 
 
+@pytest.mark.parametrize("state", ["absent", "pending", "twice"])
+async def test_each_trigger_of_a_call_has_its_own_time(face: Any, at: At, state: str) -> None:
+    topic = face.topic("t", window="60s", merge=append())
+    delays = [None, "5s", "5s", "7s", None, "5s"]
+    # Given keys without a message, or some with one, or one that the call has twice
+    if state == "pending":
+        await topic.trigger_many([("k4", 0), ("k5", 0)])
+    triggers = [Trigger(f"k{n}", n, delay=delay) for n, delay in enumerate(delays)]
+    if state == "twice":
+        triggers.append(Trigger("k3", 6))
+    # When one call triggers them
+    receipts = await topic.trigger_many(triggers)
+    # Then each has the time of its trigger
+    old = {"absent": [], "pending": ["merged", "replaced"], "twice": ["merged"]}[state]
+    assert [one.status for one in receipts] == ["scheduled"] * (len(receipts) - len(old)) + old
+    assert [one.due_at for one in receipts[:6]] == [at(60), at(5), at(5), at(7), at(60), at(5)]
+    assert [(await topic.peek(f"k{n}")).due_at for n in range(6)] == [one.due_at for one in receipts[:6]]
+    assert (await topic.stats()).scheduled == 6
+
+
 async def test_all_are_checked_before_any_is_sent(face: Any, everything: Any) -> None:
     topic = face.topic("t", slots=4)
     # When the last of 600 triggers is bad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from idemgate.core.calls import Call
@@ -9,6 +11,8 @@ from idemgate.core.tokens import token
 from idemgate.guard.calls import Claims
 from idemgate.store.resp import pack
 from idemgate.testing import Clock
+from idemgate.topics.messages import Trigger
+from tests.unit.test_topics import calls as topic_calls
 
 CLAIMS = Claims("ns", None)
 NOW = 1_790_000_000_000_000
@@ -29,6 +33,15 @@ def test_a_claim_is_framed_as_it_is_packed(key: str, options: dict[str, int]) ->
 @pytest.mark.parametrize("kind", [b"v", b"n", b"e"])
 def test_a_completion_is_framed_as_it_is_packed(result: bytes, kind: bytes) -> None:
     call = CLAIMS.complete(CLAIMS.key("s", "k"), token(), NOW, 60_000, kind, result)
+    assert call.framed == _packed(call)
+
+
+@pytest.mark.parametrize("key", ["k", "100%d%b", "ü" * 50, b"\r\n$1\r\n"])
+@pytest.mark.parametrize(
+    "options", [{}, {"delay": 3}, {"event_id": "e"}, {"group": "g", "version": 7}, {"payload": "x" * 70_000}]
+)
+def test_a_trigger_is_framed_as_it_is_packed(key: str | bytes, options: dict[str, Any]) -> None:
+    call = topic_calls(slots=8).trigger(Trigger(key, **options))
     assert call.framed == _packed(call)
 
 

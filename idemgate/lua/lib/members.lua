@@ -1,4 +1,4 @@
---- @include "lib/digits"
+--- @include "lib/now"
 --- @include "lib/fence"
 -- Return the keys of one worker group by name, in the order every members script receives them. Data dictionary:
 --   alive  zset  member -> time at which it lapses without another heartbeat, ms; the key's name is also the hint channel

@@ -12,4 +12,8 @@ end
 -- per message. So bytes block the server as much as the number of messages does.
 local max_call_bytes = 131072
 
-
+-- Format an integer as decimal text. Lua's own conversion writes a fencing token as 1.787e+15. "%.0f" takes twice the
+-- time.
+local function digits(number)
+  return string.format("%d", number)
+end

@@ -17,9 +17,7 @@
 --- @include "lib/slot/message"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/requeue"
---- @include "lib/group/group"
 --- @include "lib/dedup/events"
---- @include "lib/digits"
 --- @include "lib/dead/dead_letters"
 --- @include "lib/slot/counters"
 local K, p, source, number = slot(KEYS), policy(ARGV[3]), "from:" .. ARGV[4], tonumber(ARGV[5])

@@ -6,7 +6,6 @@
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/slot"
---- @include "lib/digits"
 local K = slot(KEYS)
 local now_ms = math.floor(now(ARGV[1]) / 1000)
 local problem, closed = validate_slot(K)

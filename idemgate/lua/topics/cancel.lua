@@ -10,7 +10,6 @@
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"
 --- @include "lib/schedule/schedule"
---- @include "lib/group/group"
 --- @include "lib/slot/inflight"
 --- @include "lib/slot/counters"
 --- @include "lib/slot/store_result"

@@ -6,7 +6,6 @@
 --- Returns {"ok", now ms, then one a delivery: "ok" | "cancelled" (still held, not retried) | "lost"}
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
---- @include "lib/digits"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/problems"
 --- @include "lib/validate/run_steps"

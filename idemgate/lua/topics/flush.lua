@@ -13,7 +13,6 @@
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"
---- @include "lib/digits"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/next_due"
 local K, key = slot(KEYS), ARGV[3]

@@ -14,11 +14,10 @@
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"
 --- @include "lib/fence"
---- @include "lib/digits"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/schedule/rank"
---- @include "lib/group/group"
+--- @include "lib/schedule/schedule"
 --- @include "lib/slot/budget"
 local K, p, target, kind = slot(KEYS), policy(ARGV[3]), KEYS[16], ARGV[5]
 local now_us = now(ARGV[1])

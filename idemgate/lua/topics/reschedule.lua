@@ -11,7 +11,6 @@
 --- @include "lib/slot/slot"
 --- @include "lib/slot/early_reply"
 --- @include "lib/schedule/schedule"
---- @include "lib/group/group"
 --- @include "lib/schedule/due_times"
 --- @include "lib/schedule/next_due"
 local K, p, key = slot(KEYS), policy(ARGV[3]), ARGV[4]

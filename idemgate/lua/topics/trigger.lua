@@ -1,31 +1,30 @@
---- Accept triggers of one slot. Each creates a pending message, or merges into the pending one of its key. A trigger of a
---- key in flight creates the next message of that key, or merges into it. The message in flight never changes.
+--- Accept triggers of one slot. Each creates a pending message, or merges into the pending one of its key. A trigger of
+--- a key in flight creates the next message of that key, or merges into it. The message in flight never changes.
 --- KEYS[1..15] slot
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] request id
 --- ARGV[3] policy (lib/slot/slot)
---- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all, to keep per-key order
---- ARGV[5] options of all triggers: a time (parse_time) or ""; packed options (lib/trigger/accept_any); or a packed array of these
----         for each trigger
+--- ARGV[4] id of the preceding request, or "": if that one deferred any trigger, this one defers all: per-key order
+--- ARGV[5] options of all triggers: a time (parse_time) or ""; packed options (lib/trigger/accept_any); a packed array
+---         of as many times; or a packed array of as many options, in the longer format of arrays
 --- ARGV[6] "1" if no key occurs twice, else ""
 --- ARGV[7..] two a trigger: key; accumulator. All keys come first
---- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; two numbers for
----         triggers in turn with the same answer...}: the answer, and the number of these triggers. An answer is 8 * (due time, ms from now) + 0 to 4, which stand for these, then
----         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time; "scheduled" is a
----         new message, which waits for the end of the delivery if its key is in flight; or 5: deferred
----         to another request, as are all behind it, because this call has read 128 KiB of messages to merge with
+--- Returns {"ok", now ms, then, if the topic stores results, the serial of the last trigger before this call; two
+---         numbers for triggers in turn with the same answer...}: the answer, and the number of these triggers. An answer
+---         is 8 * (due time, ms from now) + 0 to 4, which stand for these, then
+---         "scheduled" | "merged" | "replaced" | "dropped" | "duplicate", of which the last two have no due time;
+---         "scheduled" is a new message, which waits for the end of the delivery if its key is in flight; or 5:
+---         deferred to another request, as are all behind it, because this call has read 128 KiB of messages
 ---         {"foreign", now ms, problem}
 --- @include "lib/now"
 --- @include "lib/slot/slot"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
---- @include "lib/digits"
 --- @include "lib/slot/add_entries"
 --- @include "lib/schedule/due_times"
---- @include "lib/trigger/new_message"
 local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000)
 local given = (#ARGV - 6) / 2
-local DETAILED, DETAILED_LIST = 0x95, 0xdc -- the first bytes of packed options, and of an array of options
+local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
 
 -- Return how many triggers this call accepts: those that fit into `max_call_bytes`, at least one. Return nil and
 -- the reply if the preceding request failed.
@@ -38,9 +37,9 @@ local function count_fitting()
   elseif given == 1 then
     return 1
   end
-  -- The stored data of a key counts when its key first appears. A message that grows with each trigger counts an eighth each
-  -- time because it is packed again. If the slot never held a large entry (track_large) and values are not merged one by one,
-  -- the number of triggers bounds the bytes.
+  -- The stored data of a key counts when its key first appears. A message that grows with each trigger counts an
+  -- eighth each time because it is packed again. If the slot never held a large entry (track_large) and values are
+  -- not merged one by one, the number of triggers bounds the bytes.
   local op = p.merge.op
   local grows, by_value = op == "append" or op == "fields", op == "union" or op == "fields"
   local large = by_value or redis.call("HEXISTS", K.meta, "large") == 1
@@ -65,9 +64,9 @@ local function count_fitting()
   return given
 end
 
--- Accept triggers of different keys that have no messages, the path of most calls. They share their options, a time or none. So
--- their messages differ only in the accumulators. Return the reply. Return nil if a key has a message: then nothing was written,
--- and `t.stored` holds the messages.
+-- Accept triggers of different keys that have no messages, the path of most calls. They have no options but times,
+-- and most calls have one time. So the messages differ only in the accumulators. Return the reply. Return nil if a
+-- key has a message: then nothing was written, and `t.stored` holds the messages.
 local function accept_new(t)
   local n, args = t.n, ARGV -- a local name is found faster
   t.stored = redis.call("HMGET", K.messages, unpack(args, 7, 6 + n))
@@ -76,16 +75,25 @@ local function accept_new(t)
       return nil
     end
   end
-  local serial = t.last_serial + n
-  local prefix, due, score = prepare_new(p, parse_time(t.options, now_ms), serial, now_ms)
-  local entries, scheduled, large = {}, {}, false
+  local serial, times, time, reply, last = t.last_serial + n, t.times, t.options, { "ok", now_ms }, 2
+  local entries, scheduled, large, earliest, earliest_score = {}, {}, false, math.huge, nil
+  local prefix, due, score
   for i = 1, n do
+    if not prefix or times and times[i] ~= time then
+      time = times and times[i] or time
+      prefix, due, score = prepare_new(p, parse_time(time, now_ms), serial, now_ms)
+      if due < earliest then
+        earliest, earliest_score = due, score
+      end
+      reply[last + 1], reply[last + 2], last = 8 * (due - now_ms), 0, last + 2
+    end
+    reply[last] = reply[last] + 1
     local key, m = args[6 + i], prefix .. args[6 + given + i]
     entries[2 * i - 1], entries[2 * i] = key, m
     scheduled[2 * i - 1], scheduled[2 * i] = score, key
     large = large or #m > 1024
   end
-  local is_earliest = redis.call("ZCOUNT", K.scheduled, "-inf", score) == 0
+  local is_earliest = redis.call("ZCOUNT", K.scheduled, "-inf", earliest_score) == 0
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
   if large then -- see track_large
@@ -93,14 +101,17 @@ local function accept_new(t)
   end
   add_entries(K.messages, entries, 2 * n, K.scheduled, scheduled, 2 * n)
   if is_earliest then
-    redis.pcall("PUBLISH", K.scheduled, score)
+    redis.pcall("PUBLISH", K.scheduled, earliest_score)
   end
-  return { "ok", now_ms, 8 * (due - now_ms), n }
+  return reply
 end
 
--- Accept the triggers and return the reply. The paths differ in what they can do: the first one that can accept all is taken.
+-- Accept the triggers and return the reply. The paths differ in what they can do: the first one that can accept all
+-- is taken.
 local function accept_triggers(t)
-  local plain = string.byte(t.options) ~= DETAILED and string.byte(t.options) ~= DETAILED_LIST and not p.leading
+  local kind = string.byte(t.options)
+  local plain = kind ~= DETAILED and kind ~= DETAILED_LIST and not p.leading
+  t.times = kind == TIMES and cmsgpack.unpack(t.options)
   local reply = plain and ARGV[6] == "1" and accept_new(t)
   if reply then
     return reply

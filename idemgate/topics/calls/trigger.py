@@ -10,6 +10,7 @@ from idemgate.core import keys
 from idemgate.core.calls import Arg, Batch, Call, Incomplete
 from idemgate.core.chunks import split_batches
 from idemgate.core.durations import instant, milliseconds
+from idemgate.core.framing import head_with_keys
 from idemgate.core.keys import Key
 from idemgate.core.tokens import token
 from idemgate.errors import InvalidArgument
@@ -26,6 +27,8 @@ MAX_TRIGGERS = 128
 """Maximum triggers per script call."""
 MAX_DETAILED_TRIGGERS = 40
 """Maximum triggers per script call if some have options beyond a time. Those take two to four times as long."""
+_SINGLE = b"%b$0\r\n\r\n$16\r\n%b\r\n$%d\r\n%b\r\n$0\r\n\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
+"""The framed form of one trigger, for the server clock and a 16-byte request id."""
 _DETAILED = b"\x95"
 """The first byte of packed options that hold more than a time."""
 _DEFERRED = 5
@@ -49,14 +52,21 @@ class TriggerCalls(BaseCalls):
         return self._trigger(token(), self.pack_trigger(trigger))
 
     def _trigger(self, request: bytes, packed: PackedTrigger) -> Call[Receipt]:
-        slot = self.slot_of(packed[3])
-        return self._call(
+        key, options, acc, route = packed
+        slot = self.slot_of(route)
+        found = self._call(
             "trigger",
             slot,
-            (request, self._rules, b"", packed[1], b"1", packed[0], packed[2]),
-            lambda reply: self._read_receipts(slot, [packed], reply, reply[2 + self._serials : -1])[0],
+            (request, self._rules, b"", options, b"1", key, acc),
+            (lambda reply: self._read_receipts(slot, [packed], reply, reply[3:-1])[0]) if self._serials else _read_one,
             lambda calls, _: single(calls._trigger(request, packed)),
         )
+        if self.clock is None:
+            start = head_with_keys(found.script.sha, found.keys, 8)
+            found.framed = _SINGLE % (
+                start, request, len(self._rules), self._rules, len(options), options, len(key), key, len(acc), acc
+            )  # fmt: skip
+        return found
 
     def trigger_many(self, triggers: Iterable[Trigger]) -> Batch[list[Receipt]]:
         """Build the calls for many triggers. All triggers are checked before the first call is built.
@@ -157,6 +167,10 @@ class TriggerCalls(BaseCalls):
         return priority
 
 
+def _read_one(reply: list[Any]) -> Receipt:
+    return _read_codes(reply[1], reply[2:3])[0]
+
+
 def _read_codes(now_ms: int, codes: list[int]) -> list[Receipt]:
     return [
         Receipt(_NOT_ACCEPTED[code], None)
@@ -178,8 +192,9 @@ def _pack_all(options: Sequence[bytes]) -> bytes:
     """Return the options of the triggers of one call: those of all if they are the same, else a packed array."""
     if options.count(options[0]) == len(options):
         return options[0]
-    words = (one if one.startswith(_DETAILED) else pack(one) for one in options)
-    return b"\xdc%b%b" % (len(options).to_bytes(2), b"".join(words))
+    detailed = any(one.startswith(_DETAILED) for one in options)
+    start = b"\xdd" + len(options).to_bytes(4) if detailed else b"\xdc" + len(options).to_bytes(2)
+    return start + b"".join(one if one.startswith(_DETAILED) else pack(one) for one in options)
 
 
 def _size(packed: PackedTrigger) -> int:

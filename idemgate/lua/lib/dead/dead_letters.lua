@@ -1,4 +1,4 @@
---- @include "lib/digits"
+--- @include "lib/now"
 --- @include "lib/slot/counters"
 --- @include "lib/slot/message"
 --- @include "lib/validate/stored"

@@ -124,6 +124,6 @@ local function merge_messages(spec, old, new)
   if new.priority ~= "" then
     old.priority = new.priority
   end
-  old.group = new.group
+  old.group = new.group -- also none: every trigger says the group that its key belongs to
   return old
 end

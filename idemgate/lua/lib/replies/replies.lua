@@ -1,4 +1,4 @@
---- @include "lib/digits"
+--- @include "lib/now"
 -- Return the stored reply of this request, or nil. Replies are stored for 30 to 60 s. A request that was part of a larger
 -- one, sent to a slot that has moved, carries both ids. Its own id (16 bytes) comes first, and the reply found may be the
 -- larger one's. Only the last 14 bytes of an id are stored (8 random, 6 a counter). A reply's time counts from the start

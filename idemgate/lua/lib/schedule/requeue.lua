@@ -1,6 +1,5 @@
 --- @include "lib/slot/message"
 --- @include "lib/schedule/schedule"
---- @include "lib/group/group"
 --- @include "lib/merge/payloads"
 --- @include "lib/slot/counters"
 -- Schedule the next message of a key whose delivery ended (end_delivery), and the next one of its group.

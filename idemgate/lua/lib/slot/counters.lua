@@ -1,4 +1,4 @@
---- @include "lib/digits"
+--- @include "lib/now"
 -- Return a stored counter as a number. One that is not a number restarts: an error would follow the script's other writes.
 local function count_of(stored)
   return stored and string.find(stored, "^%d+$") and tonumber(stored) or 0

@@ -15,6 +15,12 @@ local function decode_message(packed)
   return m
 end
 
+-- Encode the values of an extension (lib/slot/header).
+local function encode_extension(values)
+  local packed = cmsgpack.pack(values)
+  return struct.pack(">I4", #packed) .. packed
+end
+
 -- Encode a message. Its accumulator may be packed or a table.
 local function encode_message(m)
   local acc = type(m.acc) == "table" and cmsgpack.pack(m.acc) or m.acc
@@ -23,8 +29,7 @@ local function encode_message(m)
   if plain then
     return header .. acc
   end
-  local extension = cmsgpack.pack({ m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.traces, m.rank })
-  return header .. struct.pack(">I4", #extension) .. extension .. acc
+  return header .. encode_extension({ m.attempts, m.failure, m.version, m.priority, m.group, m.splits, m.traces, m.rank }) .. acc
 end
 
 -- Return a packed message with another due time. The rest is copied.

@@ -3,7 +3,7 @@
 --- @include "lib/dead/dead_letters"
 --- @include "lib/validate/slot"
 --- @include "lib/validate/stored"
---- @include "lib/group/group"
+--- @include "lib/schedule/schedule"
 --- @include "lib/slot/counters"
 --- @include "lib/slot/budget"
 --- @include "lib/slot/store_result"

@@ -1,4 +1,4 @@
---- @include "lib/digits"
+--- @include "lib/now"
 --- @include "lib/slot/counters"
 -- Split the packed deliveries, key and token each, into the keys and the tokens as text. Most share a token.
 local function split_endings(endings)

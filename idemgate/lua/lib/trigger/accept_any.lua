@@ -1,6 +1,5 @@
 --- @include "lib/schedule/due_times"
---- @include "lib/digits"
---- @include "lib/trigger/new_message"
+--- @include "lib/now"
 -- Accept triggers with any options into messages of any kind. Return the reply, and whether
 -- any of them was checked for duplicates. Its functions are created when it runs:
 -- creating one costs about as much as querying a key, and most calls need none of them (accept_plain).
@@ -9,17 +8,20 @@ local function accept_any(t)
   --- @include "lib/slot/message"
   --- @include "lib/schedule/next_due"
   --- @include "lib/trigger/read_stored"
+  --- @include "lib/trigger/pending"
   --- @include "lib/trigger/merge_trigger"
   --- @include "lib/trigger/dedup"
   local K, p, now_ms, names = t.K, t.p, t.now_ms, { unpack(t.names, 1, t.n) }
-  local call, tracked = new_call(K, p, now_ms), false
+  local call, tracked = new_call(t), false
   local codes = { scheduled = 0, merged = 1, replaced = 2, dropped = 3, duplicate = 4 }
 
-  -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "", event id
-  -- (lib/dedup/events) or ""}. In the returned table, `at` is a time in ms or nil for the policy's.
+  -- Parse the options of a trigger: a time (parse_time), or {time or "", priority or "", group or "", version or "",
+  -- event id (lib/dedup/events) or ""}. In the returned table, `at` is a time in ms or nil for the policy's.
   local function parse_options(given)
     if type(given) == "string" then
-      return { at = parse_time(given, now_ms), priority = "", group = "", version = "", event = "", tracked = p.leading }
+      return {
+        at = parse_time(given, now_ms), priority = "", group = "", version = "", event = "", tracked = p.leading,
+      }
     end
     local at, priority, group, version, event = unpack(given)
     return {
@@ -30,11 +32,11 @@ local function accept_any(t)
 
   -- Return the options of each trigger. Those that are the same for all are parsed once.
   local function parse_all()
-    local given, all = t.options, {}
-    if string.byte(given) == DETAILED or string.byte(given) == DETAILED_LIST then
+    local kind, given, all = string.byte(t.options), t.times or t.options, {}
+    if kind == DETAILED or kind == DETAILED_LIST then
       given = cmsgpack.unpack(given)
     end
-    local shared = string.byte(t.options) ~= DETAILED_LIST and parse_options(given)
+    local shared = kind ~= TIMES and kind ~= DETAILED_LIST and parse_options(given)
     for n = 1, #names do
       all[n] = shared or parse_options(given[n])
       tracked = tracked or all[n].tracked
@@ -42,25 +44,31 @@ local function accept_any(t)
     return all
   end
 
-  -- Add a new message. Its serial is that of the last trigger, unless some triggers may be dropped.
-  local function add_message(key, options, acc, serial)
-    if not options.prefix or tracked then
-      local extension
-      if options.version .. options.priority .. options.group ~= "" then
-        extension = cmsgpack.pack({ 0, "", options.version, options.priority, options.group, 0, "" })
-        extension = struct.pack(">I4", #extension) .. extension
-      end
-      options.prefix, options.due, options.score =
-        prepare_new(p, options.at, tracked and serial or t.last_serial + #names, now_ms, extension)
+  -- Return what new messages with the same time share, with or without an extension (prepare_new).
+  local prepared = { [true] = {}, [false] = {} }
+  local function prepare(options, extended)
+    local one = prepared[extended][options.at or ""]
+    if not one then
+      one = { prepare_new(p, options.at, call.new.serial, now_ms, extended) }
+      prepared[extended][options.at or ""] = one
     end
-    call.pending[key], call.changed[key] = options.prefix .. acc, true
-    if not call.in_flight[key] then
-      add_scheduled(call, key, options.due, options.score)
-    end
-    return "scheduled", options.due
+    return unpack(one)
   end
 
-  local function accept_one(key, options, acc, serial)
+  local function add_message(key, options, acc)
+    local extended = options.version .. options.priority .. options.group ~= ""
+    local header, due, score = prepare(options, extended)
+    if extended then
+      header = header .. encode_extension({ 0, "", options.version, options.priority, options.group, 0, "" })
+    end
+    call.pending[key], call.changed[key] = header .. acc, true
+    if not call.in_flight[key] then
+      add_scheduled(call, key, due, score)
+    end
+    return "scheduled", due
+  end
+
+  local function accept_one(key, options, acc)
     local receipt, due = options.tracked and check_dedup(call, key, options), now_ms
     if receipt then
       return receipt, due
@@ -69,9 +77,9 @@ local function accept_any(t)
     if old then
       old = type(old) == "table" and old or decode_message(old)
       call.pending[key] = old
-      receipt, due = merge_trigger(call, key, old, options, acc, serial)
+      receipt, due = merge_trigger(call, key, old, options, acc)
     else
-      receipt, due = add_message(key, options, acc, serial)
+      receipt, due = add_message(key, options, acc)
     end
     if options.tracked then
       remember_trigger(call, key, options, due)
@@ -85,14 +93,14 @@ local function accept_any(t)
   if problem then
     return { "foreign", now_ms, problem }
   end
-  local old_earliest, serial, done, replied = earliest_due(K), t.last_serial, {}, {}
+  local old_earliest, accepted, done, replied = earliest_due(K), 0, {}, {}
 
   -- The first write is one that is refused when the server is out of memory: all or nothing.
-  redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
+  redis.call("HSET", K.meta, "v", "2", "accepted", digits(t.last_serial))
   for n = 1, #names do
-    local receipt, due = accept_one(names[n], all_options[n], t.accs[n], serial + 1)
+    local receipt, due = accept_one(names[n], all_options[n], t.accs[n])
     if codes[receipt] < codes.dropped then
-      serial = serial + 1
+      accepted = accepted + 1
     end
     done[receipt] = (done[receipt] or 0) + 1
     replied[n] = 8 * (due - now_ms) + codes[receipt]
@@ -101,7 +109,7 @@ local function accept_any(t)
   if call.events then
     store_events(call.events)
   end
-  done.scheduled, done.accepted = nil, serial - t.last_serial
+  done.scheduled, done.accepted = nil, accepted
   add_counters(K, done)
   publish_hint(K, old_earliest, earliest_due(K))
   return reply_of(t, replied), tracked

@@ -1,16 +1,15 @@
---- @include "lib/digits"
+--- @include "lib/now"
 --- @include "lib/slot/header"
 --- @include "lib/slot/add_entries"
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/due_times"
---- @include "lib/trigger/new_message"
 --- @include "lib/trigger/read_stored"
 --- @include "lib/merge/payloads"
 --- @include "lib/validate/stored"
--- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the message
--- needs `accept_any`. Such a message is corrupt or has an extension. Or it waits for a retry. Or its time was set by the caller
--- or by a flush of the slot (`flushed`: its last serial). If the policy computes, the message is only a header, and `plan.sums`
--- has its unpacked accumulator.
+-- Merge a trigger into a packed message. Return the message, and its new and its former due time. Return nil if the
+-- message needs `accept_any`. Such a message is corrupt or has an extension. Or it waits for a retry. Or its time was
+-- set by the caller or by a flush of the slot (`flushed`: its last serial). If the policy computes, the message is
+-- only a header, and `plan.sums` has its unpacked accumulator.
 local function merge_packed(t, plan, key, packed, acc)
   if #packed < HEADER_SIZE then
     return nil
@@ -39,9 +38,10 @@ local function merge_packed(t, plan, key, packed, acc)
   return header, due, old_due
 end
 
--- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a message or the topic needs
--- `accept_any`. In the plan `words` holds keys and messages in turn. `scheduled` holds due times and keys. `sums` holds the
--- unpacked accumulators of messages that are only a header in `words`. `codes` holds the codes of the reply.
+-- Plan the triggers `t`: which keys get which messages and due times. Write nothing. Return nil if a message or the
+-- topic needs `accept_any`. In the plan `words` holds keys and messages in turn. `scheduled` holds due times and
+-- keys. `sums` holds the unpacked accumulators of messages that are only a header in `words`. `codes` holds the codes
+-- of the reply.
 local function plan_plain(t)
   local K, p, now_ms, n = t.K, t.p, t.now_ms, t.n
   if p.ranked or redis.call("EXISTS", K.ready) == 1 then
@@ -50,18 +50,23 @@ local function plan_plain(t)
   read_stored(t)
   local counters = redis.call("HMGET", K.meta, "merged", "flushed")
   local plan = {
-    serial = t.last_serial + n, flushed = tonumber(counters[2]) or 0, sums = {}, merged = 0, before = count_of(counters[1]),
+    serial = t.last_serial + n, flushed = tonumber(counters[2]) or 0, before = count_of(counters[1]), merged = 0,
+    sums = {},
     words = {}, size = 0, scheduled = {}, moved = 0, codes = {}, earliest = math.huge, large = false,
   }
   local words, places, stored, in_flight, scheduled = plan.words, {}, t.stored, t.in_flight, plan.scheduled
-  local prefix, new_due, new_score = prepare_new(p, parse_time(t.options, now_ms), plan.serial, now_ms)
+  local times, time, prefix, new_due, new_score = t.times, t.options, nil, nil, nil
   for i = 1, n do
     local key, acc = t.names[i], t.accs[i]
+    if not prefix or times and times[i] ~= time then
+      time = times and times[i] or time
+      prefix, new_due, new_score = prepare_new(p, parse_time(time, now_ms), plan.serial, now_ms)
+    end
     local place, m, due, score, old_due = places[key], nil, new_due, new_score, nil
     local old = place and words[place] or stored[i]
     if not old then
       m, plan.codes[i] = prefix .. acc, 8 * (due - now_ms)
-    elseif t.options ~= "" then
+    elseif time ~= "" then
       return nil
     else
       m, due, old_due = merge_packed(t, plan, key, old, acc)
@@ -87,8 +92,8 @@ local function plan_plain(t)
   return plan
 end
 
--- Accept triggers by the headers of messages alone. Return the reply. Return nil if any of the triggers needs `accept_any`:
--- then nothing was written.
+-- Accept triggers by the headers of messages alone. Return the reply. Return nil if any of the triggers needs
+-- `accept_any`: then nothing was written.
 local function accept_plain(t)
   local plan, K = plan_plain(t), t.K
   if not plan then
