@@ -29,7 +29,7 @@ async def _later() -> AsyncIterator[str]:
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"key": "{nope}"}, r"key='\{nope\}'.*not a parameter.*k, n"),
-    ({"key": "{k.nope}{n}"}, "run into each other"),
+    ({"key": "{k}{n}"}, "run into each other"),
     ({"key": "{k._secret}"}, "_secret"),
     ({"key": "{}"}, "not a field"),
     ({"key": "{0}"}, "not a field"),

@@ -40,7 +40,7 @@ def obey() -> DemoOrder:
 
     A signal before `gate.run()` ends the process as well as one after it.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _exit_early)
     said = b""
     while not said.endswith(b"\n"):
         if not (piece := os.read(0, 65536)):
@@ -48,6 +48,10 @@ def obey() -> DemoOrder:
         said += piece
     threading.Thread(target=_end_with_parent, name="demo-parent", daemon=True).start()
     return DemoOrder(**json.loads(said))
+
+
+def _exit_early(_number: int, _frame: object) -> None:
+    sys.exit(0)
 
 
 def _end_with_parent() -> None:
