@@ -831,7 +831,12 @@ LEFT_OUT: dict[type, dict[str, str]] = {
     },
     AioDedup: {"get": "reads one reply"},
     AioClaim: {"release": 'one call, as "complete"'},
-    AioTopic: {"peek": "reads one reply", "stats": "reads", "next_due": "reads"},
+    AioTopic: {
+        "peek": "reads one reply",
+        "stats": "reads",
+        "next_due": "reads",
+        "trim_forwarded": "trims each stream in one command, and the next call trims the rest",
+    },  # fmt: skip
     AioDeadLetters: {"list": "reads"},
     AioExecution: {"checkpoint": "one call, as that of a claim"},
     AioMergedFunction: {"trigger": "binds arguments, then is that of a topic"},
