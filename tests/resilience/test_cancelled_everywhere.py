@@ -836,7 +836,7 @@ LEFT_OUT: dict[type, dict[str, str]] = {
         "stats": "reads",
         "next_due": "reads",
         "trim_forwarded": "trims each stream in one command, and the next call trims the rest",
-    },  # fmt: skip
+    },
     AioDeadLetters: {"list": "reads"},
     AioExecution: {"checkpoint": "one call, as that of a claim"},
     AioMergedFunction: {"trigger": "binds arguments, then is that of a topic"},
