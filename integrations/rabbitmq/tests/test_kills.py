@@ -182,7 +182,7 @@ async def test_the_broker_is_killed_and_comes_back(
         await until(lambda: gate.counters["worker.acked"] > 100)
         # When the broker is killed in the middle, and started again
         await asyncio.to_thread(broker.kill)
-        await until(lambda: gate.counters["worker.nacked"] > 0)
+        await until(lambda: gate.counters["worker.downstream_unavailable"] > 0)
         await asyncio.to_thread(broker.start)
         before = gate.counters["worker.acked"]
         await until(lambda: gate.counters["worker.acked"] > before + 100)
