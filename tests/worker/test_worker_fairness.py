@@ -52,10 +52,10 @@ async def handlers(gate: Gate) -> AsyncIterator[Handlers]:
 
 
 def waits_or_is_held(worker: Worker, name: str) -> Callable[[], bool]:
-    """Return a check that the worker holds a delivery of the topic, or waits for room to fetch one."""
+    """Return a check that the worker holds a delivery of the topic, or waits for room to fetch one that is known."""
 
     def check() -> bool:
-        waiting = [consumer.topic.name for consumer in worker._line]
+        waiting = [one.topic.name for one in worker._line if one.poller.has_work(0)]
         return name in waiting or any(one.topic.name == name and one.held for one in worker._consumers)
 
     return check
