@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Y = TypeVar("Y")
+S = TypeVar("S")
 Arg = bytes | str | int
 KEY_ERRORS = (UnexpectedData, DecodeError)
 """Errors about the data of one key. All other store errors affect every call."""
@@ -233,21 +235,21 @@ def run_calls(calls: Iterable[Call[Any]]) -> Plan[list[Any]]:
     return answers
 
 
-def run_plan(plan: Plan[T], run: Callable[[Batch[list[Any]]], list[Any]]) -> T:
-    """Run a plan to its end and return its result. Blocks."""
+def run_plan(plan: Generator[Y, S, T], run: Callable[[Y], S]) -> T:
+    """Run a generator of requests to its end and return its result. Blocks."""
     try:
-        batch = next(plan)
+        request = next(plan)
         while True:
-            batch = plan.send(run(batch))
+            request = plan.send(run(request))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-async def run_plan_async(plan: Plan[T], run: Callable[[Batch[list[Any]]], Awaitable[list[Any]]]) -> T:
-    """Run a plan to its end and return its result. Awaits each batch."""
+async def run_plan_async(plan: Generator[Y, S, T], run: Callable[[Y], Awaitable[S]]) -> T:
+    """Run a generator of requests to its end and return its result. Awaits each request."""
     try:
-        batch = next(plan)
+        request = next(plan)
         while True:
-            batch = plan.send(await run(batch))
+            request = plan.send(await run(request))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

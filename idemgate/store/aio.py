@@ -390,8 +390,9 @@ class AsyncLink:
     async def close(self) -> None:
         """Wait for the pending calls, then close the connections of this event loop."""
         loop = asyncio.get_running_loop()
-        state = self._loops.get(loop)
-        if state is not None:
+        for _ in range(3):  # a caller that was cancelled late may open it again, but not for ever
+            if (state := self._loops.get(loop)) is None:
+                return
             await finish_despite_cancel(self._close_loop(state))
 
     async def _finish_tasks(self, state: _LoopState) -> None:

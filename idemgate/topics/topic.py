@@ -15,7 +15,7 @@ from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
 from idemgate.topics.calls import Settlement, TopicCalls
-from idemgate.topics.calls.outbox import plan_trim, run_commands
+from idemgate.topics.calls.outbox import plan_trim
 from idemgate.topics.dead import DeadLetters
 from idemgate.topics.definition import TopicDefinition
 from idemgate.topics.event_ids import add_event_ids
@@ -246,7 +246,7 @@ class Topic(BaseTopic):
         command, removed = self.definition.context.link.command, 0
         self.run(lambda calls: calls.time())  # adopts the stored number of slots, which decides the streams
         for stream in self._streams_to_trim():
-            removed += run_commands(plan_trim(stream), command)
+            removed += run_plan(plan_trim(stream), lambda words: command(*words))
         return removed
 
     @overload

@@ -15,7 +15,7 @@ from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.guard.heartbeat import wait_for_wakeup
 from idemgate.topics.calls import Settlement, TopicCalls
-from idemgate.topics.calls.outbox import plan_trim, run_commands_async
+from idemgate.topics.calls.outbox import plan_trim
 from idemgate.topics.dead import AioDeadLetters
 from idemgate.topics.event_ids import add_event_ids
 from idemgate.topics.messages import Delivery, Outcome, Peek, Receipt, Stats, Trigger, to_triggers
@@ -150,7 +150,7 @@ class AioTopic(BaseTopic):
         command, removed = self.definition.context.aio_link.command, 0
         await self.run(lambda calls: calls.time())
         for stream in self._streams_to_trim():
-            removed += await run_commands_async(plan_trim(stream), command)
+            removed += await run_plan_async(plan_trim(stream), lambda words: command(*words))
         return removed
 
     @overload

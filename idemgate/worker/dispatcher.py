@@ -252,8 +252,8 @@ class Dispatcher:
         """Add what the handler returned to the acknowledgement. A value that cannot be stored is counted and logged."""
         result = encode_result(self._context.codec, verdict.value)
         if result[:1] == b"n":
-            facts = {"topic": entry.consumer.topic.name, "key": entry.delivery.key, "why": result[1:].decode()}
-            log.warning("worker.result_not_stored", extra=facts)
+            facts = entry.log_facts() | {"why": result[1:].decode()}
+            log.warning("worker.result_not_stored topic=%r key=%r why=%r", *facts.values(), extra=facts)
             self._context.counters.add("worker.result_not_stored")
         return settlement._replace(result=result)
 

@@ -72,6 +72,21 @@ async def test_a_dead_letter_is_a_failure_until_it_was_redriven(face: Any) -> No
     assert await topic.result(receipt, 0) == "mended"
 
 
+async def test_a_redriven_dead_letter_that_merges_with_newer_triggers_has_their_result(face: Any, clock: Clock) -> None:
+    topic = face.topic("t", merge="append", result_retention="10m")
+    first = await topic.trigger("k", 1)
+    await topic.bury(await _take(topic), reason="ValueError")
+    clock.advance("1s")
+    between = await topic.trigger("k", 2)
+    await topic.ack(await _take(topic), result="between")
+    clock.advance("1s")
+    newest = await topic.trigger("k", 3)
+    await topic.dead.redrive()
+    await topic.ack(await _take(topic), result="merged")
+    results = [await topic.result(receipt, 0) for receipt in (first, between, newest)]
+    assert results == ["merged", "between", "merged"]
+
+
 async def test_a_lease_that_lapsed_too_often_is_a_failure(face: Any, clock: Clock) -> None:
     topic = face.topic("t", result_retention="10m", max_attempts=1, lease="1s")
     receipt = await topic.trigger("k", 1)

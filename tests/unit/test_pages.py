@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,13 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     for path, name in NAMED.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
         assert not name or name in functions_of(path), f"{path}::{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_module_that_a_page_names_has_that_name(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for module, name in re.findall(r"`(idemgate(?:\.[a-z_]+)+)\.([a-z_]+)\(", text):
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 
 
 def test_operations_lists_each_log_event() -> None:

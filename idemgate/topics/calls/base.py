@@ -23,7 +23,7 @@ from idemgate.topics.policy import Policy, slots_of
 __all__ = ["BaseCalls", "OpenReply", "Rebuild", "SlotsChanged", "open_topic", "stored_policy"]
 
 T = TypeVar("T")
-_END_DELIVERIES = frozenset({"cancel", "results", "settle", "settle_and_take", "take"})
+_USE_RESULTS = frozenset({"cancel", "results", "settle", "settle_and_take", "take"})
 """The scripts that store or read results of deliveries."""
 Rebuild = Callable[[Any, int], Batch[Any]]
 """A function that builds a call again for another slot layout. It takes the calls of that layout and the old slot."""
@@ -200,7 +200,7 @@ class BaseCalls:
         rebuild: Rebuild | None = None,
         *more: bytes,
     ) -> Call[Any]:
-        if script in _END_DELIVERIES:
+        if script in _USE_RESULTS:
             more = self.result_keys(slot)
         request = call(f"topics/{script}", (*self.keys(slot), *more), (stamp(self.clock), *args), read)
         if rebuild is not None:

@@ -1,3 +1,4 @@
+--- @include "lib/now"
 -- Results of deliveries, for callers that wait for them. Only topics with the policy's `results` store any. Each of two hashes
 -- holds the results of one period of `results` ms. When a period begins, its hash is deleted. So a result is stored for one to
 -- two periods. Fields of a hash:
@@ -22,7 +23,7 @@ local function store_result(K, p, key, m, result, now_ms, floor)
   local found = redis.call("HMGET", page, "", name)
   if tonumber(found[1]) ~= period then
     redis.call("DEL", page)
-    redis.call("HSET", page, "", string.format("%.0f", period))
+    redis.call("HSET", page, "", digits(period))
     redis.call("PEXPIRE", page, 2 * p.results + 60000)
     found[2] = false
   end
@@ -37,7 +38,7 @@ local function store_result(K, p, key, m, result, now_ms, floor)
     table.remove(stored, 1)
   end
   local packed = cmsgpack.pack(stored)
-  while #packed > 131072 and #stored > 1 do
+  while #packed > max_call_bytes and #stored > 1 do
     table.remove(stored, 1)
     packed = cmsgpack.pack(stored)
   end
