@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate, current
+from idemgate.store.heartbeat import HeartbeatThread
 from idemgate.testing import Clock
 from idemgate.worker.poller import Poller
 from idemgate.worker.worker import Worker
@@ -302,7 +303,8 @@ async def test_a_lease_that_was_granted_late_is_renewed_at_once(
 async def test_a_lease_counts_from_the_request(
     gate: Gate, process_clock: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given replies that take as long as the lease
+    # Given a reply that takes as long as the lease, and no renewal before the handler would start
+    monkeypatch.setattr(HeartbeatThread, "hasten", lambda *_: None)
     topic, handled, execute, late = gate.topic("t", lease="10m"), [], Poller.execute, True
 
     async def execute_late(self: Poller, slot: int, *args: Any) -> Any:
