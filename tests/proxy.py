@@ -38,6 +38,7 @@ class Proxy:
         self._toxics: Counter[tuple[str, bytes]] = Counter()
         self._held: list[bytes] = []
         self._let_through = 0
+        self._late = 0.0
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -73,6 +74,15 @@ class Proxy:
     def swallow_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server, and its connection stays open and silent from then on."""
         self._plan("swallow", word, times)
+
+    def mute_connection(self, word: bytes, times: int = 1) -> None:
+        """Execute the request, and send no reply: its connection stays open and silent from then on."""
+        self._plan("mute", word, times)
+
+    def delay_reply(self, word: bytes, seconds: float, times: int = 1) -> None:
+        """Execute the request at once, and hold back its reply for `seconds`."""
+        self._late = seconds
+        self._plan("late", word, times)
 
     def drop_request(self, word: bytes, times: int = 1) -> None:
         """The request never reaches the server; its connection breaks."""
@@ -170,6 +180,10 @@ class Proxy:
                     cut.part = self._let_through
                 if self._hit("reset", data):
                     cut.reset = True
+                if self._hit("mute", data):
+                    cut.mute = True
+                if self._hit("late", data):
+                    cut.late = self._late
                 self._note(data)
                 server.sendall(data)
         self._part(client, server)
@@ -178,14 +192,15 @@ class Proxy:
         silent = False
         with suppress(OSError):
             while data := server.recv(1 << 20):
-                time.sleep(self.delay)
+                time.sleep(self.delay + cut.late)
+                cut.late = 0.0
                 if cut.reset:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     client.close()
                 if cut.is_set() or cut.reset:
                     break
                 self.replied = len(data)
-                silent = silent or self.mute
+                silent = silent or self.mute or cut.mute
                 if silent:
                     self.swallowed += len(data)
                     continue
@@ -214,10 +229,13 @@ class Proxy:
 
 
 class _Cut(threading.Event):
-    """What is to happen to the next reply of a connection: set: nothing of it arrives; `part`: only so many bytes."""
+    """What happens to the next reply of a connection. Set: nothing of it arrives. `part`: only so many bytes arrive.
+    `late`: it arrives so many seconds later. `mute`: no reply arrives from then on."""
 
     part: int | None = None
     reset = False
+    mute = False
+    late = 0.0
 
 
 def _close(one: socket.socket) -> None:

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,50 @@ def topics_of(gate: Gate) -> dict[str, Topic]:
     return {name: gate.topic(name, **common | policy) for name, policy in TOPICS.items()}
 
 
+class Interrupted(Exception):
+    """Raised by a signal handler wherever the main thread is, as a soft time limit of Celery is."""
+
+
+class Interrupts:
+    """The handler of SIGUSR1. It raises `Interrupted` in the main thread, but not inside `defer`: there it waits."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending = False
+
+    def enable(self) -> None:
+        signal.signal(signal.SIGUSR1, self._handle)
+
+    def _handle(self, *_: object) -> None:
+        if self._depth:
+            self._pending = True
+        else:
+            raise Interrupted
+
+    def hold(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._depth += 1
+
+    def release(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._depth -= 1
+            if self._pending and not self._depth:
+                self._pending = False
+                raise Interrupted
+
+    @contextmanager
+    def defer(self) -> Iterator[None]:
+        """Defer interrupts until the block ends, because it reports."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+
+INTERRUPTS = Interrupts()
+
+
 class Teller:
     """`say(what, ...)`, at once: this process may die."""
 
@@ -57,10 +102,12 @@ class Teller:
         self.name, self.pid = order["namespace"], os.getpid()
 
     def __call__(self, *facts: Any) -> None:
-        self.store.rpush(f"{self.name}:events", json.dumps(facts))
+        with INTERRUPTS.defer():
+            self.store.rpush(f"{self.name}:events", json.dumps(facts))
 
     def stopping(self) -> bool:
-        return bool(self.store.exists(f"{self.name}:stop"))
+        with INTERRUPTS.defer():
+            return bool(self.store.exists(f"{self.name}:stop"))
 
     def sample(self, tasks: int) -> None:
         gc.collect()
@@ -137,11 +184,14 @@ def _begun(order: Order) -> tuple[Gate, Teller, random.Random]:
 
 @contextmanager
 def _run(say: Teller, name: str, group: str, token: int, attempt: int, ids: list[str]) -> Any:
+    INTERRUPTS.hold()
     say("start", say.pid, name, group, token, attempt, ids)
     try:
+        INTERRUPTS.release()
         yield
     finally:
-        say("end", name, token)
+        with INTERRUPTS.defer():
+            say("end", name, token)
 
 
 # -- guarded calls ----------------------------------------------------------------------------------------------------
@@ -193,11 +243,17 @@ def calls(order: Order) -> Callable[[], object]:
             key = _recent(drawn)
             try:
                 judge(key, charge(key))
-            except (AlreadyInProgress, StoreUnavailable, _Closed):
+            except (AlreadyInProgress, StoreUnavailable, _Closed, Interrupted):
                 pass
             except BaseException as error:
                 say("wrong", f"a call raised {error!r}")
             time.sleep(drawn.uniform(0, 0.05))
+            check_renewals()
+
+    def check_renewals() -> None:
+        """An interrupted call must leave no renewal, which would lock its key."""
+        if order["flavour"] == "interrupted" and (left := [*gate.context.heartbeat._living()]):
+            say("wrong", f"an interrupted call left {len(left)} renewals")
 
     async def wait() -> None:
         while not await asyncio.to_thread(say.stopping):
@@ -213,6 +269,8 @@ def calls(order: Order) -> Callable[[], object]:
     async def waiting() -> None:
         await asyncio.gather(*(wait() for _ in range(4)))
 
+    if order["flavour"] == "interrupted":
+        return lambda: _interrupted(say, order, block)
     if order["flavour"] == "sync":
         return lambda: _threads(say, order, [block] * 3)
     return lambda: _loop(say, order, waiting)
@@ -327,6 +385,15 @@ def _threads(say: Teller, order: Order, works: list[Callable[[], None]]) -> None
     for one in threads:
         one.start()
     _for_ever(say, order)
+
+
+def _interrupted(say: Teller, order: Order, work: Callable[[], None]) -> None:
+    """Work in the main thread, where interrupts are raised, and go on after each."""
+    INTERRUPTS.enable()
+    while True:
+        with suppress(Interrupted):
+            work()
+            _for_ever(say, order)
 
 
 def _for_ever(say: Teller, order: Order) -> None:

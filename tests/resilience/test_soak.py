@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import redis
 
-from idemgate import Gate
+from idemgate import Gate, StoreUnavailable
 from idemgate.core.durations import milliseconds
 from idemgate.testing import audit
 from tests.cluster import wait_for
@@ -42,17 +42,20 @@ JUMP = 400
 SCRIPT = b"EVALSHA"
 WIRE = (
     "cut a reply", "cut a reply within", "reset", "drop a request", "double a request", "swallow a request",
-    "hold a request", "release", "cut all", "slow", "black hole", "mute",
+    "hold a request", "release", "cut all", "slow", "black hole", "mute", "mute a connection", "delay a reply",
 )  # fmt: skip
 LANES = {
     "wire": (0.5, WIRE),
     "processes": (2.0, ("kill", "kill", "stop")),
+    "signals": (0.2, ("interrupt",)),
+    "layout": (5.0, ("reshard",)),
     "server": (1.5, ("kill clients", "flush scripts", "jump", "stop server", "kill server")),
 }
 PROCESSES = [
     ("calls", "sync", True), ("calls", "async", True), ("handlers", "async", True), ("handlers", "sync", True),
     ("producers", "sync", True), ("calls", "sync", False), ("calls", "async", False), ("handlers", "sync", False),
     ("handlers", "async", False), ("producers", "sync", False),
+    ("calls", "interrupted", False), ("calls", "interrupted", False),
 ]  # fmt: skip
 GROWTH = {
     "rss": (0.1, 4e6), "descriptors": (0.0, 8), "threads": (0.0, 8), "tasks": (0.0, 16),
@@ -145,6 +148,12 @@ class Soak:
     def _hold_a_request(self, _: float) -> None:
         self.proxy.hold_request(SCRIPT)
 
+    def _mute_a_connection(self, _: float) -> None:
+        self.proxy.mute_connection(SCRIPT)
+
+    def _delay_a_reply(self, amount: float) -> None:
+        self.proxy.delay_reply(SCRIPT, 1.5 * LEASE * amount)
+
     def _release(self, _: float) -> None:
         with self.serving, suppress(OSError):  # all clients may be killed meanwhile
             self.proxy.release()
@@ -186,6 +195,19 @@ class Soak:
         self.over.wait(LEASE * (0.2 + 1.5 * (amount * 10 % 1)))
         os.kill(pid, signal.SIGCONT)
 
+    def _interrupt(self, amount: float) -> None:
+        """Make a signal handler raise wherever the process is."""
+        pids = [pid for pid, order in tuple(self.living.items()) if order["flavour"] == "interrupted"]
+        os.kill(pids[int(amount * len(pids))], signal.SIGUSR1)
+
+    # -- the layout ---------------------------------------------------------------------------------------------------
+
+    def _reshard(self, amount: float) -> None:
+        """Change the slots of a topic. The processes know former ones until a server corrects them."""
+        topic = topics_of(self.gate)[("windows", "groups")[int(amount * 2)]]
+        with suppress(StoreUnavailable):  # the server is being killed
+            topic.reshard((1, 2, 4)[int(amount * 1000) % 3])
+
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def _kill_clients(self, _: float) -> None:
@@ -221,6 +243,8 @@ class Soak:
         self.proxy.release()
         self.proxy.cut_all()
         topics = topics_of(self.gate)
+        for name, topic in topics.items():
+            topic.reshard(TOPICS[name].get("slots", 1))
 
         def empty() -> bool:
             found = [topic.stats() for topic in topics.values()]

@@ -86,6 +86,7 @@ ORDERS = {"run": forked, "start": started, "kill": killed, "import": preload}
 
 def main() -> None:
     logging.disable()  # a crash now and then is the normal case here
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a child that has no handler for it yet ignores it
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
