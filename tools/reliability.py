@@ -2,6 +2,7 @@
 
     python -m tools.reliability --n 1000        # runs every test that records a fault, then writes the document
     python -m tools.reliability --render        # writes it anew from docs/reliability.json
+    python -m tools.reliability --update ROWS   # replaces the rows of the faults that a run recorded in this directory
 
 Tests say what they did with the fixture `record_fault`. With the environment variable IDEMGATE_RELIABILITY each test
 process appends its rows to a file of its own in that directory; `merged` makes one list of them.
@@ -113,8 +114,9 @@ def _together(known: Any, value: Any) -> Any:
 
 
 def read(directory: Path) -> list[Row]:
+    """Return the rows that test processes recorded in a directory."""
     lines = [line for file in sorted(directory.glob("*.jsonl")) for line in file.read_text().splitlines()]
-    return merged(json.loads(line) for line in lines)
+    return [json.loads(line) for line in lines]
 
 
 def replace(rows: Iterable[Row]) -> None:
@@ -239,6 +241,9 @@ poe mutation --core --sample 900 --budget 8 --record   # changes of idemgate/cor
 IDEMGATE_SOAK=10m pytest tests/resilience/test_soak.py -s   # all faults at random for ten minutes
 ```
 
+`IDEMGATE_RELIABILITY=rows pytest tests/resilience/test_soak.py` records rows in the directory `rows`.
+`python -m tools.reliability --update rows` then puts them into this page.
+
 The seed of a row repeats its choices: `IDEMGATE_SEED=<seed>`. What the operating system and the network decide it
 cannot repeat.
 """
@@ -252,13 +257,17 @@ def main() -> int:
     parser.add_argument("-k", help="only tests of such names; the document is printed and not written")
     parser.add_argument("--jobs", type=int, default=2, help="test processes (default: %(default)s)")
     parser.add_argument("--render", action="store_true", help="run nothing; write the document anew from its figures")
+    parser.add_argument("--update", type=Path, metavar="ROWS", help="run nothing; replace the rows of the same faults")
     options = parser.parse_args()
+    if options.update:
+        replace(read(options.update))
+        return 0
     if options.render:
         PAGE.write_text(document(json.loads(FIGURES.read_text())))
         return 0
     with tempfile.TemporaryDirectory() as directory:
         code = _run(options, directory)
-        rows = read(Path(directory))
+        rows = merged(read(Path(directory)))
     if options.k:
         print(document(rows))
     else:
