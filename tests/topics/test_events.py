@@ -174,3 +174,45 @@ def test_an_event_id_takes_at_most_36_bytes(alone: str) -> None:
         for first in range(0, many, 500):
             topic.trigger_many([Trigger("k", event_id=f"event:{n:015}") for n in range(first, first + 500)])
         assert raw.memory_usage(keys.slot("default", "t", 0, 1)[8], samples=0) / many <= 36
+
+
+def test_what_an_idle_topic_remembers_expires(gate: Gate, raw: Any, clock: Clock) -> None:
+    # Given an event id, then a version of a longer retention
+    topic = gate.topic("t", dedup_retention="1h")
+    of_slot = keys.slot(gate.namespace, "t", 0, 1)
+    facts, expiry = of_slot[8], of_slot[9]
+    topic.trigger("k", event_id="a")
+    # Then the server deletes the event ids after their retention, with a margin
+    assert 3_600_000 <= raw.pttl(facts) <= 3_600_000 * 9 // 8 + 60_000
+    topic.trigger("k", version=1)
+    assert 3_600_000 <= raw.pttl(expiry) <= 3_600_000 * 9 // 8 + 61_000
+    # And an event id counts from the time when its message is due
+    topic.trigger("k", event_id="b", delay="10h")
+    assert raw.pttl(facts) >= 11 * 3_600_000
+    # And an earlier expiry does not replace a later one
+    topic.trigger("k", event_id="c", version=2)
+    assert raw.pttl(facts) >= 11 * 3_600_000
+    # And the expiries live as long as the versions that they are for, because no call finds those without them
+    assert raw.pttl(expiry) >= raw.pttl(facts)
+
+
+def test_each_trigger_of_a_closed_window_lets_it_live_longer(gate: Gate, raw: Any, clock: Clock) -> None:
+    topic = gate.topic("t", quiet="1h", edge="leading", max_delay=None)
+    facts, expiry = keys.slot(gate.namespace, "t", 0, 1)[8:10]
+    for receipt in ("scheduled", "dropped"):
+        assert topic.trigger("k").status == receipt
+        assert raw.pttl(facts) >= 3_600_000
+        assert raw.pttl(expiry) >= 3_600_000
+        for key in (facts, expiry):
+            raw.persist(key)
+
+
+def test_what_another_slot_remembered_expires_too(gate: Gate, raw: Any, clock: Clock) -> None:
+    topic = gate.topic("t", dedup_retention="1h")
+    for number in range(20):
+        topic.trigger(f"k{number}", event_id=number, version=number)
+    topic.reshard(2)
+    for slot in range(2):
+        for key in keys.slot(gate.namespace, "t", slot, 2)[8:10]:
+            assert 3_500_000 <= raw.pttl(key) <= 3_600_000 * 9 // 8 + 61_000
+    assert topic.trigger("k1", event_id=1).status == "duplicate"

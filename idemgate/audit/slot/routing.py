@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from idemgate.audit.findings import Finding
 from idemgate.audit.slot.view import SlotView, quote_name
 from idemgate.core import keys
+from idemgate.core.durations import LATEST_MS
 
 __all__ = ["check_expiries", "check_layout", "check_routing"]
 
@@ -30,8 +31,13 @@ def check_routing(view: SlotView) -> Iterator[Finding]:
 
 
 def check_expiries(view: SlotView) -> Iterator[Finding]:
+    """Check that replies expire, that the dedup keys live as long as their entries, and that other keys stay."""
+    ends = [score for score in view.contents.dedup_expiry.values() if score <= LATEST_MS]
+    lifetime = max(ends, default=0) - view.contents.now_ms
     for part, left in view.contents.lives.items():
         if part.startswith("replies") and left == -1:
             yield view.finding("no-expiry", part, "replies are remembered for ever", "PEXPIRE", 120_000)
+        elif part.startswith("dedup") and left >= lifetime:
+            continue
         elif not part.startswith("replies") and left >= 0:
             yield view.finding("expires", part, f"it will be gone in {left / 1000:.0f} s", "PERSIST")

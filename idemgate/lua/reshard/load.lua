@@ -161,7 +161,7 @@ local function load_reply(request, half, packed)
   end
 end
 
-local seen, serial = load_events(K), tonumber(redis.call("HGET", K.meta, "flushed")) or 0
+local seen, serial, expires = load_events(K), tonumber(redis.call("HGET", K.meta, "flushed")) or 0, 0
 for i = 6, #ARGV, 5 do
   local kind, m = ARGV[i], nil
   if kind == "f" then
@@ -190,8 +190,10 @@ for i = 6, #ARGV, 5 do
     load_dead_letter(name, at, value)
   elseif kind == "m" then
     load_fact(name, at, value)
+    expires = math.max(expires, tonumber(at))
   elseif kind == "e" and tonumber(at) > now_ms then
     add_event(seen, name, tonumber(at), now_ms)
+    expires = math.max(expires, tonumber(at))
   elseif kind == "c" then
     load_counter(name, value)
   elseif kind == "t" then
@@ -201,6 +203,9 @@ for i = 6, #ARGV, 5 do
   end
 end
 store_events(seen)
+if expires > now_ms then
+  extend_lifetime(K, expires - now_ms, true)
+end
 if serial > 0 then
   -- This slot's own serials start lower, so loaded messages must count as flushed.
   redis.call("HSET", K.meta, "flushed", digits(serial))

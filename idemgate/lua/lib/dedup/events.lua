@@ -1,4 +1,5 @@
 --- @include "lib/dedup/buckets"
+--- @include "lib/now"
 --- @include "lib/validate/stored"
 -- The event ids that a slot remembers: a table of marks within its dedup hash. Data dictionary:
 --   "e"       MessagePack of {layout 1, number of buckets, number of marks}
@@ -84,6 +85,20 @@ local function add_event(e, id, expires, now_ms)
     split_next(e)
   elseif e.count < FEW * e.buckets and e.buckets > 1 then
     merge_last_bucket(e, now_ms)
+  end
+end
+
+-- Let the dedup hash live for `ms` more at least. It gets an eighth and a minute more, so that few calls write the
+-- expiry. The sorted set lives a second longer: without it no call would find the expired facts of the hash. Call it
+-- after the last write to them. `facts`: the caller wrote to the sorted set.
+local function extend_lifetime(K, ms, facts)
+  local left = redis.call("PTTL", K.dedup)
+  if left < ms then
+    left = math.min(ms + math.floor(ms / 8) + 60000, 281474976710655)
+    redis.call("PEXPIRE", K.dedup, digits(left))
+    redis.call("PEXPIRE", K.dedup_expiry, digits(left + 1000))
+  elseif facts and redis.call("PTTL", K.dedup_expiry) < left then
+    redis.call("PEXPIRE", K.dedup_expiry, digits(left + 1000))
   end
 end
 

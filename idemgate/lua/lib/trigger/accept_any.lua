@@ -109,6 +109,9 @@ local function accept_any(t)
   if call.events then
     store_events(call.events)
   end
+  if call.expires then
+    extend_lifetime(K, call.expires - now_ms, call.facts)
+  end
   done.scheduled, done.accepted = nil, accepted
   add_counters(K, done)
   publish_hint(K, old_earliest, earliest_due(K))

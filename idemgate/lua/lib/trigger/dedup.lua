@@ -1,9 +1,10 @@
 --- @include "lib/validate/problems"
 --- @include "lib/dedup/events"
--- Store a fact about a name until `expires`, ms.
-local function set_fact(K, name, value, expires)
-  redis.call("HSET", K.dedup, name, value)
-  redis.call("ZADD", K.dedup_expiry, expires, name)
+-- Store a fact about a name until `expires`, ms. `call.expires` is the latest expiry that the call stored.
+local function set_fact(call, name, value, expires)
+  redis.call("HSET", call.K.dedup, name, value)
+  redis.call("ZADD", call.K.dedup_expiry, expires, name)
+  call.facts, call.expires = true, math.max(call.expires or 0, expires)
 end
 
 -- Return the fact stored about a name, or nil if there is none or it expired. Expired facts may still be stored.
@@ -29,22 +30,24 @@ local function check_dedup(call, key, options)
   end
   if p.leading and get_fact(K, "k" .. key, now_ms) then
     if p.quiet then
-      set_fact(K, "k" .. key, options.group, now_ms + p.quiet)
+      set_fact(call, "k" .. key, options.group, now_ms + p.quiet)
     end
     return "dropped"
   end
 end
 
 local function remember_trigger(call, key, options, due)
-  local K, p, now_ms, group, version = call.K, call.p, call.now_ms, options.group, options.version
+  local p, now_ms, group, version = call.p, call.now_ms, options.group, options.version
   if options.event ~= "" then
-    add_event(call.events, options.event, math.max(now_ms, due) + p.remember, now_ms)
+    local expires = math.max(now_ms, due) + p.remember
+    add_event(call.events, options.event, expires, now_ms)
+    call.expires = math.max(call.expires or 0, expires)
   end
   if version ~= "" then
-    set_fact(K, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
+    set_fact(call, "v" .. key, group == "" and version or version .. " " .. group, now_ms + p.remember)
   end
   if p.leading then
-    set_fact(K, "k" .. key, group, now_ms + (p.window or p.quiet))
+    set_fact(call, "k" .. key, group, now_ms + (p.window or p.quiet))
   end
 end
 
