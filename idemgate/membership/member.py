@@ -324,7 +324,7 @@ class Member(ABC):
     # -- listeners ----------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        assigned, draining = _by_topic(self._ownership.assigned), _by_topic(self._ownership.draining)
+        assigned, draining = _by_topic(self._ownership.assigned_slots), _by_topic(self._ownership.draining)
         if (assigned, draining) != (self._assigned, self._draining):
             self._assigned, self._draining = assigned, draining
             self._notify()

@@ -80,7 +80,7 @@ class SlotOwnership:
         self._unconfirmed: set[Slot] = set()
 
     @property
-    def assigned(self) -> frozenset[Slot]:
+    def assigned_slots(self) -> frozenset[Slot]:
         """The slots that the member may take from."""
         return self.share & self.held - self._doubted
 

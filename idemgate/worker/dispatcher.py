@@ -73,7 +73,7 @@ class Dispatcher:
         return self._concurrency + self._prefetch.size - self.held - self.requested
 
     @property
-    def reserved(self) -> int:
+    def reserved_places(self) -> int:
         """The number of places to leave free for topics that hold no delivery.
 
         Without it, a prefetched delivery of another topic would take each place before they have fetched one.
@@ -95,14 +95,14 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Start ready deliveries, up to the concurrency. Topics take turns, and so do async and blocking handlers."""
-        if self._blocking_next and self._ready_blocking and self.free > self.reserved:
+        if self._blocking_next and self._ready_blocking and self.free > self.reserved_places:
             self._pool.start(1)
             self._blocking_next = False
-        while self._ready and self.free > self.reserved and not self._stopping.is_set():
+        while self._ready and self.free > self.reserved_places and not self._stopping.is_set():
             self._start_async(self._ready.popleft())
             self._blocking_next = True
         if self._ready_blocking:
-            self._pool.start(self.free - self.reserved)
+            self._pool.start(self.free - self.reserved_places)
 
     def _start_async(self, entry: InFlight) -> None:
         if not entry.can_start():
@@ -164,7 +164,7 @@ class Dispatcher:
 
     def _others_wait(self) -> bool:
         """Return True if a thread that ended a job must give its place to an async handler or to a starving topic."""
-        # Not `reserved`: the event loop does not count the room of the ended job yet.
+        # Not `reserved_places`: the event loop does not count the room of the ended job yet.
         return self.free < self.fetching + self.starving or (bool(self._ready) and self.free <= 0)
 
     def _on_threads_finished(self, ended: list[tuple[InFlight, Verdict[Any] | None]]) -> None:

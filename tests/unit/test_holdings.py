@@ -43,7 +43,7 @@ def test_it_asks_for_nothing_before_it_knows_the_members() -> None:
     holdings = SlotOwnership(ME, {"t": 16}, grace=1000)
     assert answered(holdings, set()).wanted == ()
     # When it knows them, it asks for its share, and holds what it got; and does not ask again
-    assert set(answered(holdings, set()).wanted) == holdings.share == holdings.held == holdings.assigned
+    assert set(answered(holdings, set()).wanted) == holdings.share == holdings.held == holdings.assigned_slots
     assert answered(holdings, set()).wanted == ()
 
 
@@ -57,7 +57,7 @@ def test_a_slot_in_other_hands_is_waited_for_then_seized() -> None:
     assert (said.taken_over, said.wanted) == ((), (slot,))
     # Then it is seized, once
     assert answered(holdings, {slot}, now=1100).taken_over == (slot,)
-    assert slot in holdings.assigned
+    assert slot in holdings.assigned_slots
     assert holdings.takes_over_at == float("inf")
     assert answered(holdings, set(), now=9999).taken_over == ()
 
@@ -80,7 +80,7 @@ def test_many_slots_are_asked_for_in_parts_that_follow_at_once() -> None:
     # And later they are seized, in parts, too
     taken_over = [answered(holdings, everything, now=1000).taken_over for _ in parts]
     assert sum(map(len, taken_over)) == len(set().union(*taken_over)) == len(holdings.share)
-    assert holdings.assigned == holdings.share
+    assert holdings.assigned_slots == holdings.share
     # And let go, in parts
     holdings.leave()
     holdings.release(everything)
@@ -96,27 +96,27 @@ def test_many_slots_that_become_free_are_taken_without_a_pause() -> None:
     answered(holdings, set())
     while answered_more(holdings, everything):
         pass
-    assert holdings.assigned == set()
+    assert holdings.assigned_slots == set()
     # When they are let go
     turns = 1
     while answered_more(holdings, set()):
         turns += 1
     # Then one announcement follows the other until it has them all
-    assert holdings.assigned == holdings.share
+    assert holdings.assigned_slots == holdings.share
     assert turns <= ceil(len(holdings.share) / LIMIT) + 1
     assert not answered_more(holdings, set())
 
 
 def test_after_its_time_has_passed_nothing_is_assigned_before_the_store_says_so() -> None:
     holdings = joined()
-    before = holdings.assigned
+    before = holdings.assigned_slots
     lost = min(before)
     # When others may have taken everything
     holdings.doubt()
-    assert holdings.assigned == set()
+    assert holdings.assigned_slots == set()
     # Then it is asked for anew, and what others took is waited for
     assert set(answered(holdings, {lost}).wanted) == before
-    assert holdings.assigned == before - {lost}
+    assert holdings.assigned_slots == before - {lost}
 
 
 def test_what_is_let_go_is_said_until_it_was_heard() -> None:
@@ -183,16 +183,16 @@ def test_a_slot_that_comes_back_while_it_is_drained_is_taken_from_once_the_store
 
     told(1, alone)
     told(1, None)
-    everything = holdings.assigned
+    everything = holdings.assigned_slots
     told(2, both)
     draining = holdings.draining
     assert draining
     # When the second one goes, what was drained is not taken from before the store was asked: it may have been seized
     told(3, alone)
-    assert holdings.assigned == everything - draining
+    assert holdings.assigned_slots == everything - draining
     assert holdings.draining == set()
     told(3, None)
-    assert holdings.assigned == everything == {("t", number) for number in range(16)}
+    assert holdings.assigned_slots == everything == {("t", number) for number in range(16)}
 
 
 def test_the_first_wait_that_ends_is_when_something_is_seized() -> None:
