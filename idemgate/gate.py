@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar, Unpack
 from idemgate.core.clock import Clock
 from idemgate.core.counters import Counters
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.key_template import KeyCallable
 from idemgate.core.keys import Key, check_name
 from idemgate.core.validation import check_int
 from idemgate.dedup.dedup import Dedup
@@ -351,7 +352,7 @@ class Gate(GuardMethods, SubscriberMethods):
 
     def merge(
         self,
-        key: str | Callable[..., object] | None = None,
+        key: str | KeyCallable | None = None,
         *,
         name: str | None = None,
         **options: Unpack[TopicOptions],

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from idemgate.core.key_template import compile_key
+from idemgate.core.key_template import KeyCallable, compile_key
 from idemgate.core.validation import check_function
 from idemgate.errors import InvalidArgument
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
 from idemgate.guard.guard import Guard
-from idemgate.guard.options import GuardOptions, build_driver, check_choice, decorate, once_options, split_bare
+from idemgate.guard.options import (
+    GuardOptions,
+    NoSkipOptions,
+    build_driver,
+    check_choice,
+    decorate,
+    once_options,
+    split_bare,
+)
 from idemgate.store.context import Context
 from idemgate.topics.decorator import MergedFunction
 
-__all__ = ["GuardMethods", "OnceDecorator"]
+__all__ = ["CallbackDecorator", "GuardMethods", "OnceDecorator", "SkippingDecorator"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +37,26 @@ class OnceDecorator(Protocol):
     def __call__(self, func: Callable[P, R], /) -> Callable[P, R]: ...
 
 
+class SkippingDecorator(Protocol):
+    """The decorator that `gate.once(...)` returns if an option lets calls return None: a "skip", or `at_most_once`."""
+
+    @overload
+    def __call__(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> Callable[P, R | None]: ...
+
+
+class CallbackDecorator(Protocol):
+    """The decorator that `gate.callback(...)` returns."""
+
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> Callable[P, R | None]: ...
+
+
 class GuardMethods:
     """The part of `Gate` that guards functions."""
 
@@ -39,29 +67,47 @@ class GuardMethods:
     @overload
     def once(self, func: Callable[P, R], /) -> Callable[P, R]: ...
     @overload
+    def once(  # pyright: ignore[reportOverlappingOverload] - the options of the last two include these
+        self,
+        key: str | None = None,
+        *,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[NoSkipOptions],
+    ) -> OnceDecorator: ...
+    @overload
+    def once(  # pyright: ignore[reportOverlappingOverload]
+        self,
+        *,
+        key: KeyCallable,
+        scope: str | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
+        **options: Unpack[NoSkipOptions],
+    ) -> OnceDecorator: ...
+    @overload
     def once(
         self,
         key: str | None = None,
         *,
         scope: str | None = None,
-        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
         **options: Unpack[GuardOptions],
-    ) -> OnceDecorator: ...
+    ) -> SkippingDecorator: ...
     @overload
     def once(
         self,
         *,
-        key: Callable[..., object],
+        key: KeyCallable,
         scope: str | None = None,
-        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
         **options: Unpack[GuardOptions],
-    ) -> OnceDecorator: ...
+    ) -> SkippingDecorator: ...
     def once(
         self,
         *bare: Callable[..., Any] | str | None,
-        key: str | Callable[..., object] | None = None,
+        key: str | KeyCallable | None = None,
         scope: str | None = None,
-        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
         **options: Unpack[GuardOptions],
     ) -> Any:
         """Guard a function: run the first call of a key and return its result to the others.
@@ -120,7 +166,8 @@ class GuardMethods:
 
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
         ReplayedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the lease had nearly
-        ended before the function could start; it did not run.
+        ended before the function could start; it did not run. With an option "skip" or `at_most_once` it may return
+        None, and its return type is `R | None`.
         """
         func, key = split_bare("once", bare, key)
         checked = once_options(self.context.codec, "once", scope, options)
@@ -168,14 +215,14 @@ class GuardMethods:
 
     def callback(
         self,
-        key: str | Callable[..., object],
+        key: str | KeyCallable,
         *,
         scope: str | None = None,
-        fingerprint: Sequence[str] | Callable[..., object] | None = None,
+        fingerprint: Sequence[str] | KeyCallable | None = None,
         on_verdict: OnVerdict | None = None,
         on_failure: OnFailure | None = None,
         **options: Unpack[GuardOptions],
-    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    ) -> CallbackDecorator:
         """Guard a callback of another library, such as a handler of redis-py Pub/Sub, paho or pika.
 
         The first copy of a message runs. The callback returns the stored result to a duplicate, and None to a message
@@ -204,7 +251,7 @@ class GuardMethods:
             check_function(on_verdict, "on_verdict")
         checked = once_options(self.context.codec, "callback", scope, options)
 
-        def guard(func: Callable[P, R]) -> Callable[P, R | None]:
+        def guard(func: Callable[..., Any]) -> Any:
             guarded = decorate(self.context, checked, func, key, fingerprint, options)
             return wrap_callback(guarded, self.context.counters, failure, on_verdict)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from idemgate.core.backoff import BackoffPolicy
 from idemgate.core.durations import Duration, milliseconds
+from idemgate.core.key_template import KeyCallable
 from idemgate.core.scopes import scope_of
 from idemgate.core.validation import check_function
 from idemgate.core.verdict import Action, Outcome, Verdict
@@ -12,7 +13,7 @@ from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.calls import Record
 from idemgate.guard.current import Execution
 from idemgate.guard.keep import Keep
-from idemgate.guard.options import ClaimOptions, GuardOptions
+from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subscriber
@@ -43,12 +44,14 @@ __all__ = [
     "HeartbeatReply",
     "HeartbeatRequest",
     "Keep",
+    "KeyCallable",
     "ListEntry",
     "Member",
     "Membership",
     "Merge",
     "MergedFunction",
     "Message",
+    "NoSkipOptions",
     "Outcome",
     "Peek",
     "PubSubMessage",

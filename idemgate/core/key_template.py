@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from inspect import isabstract, iscoroutinefunction, ismethod
 from string import Formatter
 from types import UnionType
-from typing import Any, Generic, Protocol, TypeVar, cast, get_origin
+from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, overload
 
 from idemgate.core.arguments import Args, Arguments, Find, Kwargs
 from idemgate.core.codec import digest
@@ -23,13 +23,24 @@ from idemgate.core.key_text import check_encodes, text_of
 from idemgate.core.validation import type_hints
 from idemgate.errors import InvalidArgument, MissingKey
 
-__all__ = ["FingerprintSpec", "KeySpec", "compile_fingerprint", "compile_key"]
+__all__ = ["FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "compile_key"]
 
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^.\[\]]+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\[\]]+)\]")
 _LIKE = 'Write it as in "{event[id]}", "{order.id}" or "{a}:{b}", or pass a callable'
 
 
+class _AnyCallable(Protocol):
+    """Any callable. It is overloaded, so that pyright infers the parameters of a lambda from the types beside it."""
+
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> object: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> object: ...  # type: ignore[overload-cannot-match]  # pyright: ignore[reportOverlappingOverload]
+
+
+KeyCallable = Callable[[Any], object] | Callable[[Any, Any], object] | Callable[[Any, Any, Any], object] | _AnyCallable
+"""A callable for `key=` or `fingerprint=`. The parameters of a lambda in its place are of type Any."""
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 from idemgate.core.codec import Codec, digest
 from idemgate.core.codec.storable import find_unstorable
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ClaimOptions",
     "GuardOptions",
+    "NoSkipOptions",
     "build_driver",
     "check_choice",
     "claim_attempt",
@@ -108,27 +109,41 @@ def _digest(fingerprint: object) -> bytes:
     return b"" if fingerprint is None else digest(fingerprint, name="fingerprint")
 
 
-class GuardOptions(TypedDict, total=False):
-    """The options of `gate.once` and `gate.guard`; `Gate.once` documents them."""
+class _CommonOptions(TypedDict, total=False):
+    """The options that have no influence on the type of a call."""
 
     retention: Duration
     lease: Duration
-    on_done: OnDone | None
-    on_in_progress: OnInProgress
     wait: Duration
     on_error: ErrorPolicy
     on_lease_loss: OnLeaseLoss
     on_lost: OnLost
     on_store_error: OnStoreError
-    on_missing_key: OnMissingKey
     on_replay: OnReplay | None
     max_attempts: int | None
     retry: tenacity.BaseRetrying | None
-    at_most_once: bool
     max_run: Duration | None
     max_result_bytes: int | None
     cache_size: int
     shadow: bool
+
+
+class GuardOptions(_CommonOptions, total=False):
+    """The options of `gate.once` and `gate.guard`; `Gate.once` documents them."""
+
+    on_done: OnDone | None
+    on_in_progress: OnInProgress
+    on_missing_key: OnMissingKey
+    at_most_once: bool
+
+
+class NoSkipOptions(_CommonOptions, total=False):
+    """The options with which a call returns what the function returned, and never None instead."""
+
+    on_done: Literal["replay", "raise"] | None
+    on_in_progress: Literal["raise", "wait"]
+    on_missing_key: Literal["raise", "run"]
+    at_most_once: Literal[False]
 
 
 _CHOICES = {

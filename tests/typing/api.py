@@ -6,6 +6,7 @@ Lines with an `ignore` are wrong on purpose: mypy says so if one of them stops b
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any, Literal, assert_type
 from uuid import UUID
 
@@ -41,6 +42,7 @@ from idemgate.types import (
     DeadLetter,
     DedupValue,
     Execution,
+    GuardOptions,
     Message,
     Peek,
     Record,
@@ -142,6 +144,137 @@ class Called:
 
 
 assert_type(gate.once(key="{k}")(Called())("1"), float)
+
+
+# -- once: an option that skips calls lets them return None ----------------------------------------------------------
+
+
+@gate.once(key="{k}", on_done="skip")
+def skip_done(k: str) -> str:
+    return k
+
+
+@gate.once(key="{k}", on_in_progress="skip")
+def skip_in_progress(k: str) -> str:
+    return k
+
+
+@idemgate.once(key="{k}", on_missing_key="skip")
+def skip_missing(k: str) -> str:
+    return k
+
+
+@idemgate.once("{k}", at_most_once=True)
+def skip_after_start(k: str) -> str:
+    return k
+
+
+@gate.once(key=lambda k: k, fingerprint=lambda k: k, on_done="skip")
+async def skip_done_async(k: str) -> str:
+    return k
+
+
+@gate.once(
+    key="{k}", on_done="replay", on_in_progress="wait", on_missing_key="run", at_most_once=False, shadow=True, wait=3
+)
+def never_skip(k: str) -> str:
+    return k
+
+
+@gate.once(key="{k}", on_done="raise")
+async def never_skip_async(k: str) -> str:
+    return k
+
+
+@gate.once(on_done="skip")
+@gate.merge(key="{k}")
+def skip_merged(k: str) -> str:
+    return k
+
+
+@gate.callback(key=lambda k: k)
+async def callback_async(k: str) -> str:
+    return k
+
+
+class Skipping:
+    @gate.once(key="{k}", on_done="skip")
+    def pay(self, k: str) -> str:
+        return k
+
+    @gate.once(key="{k}", on_done="skip")
+    async def pay_async(self, k: str) -> str:
+        return k
+
+    @classmethod
+    @gate.once(key="{k}", on_done="skip")
+    def open(cls, k: str) -> str:
+        return k
+
+    @classmethod
+    @gate.once(key="{k}", on_done="skip")
+    async def open_async(cls, k: str) -> str:
+        return k
+
+    @staticmethod
+    @gate.once(key="{k}", on_done="skip")
+    def close(k: str) -> str:
+        return k
+
+
+async def skipping(options: GuardOptions) -> None:
+    assert_type(skip_done("x"), str | None)
+    assert_type(skip_in_progress(k="x"), str | None)
+    assert_type(skip_missing("x"), str | None)
+    assert_type(skip_after_start("x"), str | None)
+    assert_type(await skip_done_async("x"), str | None)
+    assert_type(never_skip("x"), str)
+    assert_type(await never_skip_async("x"), str)
+    assert_type(skip_merged.trigger("x"), Receipt)
+    assert_type(await callback_async("x"), str | None)
+    assert_type(Skipping().pay("x"), str | None)
+    assert_type(await Skipping().pay_async("x"), str | None)
+    assert_type(Skipping.open("x"), str | None)
+    assert_type(await Skipping.open_async("x"), str | None)
+    assert_type(Skipping().close("x"), str | None)
+    assert_type(gate.once(**options)(length)("abc"), int | None)
+    skip_done(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    len(skip_done("x"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# -- once: key callables ---------------------------------------------------------------------------------------------
+
+
+def key_by_name(*, order: dict[str, str]) -> str:
+    return order["id"]
+
+
+@gate.once(key=lambda order: order["id"])
+def by_lambda(order: dict[str, str]) -> int:
+    return len(order)
+
+
+@gate.once(key=lambda order, loud: (order["id"], loud))
+def by_lambda_of_two(order: dict[str, str], loud: bool) -> int:
+    return len(order) + loud
+
+
+@gate.once(key=itemgetter("id"))
+def by_item(order: dict[str, str]) -> int:
+    return len(order)
+
+
+@gate.once(key=key_by_name, fingerprint=key_by_name)
+def by_key_by_name(*, order: dict[str, str]) -> int:
+    return len(order)
+
+
+assert_type(by_lambda({}), int)
+assert_type(by_lambda_of_two({}, True), int)
+assert_type(by_item({}), int)
+assert_type(by_key_by_name(order={}), int)
+by_lambda("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+gate.once(key=7)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 @idemgate.once(key="{k}")
