@@ -32,8 +32,9 @@ def keep_message(keep: Callable[[float], object], lease: float, counters: Counte
                 if not stop.is_set():
                     _report(counters, error)
 
-    Thread(target=loop, name="idemgate-keep", daemon=True).start()
-    try:
+    thread = Thread(target=loop, name="idemgate-keep", daemon=True)
+    try:  # from here on: a signal handler may raise while the thread starts
+        thread.start()
         yield
     finally:
         stop.set()  # without a join: a slow call of `keep` must not delay the completion

@@ -100,7 +100,8 @@ class HeartbeatThread:
         if renewal.due < self._sleeps_until:
             with self._wake:
                 self._shortest_interval = min(self._shortest_interval, renewal.interval)
-                if self._thread is None:
+                # A thread may have failed to start, or a signal handler may have raised while it did, which ends it.
+                if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._run, name="idemgate-heartbeat", daemon=True)
                     self._thread.start()
                 self._wake.notify()
@@ -131,7 +132,7 @@ class HeartbeatThread:
             self._wake.notify()
         for renewal in unrenewed:
             renewal.overdue()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(2.0)
 
     def _run(self) -> None:

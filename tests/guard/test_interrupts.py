@@ -6,6 +6,7 @@ The lease is not renewed afterwards, so the key is free after a lease at the lat
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -137,3 +138,35 @@ def test_an_interrupt_at_any_point_leaks_no_heartbeat_and_loses_no_result(
     assert not wrong, f"{len(wrong)} of {points} interrupts lose what has run, such as {wrong[0]}"
     assert points > 50
     record_fault("an exception of a signal handler, at every point of a call (N: points)", points, promises="P1 P2 P3")
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_heartbeat_thread_that_did_not_start_is_started_with_the_next_lease(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    # Given a system without threads, or a signal handler that raises while the thread starts, which then dies
+    start, failed = threading.Thread.start, []
+
+    def fail_once(thread: threading.Thread) -> None:
+        if thread.name != "idemgate-heartbeat" or failed:
+            return start(thread)
+        failed.append(thread)
+        if starts:
+            monkeypatch.setattr(thread, "run", lambda: None)
+            start(thread)
+            thread.join()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        gate.claim("a", scope="s").__enter__()
+    assert not renewed(gate)
+    # And the gate can be closed, and is opened by its next use
+    gate.close()
+    # When another lease begins
+    with gate.claim("b", scope="s"):
+        # Then a thread renews it
+        thread = gate.context.heartbeat._thread
+        assert thread is not None
+        assert thread not in failed
+        assert thread.is_alive()
