@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -97,10 +96,8 @@ class ListCalls:
 
     def take(self, most: int) -> Call[TakenEntries]:
         """Build the call that takes at most `most` entries."""
-        # Ids sort by time, so entries that were put back keep their order.
-        request = f"{time.time_ns():020d}-{token().hex()}"
         keys = (self.source, self.incoming, self._leases, self._state, self._data)
-        args = (stamp(self._clock), request, self._consumer, self._lease_ms, most, self._pop)
+        args = (stamp(self._clock), token().hex(), self._consumer, self._lease_ms, most, self._pop)
         return call("lists/take", keys, args, self._read_taken)
 
     def _read_taken(self, reply: list[Any]) -> TakenEntries:

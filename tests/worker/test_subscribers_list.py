@@ -20,6 +20,7 @@ from redis.crc import key_slot
 from idemgate import Gate, InvalidArgument
 from idemgate.core.keys import list_keys
 from idemgate.errors import Bury, Retry, UnexpectedData
+from idemgate.lua import script
 from idemgate.subscribers import ListEntry
 from idemgate.subscribers.list_entries import ListCalls
 from tests import cluster as servers
@@ -464,6 +465,46 @@ async def test_an_entry_whose_take_was_not_answered_is_delivered_as_its_first_at
     jobs.age()
     other = ListCalls(jobs.name, "other", None, lease_ms=1, pop="left", max_dead_letters=1)
     assert [taken.entry.deliveries for taken in (await one.context.aio_link.run(other.take(5))).entries] == [2]
+
+
+async def test_a_take_that_is_sent_again_takes_other_entries(one: Gate, jobs: Queue) -> None:
+    # Given a take that was executed, and whose reply was lost
+    take = ListCalls(jobs.name, "me", None, lease_ms=60_000, pop="left", max_dead_letters=1).take(2)
+    jobs.push(*"abcdef")
+    first = await one.context.aio_link.run(take)
+    # When a copy of it is executed, and a late one once those entries are handled
+    again = await one.context.aio_link.run(take)
+    calls = ListCalls(jobs.name, "me", None, lease_ms=60_000, pop="left", max_dead_letters=1)
+    await one.context.aio_link.run(calls.remove([taken.id for taken in first.entries + again.entries]))
+    late = await one.context.aio_link.run(take)
+    # Then no entry is lost, and none has the id of another
+    answers = [first.entries, again.entries, late.entries]
+    assert [[taken.entry.data for taken in entries] for entries in answers] == [[b"a", b"b"], [b"c", b"d"], [b"e", b"f"]]
+    assert len({taken.id for entries in answers for taken in entries}) == 6
+    assert set(jobs.taken()) == {b"e", b"f"}
+
+
+async def test_no_entry_is_lost_when_the_reply_to_a_take_is_lost(url: str, namespace: str, jobs: Queue) -> None:
+    # Given a list, and a connection that breaks instead of bringing the reply to a take
+    ran = list[bytes]()
+    with Proxy(url) as proxy:
+        proxied = Gate(proxy.url, namespace=namespace)
+
+        @proxied.list(jobs.name, concurrency=1, reclaim=SOON)
+        async def handle(entry: ListEntry) -> None:
+            ran.append(entry.data)
+
+        async with proxied.aio.subscribers():
+            jobs.push("loads the script")
+            await until(lambda: ran)
+            proxy.cut_reply(script("lists/take").sha)
+            # When the take is sent again
+            jobs.push(*"abcdef")
+            # Then each entry is handled
+            await until(jobs.settled)
+        await proxied.aio.close()
+        proxied.close()
+    assert Counter(ran) == Counter([b"loads the script", b"a", b"b", b"c", b"d", b"e", b"f"])
 
 
 async def test_data_that_was_deleted_is_counted(one: Gate, jobs: Queue) -> None:

@@ -1,13 +1,14 @@
 --- Take entries of a list: those whose lease or delay has ended, then those that a blocking pop moved, then new ones.
 --- An entry that this consumer still holds is returned with its old number of deliveries. So a late renewal costs no
---- attempt, and an entry whose reply was lost is delivered later. A call that is sent again takes other entries.
+--- attempt, and an entry whose reply was lost is delivered later. A call that is sent again takes other entries, which
+--- get other ids.
 --- KEYS[1] list
 --- KEYS[2] incoming
 --- KEYS[3] leases
 --- KEYS[4] state
 --- KEYS[5] data
 --- ARGV[1] now, us, or "" for the server's
---- ARGV[2] request id; the ids of new entries begin with it, so they sort by the time of the call
+--- ARGV[2] request id; the ids of new entries consist of the time, this id and a number, so they sort by time
 --- ARGV[3] consumer
 --- ARGV[4] lease, ms
 --- ARGV[5] maximum number of entries; a call takes 128 KiB of them or a single one
@@ -17,13 +18,14 @@
 --- @include "lib/now"
 --- @include "lib/validate/validate_list_keys"
 local K = { source = KEYS[1], incoming = KEYS[2], leases = KEYS[3], state = KEYS[4], data = KEYS[5] }
-local now_ms = math.floor(now(ARGV[1]) / 1000)
+local now_us = now(ARGV[1])
+local now_ms = math.floor(now_us / 1000)
 local consumer, lease_end, most = ARGV[3], now_ms + ARGV[4], tonumber(ARGV[5])
 local problem = validate_list_keys(K)
 if problem then
   return { "foreign", now_ms, problem }
 end
-local reply, taken, bytes, missing = { "ok", now_ms, 0, 0 }, 0, 0, 0
+local reply, taken, bytes, missing, number = { "ok", now_ms, 0, 0 }, 0, 0, 0, 0
 
 local function has_room(data)
   return taken < most and (taken == 0 or bytes + #data <= max_call_bytes)
@@ -38,9 +40,13 @@ local function lease(id, deliveries, data)
   reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, deliveries, data
 end
 
+-- A copy of this call, executed at another time, must not reuse an id: its data would replace that of the first entry.
+-- HSETNX covers two calls at the same time.
 local function lease_new(data)
-  local id = ARGV[2] .. string.format("-%04d", taken)
-  redis.call("HSET", K.data, id, data)
+  local id
+  repeat
+    id, number = string.format("%016.0f-%s-%04d", now_us, ARGV[2], number), number + 1
+  until redis.call("HSETNX", K.data, id, data) == 1
   lease(id, 1, data)
 end
 
