@@ -38,7 +38,7 @@ def rollback(context: Context, attempt: ClaimAttempt) -> None:
     """Release a claim that was granted, with one try and no retries."""
     if not attempt.options.at_most_once:
         with suppress(StoreError):
-            context.link.run(attempt.build_release(undo=True), within=0)
+            context.link.run(attempt.give_up().build_release(undo=True), within=0)
 
 
 async def acquire_async(context: Context, attempt: ClaimAttempt) -> Entry:
@@ -60,10 +60,10 @@ async def rollback_async(
     """Release a granted claim after a NotDurable error or a cancellation."""
     link = context.aio_link
     if not isinstance(error, NotDurable):
-        link.spawn(_rollback_when_answered(context, attempt, pending.outcome()))
+        link.spawn(_rollback_when_answered(context, attempt.give_up(), pending.outcome()))
     elif not attempt.options.at_most_once:
         with suppress(StoreError):
-            await link.run(attempt.build_release(undo=True), within=0)
+            await link.run(attempt.give_up().build_release(undo=True), within=0)
 
 
 async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pending: asyncio.Future[Entry]) -> None:
@@ -109,10 +109,11 @@ async def acquire_many_async(context: Context, attempts: Sequence[ClaimAttempt])
     try:
         outcomes = await asyncio.shield(pending)
     except asyncio.CancelledError:
-        link.spawn(_rollback_many(context, attempts, pending))
+        link.spawn(_rollback_many(context, [attempt.give_up() for attempt in attempts], pending))
         raise
     if (error := _first_failure(outcomes)) is not None:
-        await asyncio.shield(link.spawn(_rollback_many(context, attempts, pending, within=0)))
+        given_up = [attempt.give_up() for attempt in attempts]
+        await asyncio.shield(link.spawn(_rollback_many(context, given_up, pending, within=0)))
         raise error
     return outcomes
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -219,6 +220,15 @@ class ClaimAttempt:
         if not self._owner:
             self._owner = token()
         return self._owner
+
+    def give_up(self) -> ClaimAttempt:
+        """Return a copy of this attempt to release its claim with. The next claim of this attempt has another owner.
+
+        With the same owner, the release could follow that claim, and free the key while its work runs.
+        """
+        given_up = copy(self)
+        self._owner = b""
+        return given_up
 
     def build_claim(self) -> Call[Entry]:
         """Build the call that claims the key, or marks it with `at_most_once`."""

@@ -306,3 +306,36 @@ async def test_closing_leaves_no_task_behind_a_store_that_does_not_answer(
         assert isinstance(verdict.error, StoreUnavailable)
     assert pending_tasks() <= before
     assert not impatient.context.aio_link._loops
+
+
+@pytest.mark.parametrize("call", ["claim", "wait", "claim_many"])
+async def test_a_claim_that_is_awaited_again_is_not_released_by_its_cancellation(
+    gate: Gate, wire: Any, call: str
+) -> None:
+    # Given a claim that was granted, and whose caller was cancelled before the reply arrived
+    owner = await gate.aio.claim("x")
+    batch = gate.aio.claim_many(["x"])
+    claim = batch[0] if call == "claim_many" else gate.aio.claim("x")
+    if call == "wait":
+        await claim
+
+    async def awaited() -> None:
+        await (claim.wait("60s") if call == "wait" else claim if call == "claim" else batch)
+
+    await owner.release()
+    wire.reset()
+    wire.flowing.clear()
+    task = asyncio.create_task(awaited())
+    await held_back(wire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # When it is awaited again
+    again = asyncio.create_task(awaited())
+    wire.flowing.set()
+    await again
+    # Then it holds the key once it says so
+    assert await claim.wait("60s") == "started"
+    await settled(gate)
+    assert gate.claim("x").state == "in_progress"
+    assert await claim.complete() is True
