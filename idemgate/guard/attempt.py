@@ -134,11 +134,15 @@ class DoneCache:
 
     It holds the last `size` keys, each until its retention ends. Only done keys are cached, because a done key changes
     only if another process forgets it. This process then notices when the entry expires. `now` returns seconds.
+
+    `evictions` counts the decisions of this process about keys. A reply to a claim that was sent before the last one
+    is not cached: it may be older than the decision.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_now", "_size")
+    __slots__ = ("__weakref__", "_entries", "_now", "_size", "evictions")
 
     def __init__(self, size: int, now: Callable[[], float] = monotonic) -> None:
+        self.evictions = 0
         self._size = size
         self._now = now
         self._entries: OrderedDict[bytes, tuple[float, bytes, CacheEntry]] = OrderedDict()
@@ -162,7 +166,8 @@ class DoneCache:
             self._entries.popitem(last=False)
 
     def evict(self, record: bytes) -> None:
-        """Remove a record that this process forgot or resolved."""
+        """Remove a record that this process forgets or resolves. Call it before the decision and after it."""
+        self.evictions += 1
         self._entries.pop(record, None)
 
 
@@ -187,11 +192,13 @@ class ClaimAttempt:
     to the end was recorded. `interruption` is what a signal handler raised while the result was encoded.
     `loses_model` is True if the result is a model that duplicates get as a dict.
     `leased_at` is the process's time of the request that started or renewed the lease: the lease counts from then on.
+    `evictions` is the count of the cache before the claim was sent.
     """
 
     __slots__ = (
-        "__weakref__", "_owner", "claims", "ended", "entry", "fingerprint", "interruption", "kept", "key", "leased_at",
-        "loses_model", "lost", "options", "ran", "record", "result", "unended", "wait", "waiting_since",
+        "__weakref__", "_owner", "claims", "ended", "entry", "evictions", "fingerprint", "interruption", "kept",
+        "key", "leased_at", "loses_model", "lost", "options", "ran", "record", "result", "unended", "wait",
+        "waiting_since",
     )  # fmt: skip
 
     def __init__(self, options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes) -> None:
@@ -208,6 +215,7 @@ class ClaimAttempt:
         self.ran = self.lost = self.kept = self.ended = self.loses_model = False
         self.interruption: BaseException | None = None
         self.leased_at = INFINITE
+        self.evictions = 0
         self.unended: StoreError | None = None
 
     def log_facts(self) -> dict[str, object]:

@@ -36,7 +36,12 @@ class Decision:
         self.scope = scope
         self.word = word
         self.request = token()
-        for cache in tuple(context.caches):
+        self._caches = context.caches
+        self.evict()
+
+    def evict(self) -> None:
+        """Remove the record from the caches. A duplicate may have cached it while the decision was under way."""
+        for cache in tuple(self._caches):
             cache.evict(self.record[0])
 
     def inspect(self) -> Call[Record]:
@@ -161,14 +166,20 @@ def _resolve(
 
 
 def _decide(context: Context, decision: Decision, build: Build) -> bool:
-    while True:
-        answer = context.link.run(build(context.link.run(decision.inspect())))
-        if answer[0] != "changed":
-            return decision.result(answer)
+    try:
+        while True:
+            answer = context.link.run(build(context.link.run(decision.inspect())))
+            if answer[0] != "changed":
+                return decision.result(answer)
+    finally:
+        decision.evict()
 
 
 async def _decide_async(context: Context, decision: Decision, build: Build) -> bool:
-    while True:
-        answer = await context.aio_link.run(build(await context.aio_link.run(decision.inspect())))
-        if answer[0] != "changed":
-            return decision.result(answer)
+    try:
+        while True:
+            answer = await context.aio_link.run(build(await context.aio_link.run(decision.inspect())))
+            if answer[0] != "changed":
+                return decision.result(answer)
+    finally:
+        decision.evict()

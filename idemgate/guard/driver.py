@@ -343,11 +343,17 @@ class Driver:
 
     def _lookup(self, cache: DoneCache, attempt: ClaimAttempt) -> DuplicateResult | None:
         """Return the result of a duplicate from the cache, or None."""
+        attempt.evictions = cache.evictions
         cached = cache.lookup(attempt.record[0], attempt.fingerprint)
         if cached is None:
             return None
         self.context.counters.add_each("once.remembered", COUNTER_NAMES[cached.entry.state])
         return attempt.answer_from_cache(cached)
+
+    def _store_in_cache(self, attempt: ClaimAttempt, entry: Entry, milliseconds: int) -> None:
+        """Cache a done key, unless this process decided about a key since the claim was sent."""
+        if self.cache is not None and attempt.evictions == self.cache.evictions:
+            self.cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds)
 
     def may_start(self, attempt: ClaimAttempt, leased_at: float, renewal: Renewal) -> bool:
         """Return True if the lease that was renewed may start its work. Count and log one that may not."""
@@ -373,8 +379,8 @@ class Driver:
                 )  # fmt: skip
         else:
             self.context.counters.add(COUNTER_NAMES[entry.state])
-            if entry.state == "done" and self.cache is not None and entry.left_ms > 0:
-                self.cache.store(attempt.record[0], attempt.fingerprint, entry, entry.left_ms)
+            if entry.state == "done" and entry.left_ms > 0:
+                self._store_in_cache(attempt, entry, entry.left_ms)
         return outcome
 
     def answer(self, attempt: ClaimAttempt, duplicate: DuplicateResult) -> Any:
@@ -478,9 +484,7 @@ class Driver:
                 self._warned_of_model = True
                 warn_of_model(attempt)
             if self.cache is not None:
-                self.cache.store(
-                    attempt.record[0], attempt.fingerprint, attempt.build_done_entry(), self.options.retention
-                )
+                self._store_in_cache(attempt, attempt.build_done_entry(), self.options.retention)
 
     def record_unended(self, attempt: ClaimAttempt, error: StoreError) -> None:
         """Count and log a store error at the end of a claim."""

@@ -10,6 +10,9 @@ import pytest
 
 from idemgate import AlreadyDone, AlreadyInProgress, Gate, InvalidArgument, KeyReused, current
 from idemgate.errors import NoCurrentExecution, ReplayedFailure, ResultUnavailable
+from idemgate.guard.attempt import ClaimAttempt
+from idemgate.guard.decide import Decision
+from idemgate.guard.driver import Driver
 from idemgate.testing import Clock
 
 Stored = Callable[[], dict[bytes, bytes]]
@@ -468,6 +471,38 @@ async def test_only_done_keys_are_remembered(wired: Any, wire: Any) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="failed"):
             await handle("x")
+
+
+@pytest.mark.parametrize("late", ["claim", "reply"])
+def test_a_duplicate_beside_a_forget_does_not_cache_the_forgotten_result(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    # Given a key that is done, and not cached here
+    gate.claim("x", scope="s").complete("old")
+    guard = gate.guard("s", cache_size=10)
+    if late == "claim":
+        # When a duplicate arrives while the key is forgotten
+        inspect = Decision.inspect
+
+        def inspect_beside_a_duplicate(self: Decision) -> Any:
+            assert guard.run("x", lambda: "new").value == "old"
+            return inspect(self)
+
+        monkeypatch.setattr(Decision, "inspect", inspect_beside_a_duplicate)
+        assert gate.forget("x", scope="s")
+    else:
+        # When a duplicate gets its reply, and the key is forgotten before the reply is cached
+        record_entry = Driver.record_entry
+
+        def forget_and_record(self: Driver, attempt: ClaimAttempt, outcome: Any) -> Any:
+            monkeypatch.setattr(Driver, "record_entry", record_entry)
+            assert gate.forget("x", scope="s")
+            return record_entry(self, attempt, outcome)
+
+        monkeypatch.setattr(Driver, "record_entry", forget_and_record)
+        assert guard.run("x", lambda: "new").value == "old"
+    # Then the next call runs
+    assert guard.run("x", lambda: "new").value == "new"
 
 
 # -- shadow -----------------------------------------------------------------------------------------------------------
