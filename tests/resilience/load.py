@@ -23,7 +23,7 @@ from typing import Any
 import msgpack
 import redis
 
-from idemgate import AlreadyInProgress, Delivery, Gate, StoreUnavailable, current
+from idemgate import AlreadyInProgress, Delivery, Gate, LeaseLost, StoreUnavailable, current
 from idemgate.core.calls import Call
 from idemgate.topics.topic import Topic
 from idemgate.worker.worker import Worker
@@ -243,7 +243,7 @@ def calls(order: Order) -> Callable[[], object]:
             key = _recent(drawn)
             try:
                 judge(key, charge(key))
-            except (AlreadyInProgress, StoreUnavailable, _Closed, Interrupted):
+            except (AlreadyInProgress, LeaseLost, StoreUnavailable, _Closed, Interrupted):
                 pass
             except BaseException as error:
                 say("wrong", f"a call raised {error!r}")
@@ -260,7 +260,7 @@ def calls(order: Order) -> Callable[[], object]:
             key = _recent(drawn)
             try:
                 judge(key, await charge_async(key))
-            except (AlreadyInProgress, StoreUnavailable, _Closed):
+            except (AlreadyInProgress, LeaseLost, StoreUnavailable, _Closed):
                 pass
             except BaseException as error:
                 say("wrong", f"a call raised {error!r}")
