@@ -288,6 +288,10 @@ class Gate(GuardMethods, SubscriberMethods):
         trip. Without any option the stored policy is used, or the default one for a new topic. After PolicyChanged the
         next declaration replaces the refused one.
 
+        Type checkers know the payload of a topic if annotated: `orders: Topic[Order] = gate.topic("orders")`. Where
+        deliveries hold something else than triggers, name both: `lines: Topic[str, list[str]]` for "append". Nothing
+        is converted: a model is delivered as the dict of its fields.
+
         Args:
             name: the name of the topic.
             redefine: replace the stored policy for all programs, except `slots` and `merge`.

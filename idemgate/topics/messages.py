@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import index
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 from idemgate.core import keys
 from idemgate.core.codec import Codec
@@ -18,6 +18,16 @@ from idemgate.errors import InvalidArgument
 from idemgate.topics.merge import Merge
 from idemgate.topics.message import Message, PackedMessage, Reason, check_ms, moment
 from idemgate.topics.partial import FailedItems
+
+if TYPE_CHECKING:
+    # Defaults of type parameters need Python 3.13. Type checkers know this module, which is not installed.
+    from typing_extensions import TypeVar
+
+    P = TypeVar("P", default=Any)
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P")
 
 __all__ = [
     "Delivery",
@@ -34,7 +44,6 @@ __all__ = [
     "to_triggers",
 ]
 
-P = TypeVar("P")
 Outcome = Literal["ok", "dead", "cancelled", "lost"]
 ReceiptStatus = Literal["scheduled", "merged", "replaced", "dropped", "duplicate"]
 

@@ -28,8 +28,10 @@ from idemgate.topics.topic_aio import AioTopic
 from idemgate.topics.topic_base import (
     BaseTopic,
     Cancelled,
+    Delivered,
     Deliveries,
     Rescheduled,
+    Sent,
     check_count,
     match_outcomes,
     note_extension,
@@ -41,14 +43,14 @@ __all__ = ["AioTopic", "Topic"]
 T = TypeVar("T")
 
 
-class Topic(BaseTopic):
+class Topic(BaseTopic[Sent, Delivered]):
     """A topic for blocking code; create it with `gate.topic`. `topic.aio` is the same topic for asyncio."""
 
     def __init__(self, context: Context, name: str, declared: Policy, plain: bool, redefine: bool) -> None:
         super().__init__(TopicDefinition(context, name, declared, plain, redefine))
 
     @cached_property
-    def aio(self) -> AioTopic:
+    def aio(self) -> AioTopic[Sent, Delivered]:
         """The same topic for asyncio."""
         return AioTopic(self.definition)
 
@@ -81,7 +83,7 @@ class Topic(BaseTopic):
     def trigger(
         self,
         key: Key,
-        payload: object = None,
+        payload: Sent | None = None,
         *,
         priority: int | None = None,
         group: Key | None = None,
@@ -120,7 +122,7 @@ class Topic(BaseTopic):
             (trigger,) = self._add_event_ids([trigger], execution)
         return self.run(lambda calls: calls.trigger(trigger))
 
-    def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
+    def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order.
 
         All triggers are checked before the first is sent. Each script call is atomic and handles triggers of one slot:
@@ -173,7 +175,7 @@ class Topic(BaseTopic):
                 waiter.wait(wait.next_poll)
         return wait.decode(self.definition.context.codec, found)
 
-    def take(self, n: int = 1) -> list[Delivery[Any]]:
+    def take(self, n: int = 1) -> list[Delivery[Delivered]]:
         """Take due messages, oldest first within a slot.
 
         Their leases begin now. Renew them with `extend`, and end each delivery with `ack`, `nack`, `bury` or
@@ -189,7 +191,7 @@ class Topic(BaseTopic):
         Raises:
             StoreError: No delivery could be taken.
         """
-        deliveries: list[Delivery[Any]] = []
+        deliveries: list[Delivery[Delivered]] = []
         check_count(n)
         calls = self.open()
         try:

@@ -32,8 +32,10 @@ from idemgate.topics.results import ResultWait
 from idemgate.topics.topic_base import (
     BaseTopic,
     Cancelled,
+    Delivered,
     Deliveries,
     Rescheduled,
+    Sent,
     check_count,
     match_outcomes,
     note_extension,
@@ -45,7 +47,7 @@ __all__ = ["AioTopic"]
 T = TypeVar("T")
 
 
-class AioTopic(BaseTopic):
+class AioTopic(BaseTopic[Sent, Delivered]):
     """A topic for asyncio; create it with `gate.aio.topic`. The methods are those of `Topic`."""
 
     @cached_property
@@ -70,7 +72,7 @@ class AioTopic(BaseTopic):
     async def trigger(
         self,
         key: Key,
-        payload: object = None,
+        payload: Sent | None = None,
         *,
         priority: int | None = None,
         group: Key | None = None,
@@ -93,7 +95,7 @@ class AioTopic(BaseTopic):
         calls = await self.open()
         return await self.definition.coalescer().add(calls, calls.pack_trigger(trigger))
 
-    async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Receipt]:
+    async def trigger_many(self, triggers: Iterable[Trigger | tuple[Key, Sent]]) -> list[Receipt]:
         """Send many triggers, in order. See `Topic.trigger_many`."""
         checked = to_triggers(triggers)
         if (execution := current_claim()) is not None:
@@ -112,9 +114,9 @@ class AioTopic(BaseTopic):
                 await wait_for_wakeup(wake, wait.next_poll)
         return wait.decode(self.definition.context.codec, found)
 
-    async def take(self, n: int = 1) -> list[Delivery[Any]]:
+    async def take(self, n: int = 1) -> list[Delivery[Delivered]]:
         """Take due messages. See `Topic.take`. If the task is cancelled, the leases of taken messages lapse."""
-        deliveries: list[Delivery[Any]] = []
+        deliveries: list[Delivery[Delivered]] = []
         check_count(n)
         calls = await self.open()
         try:

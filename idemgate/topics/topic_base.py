@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key, outbox, raw
@@ -18,25 +18,42 @@ from idemgate.topics.policy import Policy
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
+    from typing_extensions import TypeVar  # see `messages`
+
+    Sent = TypeVar("Sent", default=Any)
+    Delivered = TypeVar("Delivered", default=Sent)
+else:
+    from typing import TypeVar
+
+    Sent, Delivered = TypeVar("Sent"), TypeVar("Delivered")
+
 __all__ = [
     "BaseTopic",
     "Cancelled",
+    "Delivered",
     "Deliveries",
     "Rescheduled",
+    "Sent",
     "check_count",
     "match_outcomes",
     "note_extension",
     "to_deliveries",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 Cancelled = Literal["cancelled", "in_flight", "absent"]
 Rescheduled = Literal["rescheduled", "in_flight", "absent"]
 Deliveries = Delivery[Any] | Sequence[Delivery[Any]]
 
 
-class BaseTopic:
-    """The base of `Topic` and `AioTopic`."""
+class BaseTopic(Generic[Sent, Delivered]):
+    """The base of `Topic` and `AioTopic`: the type of a trigger's payload, and the type of a delivery's."""
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types):
+            """Let `Topic[Order]` mean `Topic[Order, Order]`, as it does for type checkers."""
+            return super().__class_getitem__(types if isinstance(types, tuple) else (types, types))
 
     def __init__(self, definition: TopicDefinition) -> None:
         self.definition = definition
@@ -55,7 +72,7 @@ class BaseTopic:
         """The policy of the topic."""
         return self.definition.declared
 
-    def handler(self, func: F) -> F:
+    def handler(self, func: Callable[[Delivery[Delivered]], R]) -> Callable[[Delivery[Delivered]], R]:
         """Register the function that a worker calls with each delivery.
 
         Args:
@@ -123,7 +140,7 @@ class BaseTopic:
             )
         return [name.encode() for name in self.forward_targets()] if forward.target is None else [forward.target]
 
-    def decode_forwarded(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Any]:
+    def decode_forwarded(self, entry: bytes | Mapping[Any, bytes]) -> Delivery[Delivered]:
         """Decode a forwarded message.
 
         Args:
@@ -140,7 +157,7 @@ class BaseTopic:
             raise DecodeError("the fields hold no `message`")
         return self.definition.build_calls().decode_forwarded(packed)
 
-    def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: object = None) -> None:
+    def every(self, cron: str, *, name: str, tz: str | ZoneInfo = "UTC", payload: Sent | None = None) -> None:
         """Trigger the topic at each occurrence of a cron expression.
 
         Each occurrence is one message, however many workers schedule it. Its key is `name`, "@" and the UTC time:

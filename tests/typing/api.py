@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import Any, Literal, assert_type
+from typing import Any, Literal, TypedDict, assert_type
 from uuid import UUID
 
 import tenacity
@@ -426,6 +426,58 @@ async def on_image_soon(delivery: Delivery[list[str]]) -> None: ...
 @images.handler
 def on_some_images(delivery: Delivery[list[str]]) -> PartialFailure:
     return PartialFailure([item for item in delivery.payload if item], "empty", delay="5s")
+
+
+class Order(TypedDict):
+    id: str
+
+
+orders: Topic[Order] = gate.topic("orders")
+lines: Topic[str, list[str]] = gate.topic("lines", merge=append(10))
+
+
+@orders.handler
+def on_order(delivery: Delivery[Order]) -> str:
+    return delivery.payload["id"]
+
+
+@orders.handler
+async def on_order_soon(delivery: Delivery[Order]) -> None: ...
+
+
+@orders.handler
+def on_any_order(delivery: Delivery) -> None:
+    assert_type(delivery, Delivery[Any])
+
+
+@orders.handler  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def on_wrong_order(delivery: Delivery[list[str]]) -> None: ...
+
+
+@lines.handler
+def on_lines(delivery: Delivery[list[str]]) -> int:
+    return len(delivery.payload)
+
+
+async def typed_topics(bare: Topic, soon: AioTopic[Order]) -> None:
+    assert_type(bare, Topic[Any, Any])
+    assert_type(orders, Topic[Order, Order])
+    assert_type(orders.aio, AioTopic[Order])
+    orders.trigger("k", {"id": "7"})
+    orders.trigger("k", delay="5s")
+    orders.trigger("k", "7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    orders.trigger_many([("k", {"id": "7"}), Trigger("k")])
+    orders.trigger_many([("k", 7)])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    assert_type(orders.take(), list[Delivery[Order]])
+    assert_type(orders.decode_forwarded(b""), Delivery[Order])
+    assert_type(on_order(orders.take()[0]), str)
+    assert_type(await soon.take(), list[Delivery[Order]])
+    await soon.trigger("k", 7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    lines.trigger("k", "a line")
+    lines.trigger("k", ["a line"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(lines.take()[0].payload, list[str])
+    orders.ack(orders.take())
+    orders.every("* * * * *", name="hourly", payload=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 sessions = gate.on_expired("sessions", "session:*", notifications="set", scan="1m")

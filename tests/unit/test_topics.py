@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import MAX_MIXED_SETTLEMENTS, OpenReply, Settlement, TopicCalls, nack_items
 from idemgate.topics.merge import append
 from idemgate.topics.messages import Delivery, Settled, Taken, Trigger
+from idemgate.topics.topic import AioTopic, Topic
 from tests.messages import pack_message
 from tests.unit.test_policy import policy
 
@@ -182,3 +183,10 @@ def test_what_a_slot_holds_beside_counters_is_not_counted() -> None:
     # And of slots of which one has something next, that is next
     assert stats.next_due is not None
     assert stats.next_due.timestamp() * 1000 == NOW
+
+
+@pytest.mark.parametrize("topic", [Topic, AioTopic])
+def test_a_topic_with_one_type_delivers_what_was_sent(topic: Any) -> None:
+    assert get_args(topic[int]) == get_args(topic[int, int]) == (int, int)
+    assert get_args(topic[str, list[str]]) == (str, list[str])
+    assert get_args(Delivery[int]) == (int,)
