@@ -139,6 +139,7 @@ class Gate(GuardMethods, SubscriberMethods):
             KeyReused: the key was used with another fingerprint.
             OutcomeUnknown: a former owner lost its lease, and `on_lease_loss` is "hold".
             AttemptsExhausted: the key reached `max_attempts`.
+            LeaseLost: the reply came so late that another caller has taken the key over.
             StoreError: the store did not answer.
         """
         return Claim(self.context, claim_attempt(self.context, key, fingerprint, options)).acquire()
@@ -156,9 +157,8 @@ class Gate(GuardMethods, SubscriberMethods):
             **options: see `ClaimOptions`.
 
         Returns:
-            A claim for each key. KeyReused, OutcomeUnknown, AttemptsExhausted or UnexpectedData of one key is the
-            `error`
-            of its claim.
+            A claim for each key. KeyReused, OutcomeUnknown, AttemptsExhausted, LeaseLost or UnexpectedData of one key
+            is the `error` of its claim.
 
         Raises:
             InvalidArgument: a key is invalid; the error names its index. Nothing was sent.

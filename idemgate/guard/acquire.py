@@ -6,18 +6,22 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from idemgate.core.calls import KEY_ERRORS, PerKeyCall
+from idemgate.core.calls import KEY_ERRORS, Batch, PerKeyCall
 from idemgate.errors import NotDurable, ServerRejected, StoreError
 from idemgate.guard.attempt import ClaimAttempt, build_claim_calls, build_release_calls
-from idemgate.guard.calls import Entry
+from idemgate.guard.calls import Entry, Renewal
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
     from idemgate.store.aio import PendingCall
 
-__all__ = ["acquire", "acquire_async", "acquire_many", "acquire_many_async", "rollback", "rollback_async"]
+__all__ = [
+    "acquire", "acquire_async", "acquire_many", "acquire_many_async", "may_start", "renew_before_start",
+    "renew_before_start_async", "renew_late", "renew_late_async", "rollback", "rollback_async",
+]  # fmt: skip
 
 log = logging.getLogger("idemgate.once")
 
@@ -79,6 +83,44 @@ async def _rollback_when_answered(context: Context, attempt: ClaimAttempt, pendi
         )
 
 
+def renew_before_start(context: Context, attempt: ClaimAttempt) -> None:
+    """Renew a lease of which less than half is left. Raise LeaseLost if the work must not start."""
+    leased_at = monotonic()
+    if not may_start(context, attempt, leased_at, context.link.run(attempt.build_renewal())):
+        rollback(context, attempt)
+        raise attempt.build_lease_lost()
+
+
+async def renew_before_start_async(context: Context, attempt: ClaimAttempt) -> None:
+    """Renew a lease of which less than half is left; see `renew_before_start`."""
+    leased_at, link = monotonic(), context.aio_link
+    try:
+        renewal = await link.run(attempt.build_renewal())
+    except asyncio.CancelledError:
+        link.spawn(_release_async(context, attempt.give_up()))
+        raise
+    if not may_start(context, attempt, leased_at, renewal):
+        await _release_async(context, attempt.give_up())
+        raise attempt.build_lease_lost()
+
+
+def may_start(context: Context, attempt: ClaimAttempt, leased_at: float, renewal: Renewal) -> bool:
+    """Return True if the lease that was renewed may start its work. Count and log one that may not."""
+    attempt.leased_at = leased_at
+    if renewal != "lost" and not attempt.needs_renewal:
+        return True
+    context.counters.add("once.not_started")
+    facts = attempt.log_facts()
+    log.warning("once.not_started scope=%r key=%r", *facts.values(), extra=facts)
+    return False
+
+
+async def _release_async(context: Context, attempt: ClaimAttempt) -> None:
+    """Release a claim whose work did not start, with one try."""
+    with suppress(StoreError):
+        await context.aio_link.run(attempt.build_release(undo=True), within=0)
+
+
 # Claims of a batch travel together. Either all are answered, or the granted ones are released.
 
 Outcome = Entry | StoreError
@@ -116,6 +158,52 @@ async def acquire_many_async(context: Context, attempts: Sequence[ClaimAttempt])
         await asyncio.shield(link.spawn(_rollback_many(context, given_up, pending, within=0)))
         raise error
     return outcomes
+
+
+def renew_late(context: Context, attempts: Sequence[ClaimAttempt], outcomes: list[Outcome]) -> list[Outcome]:
+    """Renew the granted claims of which less than half of the lease is left. A lost one becomes "stale"."""
+    if not (late := _find_late(attempts, outcomes)):
+        return outcomes
+    leased_at = monotonic()
+    renewals = context.link.run_all(Batch([attempts[index].build_renewal() for index in late], list))
+    return _apply_renewals(context, attempts, outcomes, dict(zip(late, renewals, strict=True)), leased_at)
+
+
+async def renew_late_async(
+    context: Context, attempts: Sequence[ClaimAttempt], outcomes: list[Outcome]
+) -> list[Outcome]:
+    """Renew the granted claims of which less than half of the lease is left; see `renew_late`."""
+    if not (late := _find_late(attempts, outcomes)):
+        return outcomes
+    leased_at = monotonic()
+    renewals = await context.aio_link.run_all(Batch([attempts[index].build_renewal() for index in late], list))
+    return _apply_renewals(context, attempts, outcomes, dict(zip(late, renewals, strict=True)), leased_at)
+
+
+def _find_late(attempts: Sequence[ClaimAttempt], outcomes: Sequence[Outcome]) -> list[int]:
+    """Return the indexes of the granted claims of which less than half of the lease is left."""
+    return [
+        index
+        for index, outcome in enumerate(outcomes)
+        if isinstance(outcome, Entry) and outcome.state == "started" and attempts[index].needs_renewal
+    ]
+
+
+def _apply_renewals(
+    context: Context,
+    attempts: Sequence[ClaimAttempt],
+    outcomes: Sequence[Outcome],
+    renewals: dict[int, Renewal],
+    leased_at: float,
+) -> list[Outcome]:
+    """Return the outcomes after these renewals, by index. A claim whose renewal is late itself gets a heartbeat."""
+    lost = set[int]()
+    for index, renewal in renewals.items():
+        attempts[index].leased_at = leased_at
+        if renewal == "lost":
+            may_start(context, attempts[index], leased_at, renewal)
+            lost.add(index)
+    return [Entry("stale") if index in lost else outcome for index, outcome in enumerate(outcomes)]
 
 
 async def _rollback_many(

@@ -235,7 +235,7 @@ class ClaimAttempt:
         With the same owner, the release could follow that claim, and free the key while its work runs.
         """
         given_up = copy(self)
-        self._owner = b""
+        self._owner, self.leased_at = b"", INFINITE
         return given_up
 
     def build_claim(self) -> Call[Entry]:
@@ -245,7 +245,8 @@ class ClaimAttempt:
             owner = self._owner = token()
         if options.at_most_once:
             return self.claims.mark(self.record, owner, options.retention, self.fingerprint)
-        self.leased_at = monotonic()
+        # A late copy of an earlier request of this attempt may have started the lease.
+        self.leased_at = min(self.leased_at, monotonic())
         return self.claims.claim(
             self.record,
             owner,

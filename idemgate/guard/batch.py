@@ -11,7 +11,7 @@ from idemgate.core.calls import PerKeyCall
 from idemgate.core.durations import Duration
 from idemgate.core.validation import check_iterable
 from idemgate.errors import InvalidArgument, StoreError
-from idemgate.guard.acquire import acquire_many, acquire_many_async
+from idemgate.guard.acquire import acquire_many, acquire_many_async, renew_late, renew_late_async
 from idemgate.guard.attempt import ClaimAttempt, build_release_calls
 from idemgate.guard.calls import Claims, Ending
 from idemgate.guard.claim import AioClaim, BaseClaim, Claim
@@ -78,7 +78,8 @@ class ClaimBatch(_Batch[Claim]):
     def acquire(self) -> Self:
         """Send the claims unless they were sent; `gate.claim_many` does this."""
         if not self._acquired:
-            self._apply_reply(acquire_many(self._context, self._attempts))
+            attempts = self._attempts
+            self._apply_reply(renew_late(self._context, attempts, acquire_many(self._context, attempts)))
         return self
 
     def __enter__(self) -> Self:
@@ -113,7 +114,9 @@ class AioClaimBatch(_Batch[AioClaim]):
     async def _acquire(self) -> Self:
         """Send the claims unless they were sent."""
         if not self._acquired:
-            self._apply_reply(await acquire_many_async(self._context, self._attempts))
+            attempts = self._attempts
+            outcomes = await acquire_many_async(self._context, attempts)
+            self._apply_reply(await renew_late_async(self._context, attempts, outcomes))
         return self
 
     async def __aenter__(self) -> Self:

@@ -14,7 +14,7 @@ from idemgate.core.calls import Call
 from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import text_of
 from idemgate.errors import ClaimRejected, IdemgateError, InvalidArgument, ResultUnavailable, StoreError
-from idemgate.guard.acquire import acquire, acquire_async
+from idemgate.guard.acquire import acquire, acquire_async, renew_before_start, renew_before_start_async
 from idemgate.guard.attempt import ClaimAttempt, decode_failure, rejection_error
 from idemgate.guard.calls import Ending, Entry, Renewal
 from idemgate.guard.current import Execution
@@ -40,7 +40,7 @@ class BaseClaim:
         taken_over: how many former owners lost their lease.
         recovered: the checkpoint of a former attempt, or None.
         error: a claim of `claim_many` that has no state has this error instead, and raises it on use. It is KeyReused,
-            OutcomeUnknown, AttemptsExhausted, UnexpectedData, or DecodeError for a corrupt checkpoint.
+            OutcomeUnknown, AttemptsExhausted, LeaseLost, UnexpectedData, or DecodeError for a corrupt checkpoint.
     """
 
     __slots__ = (
@@ -280,8 +280,15 @@ class Claim(BaseClaim):
     def acquire(self) -> Self:
         """Send the claim unless it was sent; `gate.claim` does this. One round trip."""
         if self._entry is None and self._error is None:
-            self._set_reply(acquire(self._context, self._attempt))
+            self._send()
         return self
+
+    def _send(self) -> None:
+        """Send the claim. Raise LeaseLost if its lease has ended before the reply arrived, and was taken over."""
+        self._attempt.entry = entry = acquire(self._context, self._attempt)
+        if entry.state == "started" and self._attempt.needs_renewal:
+            renew_before_start(self._context, self._attempt)
+        self._set_reply(entry)
 
     def __enter__(self) -> Self:
         self._enter_block()
@@ -379,7 +386,7 @@ class Claim(BaseClaim):
             return self.state
         with self._context.link.waiting(self._attempt.record[0]) as waiter:
             while True:
-                self._set_reply(acquire(self._context, self._attempt))
+                self._send()
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state
@@ -398,8 +405,15 @@ class AioClaim(BaseClaim):
     async def _acquire(self) -> Self:
         """Send the claim unless it was sent."""
         if self._entry is None and self._error is None:
-            self._set_reply(await acquire_async(self._context, self._attempt))
+            await self._send()
         return self
+
+    async def _send(self) -> None:
+        """Send the claim; see `Claim._send`."""
+        self._attempt.entry = entry = await acquire_async(self._context, self._attempt)
+        if entry.state == "started" and self._attempt.needs_renewal:
+            await renew_before_start_async(self._context, self._attempt)
+        self._set_reply(entry)
 
     async def __aenter__(self) -> Self:
         await self._acquire()
@@ -455,7 +469,7 @@ class AioClaim(BaseClaim):
             return self.state
         async with self._context.aio_link.waiting(self._attempt.record[0]) as wake:
             while True:
-                self._set_reply(await acquire_async(self._context, self._attempt))
+                await self._send()
                 left = end - monotonic()
                 if self.state != "in_progress" or left <= 0:
                     return self.state

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
@@ -24,9 +24,16 @@ from idemgate.errors import (
     StoreError,
     UnexpectedData,
 )
-from idemgate.guard.acquire import acquire, acquire_async, rollback, rollback_async
+from idemgate.guard.acquire import (
+    acquire,
+    acquire_async,
+    renew_before_start,
+    renew_before_start_async,
+    rollback,
+    rollback_async,
+)
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult, OnceOptions, OnError, WaitForOwner
-from idemgate.guard.calls import Claims, Entry, Renewal, State
+from idemgate.guard.calls import Claims, Entry, State
 from idemgate.guard.current import Execution, use_execution
 from idemgate.guard.heartbeat import Heartbeat, end_timeouts, wait_for_wakeup
 from idemgate.guard.judge import judge, judge_unguarded, record_hook_failure, report_replay, warn_of_model
@@ -177,7 +184,7 @@ class Driver:
                 outcome = self._wait(attempt)
             duplicate = self.record_entry(attempt, outcome)
             if duplicate is None and attempt.needs_renewal:
-                self.renew_before_start(attempt)
+                renew_before_start(context, attempt)
         except StoreError as error:
             return self.apply_store_policy(attempt, error), False
         return duplicate, True
@@ -189,13 +196,6 @@ class Driver:
             while isinstance(outcome := attempt.interpret_reply(acquire(self.context, attempt)), WaitForOwner):
                 waiter.wait(outcome.seconds)
         return outcome
-
-    def renew_before_start(self, attempt: ClaimAttempt) -> None:
-        """Renew a lease of which less than half is left. Raise LeaseLost if the work must not start."""
-        leased_at = monotonic()
-        if not self.may_start(attempt, leased_at, self.context.link.run(attempt.build_renewal())):
-            rollback(self.context, attempt)
-            raise attempt.build_lease_lost()
 
     def _end_claim(self, attempt: ClaimAttempt, call: Call[bool], done: bool = False) -> None:
         """Send the end of a claim. Count a store error instead of raising it.
@@ -277,7 +277,7 @@ class Driver:
                 outcome = await self._wait_async(attempt)
             duplicate = self.record_entry(attempt, outcome)
             if duplicate is None and attempt.needs_renewal:
-                await self.renew_before_start_async(attempt)
+                await renew_before_start_async(self.context, attempt)
         except StoreError as error:
             return self.apply_store_policy(attempt, error), False
         return duplicate, True
@@ -290,23 +290,6 @@ class Driver:
             ):
                 await wait_for_wakeup(wake, outcome.seconds)
         return outcome
-
-    async def renew_before_start_async(self, attempt: ClaimAttempt) -> None:
-        """Renew a lease of which less than half is left; see `renew_before_start`."""
-        leased_at, link = monotonic(), self.context.aio_link
-        try:
-            renewal = await link.run(attempt.build_renewal())
-        except asyncio.CancelledError:
-            link.spawn(self._release_async(attempt))
-            raise
-        if not self.may_start(attempt, leased_at, renewal):
-            await self._release_async(attempt)
-            raise attempt.build_lease_lost()
-
-    async def _release_async(self, attempt: ClaimAttempt) -> None:
-        """Release a claim whose work did not start, with one try."""
-        with suppress(StoreError):
-            await self.context.aio_link.run(attempt.build_release(undo=True), within=0)
 
     async def _end_claim_async(
         self, attempt: ClaimAttempt, heartbeat: Heartbeat, call: Call[bool], done: bool = False
@@ -354,16 +337,6 @@ class Driver:
         """Cache a done key, unless this process decided about a key since the claim was sent."""
         if self.cache is not None and attempt.evictions == self.cache.evictions:
             self.cache.store(attempt.record[0], attempt.fingerprint, entry, milliseconds)
-
-    def may_start(self, attempt: ClaimAttempt, leased_at: float, renewal: Renewal) -> bool:
-        """Return True if the lease that was renewed may start its work. Count and log one that may not."""
-        attempt.leased_at = leased_at
-        if renewal != "lost" and not attempt.needs_renewal:
-            return True
-        self.context.counters.add("once.not_started")
-        facts = attempt.log_facts()
-        log.warning("once.not_started scope=%r key=%r", *facts.values(), extra=facts)
-        return False
 
     def record_entry(self, attempt: ClaimAttempt, outcome: DuplicateResult | None) -> DuplicateResult | None:
         """Count the reply to a claim, and cache a done key."""

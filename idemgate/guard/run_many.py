@@ -14,7 +14,14 @@ from idemgate.core.keys import Key
 from idemgate.core.validation import call_blocking, check_int, check_iterable
 from idemgate.core.verdict import Verdict
 from idemgate.errors import IdemgateError, InvalidArgument, LeaseLost, StoreError
-from idemgate.guard.acquire import Outcome, acquire_many, acquire_many_async
+from idemgate.guard.acquire import (
+    Outcome,
+    acquire_many,
+    acquire_many_async,
+    may_start,
+    renew_before_start,
+    renew_before_start_async,
+)
 from idemgate.guard.attempt import ClaimAttempt, DuplicateResult, WaitForOwner, build_release_calls
 from idemgate.guard.current import use_execution
 from idemgate.guard.driver import Driver
@@ -107,7 +114,7 @@ class _Batch(Generic[T, R]):
             return False
         run.attempt.leased_at = run.heartbeat.last
         if run.heartbeat.execution.lease_lost:
-            self.driver.may_start(run.attempt, run.heartbeat.last, "lost")
+            may_start(self.driver.context, run.attempt, run.heartbeat.last, "lost")
             raise run.attempt.build_lease_lost()
         return run.attempt.needs_renewal
 
@@ -191,7 +198,7 @@ def run_many(
             work = functools.partial(driver.retry.copy(), handler) if driver.retry else handler
             try:
                 if batch.needs_renewal(one):
-                    driver.renew_before_start(one.attempt)
+                    renew_before_start(driver.context, one.attempt)
             except (LeaseLost, StoreError) as error:
                 batch.refuse(one, error)
                 continue
@@ -274,7 +281,7 @@ async def _may_start(batch: _Batch[Any, Any], run: _Run[Any]) -> bool:
     """Return True if the lease of a run suffices to start it, after a renewal if need be."""
     try:
         if batch.needs_renewal(run):
-            await batch.driver.renew_before_start_async(run.attempt)
+            await renew_before_start_async(batch.driver.context, run.attempt)
     except (LeaseLost, StoreError) as error:
         batch.refuse(run, error)
         return False

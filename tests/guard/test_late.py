@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 from idemgate import Gate, LeaseLost, current
 from idemgate.errors import InvalidArgument
+from idemgate.guard import acquire, driver, heartbeat
 from idemgate.guard import attempt as attempts
-from idemgate.guard import driver, heartbeat
 from idemgate.guard.attempt import ClaimAttempt
+from idemgate.lua import script
 from idemgate.testing import Clock
+from tests.proxy import Proxy
 
+CLAIM = script("guard/claim").sha
 Later = Callable[[float], None]
 
 
@@ -31,7 +35,7 @@ def late_reply(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Later:
         planned[0] = 0.0
         return interpret(self, entry)
 
-    for module in (attempts, driver, heartbeat):
+    for module in (attempts, acquire, driver, heartbeat):
         monkeypatch.setattr(module, "monotonic", lambda: decide() + passed[0])
     monkeypatch.setattr(ClaimAttempt, "interpret_reply", interpret_later)
 
@@ -85,6 +89,75 @@ async def test_a_renewal_that_is_late_itself_releases_the_key(
     assert (verdict.outcome, verdict.action, verdict.ran) == ("lost", "retry", False)
     assert face.gate.inspect("a", scope="s").state == "released"
     assert face.gate.inspect("a", scope="s").attempts == 0
+
+
+@pytest.fixture
+async def slow(face: Any, url: str, namespace: str) -> AsyncIterator[tuple[Any, Proxy]]:
+    """The face of a gate on the real clock, and the proxy before it. The scripts are loaded."""
+    with Proxy(url) as proxy:
+        made = Gate(proxy.url, namespace=namespace)
+        slow = type(face)(made, face.awaiting)
+        await (await slow.claim("warm")).extend()
+        await slow.claim_many(["warm"])
+        yield slow, proxy
+        await made.aio.close()
+        made.close()
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["claim", "claim_many"])
+async def test_a_claim_whose_reply_was_late_is_renewed(slow: tuple[Any, Proxy], many: bool) -> None:
+    face, proxy = slow
+    proxy.delay_reply(CLAIM, 0.6)
+    claim = (await face.claim_many(["a"], lease="1s"))[0] if many else await face.claim("a", lease="1s")
+    assert claim.started
+    assert face.gate.inspect("a").lease_left > 0.6
+
+
+async def _claim(face: Any, many: bool) -> Any:
+    return await (face.claim_many(["a"], lease="300ms") if many else face.claim("a", lease="300ms"))
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["claim", "claim_many"])
+async def test_a_claim_whose_lease_was_taken_over_before_its_reply_is_lost(
+    slow: tuple[Any, Proxy], url: str, namespace: str, many: bool
+) -> None:
+    face, proxy = slow
+    other = Gate(url, namespace=namespace)
+    # Given a claim that was granted, and whose reply is late
+    proxy.delay_reply(CLAIM, 0.8)
+    claiming = asyncio.create_task(_claim(face, many))
+    while other.inspect("a").state != "lapsed":
+        await asyncio.sleep(0.01)
+    # When another caller takes the key over before the reply arrives
+    assert other.claim("a").started
+    # Then the first caller does not believe that it may run
+    if many:
+        assert isinstance((await claiming)[0].error, LeaseLost)
+    else:
+        with pytest.raises(LeaseLost):
+            await claiming
+    assert face.gate.counters["once.not_started"] == 1
+    other.close()
+
+
+async def test_a_lease_that_a_late_copy_started_is_renewed_before_it_is_relied_on(
+    slow: tuple[Any, Proxy], url: str, namespace: str
+) -> None:
+    face, proxy = slow
+    other = Gate(url, namespace=namespace)
+    owner = other.claim("a")
+    claim = await face.claim("a", lease="800ms")
+    # Given a wait of which a copy is still on its way
+    proxy.hold_request(CLAIM)
+    assert await claim.wait("1ms") == "in_progress"
+    # When the copy arrives after the owner has released the key
+    owner.release()
+    assert proxy.release() == 1
+    await asyncio.sleep(0.5)
+    # Then a later wait does not rely on what is left of that lease
+    assert await claim.wait("1ms") == "started"
+    assert face.gate.inspect("a").lease_left > 0.5
+    other.close()
 
 
 async def test_a_message_of_a_batch_whose_lease_is_lost_does_not_start(face: Any) -> None:
