@@ -60,7 +60,8 @@ class Gate(GuardMethods, SubscriberMethods):
         timeout: how long a call may take, retries included, while the store does not answer. Then it raises
             StoreUnavailable. A topic recognizes a retry for 30 s. With a longer timeout a trigger needs an
             `event_id`, or it may count twice.
-        max_bytes: the largest payload or result, 1 byte to 512 MiB.
+        max_bytes: the largest payload or result, 1 byte to 512 MiB. Deliveries with a larger payload, of a gate with
+            a larger limit, are deferred by 30 s and counted as `topic.too_large`.
         durability: what a write must reach before its call returns. None: the memory of the primary. "replicas" or a
             number: that many replicas acknowledged it (WAIT). "fsync": the append-only file on disk (WAITAOF, with
             Redis 7.2 or Valkey and `appendonly yes`). Not on a cluster. The guarantees are in docs/promises.md.

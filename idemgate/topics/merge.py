@@ -88,6 +88,19 @@ class Merge:
             return [codec.decode(item) for item in self.items(acc)]
         return {name: self.of(name).lower(part, codec) for name, part in self.parts(acc).items()}
 
+    def largest_value(self, acc: Any) -> int:
+        """Return the bytes of the largest value that `lower` decodes."""
+        op = self.spec["op"]
+        if self.raw:
+            return len(acc)
+        if op in ("min", "max"):
+            return len(acc[1])
+        if self.has_items:
+            return max(map(len, self.items(acc)), default=0)
+        if op == "fields":
+            return max((self.of(name).largest_value(part) for name, part in self.parts(acc).items()), default=0)
+        return 0
+
     def count_dropped(self, acc: Any) -> int:
         """Return the number of items of an `append` or `union`, or of fields, beyond the limit."""
         op = self.spec["op"]

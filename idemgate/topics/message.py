@@ -129,6 +129,13 @@ class Message:
             return self._merge.lower(self._accumulator, self._codec)
 
     @property
+    def oversize(self) -> int:
+        """The bytes of its largest value if they exceed the `max_bytes` of the codec, else 0."""
+        with wrap_decode_errors("a payload"):
+            largest = self._merge.largest_value(self._accumulator)
+        return largest if largest > self._codec.max_bytes else 0
+
+    @property
     def dropped(self) -> int:
         """The number of items beyond the limit of the merge policy."""
         with wrap_decode_errors("a payload"):

@@ -14,7 +14,7 @@ from idemgate.core.codec.decoding import unpack, wrap_decode_errors
 from idemgate.core.durations import Duration
 from idemgate.core.keys import Key
 from idemgate.core.validation import check_iterable
-from idemgate.errors import InvalidArgument
+from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.merge import Merge
 from idemgate.topics.message import Message, PackedMessage, Reason, check_ms, moment
 from idemgate.topics.partial import FailedItems
@@ -177,6 +177,16 @@ class Delivery(Generic[P]):
     def size(self) -> int:
         """The size of the stored message in bytes; 0 for a forwarded message, which is no longer stored."""
         return len(self._packed[0]) if self._packed is not None else 0
+
+    @property
+    def oversize(self) -> int:
+        """The bytes of its largest value if this gate may not decode it (`max_bytes`); else 0."""
+        if self._packed is None or len(self._packed[0]) <= self._packed[2].max_bytes:
+            return 0  # checked first, without unpacking the message
+        try:
+            return self._message.oversize
+        except DecodeError:  # corrupt for any gate: the handler meets the error
+            return 0
 
     @property
     def payload(self) -> P:

@@ -14,7 +14,7 @@ from idemgate.core.keys import Key
 from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.store.context import Context
-from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.calls import Settlement, TopicCalls, split_oversize
 from idemgate.topics.calls.outbox import plan_trim
 from idemgate.topics.dead import DeadLetters
 from idemgate.topics.definition import TopicDefinition
@@ -182,6 +182,9 @@ class Topic(BaseTopic[Sent, Delivered]):
         `release`. It makes one round trip per slot and 100 deliveries, or 128 KiB of them. If a round trip fails, the
         deliveries taken before are returned.
 
+        A delivery with a value larger than the gate's `max_bytes` is deferred by 30 s without an attempt, so that a
+        gate with a larger limit can take it. It is counted as `topic.too_large`.
+
         Args:
             n: The maximum number of deliveries.
 
@@ -199,7 +202,10 @@ class Topic(BaseTopic[Sent, Delivered]):
                 more = True
                 while more and len(deliveries) < n:
                     taken = self.definition.context.link.run(calls.take(slot, min(n - len(deliveries), BATCH)))
-                    deliveries, more = deliveries + taken.deliveries, taken.more
+                    fitting, oversize = split_oversize(self.definition.context, taken.deliveries)
+                    deliveries, more = deliveries + fitting, taken.more
+                    if oversize:
+                        self._settle([], oversize)
         except StoreError:
             if not deliveries:
                 raise

@@ -14,7 +14,7 @@ from idemgate.core.keys import Key
 from idemgate.errors import StoreError
 from idemgate.guard.current import Execution, current_claim
 from idemgate.guard.heartbeat import wait_for_wakeup
-from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.calls import Settlement, TopicCalls, split_oversize
 from idemgate.topics.calls.outbox import plan_trim
 from idemgate.topics.dead import AioDeadLetters
 from idemgate.topics.event_ids import add_event_ids
@@ -126,7 +126,10 @@ class AioTopic(BaseTopic[Sent, Delivered]):
                     taken = await self.definition.context.aio_link.run(
                         calls.take(slot, min(n - len(deliveries), BATCH))
                     )
-                    deliveries, more = deliveries + taken.deliveries, taken.more
+                    fitting, oversize = split_oversize(self.definition.context, taken.deliveries)
+                    deliveries, more = deliveries + fitting, taken.more
+                    if oversize:
+                        await self._settle([], oversize)
         except StoreError:
             if not deliveries:
                 raise

@@ -17,7 +17,7 @@ from idemgate.core.verdict import HANDLED, Verdict, verdict_of
 from idemgate.errors import DownstreamUnavailable
 from idemgate.guard.decorator import build_judge_async
 from idemgate.store.context import Context
-from idemgate.topics.calls import Settlement
+from idemgate.topics.calls import Settlement, defer_oversize
 from idemgate.topics.results import encode_result
 from idemgate.worker.consumer import FinishedDelivery, InFlight, TopicConsumer
 from idemgate.worker.handler import judge_partial_failure, run_async_handler, run_blocking_handler
@@ -85,13 +85,20 @@ class Dispatcher:
         return (self._ready if consumer.is_async else self._ready_blocking).of(consumer)
 
     def add(self, consumer: TopicConsumer, entries: list[InFlight]) -> None:
-        """Queue fetched deliveries. `dispatch` starts them."""
+        """Queue fetched deliveries. `dispatch` starts them. Those that are too large for this gate are deferred."""
         if entries:
             self._fetches += 1
             consumer.last_fetch = self._fetches
         self.held += len(entries)
         consumer.held += len(entries)
-        self.waiting(consumer).extend(entries)
+        self.waiting(consumer).extend([entry for entry in entries if not self._defer_oversize(entry)])
+
+    def _defer_oversize(self, entry: InFlight) -> bool:
+        """Defer a delivery whose payload is larger than `max_bytes`. Return False for any other."""
+        settlement = defer_oversize(self._context, entry.delivery)
+        if settlement is not None:
+            self._finish(entry, settlement)
+        return settlement is not None
 
     def dispatch(self) -> None:
         """Start ready deliveries, up to the concurrency. Topics take turns, and so do async and blocking handlers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from idemgate.topics.calls.admin import AdminCalls, DeadTaken, FlushReply
 from idemgate.topics.calls.base import OpenReply, SlotsChanged, open_topic, stored_policy
+from idemgate.topics.calls.oversize import defer_oversize, split_oversize
 from idemgate.topics.calls.query import QueryCalls
 from idemgate.topics.calls.settle import MAX_MIXED_SETTLEMENTS, SettleCalls, Settlement, nack_items
 from idemgate.topics.calls.trigger import MAX_TRIGGERS, PackedTrigger, TriggerCalls
@@ -18,8 +19,10 @@ __all__ = [
     "Settlement",
     "SlotsChanged",
     "TopicCalls",
+    "defer_oversize",
     "nack_items",
     "open_topic",
+    "split_oversize",
     "stored_policy",
 ]
 
