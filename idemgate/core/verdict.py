@@ -57,7 +57,7 @@ class Verdict(NamedTuple, Generic[R]):
         error: the error of the handler, of the key or of the store. None if there is none. With "handled" it is the
             StoreError that kept the completion from being stored: a later copy may run again.
         retry_after: seconds until another attempt makes sense. None: the consumer decides.
-        attempt: the number of this attempt. 0 if no claim was granted.
+        attempt: the number of this attempt, or of the owner's if the key is done or in progress. 0: unknown.
         token: the fencing token. 0 if no claim was granted.
         replayed: True if `value` or `error` is the stored end of an earlier run.
         ran: True if the handler was called.

@@ -33,7 +33,7 @@ def wrap_callback(
         error = verdict.error
         if error is None or verdict.outcome in ("handled", "duplicate", "in_progress"):
             return verdict.value
-        if verdict.ran and on_failure == "raise":
+        if verdict.ran and verdict.outcome != "lost" and on_failure == "raise":
             raise error
         facts = {"callback": name, "outcome": verdict.outcome}
         log.error("callback.failed callback=%s outcome=%s", name, verdict.outcome, exc_info=error, extra=facts)

@@ -112,3 +112,24 @@ def test_options_are_checked_at_decoration(gate: Gate) -> None:
         gate.callback(key="{n}", on_failure="ignore")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="m"):
         gate.callback(key="{m}")(lambda n: n)
+
+
+@pytest.mark.parametrize("awaiting", [False, True])
+async def test_a_lost_lease_is_logged_and_not_raised_into_the_loop(
+    gate: Gate, caplog: pytest.LogCaptureFixture, awaiting: bool
+) -> None:
+    # Given a callback whose key another caller takes over while it runs
+    def lose(message: str) -> str:
+        gate.forget(message, scope="s", force=True)
+        gate.claim(message, scope="s")
+        return "done"
+
+    async def lose_async(message: str) -> str:
+        return lose(message)
+
+    callback: Any = gate.callback(key="{message}", scope="s", on_lost="raise")(lose_async if awaiting else lose)
+    # When it returns, then the library's loop gets no error of the guard
+    answer = callback("a")
+    assert (await answer if awaiting else answer) is None
+    assert counted(gate) == {"lost": 1}
+    assert "outcome=lost" in caplog.text
