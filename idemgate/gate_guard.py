@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from idemgate.core.key_template import KeyCallable, compile_key
 from idemgate.core.validation import check_function
 from idemgate.errors import InvalidArgument
 from idemgate.guard.callback import OnFailure, OnVerdict, wrap_callback
+from idemgate.guard.decorator import OnceFunction
 from idemgate.guard.guard import Guard
 from idemgate.guard.options import (
     GuardOptions,
@@ -26,15 +27,40 @@ __all__ = ["CallbackDecorator", "GuardMethods", "OnceDecorator", "SkippingDecora
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class _Method(Protocol[S_contra, P, R_co]):
+    """A function whose first parameter is named `self`."""
+
+    def __call__(_me, self: S_contra, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
+
+
+class _ClassMethod(Protocol[S_contra, P, R_co]):
+    """A function whose first parameter is named `cls`."""
+
+    def __call__(_me, cls: S_contra, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
+
+
+M = TypeVar("M", bound=_Method[Any, ..., Any] | _ClassMethod[Any, ..., Any])
 
 
 class OnceDecorator(Protocol):
-    """The decorator that `gate.once(...)` returns."""
+    """The decorator that `gate.once(...)` returns.
+
+    A method keeps its type. With another one it could not override a method or fulfil a protocol.
+    """
 
     @overload
-    def __call__(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, func: MergedFunction[P, R], /
+    ) -> MergedFunction[P, R]: ...
     @overload
-    def __call__(self, func: Callable[P, R], /) -> Callable[P, R]: ...
+    def __call__(self, func: M, /) -> M: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> OnceFunction[P, R]: ...
 
 
 class SkippingDecorator(Protocol):
@@ -43,9 +69,23 @@ class SkippingDecorator(Protocol):
     @overload
     def __call__(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, func: _Method[S, P, Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R | None]]: ...
     @overload
-    def __call__(self, func: Callable[P, R], /) -> Callable[P, R | None]: ...
+    def __call__(self, func: _Method[S, P, R], /) -> Callable[Concatenate[S, P], R | None]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, func: _ClassMethod[S, P, Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: _ClassMethod[S, P, R], /) -> Callable[Concatenate[S, P], R | None]: ...
+    @overload
+    def __call__(
+        self, func: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> OnceFunction[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> OnceFunction[P, R | None]: ...
 
 
 class CallbackDecorator(Protocol):
@@ -63,9 +103,13 @@ class GuardMethods:
     context: Context
 
     @overload
-    def once(self, func: MergedFunction[P, R], /) -> MergedFunction[P, R]: ...
+    def once(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, func: MergedFunction[P, R], /
+    ) -> MergedFunction[P, R]: ...
     @overload
-    def once(self, func: Callable[P, R], /) -> Callable[P, R]: ...
+    def once(self, func: M, /) -> M: ...
+    @overload
+    def once(self, func: Callable[P, R], /) -> OnceFunction[P, R]: ...
     @overload
     def once(  # pyright: ignore[reportOverlappingOverload] - the options of the last two include these
         self,
@@ -116,6 +160,11 @@ class GuardMethods:
         only). Below it guards the merged call. `@gate.once` is `@gate.once()`. It works on functions,
         methods, classmethods and staticmethods, sync and async, but not on generator functions.
         Two round trips for a new key, one for a duplicate.
+
+        `charge.inspect(order)` returns the record of the key of `charge(order)`, and `charge.forget(order)` deletes it.
+        Both are coroutines if `charge` is async. `charge.key(order)` is the key, and `charge.scope` the scope. Methods
+        have them too. Write `@once` above `@classmethod`. Type checkers see only a method: pass it to `once_function`
+        of `idemgate.types`.
 
         Args:
             key: a template over the arguments, "{event[id]}" or "{order.id}", or `key=` and a callable that gets the

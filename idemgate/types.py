@@ -12,6 +12,7 @@ from idemgate.dedup.calls import DedupValue
 from idemgate.guard.batch import AioClaimBatch, ClaimBatch
 from idemgate.guard.calls import Record
 from idemgate.guard.current import Execution
+from idemgate.guard.decorator import OnceFunction, once_function
 from idemgate.guard.keep import Keep
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions
 from idemgate.membership.member import Member, Membership
@@ -52,6 +53,7 @@ __all__ = [
     "MergedFunction",
     "Message",
     "NoSkipOptions",
+    "OnceFunction",
     "Outcome",
     "Peek",
     "PubSubMessage",
@@ -64,5 +66,6 @@ __all__ = [
     "Verdict",
     "check_function",
     "milliseconds",
+    "once_function",
     "scope_of",
 ]

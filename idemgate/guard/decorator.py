@@ -4,20 +4,94 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import isbuiltin
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from idemgate.core.key_template import FingerprintSpec, KeySpec
 from idemgate.core.keys import Key, record
+from idemgate.core.scopes import qualified_name
 from idemgate.core.validation import is_async
 from idemgate.core.verdict import HANDLED, Verdict, verdict_of
-from idemgate.errors import MissingKey
+from idemgate.errors import InvalidArgument, MissingKey
 from idemgate.guard.attempt import ClaimAttempt, DoneCache, DuplicateResult
+from idemgate.guard.calls import Record
+from idemgate.guard.decide import forget, forget_async, inspect, inspect_async
 from idemgate.guard.driver import COUNTER_NAMES, Driver
 
-__all__ = ["GuardedFunction", "build_judge", "build_judge_async"]
+__all__ = ["GuardedFunction", "OnceFunction", "build_judge", "build_judge_async", "once_function"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class OnceFunction(Protocol[P, R_co]):
+    """A function decorated with `once`. Its methods take the arguments of a call, and find the key of that call."""
+
+    __name__: str
+    __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[P, R_co]: ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @property
+    def scope(self) -> str:
+        """The scope of the keys, for `gate.inspect(key, scope=charge.scope)`."""
+        ...
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> Key:
+        """Return the key of a call. Sends nothing to the store. Raises MissingKey and InvalidArgument, as the call."""
+        ...
+
+    @overload
+    def inspect(  # type: ignore[overload-overlap]
+        self: OnceFunction[P, Coroutine[Any, Any, object]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Record]: ...
+    @overload
+    def inspect(self, *args: P.args, **kwargs: P.kwargs) -> Record:
+        """Return the stored record of a call's key; see `Gate.inspect`. A coroutine if the function is async."""
+        ...
+
+    @overload
+    def forget(  # type: ignore[overload-overlap]
+        self: OnceFunction[P, Coroutine[Any, Any, object]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, bool]: ...
+    @overload
+    def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Delete the record of a call's key, so that the next call runs. A coroutine if the function is async.
+
+        Returns:
+            False if there was no record.
+
+        Raises:
+            AlreadyInProgress: an owner's lease is valid. `gate.forget(..., force=True)` deletes it anyway.
+        """
+        ...
+
+
+class _KeyMethods:
+    """The methods of `OnceFunction` that a wrapper adds to its function, bound or not."""
+
+    @property
+    def scope(self) -> str:
+        return _require_guard(self)[0].options.scope
+
+    def key(self, /, *args: Any, **kwargs: Any) -> Key:
+        guard, instance = _require_guard(self)
+        return guard.key.of(instance, args, kwargs)
+
+    def inspect(self, /, *args: Any, **kwargs: Any) -> Any:
+        guard, instance = _require_guard(self)
+        call = inspect_async if is_async(self.__wrapped__) else inspect  # type: ignore[attr-defined]
+        return call(guard.driver.context, guard.key.of(instance, args, kwargs), guard.options.scope)
+
+    def forget(self, /, *args: Any, **kwargs: Any) -> Any:
+        guard, instance = _require_guard(self)
+        call = forget_async if is_async(self.__wrapped__) else forget  # type: ignore[attr-defined]
+        return call(guard.driver.context, guard.key.of(instance, args, kwargs), guard.options.scope, force=False)
 
 
 @functools.cache
@@ -27,7 +101,7 @@ def _wrapper_class() -> Any:
 
     untyped: Any = wrapt
 
-    class BoundGuarded(untyped.BoundFunctionWrapper):  # type: ignore[misc]
+    class BoundGuarded(_KeyMethods, untyped.BoundFunctionWrapper):  # type: ignore[misc]
         def __reduce_ex__(self, _protocol: object) -> Any:
             owner = getattr(self.__wrapped__, "__self__", None)  # None for a staticmethod, and for Shop.pay
             if owner is None:
@@ -41,7 +115,7 @@ def _wrapper_class() -> Any:
         def __deepcopy__(self, _memo: object) -> Any:
             return self
 
-    class Guarded(untyped.FunctionWrapper):  # type: ignore[misc]
+    class Guarded(_KeyMethods, untyped.FunctionWrapper):  # type: ignore[misc]
         __bound_function_wrapper__ = BoundGuarded
 
         def __reduce_ex__(self, _protocol: object) -> str:
@@ -196,4 +270,25 @@ def _guard_of(func: Any) -> tuple[GuardedFunction | None, Any, Any]:
     guard = getattr(func if parent is None else parent, "_self_guard", None)
     if not isinstance(guard, GuardedFunction):
         return None, None, None
-    return guard, func.__wrapped__, getattr(func.__wrapped__, "__self__", None)
+    wrapped = func.__wrapped__
+    return guard, wrapped, None if isbuiltin(wrapped) else getattr(wrapped, "__self__", None)
+
+
+def _require_guard(func: Any) -> tuple[GuardedFunction, Any]:
+    """Return the guard of a function and the object of a bound method. Raise InvalidArgument if it has no guard."""
+    guard, _, instance = _guard_of(func)
+    if guard is None:
+        raise InvalidArgument("function", qualified_name(func), "not decorated with once", "Pass a guarded function")
+    return guard, instance
+
+
+def once_function(func: Callable[P, R]) -> OnceFunction[P, R]:
+    """Return a guarded method, for type checkers with its `inspect`, `forget`, `key` and `scope`.
+
+    A type checker sees a method decorated with `once` as a method only: `once_function(shop.pay).inspect("order-7")`.
+
+    Raises:
+        InvalidArgument: the function is not decorated with `once`.
+    """
+    _require_guard(func)
+    return cast("OnceFunction[P, R]", func)

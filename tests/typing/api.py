@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import Any, Literal, TypedDict, assert_type
+from typing import Any, Literal, Protocol, TypedDict, assert_type
 from uuid import UUID
 
 import tenacity
@@ -47,6 +47,7 @@ from idemgate.types import (
     Peek,
     Record,
     Stats,
+    once_function,
 )
 
 gate = Gate("redis://localhost:6379/0", namespace="shop", timeout="5s", max_bytes=1000, clock=Clock())
@@ -275,6 +276,54 @@ assert_type(by_item({}), int)
 assert_type(by_key_by_name(order={}), int)
 by_lambda("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 gate.once(key=7)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+# -- once: the methods of a guarded function -------------------------------------------------------------------------
+
+
+class Payments(Protocol):
+    def pay(self, order: str) -> int: ...
+
+
+class BasePayments:
+    def pay(self, order: str) -> int:
+        raise NotImplementedError
+
+
+class OverriddenPayments(BasePayments):
+    @gate.once(key="{order}")
+    def pay(self, order: str) -> int:
+        return len(order)
+
+
+class OverridingPayments(OverriddenPayments):
+    def pay(self, order: str) -> int:
+        return 2
+
+
+async def guarded_functions(payments: Payments) -> None:
+    assert_type(handle.inspect({"id": 1}, loud=True), Record)
+    assert_type(handle.forget({"id": 1}), bool)
+    assert_type(handle.scope, str)
+    assert_type(handle.key({"id": 1}), str | bytes | int)
+    assert_type(handle.__name__, str)
+    handle.inspect("no dict")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    handle.forget()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    handle.key("no dict")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await handle_soon.inspect({}), Record)
+    assert_type(await handle_soon.forget({}), bool)
+    assert_type(skip_done.inspect("x"), Record)
+    assert_type(await skip_done_async.inspect("x"), Record)
+    assert_type(guarded_bare.inspect("x"), Record)
+    assert_type(on_the_default_gate.inspect("x"), Record)
+    assert_type(Shop.close.inspect("x"), Record)
+    assert_type(Shop().close.inspect("x"), Record)
+    assert_type(once_function(Shop().pay).inspect("x"), Record)
+    assert_type(await once_function(Shop().pay_soon).forget("x"), bool)
+    assert_type(once_function(Shop.open).inspect(order="x"), Record)
+    once_function(Shop().pay).inspect(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    payments = OverriddenPayments()
+    assert_type(payments.pay("x"), int)
 
 
 @idemgate.once(key="{k}")
