@@ -121,6 +121,8 @@ def find_gate(target: str | None, packages: Sequence[str]) -> Gate:
     where = target or ", ".join(packages)
     if not found:
         fix = "Make a Gate, or register handlers with idemgate.merge or the default gate"
+        if target not in (None, *packages) and hasattr(modules[-1], "__path__"):
+            fix = f"If it is in a module of the package, write --scan {target}, or name the module"
         raise InvalidArgument("MODULE:GATE", where, "it has no gate, and the default gate has no handler", fix)
     names = ", ".join(sorted(_names_of(found, modules)))
     raise InvalidArgument("MODULE:GATE", where, f"it has {len(found)} gates: {names}", "Name one, as in shop.app:gate")

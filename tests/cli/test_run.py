@@ -303,10 +303,15 @@ def test_a_module_with_one_gate_needs_no_name(start: Any, shop: str, theirs: Any
         ([], "MODULE:GATE"),
         (["--scan", "absent"], "no module 'absent'"),
         (["shop"], "it has no gate"),
+        (["shop"], "--scan shop"),
+        (["--scan", "shop.empty"], "Make a Gate"),
         (["a b"], "not a module"),
     ],
 )
-def test_a_command_line_without_one_gate_is_refused(here: None, capsys: Any, words: list[str], says: str) -> None:
+def test_a_command_line_without_one_gate_is_refused(
+    here: None, tmp_path: Path, capsys: Any, words: list[str], says: str
+) -> None:
+    (tmp_path / "shop/empty.py").touch()
     assert main(["run", *words]) == 2
     assert says in capsys.readouterr().err
 
