@@ -192,13 +192,14 @@ class ClaimAttempt:
     to the end was recorded. `interruption` is what a signal handler raised while the result was encoded.
     `loses_model` is True if the result is a model that duplicates get as a dict.
     `leased_at` is the process's time of the request that started or renewed the lease: the lease counts from then on.
-    `evictions` is the count of the cache before the claim was sent.
+    `evictions` is the count of the cache before the claim was sent. `extended_until` is the process's time at which the
+    lease ends that the owner asked for last.
     """
 
     __slots__ = (
-        "__weakref__", "_owner", "claims", "ended", "entry", "evictions", "fingerprint", "interruption", "kept",
-        "key", "leased_at", "loses_model", "lost", "options", "ran", "record", "result", "unended", "wait",
-        "waiting_since",
+        "__weakref__", "_owner", "claims", "ended", "entry", "evictions", "extended_until", "fingerprint",
+        "interruption", "kept", "key", "leased_at", "loses_model", "lost", "options", "ran", "record", "result",
+        "unended", "wait", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, options: OnceOptions, claims: Claims, key: Key, fingerprint: bytes) -> None:
@@ -216,6 +217,7 @@ class ClaimAttempt:
         self.interruption: BaseException | None = None
         self.leased_at = INFINITE
         self.evictions = 0
+        self.extended_until = 0.0
         self.unended: StoreError | None = None
 
     def log_facts(self) -> dict[str, object]:
@@ -417,8 +419,9 @@ class ClaimAttempt:
         return monotonic() - self.leased_at > self.options.lease / 2000
 
     def build_renewal(self) -> Call[Renewal]:
-        """Build the call that renews the lease."""
-        return self.claims.renew(self.record, self.owner, self.options.lease, self.options.retention)
+        """Build the call that renews the lease. It does not shorten a lease that the owner has extended."""
+        lease = max(self.options.lease, round((self.extended_until - monotonic()) * 1000))
+        return self.claims.renew(self.record, self.owner, lease, self.options.retention)
 
 
 def build_claim_calls(attempts: Sequence[ClaimAttempt], most: int) -> list[PerKeyCall[Entry]]:

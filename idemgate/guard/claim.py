@@ -209,6 +209,7 @@ class BaseClaim:
         """Build the call that renews the lease."""
         attempt = self._attempt
         length = attempt.options.lease if lease is None else milliseconds(lease, "lease")
+        attempt.extended_until = monotonic() + length / 1000
         return attempt.claims.renew(attempt.record, attempt.owner, length, attempt.options.retention)
 
     def _record_extension(self, renewal: Renewal, asked: float) -> bool:
@@ -342,7 +343,7 @@ class Claim(BaseClaim):
         """Renew the lease from now on. One round trip.
 
         Args:
-            lease: the new length. None: the lease of the claim.
+            lease: the new length. None: the lease of the claim. The heartbeat of a block does not shorten it.
 
         Returns:
             False if the claim was lost.

@@ -19,7 +19,7 @@ from idemgate.lua import script
 from idemgate.testing import Clock
 from tests.proxy import Proxy
 
-CLAIM = script("guard/claim").sha
+CLAIM, RENEW = script("guard/claim").sha, script("guard/renew").sha
 Later = Callable[[float], None]
 
 
@@ -107,10 +107,10 @@ async def slow(face: Any, url: str, namespace: str) -> AsyncIterator[tuple[Any, 
 @pytest.mark.parametrize("many", [False, True], ids=["claim", "claim_many"])
 async def test_a_claim_whose_reply_was_late_is_renewed(slow: tuple[Any, Proxy], many: bool) -> None:
     face, proxy = slow
-    proxy.delay_reply(CLAIM, 0.6)
-    claim = (await face.claim_many(["a"], lease="1s"))[0] if many else await face.claim("a", lease="1s")
+    proxy.delay_reply(CLAIM, 1.5)
+    claim = (await face.claim_many(["a"], lease="2500ms"))[0] if many else await face.claim("a", lease="2500ms")
     assert claim.started
-    assert face.gate.inspect("a").lease_left > 0.6
+    assert face.gate.inspect("a").lease_left > 1.1
 
 
 async def _claim(face: Any, many: bool) -> Any:
@@ -146,17 +146,17 @@ async def test_a_lease_that_a_late_copy_started_is_renewed_before_it_is_relied_o
     face, proxy = slow
     other = Gate(url, namespace=namespace)
     owner = other.claim("a")
-    claim = await face.claim("a", lease="800ms")
+    claim = await face.claim("a", lease="2500ms")
     # Given a wait of which a copy is still on its way
     proxy.hold_request(CLAIM)
     assert await claim.wait("1ms") == "in_progress"
     # When the copy arrives after the owner has released the key
     owner.release()
     assert proxy.release() == 1
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.5)
     # Then a later wait does not rely on what is left of that lease
     assert await claim.wait("1ms") == "started"
-    assert face.gate.inspect("a").lease_left > 0.5
+    assert face.gate.inspect("a").lease_left > 1.1
     other.close()
 
 
@@ -174,6 +174,20 @@ async def test_a_message_of_a_batch_whose_lease_is_lost_does_not_start(face: Any
     assert (ran, face.gate.counters["once.not_started"]) == (["a"], 1)
 
 
+async def test_a_heartbeat_does_not_shorten_an_extended_lease(slow: tuple[Any, Proxy]) -> None:
+    face, proxy = slow
+    # Given a block whose body expects to be unable to renew its lease for a while
+    async with face.inside("a", lease="300ms") as claim:
+        assert await claim.extend("1m")
+        # When the heartbeat renews the lease
+        sent = proxy.count(RENEW)
+        async with asyncio.timeout(10):
+            while proxy.count(RENEW) < sent + 2:
+                await asyncio.sleep(0.01)
+        # Then the lease is as long as was asked for
+        assert face.gate.inspect("a").lease_left > 50
+
+
 # -- max_run ----------------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +201,7 @@ async def test_a_run_longer_than_max_run_is_renewed_no_more(lasting: Any, caplog
     await lasting.once(key="{k}", scope="s", lease="60ms", max_run="90ms")(lambda k: watch())("a")
     assert lasting.gate.counters["once.max_run_exceeded"] == 1
     assert "once.max_run_exceeded scope='s' key='a'" in caplog.text
-    async with lasting.inside("b", lease="60ms", max_run="90ms") as claim:
+    async with lasting.inside("b", lease="600ms", max_run="700ms") as claim:
         while not claim.lease_lost:
             lost.wait(0.002)
 
