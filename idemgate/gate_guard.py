@@ -156,8 +156,8 @@ class GuardMethods:
     ) -> Any:
         """Guard a function: run the first call of a key and return its result to the others.
 
-        Above `@gate.merge` it drops copies: a second trigger with the same key is a "duplicate" (`key` and `retention`
-        only). Below it guards the merged call. `@gate.once` is `@gate.once()`. It works on functions,
+        Above `@gate.merge` it drops copies: a second trigger with the same key of both is a "duplicate" (`key` and
+        `retention` only). Below it guards the merged call. `@gate.once` is `@gate.once()`. It works on functions,
         methods, classmethods and staticmethods, sync and async, but not on generator functions.
         Two round trips for a new key, one for a duplicate.
 

@@ -47,7 +47,7 @@ class Verdict(NamedTuple, Generic[R]):
     | "in_progress" | another owner runs the key | "retry" after `retry_after` seconds |
     | "rejected" | each further delivery ends in the same error | "reject": dead-letter it |
     | "failed" | the handler raised, or the store did not answer | "retry", after `retry_after` if it is set |
-    | "lost" | the handler returned after its lease was lost; another owner may run | "retry" |
+    | "lost" | the lease was lost before the handler started or returned; another owner may run | "retry" |
     | "unguarded" | the handler returned without a guard, as an option asks | "ack" |
     | "skipped" | the message has no key, and `on_missing_key` is "skip" | "ack" |
 

@@ -20,6 +20,7 @@ Each test runs with an async and with a sync handler. `kinds = ("async",)` leave
 | `test_a_completed_message_is_not_run_again_after_a_crash` | a crash between the completion and the acknowledgement |
 | `test_a_message_of_a_killed_consumer_runs_again` | a crash while the handler runs; its late end changes nothing |
 | `test_a_message_in_progress_elsewhere_returns_later` | redeliveries are bounded, and other messages are not delayed |
+| `test_two_messages_run_at_once` | a slow handler does not hold up the other messages |
 | `test_a_conflict_becomes_a_dead_letter` | the same id with another body does not run |
 | `test_a_failed_message_is_retried` | the failure releases the claim; the retry completes it |
 | `test_a_message_that_always_fails_becomes_a_dead_letter` | the number of attempts is bounded |
@@ -74,18 +75,19 @@ class Transport(ABC):
     """The access of the contract to an integration: it publishes messages and starts consumers.
 
     A message has an id and a body. Guard the handler by the id, with the body as its fingerprint, and with the options
-    `SCOPE` and `LEASE`. Retry a failed message within about a second, and give it up after `MAX_ATTEMPTS`. Run at least
-    two messages at once.
+    `SCOPE` and `LEASE`. Retry a failed message within about a second, and give it up after `MAX_ATTEMPTS`.
 
     Attributes:
         redelivers: False if the transport delivers a message once at most, such as Pub/Sub.
         has_dead_letters: False if the transport drops a message that cannot succeed.
+        is_concurrent: False if a consumer runs one message after the other.
         gate: A gate of the namespace of the consumers, for the tests.
         deliveries: The deliveries of each id, see `count`.
     """
 
     redelivers: ClassVar[bool] = True
     has_dead_letters: ClassVar[bool] = True
+    is_concurrent: ClassVar[bool] = True
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -259,6 +261,20 @@ class ConsumerContract:
         await self._stop(transport, consumer)
         assert work.runs == ["b", "a"]
         assert transport.deliveries["a"] <= MAX_REDELIVERIES
+
+    async def test_two_messages_run_at_once(self, transport: Transport, kind: str) -> None:
+        self._require(transport.is_concurrent, "runs one message after the other")
+        work = _Work(kind)
+        work.hold()
+        consumer = await transport.start(work.handler)
+        await transport.publish("a", b"one")
+        await transport.publish("b", b"two")
+        try:
+            await self._until(lambda: len(work.runs) == 2)
+        finally:
+            work.release()
+        await self._stop(transport, consumer)
+        assert sorted(work.ended) == ["a", "b"]
 
     async def test_a_conflict_becomes_a_dead_letter(self, transport: Transport, kind: str) -> None:
         work = _Work(kind)

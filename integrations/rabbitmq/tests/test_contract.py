@@ -151,6 +151,8 @@ class AioTransport(RabbitTransport):
 
 
 class BlockingTransport(RabbitTransport):
+    is_concurrent = False
+
     def make_consumer(self) -> BlockingConsumer:
         return BlockingConsumer(self)
 
