@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from inspect import isabstract, iscoroutinefunction, ismethod
+from contextlib import suppress
+from inspect import Parameter, Signature, isabstract, iscoroutinefunction, ismethod, signature
 from string import Formatter
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, overload
@@ -27,6 +28,7 @@ __all__ = ["FingerprintSpec", "KeyCallable", "KeySpec", "compile_fingerprint", "
 
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^.\[\]]+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\[\]]+)\]")
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _LIKE = 'Write it as in "{event[id]}", "{order.id}" or "{a}:{b}", or pass a callable'
 
 
@@ -78,10 +80,10 @@ def compile_key(spec: str | Callable[..., object] | None, func: Callable[..., ob
         func: the decorated function.
 
     Raises:
-        InvalidArgument: the template does not fit the parameters of `func`.
+        InvalidArgument: the template or callable does not fit the parameters of `func`.
     """
     if callable(spec):
-        return _bound(_Called(_sync(spec, "key")), func)
+        return _bound(_Called(_check_callable(spec, "key", func)), func)
     if spec is None:
         return _bound(_AllArguments(_arguments(func, "key", spec)), func)
     if not isinstance(spec, str):
@@ -100,12 +102,12 @@ def compile_fingerprint(
         func: the decorated function.
 
     Raises:
-        InvalidArgument: a field is not a parameter of `func`.
+        InvalidArgument: a field is not a parameter of `func`, or the callable does not fit them.
     """
     if spec is None:
         return None
     if callable(spec):
-        return _bound(_CalledFingerprint(_sync(spec, "fingerprint")), func)
+        return _bound(_CalledFingerprint(_check_callable(spec, "fingerprint", func)), func)
     names = [spec] if isinstance(spec, str) else list(spec)
     if not names:
         raise InvalidArgument("fingerprint", spec, "names nothing", "Name parameters, or pass None for no fingerprint")
@@ -263,12 +265,40 @@ def _arguments(func: Callable[..., object], name: str, spec: object) -> Argument
         raise InvalidArgument(name, spec, f"the parameters of {func!r} cannot be known ({error})", fix) from error
 
 
-def _sync(spec: Callable[..., object], name: str) -> Callable[..., object]:
+def _check_callable(spec: Callable[..., object], name: str, func: Callable[..., object]) -> Callable[..., object]:
+    """Return the callable. Raise InvalidArgument if it is async, or if no call of the function fits it."""
     if iscoroutinefunction(spec):
         raise InvalidArgument(
             name, spec, "is a coroutine function", "Pass a plain function: it is called before anything waits"
         )
+    if not _accepts_calls(spec, getattr(func, "__func__", func)):
+        problem = "does not take the arguments of the function"
+        raise InvalidArgument(name, spec, problem, "Give it the parameters of the function, self included")
     return spec
+
+
+def _accepts_calls(spec: Callable[..., object], func: Callable[..., object]) -> bool:
+    """Return False if no call of the function fits the callable, with the optional arguments or without them."""
+    if hasattr(func, "__wrapped__"):
+        return True  # its decorator may pass arguments that callers do not
+    try:
+        parameters, accepted = signature(func).parameters.values(), signature(spec)
+    except (ValueError, TypeError):  # of a builtin
+        return True
+    every = [one for one in parameters if one.kind not in _VARIADIC]
+    required = [one for one in every if one.default is one.empty]
+    return _fits(accepted, required) or _fits(accepted, every)
+
+
+def _fits(accepted: Signature, arguments: Sequence[Parameter]) -> bool:
+    """Return True if a signature accepts these arguments, some by position and the rest by name."""
+    least = sum(one.kind is Parameter.POSITIONAL_ONLY for one in arguments)
+    most = sum(one.kind is not Parameter.KEYWORD_ONLY for one in arguments)
+    for split in range(least, most + 1):
+        with suppress(TypeError):
+            accepted.bind(*arguments[:split], **{one.name: one for one in arguments[split:]})
+            return True
+    return False
 
 
 def _template(template: str, arguments: Arguments) -> KeySpec:

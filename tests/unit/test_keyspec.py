@@ -487,3 +487,33 @@ def test_an_argument_that_must_be_named_is_none_of_those_that_are_not() -> None:
 
     assert compile_key("{amount}", pay).of(None, ("o", "p", "q"), {"amount": 7}) == "7"
     assert compile_key("{amount}", pay).of(None, ("o", "p", "q"), {}) == "5"
+
+
+@pytest.mark.parametrize("compile_spec", [compile_key, compile_fingerprint])
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        pytest.param(lambda order, amount: order, True, id="same names"),
+        pytest.param(lambda a, b, c=1: a, True, id="other names"),
+        pytest.param(lambda *given, **named: given, True, id="any"),
+        pytest.param(lambda *, amount, order: order, True, id="by name"),
+        pytest.param(lambda a, /, *, amount: a, True, id="mixed"),
+        pytest.param(lambda order: order, False, id="too few"),
+        pytest.param(lambda a, b, c: a, True, id="with an optional argument"),
+        pytest.param(lambda a, b, c, d: a, False, id="too many"),
+        pytest.param(lambda *, order, price: order, False, id="unknown name"),
+        pytest.param(lambda: "k", False, id="none"),
+    ],
+)
+def test_a_callable_that_fits_no_call_is_refused_when_decorating(compile_spec: Any, spec: Any, fits: bool) -> None:
+    def pay(order: str, amount: int, note: str = "", *rest: str, **more: str) -> None: ...
+
+    def with_session(order: str) -> None: ...
+
+    functools.update_wrapper(with_session, pay)
+    assert compile_spec(spec, with_session)  # its signature is that of another function
+    if fits:
+        assert compile_spec(spec, pay)
+        return
+    with pytest.raises(InvalidArgument, match="does not take the arguments of the function"):
+        compile_spec(spec, pay)
