@@ -14,7 +14,7 @@ from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
 __all__ = ["FAULTS", "Fault", "MemoryTransport"]
 
 Fault = Literal["none", "no guard", "no fingerprint", "hot loop", "no retry", "endless retry", "lost at kill",
-                "cancelled at stop"]  # fmt: skip
+                "cancelled at stop", "serial"]  # fmt: skip
 FAULTS: dict[Fault, set[str]] = {
     "no guard": {
         "test_copies_run_once",
@@ -34,6 +34,7 @@ FAULTS: dict[Fault, set[str]] = {
         "test_a_completed_message_is_not_run_again_after_a_crash",
     },
     "cancelled at stop": {"test_a_graceful_stop_leaves_no_message_half_done"},
+    "serial": {"test_two_messages_run_at_once"},
 }
 """Faults of a consumer, and the tests of the contract that must find each of them."""
 
@@ -79,7 +80,7 @@ class MemoryConsumer:
 
     async def _consume(self) -> None:
         while True:
-            while self.transport.waiting and len(self.running) < 4:
+            while self.transport.waiting and len(self.running) < (1 if self.transport.fault == "serial" else 4):
                 message = self.transport.waiting.popleft()
                 task = asyncio.create_task(self._handle(message))
                 self.running[task] = message

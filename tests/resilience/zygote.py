@@ -9,6 +9,7 @@ reads orders from its standard input, one JSON a line, and answers each with how
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import logging
@@ -87,6 +88,7 @@ ORDERS = {"run": forked, "start": started, "kill": killed, "import": preload}
 def main() -> None:
     logging.disable()  # a crash now and then is the normal case here
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a child that has no handler for it yet ignores it
+    faulthandler.enable()
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
