@@ -79,3 +79,12 @@ def test_a_heartbeat_of_what_is_taken_and_not_begun_counts_and_one_after_the_end
     assert judged(*prefetched, start(1, 1_000, "t/a", "g"), start(2, LEASE + 2_000, "t/b", "g")).wrong
     ended = [start(1, 1_000, "t/a", "g"), ["end", "t/a", 1_000], *beats(1, "t/a", 1_000, LEASE)]
     assert not judged(*ended, start(2, LEASE + 2_000, "t/b", "g")).wrong
+
+
+def test_a_heartbeat_before_the_start_of_a_run_is_not_of_the_former_run_of_its_process() -> None:
+    # Given a run whose lease ended, and a claim of the same process that is renewed before its run starts
+    lapsed, renewed = [start(1, 1_000)], beats(1, "k", None, LEASE + 5_000)
+    # Then the later run began beside none
+    assert not judged(*lapsed, *renewed, start(1, LEASE + 2_000, attempt=2)).wrong
+    # And heartbeats before its token are of the former run
+    assert judged(*lapsed, *beats(1, "k", None, LEASE - 5_000), start(1, LEASE + 2_000, attempt=2)).wrong

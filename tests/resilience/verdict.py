@@ -40,7 +40,7 @@ class Verdict:
         self.overtaken: set[tuple[str, int]] = set()
         """Runs that lived on when their lease had ended and another had begun."""
         self._live: dict[tuple[str, int], Run] = {}
-        self._until: dict[tuple[str, int], int] = {}
+        self._renewals: dict[tuple[str, int], list[tuple[int, bool]]] = defaultdict(list)
         self._dead_pids: set[int] = set()
         for what, *facts in events:
             self.counted[what] += 1
@@ -76,31 +76,39 @@ class Verdict:
 
     def _end(self, name: str, token: int) -> None:
         self._live.pop((name, token), None)
-        self._until.pop((name, token), None)
+        self._renewals.pop((name, token), None)
 
     def _renewed(self, pid: int, name: str, token: int | None, until: int) -> None:
-        """A heartbeat got through. That of a guarded key does not say its token: it is the last one here."""
+        """A heartbeat got through. That of a guarded key does not say its token: it is the last one here.
+
+        That may be wrong, because a claim whose reply was late is renewed before its run starts: `_ends` corrects it.
+        """
+        guessed = token is None
         if token is None:
             token = max((one.token for one in self._live.values() if (one.pid, one.name) == (pid, name)), default=None)
         if token is None or (token in self.started[name] and (name, token) not in self._live):
             return  # it has ended, or was not begun
-        self._until[name, token] = max(self._ends(name, token), until)
+        self._renewals[name, token].append((until, guessed))
         if (name, token) in self._live:
             self._apart(self._live[name, token])
 
     def _killed(self, pid: int) -> None:
         self._dead_pids.add(pid)
 
-    def _ends(self, name: str, token: int) -> int:
-        return self._until.get((name, token), token + self.lease_us)
+    def _ends(self, run: Run, other: Run) -> int:
+        """When the lease of a run ends. A heartbeat after the token of a later run of the same process is of that."""
+        renewals, shared = self._renewals.get((run.name, run.token), ()), run.pid == other.pid
+        ends = [until for until, guess in renewals if not (guess and shared and until - self.lease_us > other.token)]
+        return max([run.token + self.lease_us, *ends])
 
     def _apart(self, run: Run) -> None:
         for other in self._live.values():
             if other is run or not (other.name == run.name or (run.group and other.group == run.group)):
                 continue
             first, second = sorted((run, other), key=lambda one: one.token)
-            if second.token < self._ends(first.name, first.token) - self.slack_us:
-                self.wrong.append(f"{second} began while {first} was live, until {self._ends(first.name, first.token)}")
+            ends = self._ends(first, second)
+            if second.token < ends - self.slack_us:
+                self.wrong.append(f"{second} began while {first} was live, until {ends}")
             elif first.pid not in self._dead_pids:
                 self.overtaken.add((first.name, first.token))
 
