@@ -54,7 +54,7 @@ async def test_idle_slots_are_polled_in_turn_while_hints_arrive(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     # Given a topic of 64 empty slots, and a poller that listens to their hints
-    now = monotonic()
+    now = 1000.0  # whole seconds, so that sums are exact
     monkeypatch.setattr(module, "monotonic", lambda: now)
 
     async def poll() -> list[int]:
