@@ -1,11 +1,11 @@
-"""What the tests of faults found, as rows, and `docs/reliability.md`, which is made of them.
+"""Collect the rows that tests of faults record, and write `docs/reliability.md` from them.
 
     python -m tools.reliability --n 1000        # runs every test that records a fault, then writes the document
-    python -m tools.reliability --render        # writes it anew from docs/reliability.json
+    python -m tools.reliability --render        # writes the page from docs/reliability.json
     python -m tools.reliability --update ROWS   # replaces the rows of the faults that a run recorded in this directory
 
-Tests say what they did with the fixture `record_fault`. With the environment variable IDEMGATE_RELIABILITY each test
-process appends its rows to a file of its own in that directory; `merged` makes one list of them.
+Tests record rows with the fixture `record_fault`. With the environment variable IDEMGATE_RELIABILITY each test
+process appends its rows to its file in that directory, and `merged` combines them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def wanted() -> bool:
 
 
 def note(rows: Iterable[Row]) -> None:
-    """Appends to the file of this process."""
+    """Append rows to the file of this process."""
     with (Path(os.environ[ROWS]) / f"{os.getpid()}.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 @cache
 def surroundings() -> Row:
-    """What all rows of a process have in common."""
+    """Return the facts that all rows of a process share."""
     return {
         "redis-py": redis.__version__,
         "parser": f"hiredis {version('hiredis')}" if _has_hiredis() else "pure",
@@ -90,7 +90,7 @@ def server_of(url: str) -> str:
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
-    """One row a fault and server: counts are sums, and what differs is listed once each."""
+    """Return one row for each fault and server. Counts are summed, and different texts listed once."""
     found: dict[tuple[str, str], Row] = {}
     for row in rows:
         known = found.setdefault((row["fault"], row["server"]), {"n": 0, "violations": 0, "figures": {}, "seeds": []})
@@ -120,7 +120,7 @@ def read(directory: Path) -> list[Row]:
 
 
 def replace(rows: Iterable[Row]) -> None:
-    """Puts these rows in the place of those of the same fault, and writes the page anew."""
+    """Replace the rows of the same faults, and write the page."""
     new = merged(rows)
     others = [row for row in json.loads(FIGURES.read_text()) if row["fault"] not in {one["fault"] for one in new}]
     _write([*others, *new])
@@ -136,7 +136,7 @@ def _write(rows: Iterable[Row]) -> None:
 
 
 def document(rows: Sequence[Row]) -> str:
-    """`docs/reliability.md`. Every figure of it comes from the rows."""
+    """Return the text of `docs/reliability.md`, with all figures from the rows."""
     table = [_line(row) for row in rows]
     facts = {
         name: ", ".join(sorted({row[name] for row in rows}))
@@ -160,7 +160,7 @@ _KINDS = {
     r"tests/security/": "calls beyond an access list, and rights taken away",
     r"": "faults injected into running systems, or histories of them",
 }
-"""Of a row, by the file of its test; the first that fits."""
+"""The kind of a row by the file of its test: the first pattern that matches."""
 
 
 def _by_kind(rows: Iterable[Row]) -> dict[str, int]:
@@ -185,78 +185,78 @@ def _bound(row: Row) -> str:
 
 
 _PAGE = """\
-<!-- Made by `python -m tools.reliability` out of docs/reliability.json. Do not edit: run it. -->
+<!-- Written by `python -m tools.reliability` from docs/reliability.json. Do not edit: run it. -->
 # Reliability
 
-What was broken on purpose, how often, and how often a [promise](promises.md) did not hold. A program makes this page
-of what the tests recorded at the commits that are named here. A zero (violations, `lost`, `half states`, `stale
-writes`) is what a test asserts and not what it counted: had there been one, the test had failed, and its row would say
-so. Only the rows of changes to the code count violations; only with `appendfsync everysec` is `lost` counted.
+This page lists the faults that tests inject, how often, and how often a [promise](promises.md) was broken. A program writes
+it from the records of the tests, at the commits named here.
+
+A zero (violations, `lost`, `half states`, `stale writes`) is an assertion of the test. If it did not hold, the test would
+fail, and its row would say so. Two exceptions count instead of asserting: violations in the rows of changes to the code,
+and `lost` with `appendfsync everysec`.
 
 - N by kind: {kinds}. Violations: {violations}; failed tests: {failed}.
 - Servers: {server}. redis-py {redis_py}, parser {parser}, Python {python}. Commit {commit}, {date}.
 
 ## Assumptions
 
-The promises, and so these figures, hold while
+The promises and these figures hold under these assumptions. Tests that break one on purpose say so in their row.
 
-- the primary does not forget acknowledged writes: no failover to a replica that lacks them, no power loss beyond the
-  chosen fsync, no FLUSHALL, `maxmemory-policy noeviction`. Tests that break this on purpose say so in their row.
-- the server's clock does not jump forward by more than what is left of a lease;
-- the owner of a lease gets a heartbeat through once in that lease. If not, it loses the lease, which is counted, and
-  the work may run again: that is P3, and no violation;
-- keys are changed by these scripts only;
-- duplicates come within the retention.
+- The primary does not lose acknowledged writes: no failover to a replica that lacks them, no power loss beyond the fsync
+  policy, no FLUSHALL, `maxmemory-policy noeviction`.
+- The server's clock does not jump forward by more than the rest of a lease.
+- A heartbeat of the owner reaches the server once in each lease. Otherwise the owner loses the lease, which is counted,
+  and the work may run again. That is P3 and no violation.
+- Only these scripts change the keys.
+- Duplicates arrive within the retention.
 
-The guard cannot close the window between an effect elsewhere and the record of it. A process that is killed there
-leaves work that runs again, with a higher fencing token. Rows that kill there count these second runs as a figure. A
-key that is inserted in the transaction of the effect closes the window ([Databases](guides/databases.md)).
+The guard cannot close the window between an effect in another system and its record. If a process is killed there, the work
+runs again with a higher fencing token. The rows of such kills count these second runs. A key that is inserted in the
+transaction of the effect closes the window ([Databases](guides/databases.md)).
 
 ## Figures
 
-*N* is how often the fault was injected, or how many histories, cases or inputs were checked. *Violations* are broken
-promises. None in N bounds the rate at 3/N (95 %), if the N are independent; that is what *at most* says. "All there
-are" means that the cases were enumerated: every byte, every await, every script.
+*N* is the number of injected faults, or of checked histories, cases or inputs. *Violations* are broken promises. Without a
+violation in N independent tries, the rate is at most 3/N (95 %): the column *at most*. "All there are" means that all cases
+were tried: every byte, every await, every script.
 
-In the rows of changes to the code itself, *N* is how many were tried, a violation is one that no test noticed and that
-`tools/mutation/survivors.md` does not explain, and *equivalent* are those it explains. *Of* is how many there are: N is
-a sample by the seed, of the scripts that every message goes through three times as dense. In `core`, changes of what
-only words a text or says a type are left out. Each is judged by so many of the tests that come by it as take some
-seconds (`--budget`), so that one that counts as unnoticed may be noticed by the rest.
-They are run apart from the rest, and so may be of other commits.
+In the rows of changes to the code, *N* is the number of tried changes. A violation is a change that no test notices and that
+`tools/mutation/survivors.md` does not explain. *Equivalent* counts the explained ones. *Of* is the number of possible
+changes, from which the seed draws a sample. The scripts of every message are sampled three times as often. In `core`, changes
+of texts and type annotations are left out. Tests that reach a change run for some seconds (`--budget`), so the whole suite
+may notice more. These runs are separate, and may be of other commits.
 
 | fault | promises | N | violations | at most | figures | seed | server |
 |---|---|---|---|---|---|---|---|
 {table}
 
-## How to run
+## Run it again
 
-`poe test` and `poe resilience` together inject every fault with a small N. A large run:
+`poe test` and `poe resilience` together inject every fault with a small N. For a large run:
 
 ```sh
-poe reliability --n 1000          # about that many of each fault; rewrites this page and docs/reliability.json
-poe reliability --n 1000 -k wire  # only some, printed and not written
+poe reliability --n 1000          # about that many of each fault; writes this page and docs/reliability.json
+poe reliability --n 1000 -k wire  # only some; prints them
 poe mutation --sample 600 --budget 12 --record         # changes of the scripts: their row of this page
 poe mutation --core --sample 900 --budget 8 --record   # changes of idemgate/core, and its modules one by one
 IDEMGATE_SOAK=10m pytest tests/resilience/test_soak.py -s   # all faults at random for ten minutes
 ```
 
 `IDEMGATE_RELIABILITY=rows pytest tests/resilience/test_soak.py` records rows in the directory `rows`.
-`python -m tools.reliability --update rows` then puts them into this page.
+`python -m tools.reliability --update rows` then replaces them in this page.
 
-The seed of a row repeats its choices: `IDEMGATE_SEED=<seed>`. What the operating system and the network decide it
-cannot repeat.
+`IDEMGATE_SEED=<seed>` repeats the choices of a row. It does not repeat the timing of the operating system and the network.
 """
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.reliability", description="What was broken, and what held.")
+    parser = argparse.ArgumentParser(prog="python -m tools.reliability", description="Inject faults, and write docs/reliability.md.")
     parser.add_argument("--n", type=int, default=1000, help="about how many of each fault (default: %(default)s)")
-    parser.add_argument("-k", help="only tests of such names; the document is printed and not written")
+    parser.add_argument("-k", help="only tests of such names; the page is printed and not written")
     parser.add_argument("--jobs", type=int, default=2, help="test processes (default: %(default)s)")
-    parser.add_argument("--render", action="store_true", help="run nothing; write the document anew from its figures")
+    parser.add_argument("--render", action="store_true", help="run nothing; write the page from its figures")
     parser.add_argument("--update", type=Path, metavar="ROWS", help="run nothing; replace the rows of the same faults")
     options = parser.parse_args()
     if options.update:

