@@ -33,6 +33,7 @@ from idemgate.store.sync import Waiter
 from idemgate.testing import Clock, audit
 from idemgate.topics.dead import DeadLetters
 from idemgate.topics.topic import Topic
+from tests.needs import report_missing
 from tools import reliability
 
 PASSWORD = "c4n4ry-p455w0rd"
@@ -80,7 +81,7 @@ def postgres() -> Iterator[Any]:
 
     programs = find_programs()
     if programs is None:
-        pytest.skip("no PostgreSQL here: apt-get install -y --no-install-recommends postgresql")
+        report_missing("postgresql")
     server = Postgres(programs)
     yield server
     server.stop()

@@ -1,4 +1,4 @@
-"""A real RabbitMQ of this test process, or a skip that says how to get one; a queue of its own for each test."""
+"""A real RabbitMQ of this test process, and a queue of its own for each test."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from pika.exceptions import AMQPError
 from idemgate import Gate
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
+from tests.needs import report_missing
 
 # Not the one on PATH, which changes to the user of the system's service.
 SCRIPTS = [Path("/usr/lib/rabbitmq/bin/rabbitmq-server"), *map(Path, filter(None, [shutil.which("rabbitmq-server")]))]
@@ -120,7 +121,7 @@ def free_ports(many: int) -> list[int]:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     script = next(filter(Path.exists, SCRIPTS), None)
     if script is None or shutil.which("epmd") is None:
-        pytest.skip("no RabbitMQ here: apt-get install -y --no-install-recommends rabbitmq-server")
+        report_missing("rabbitmq")
     made = Broker(script, tmp_path_factory.mktemp("rabbitmq"))
     yield made
     made.stop()

@@ -1,4 +1,4 @@
-"""A real ZooKeeper server for the tests, or a skip that says how to get one."""
+"""A real ZooKeeper server for the tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from idemgate import Gate
+from tests.needs import report_missing
 
 SCRIPTS = [Path("/usr/share/zookeeper/bin/zkServer.sh"), *map(Path, filter(None, [shutil.which("zkServer.sh")]))]
 TICK_MS = 200
@@ -68,7 +69,7 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     script = next(filter(Path.exists, SCRIPTS), None)
     if script is None or shutil.which("java") is None:
-        pytest.skip("no ZooKeeper here: apt-get install -y --no-install-recommends zookeeper default-jre-headless")
+        report_missing("zookeeper")
     made = Server(script, tmp_path_factory.mktemp("zookeeper"))
     yield made
     made.stop()
