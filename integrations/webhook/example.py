@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from idemgate_webhook import BadSignature, Webhooks, new_secret, verify
+from idemgate_webhook import BadSignature, StandardWebhooks, Webhooks, new_secret
 
 from idemgate import Gate
 
@@ -21,12 +21,12 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
     body = await reader.readexactly(int(headers["Content-Length"]))
     try:
-        event = verify(SECRET, headers, body)
+        event = StandardWebhooks(SECRET).verify(headers, body)
     except BadSignature:
         answer = b"400 Bad Request"
     else:
         answer = next(answers)
-        print(f"received {event}: {body.decode()}; answering {answer[:3].decode()}")
+        print(f"received {event.id}: {body.decode()}; answering {answer[:3].decode()}")
     writer.write(b"HTTP/1.1 " + answer + b"\r\nContent-Length: 0\r\n\r\n")
     await writer.drain()
     writer.close()

@@ -21,7 +21,7 @@ from idemgate import errors
 from idemgate.core.calls import Incomplete
 from idemgate.errors import AlreadyDone, AlreadyInProgress, InvalidArgument, KeyReused, PartialFailure, StoreUnavailable
 
-PACKAGES = ("idemgate", "idemgate_webhook", "idemgate_rabbitmq", "idemgate_zookeeper")
+PACKAGES = ("idemgate", "idemgate_http", "idemgate_webhook", "idemgate_rabbitmq", "idemgate_zookeeper")
 INTERNAL = {Incomplete}
 """Control flow inside one call, which holds functions. No caller gets it."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from idemgate_http.webhooks import BadSignature, StandardWebhooks, new_secret, sign
 from idemgate_webhook.answers import Attempt, History
 from idemgate_webhook.guarded import AddressRefused, Guarded
 from idemgate_webhook.reach import Reach
-from idemgate_webhook.signing import BadSignature, new_secret, sign, verify
 from idemgate_webhook.webhooks import SCHEDULE, AioWebhooks, Rejected, Undelivered, Webhooks
 
 __all__ = [
@@ -18,9 +18,9 @@ __all__ = [
     "History",
     "Reach",
     "Rejected",
+    "StandardWebhooks",
     "Undelivered",
     "Webhooks",
     "new_secret",
     "sign",
-    "verify",
 ]

@@ -13,11 +13,11 @@ import httpx
 
 from idemgate import Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic, current
 from idemgate.types import BackoffPolicy, Record, milliseconds
+from idemgate_http.webhooks import Secrets, secret_bytes, sign
 from idemgate_webhook.answers import Attempt, History, described, history_of, retry_after, with_attempt
 from idemgate_webhook.guarded import Guarded
 from idemgate_webhook.outgoing import body_bytes, checked_id, checked_url
 from idemgate_webhook.posting import Answer, post
-from idemgate_webhook.signing import Secrets, secret_bytes, sign
 
 __all__ = ["SCHEDULE", "AioWebhooks", "Rejected", "Undelivered", "Webhooks"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tenacity
-from idemgate_webhook import AddressRefused, Rejected, Undelivered, Webhooks, verify
+from idemgate_webhook import AddressRefused, Rejected, StandardWebhooks, Undelivered, Webhooks
 from standardwebhooks.webhooks import Webhook
 
 from idemgate import AlreadyInProgress, Gate
@@ -61,7 +61,8 @@ async def test_the_whole_schedule_to_the_dead_letters_and_back(
             assert request.headers["idempotency-key"] == '"evt_1"'
             assert request.headers["webhook-timestamp"] == str(int(at.timestamp()))
             assert request.headers["webhook-signature"] == Webhook(secret).sign("evt_1", at, '{"order":7}')
-            assert verify(secret, request.headers, request.body, clock=at.timestamp) == "evt_1"
+            verified = StandardWebhooks(secret).verify(request.headers, request.body, at.timestamp())
+            assert verified.id == "evt_1"
         # When it is sent back after the receiver was mended
         receiver.answers = [respond("204 No Content")]
         assert await made.topic.dead.redrive() == 1

@@ -1,0 +1,223 @@
+"""The decisions of all faces: which requests are guarded, with which key, what is kept, and what a verdict becomes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
+from idemgate.errors import AttemptsExhausted, LeaseLost
+from idemgate_http.keys import parse_key, record_key
+from idemgate_http.options import AsgiOptions, Options, check_options
+from idemgate_http.problems import build_problem
+from idemgate_http.request import Request
+from idemgate_http.response import HEADER_BYTES, Response, may_keep, pack, pack_not_kept, unpack
+from idemgate_http.webhooks.event import BadSignature
+
+__all__ = ["Admission", "HttpGuard", "Released", "RequiredKeyMissing", "Selected"]
+
+log = logging.getLogger("idemgate.http")
+HEADER: Final = "idempotency-key"
+STREAMED: Final = "streamed"
+TOO_LARGE: Final = "too large"
+
+
+class Released(Exception):
+    """Raised inside the guard to release the claim: the response is not of a kept status, or the app failed.
+
+    It is private. The response or the error of the app reaches the client as without the guard.
+    """
+
+
+class RequiredKeyMissing(Exception):
+    """Raised by a dependency or a view that needs the header. The middleware answers with the 400 problem."""
+
+
+class Selected(NamedTuple):
+    """A request to guard. `key` is the value of the header, and "" if a webhook's body has the key."""
+
+    request: Request
+    caller: str
+    key: str
+
+
+class Admission(NamedTuple):
+    """A request whose body was read: the key of its record, and its fingerprint."""
+
+    request: Request
+    key: str
+    fingerprint: object
+
+
+class HttpGuard:
+    """The decisions of one middleware or decorator. It sends nothing itself; a face runs `guard`."""
+
+    def __init__(self, gate: Gate, given: AsgiOptions, kind: type) -> None:
+        self.options: Options = check_options(gate, given, kind)
+        most = self.options.max_response_bytes + 2 * HEADER_BYTES
+        self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most)
+        self.counters = gate.counters
+        self.methods = self.options.methods
+
+    # Before the body is read
+
+    def select(self, request: Request) -> Selected | Response | None:
+        """Decide about a request with one of the `methods`.
+
+        Return None to pass it on untouched, or the response that refuses it. Otherwise the face reads the body.
+        """
+        options = self.options
+        if options.applies_to is not None and not options.applies_to(request):
+            return None
+        field = request.headers.get(HEADER)
+        if options.source is None and field is None:
+            required = options.required if isinstance(options.required, bool) else options.required(request)
+            return self.refuse("key-missing") if required else None
+        key = "" if options.source is not None else parse_key(field or "")
+        if key is None:
+            return self.refuse("key-malformed")
+        if (caller := self._identify(request)) is None:
+            return self.refuse("caller-unknown")
+        length = request.content_length
+        if length is not None and length > options.max_body_bytes:
+            return self.refuse("body-too-large")
+        return Selected(request, caller, key)
+
+    def _identify(self, request: Request) -> str | None:
+        """Return the caller as text, or None if it is unknown."""
+        if self.options.caller is None:
+            return ""
+        try:
+            caller = self.options.caller(request)
+        except KeyError:
+            return None
+        if caller is None or caller == "":
+            return None
+        if not isinstance(caller, str | int | UUID) or isinstance(caller, bool):
+            fix = "Return text, an int or a UUID that is unique to the client, such as request.user.pk"
+            raise InvalidArgument("caller", type(caller), "the function returned no text, int or UUID", fix)
+        return str(caller)
+
+    # After the body was read
+
+    def admit(self, selected: Selected, body: bytes) -> Admission | Response | None:
+        """Return the key and the fingerprint of a request, the response that refuses it, or None to pass it on.
+
+        Only an event without an id is passed on: the handshake of a webhook.
+        """
+        request, caller, key = selected
+        options = self.options
+        if len(body) > options.max_body_bytes:
+            return self.refuse("body-too-large")
+        if options.source is not None:
+            try:
+                event = options.source.verify(request.headers, body)
+            except BadSignature as error:
+                log.warning("http.webhook_refused source=%s: %s", options.source.name, error.why,
+                            extra={"source": options.source.name, "why": error.why})  # fmt: skip
+                return self.refuse("webhook-refused")
+            if event.id is None:
+                return None
+            key, caller = event.id, f"{caller}:{options.source.name}:{event.source}"
+        record = record_key(caller, request.method, request.path, key)
+        return Admission(request, record, self._fingerprint(request, body))
+
+    def _fingerprint(self, request: Request, body: bytes) -> object:
+        """Return what identifies the payload. A webhook has none: a provider may change fields of a retry."""
+        if self.options.fingerprint is not None:
+            return self.options.fingerprint(request, body)
+        if self.options.source is not None:
+            return None
+        query = request.query
+        return blake2b(b"%d:%b" % (len(query), query) + body, digest_size=20).digest()
+
+    # What is kept
+
+    def is_kept(self, status: int) -> bool:
+        """Return whether a response of this status ends the operation."""
+        return status in self.options.statuses
+
+    def pack(self, request: Request, response: Response) -> list[Any]:
+        """Return what the record of a complete response stores. Raise Released if its status is not kept."""
+        if not self.is_kept(response.status):
+            raise Released
+        allowed = self.options.headers
+        if self.options.redact is not None:
+            try:
+                response = self.options.redact(response)
+            except Exception as error:  # noqa: BLE001 - the operation is done, whatever the function raises
+                self.counters.add("http.redact_failed")
+                log.error("http.redact_failed method=%s path=%s: %s", request.method, request.path,  # noqa: TRY400
+                          type(error).__name__, extra={"method": request.method, "path": request.path})  # fmt: skip
+                return self.pack_not_kept(response.status, "redacted")
+        size = sum(len(name) + len(value) for name, value in response.headers if may_keep(name, allowed))
+        if size > HEADER_BYTES or len(response.body) > self.options.max_response_bytes:
+            return self.pack_not_kept(response.status, TOO_LARGE)
+        self.counters.add("http.kept")
+        return pack(response, allowed)
+
+    def pack_not_kept(self, status: int, why: str) -> list[Any]:
+        """Return what the record of a response stores that is not kept. Raise Released if its status is not kept."""
+        if not self.is_kept(status):
+            raise Released
+        self.counters.add("http.not_kept")
+        return pack_not_kept(status, why)
+
+    # What a verdict becomes
+
+    def answer(self, verdict: Verdict[Any]) -> Response | None:
+        """Return the response to a request that did not run, or None: it ran, and its own response is sent."""
+        if verdict.ran:
+            self._count_run(verdict)
+            return None
+        if verdict.outcome == "in_progress":
+            left = math.ceil(verdict.delay(self.options.retry_after))
+            return self.refuse("in-progress", max(1, min(left, self.options.retry_after)))
+        if verdict.outcome == "duplicate":
+            return self._answer_duplicate(verdict)
+        error = verdict.error
+        if isinstance(error, StoreError | LeaseLost):
+            return self.refuse("store-unavailable", self.options.retry_after)
+        for kind, name in _REJECTED.items():
+            if isinstance(error, kind):
+                return self.refuse(name)
+        assert error is not None
+        raise error
+
+    def _count_run(self, verdict: Verdict[Any]) -> None:
+        """Count a run. Kept responses were counted when they were packed."""
+        if verdict.outcome == "failed":
+            self.counters.add("http.released")
+        elif verdict.outcome in ("lost", "unguarded"):
+            self.counters.add(f"http.{verdict.outcome}")
+
+    def _answer_duplicate(self, verdict: Verdict[Any]) -> Response:
+        """Return the replay of a kept response, or the answer for one that was not kept."""
+        stored = unpack(verdict.value)
+        if stored is not None and stored.response is not None:
+            self.counters.add("http.replayed")
+            return _mark_replayed(stored.response)
+        if self.options.source is not None:  # an error would make the provider send the event again and again
+            self.counters.add("http.replayed")
+            return _mark_replayed(Response(200 if stored is None else stored.status))
+        return self.refuse("response-not-kept")
+
+    def refuse(self, name: str, retry_after: int | None = None) -> Response:
+        """Count a problem and return its response."""
+        self.counters.add(f"http.{name.replace('-', '_')}")
+        return build_problem(name, self.options.problem_base, retry_after)
+
+
+_REJECTED: Final = {
+    KeyReused: "key-reused",
+    OutcomeUnknown: "outcome-unknown",
+    AttemptsExhausted: "attempts-exhausted",
+}
+"""The problem of each error of a key that does not run."""
+
+
+def _mark_replayed(response: Response) -> Response:
+    return Response(response.status, (*response.headers, ("idempotent-replayed", "true")), response.body)

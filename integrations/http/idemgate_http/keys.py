@@ -1,0 +1,43 @@
+"""The value of the header Idempotency-Key, and the name of its record."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+__all__ = ["MOST_CHARACTERS", "parse_key", "record_key"]
+
+MOST_CHARACTERS = 255
+_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+"""A String of RFC 8941: printable ASCII in double quotes; a quote and a backslash are escaped."""
+_BARE = re.compile(r"[!#-+\--:<-\[\]-~]*")
+"""Printable ASCII without space, quote, backslash, comma and semicolon. Most clients send a UUID without quotes."""
+_ESCAPE = re.compile(r'\\(["\\])')
+
+
+def parse_key(field: str) -> str | None:
+    """Return the key in a header field, or None if it is malformed. Quoted and bare spellings are one key."""
+    field = field.strip(" \t")
+    if found := _QUOTED.fullmatch(field):
+        key = _ESCAPE.sub(r"\1", found[1])
+    elif _BARE.fullmatch(field):
+        key = field
+    else:
+        return None
+    return key if 0 < len(key) <= MOST_CHARACTERS else None
+
+
+def record_key(caller: str, method: str, path: str, key: str) -> str:
+    """Return the key of the guard for a request, for `gate.inspect` and `gate.forget`.
+
+    It is a digest, so that neither Redis nor a log shows the caller or the key. Each part is preceded by its length,
+    so different parts never make the same text.
+
+    Args:
+        caller: what `caller=` returns, as text; "" with `single_tenant`; for a webhook the source of its event.
+        method: in upper case.
+        path: the whole decoded path.
+        key: the value of the header without quotes, or the id of the event.
+    """
+    parts = [part.encode(errors="surrogateescape") for part in (caller, method, path, key)]
+    return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=20).hexdigest()

@@ -1,0 +1,64 @@
+"""The request as every face shows it to the core: method, path, query and headers. The body is read later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["Headers", "Request"]
+
+
+class Headers(Mapping[str, str]):
+    """The headers of a request by name. Case does not matter; fields of one name are joined by ", "."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        values: dict[str, str] = {}
+        for name, value in pairs:
+            lower = name.lower()
+            values[lower] = f"{values[lower]}, {value}" if lower in values else value
+        self._values = values
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<Headers {sorted(self._values)}>"  # not the values, which may be secrets
+
+
+class Request:
+    """A request, as it is passed to `caller`, `required`, `applies_to` and `fingerprint`.
+
+    Attributes:
+        method: in upper case.
+        path: the whole decoded path, with the prefix under which the app is mounted.
+        query: the query string as it was sent, without the question mark.
+        headers: by name. Case does not matter, and a missing one raises KeyError.
+        raw: what the framework has: the `scope` of ASGI, the `environ` of WSGI, or the HttpRequest of Django. The
+            authentication middleware leaves its user there.
+    """
+
+    __slots__ = ("headers", "method", "path", "query", "raw")
+
+    def __init__(self, method: str, path: str, query: bytes, headers: Headers, raw: Any) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.raw = raw
+
+    def __repr__(self) -> str:
+        return f"<Request {self.method} {self.path}>"
+
+    @property
+    def content_length(self) -> int | None:
+        """The announced length of the body, or None if there is none or it is no number."""
+        value = self.headers.get("content-length", "")
+        return int(value) if value.isascii() and value.isdecimal() else None

@@ -1,0 +1,68 @@
+"""A response as a value, its headers that may be replayed, and its stored form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+__all__ = ["HEADER_BYTES", "NEVER_KEPT", "REPLAYABLE", "Response", "Stored", "pack", "pack_not_kept", "unpack"]
+
+REPLAYABLE = frozenset({
+    "content-type", "content-language", "content-encoding", "content-disposition", "location", "link", "etag",
+})  # fmt: skip
+"""The headers that a replay has. `keep_headers` adds others."""
+NEVER_KEPT = frozenset({
+    "set-cookie", "set-cookie2", "authorization", "proxy-authorization", "www-authenticate", "proxy-authenticate",
+    "authentication-info", "proxy-authentication-info", "connection", "proxy-connection", "keep-alive", "te", "trailer",
+    "transfer-encoding", "upgrade", "content-length", "date",
+})  # fmt: skip
+"""Credentials, and what belongs to one connection or one answer. They are never stored, whatever the options say."""
+HEADER_BYTES = 16 * 1024
+"""The most bytes of stored headers. A response with more is not kept."""
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response whose body is in memory. `headers` are (name, value) pairs; a name may occur more than once."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the record of a done key holds. `response` is None if the response was not kept, and `why` says why."""
+
+    status: int
+    response: Response | None
+    why: str = ""
+
+
+def pack(response: Response, allowed: frozenset[str]) -> list[Any]:
+    """Return the stored form of a response: its status, the allowed headers and its body."""
+    kept = [[name, value] for name, value in response.headers if may_keep(name, allowed)]
+    return [_VERSION, response.status, kept, bytes(response.body), ""]
+
+
+def may_keep(name: str, allowed: frozenset[str]) -> bool:
+    """Return whether a header of this name may be stored."""
+    lower = name.lower()
+    return lower in allowed and lower not in NEVER_KEPT
+
+
+def pack_not_kept(status: int, why: str) -> list[Any]:
+    """Return the stored form of a key that is done without its response."""
+    return [_VERSION, status, [], b"", why]
+
+
+def unpack(value: object) -> Stored | None:
+    """Return what a record holds, or None if another program or version wrote it."""
+    if not isinstance(value, list | tuple) or len(cast("list[object]", value)) != 5 or value[0] != _VERSION:
+        return None
+    _, status, headers, body, why = cast("tuple[int, int, Iterable[tuple[str, str]], bytes, str]", value)
+    if why:
+        return Stored(status, None, why)
+    return Stored(status, Response(status, tuple((name, text) for name, text in headers), body))

@@ -1,0 +1,48 @@
+"""CloudEvents 1.0 over HTTP, in binary and structured mode. They have no signature."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from idemgate_http.webhooks.event import (
+    BadSignature,
+    Event,
+    RequestHeaders,
+    Source,
+    check_body,
+    check_id,
+    need,
+    parse_object,
+    read_headers,
+)
+
+__all__ = ["CloudEvents"]
+
+
+class CloudEvents(Source):
+    """CloudEvents of any sender. `source` and `id` together identify an event.
+
+    Nothing proves who sent the event. So a middleware with this source needs `caller` or `single_tenant`, as for an
+    Idempotency-Key. Batches are refused, because they have no id.
+    """
+
+    name = "cloudevents"
+    signed = False
+
+    def verify(self, headers: RequestHeaders, body: bytes, now: float | None = None) -> Event:  # noqa: ARG002
+        """Return the event of a received request; see `Source.verify`. No signature and no time are checked."""
+        body, found = check_body(body), read_headers(headers)
+        kind = found.get("content-type", "").partition(";")[0].strip().lower()
+        if kind.startswith("application/cloudevents-batch"):
+            raise BadSignature("it is a batch, which has no id")
+        if kind.startswith("application/cloudevents"):
+            if kind != "application/cloudevents+json":
+                raise BadSignature("its event format is not JSON")
+            event = parse_object(body)
+            return Event(check_id(event.get("id"), "id"), check_id(event.get("source"), "source"))
+        return Event(_unquote(need(found, "ce-id"), "ce-id"), _unquote(need(found, "ce-source"), "ce-source"))
+
+
+def _unquote(value: str, name: str) -> str:
+    """Return an attribute of a header. The binding percent-encodes what is no printable ASCII."""
+    return check_id(unquote(value) if value.isascii() else "", name)

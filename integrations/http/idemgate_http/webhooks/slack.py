@@ -1,0 +1,46 @@
+"""Slack: `X-Slack-Signature: v0=...` over "v0:timestamp:body", the id in `event_id` of the body."""
+
+from __future__ import annotations
+
+from idemgate_http.webhooks.event import (
+    BadSignature,
+    Event,
+    RequestHeaders,
+    SignedSource,
+    check_body,
+    check_id,
+    check_signature,
+    check_time,
+    need,
+    parse_object,
+    read_headers,
+    read_hex,
+)
+
+__all__ = ["Slack"]
+
+_PREFIX = "v0="
+
+
+class Slack(SignedSource):
+    """The Events API of Slack. The secret is the signing secret of the app.
+
+    The handshake `url_verification` has no id: its event has the id None. Slash commands and interactive payloads are
+    no events and are refused.
+    """
+
+    name = "slack"
+
+    def verify(self, headers: RequestHeaders, body: bytes, now: float | None = None) -> Event:
+        """Verify a received request and return its event; see `Source.verify`."""
+        body, found = check_body(body), read_headers(headers)
+        sent_at, signature = need(found, "x-slack-request-timestamp"), need(found, "x-slack-signature")
+        check_time(sent_at, "x-slack-request-timestamp", self._tolerance, now)
+        if not signature.startswith(_PREFIX):
+            raise BadSignature("its x-slack-signature is of another version")
+        given = read_hex(signature.removeprefix(_PREFIX))
+        check_signature(self._secrets, b"v0:" + sent_at.encode() + b":" + body, [given])
+        event = parse_object(body)
+        if event.get("type") == "url_verification":
+            return Event(None, self.name)
+        return Event(check_id(event.get("event_id"), "event_id"), self.name)
