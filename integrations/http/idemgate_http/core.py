@@ -11,16 +11,21 @@ from uuid import UUID
 from idemgate import Gate, Guard, InvalidArgument, KeyReused, OutcomeUnknown, StoreError, Verdict
 from idemgate.errors import AttemptsExhausted, LeaseLost
 from idemgate_http.keys import parse_key, record_key
-from idemgate_http.options import AsgiOptions, Options, check_options
+from idemgate_http.options import HttpOptions, Options, check_options
 from idemgate_http.problems import build_problem
 from idemgate_http.request import Request
 from idemgate_http.response import HEADER_BYTES, Response, may_keep, pack, pack_not_kept, unpack
 from idemgate_http.webhooks.event import BadSignature
 
-__all__ = ["Admission", "HttpGuard", "Released", "RequiredKeyMissing", "Selected"]
+__all__ = ["GUARDED", "MARK", "PASSED", "Admission", "HttpGuard", "Released", "RequiredKeyMissing", "Selected"]
 
 log = logging.getLogger("idemgate.http")
 HEADER: Final = "idempotency-key"
+MARK: Final = "idemgate_http"
+"""The entry of an ASGI scope or a WSGI environ that says that a middleware has seen the request."""
+PASSED: Final = "passed"
+GUARDED: Final = "guarded"
+"""A guard inside of another one passes its requests on. With the same scope of keys it would find each in progress."""
 STREAMED: Final = "streamed"
 TOO_LARGE: Final = "too large"
 
@@ -55,7 +60,7 @@ class Admission(NamedTuple):
 class HttpGuard:
     """The decisions of one middleware or decorator. It sends nothing itself; a face runs `guard`."""
 
-    def __init__(self, gate: Gate, given: AsgiOptions, kind: type) -> None:
+    def __init__(self, gate: Gate, given: HttpOptions, kind: type) -> None:
         self.options: Options = check_options(gate, given, kind)
         most = self.options.max_response_bytes + 2 * HEADER_BYTES
         self.guard: Guard = gate.guard(**self.options.guard, max_result_bytes=most)

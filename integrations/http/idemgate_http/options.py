@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from idemgate import Duration, Gate, InvalidArgument
 from idemgate.types import check_function, milliseconds
@@ -112,18 +113,19 @@ class Options:
     """The options of `gate.guard`, with its scope."""
 
 
-def check_options(gate: Gate, given: AsgiOptions, kind: type) -> Options:
+def check_options(gate: Gate, options: HttpOptions, kind: type) -> Options:
     """Return the checked options of a face.
 
     Args:
         gate: the gate whose store keeps the responses.
-        given: the options as they were passed.
+        options: the options as they were passed.
         kind: the TypedDict of the options that the face has.
 
     Raises:
         InvalidArgument: an option is invalid, or it is not said who the callers are.
         TypeError: the face has no option of this name.
     """
+    given = cast("AsgiOptions", options)
     if not isinstance(gate, Gate):
         raise InvalidArgument("gate", gate, "not a Gate", 'Pass Gate("redis://...")')
     names = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())} or kind.__annotations__
@@ -166,7 +168,7 @@ def _guard_options(given: AsgiOptions) -> dict[str, Any]:
         if (value := given.get(name, "raise")) not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
             raise InvalidArgument(name, value, "unknown choice", f"Use one of {known}")
-    options: dict[str, Any] = {name: given[name] for name in _GUARD_OPTIONS if name in given}
+    options = {name: value for name, value in given.items() if name in _GUARD_OPTIONS}
     return options | {
         "scope": given.get("scope", "http"),
         "wait": given.get("wait", "10s"),
@@ -198,8 +200,6 @@ def _check_optional(name: str, value: object) -> None:
 
 def _check_plain(name: str, value: object) -> None:
     """Raise InvalidArgument for what is no plain function. An async one would return a coroutine for each request."""
-    import inspect
-
     if callable(value):
         check_function(value, name)
     if not callable(value) or inspect.iscoroutinefunction(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from idemgate_http.webhooks import BadSignature, StandardWebhooks, new_secret, sign
+
 from idemgate_webhook.answers import Attempt, History
 from idemgate_webhook.guarded import AddressRefused, Guarded
 from idemgate_webhook.reach import Reach

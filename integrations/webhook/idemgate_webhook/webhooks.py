@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 import httpx
+from idemgate_http.webhooks import Secrets, secret_bytes, sign
 
 from idemgate import Bury, Delivery, Duration, Gate, InvalidArgument, Receipt, Retry, Topic, current
 from idemgate.types import BackoffPolicy, Record, milliseconds
-from idemgate_http.webhooks import Secrets, secret_bytes, sign
 from idemgate_webhook.answers import Attempt, History, described, history_of, retry_after, with_attempt
 from idemgate_webhook.guarded import Guarded
 from idemgate_webhook.outgoing import body_bytes, checked_id, checked_url

@@ -1,0 +1,201 @@
+"""Django: `IdempotencyKeyMiddleware` for MIDDLEWARE, and `@idempotent` for a view. Both are sync and async.
+
+The setting IDEMGATE_HTTP is a dict of the options in capitals. GATE is a gate or its dotted path. Without it the
+default gate is used (`idemgate.configure`, IDEMGATE_URL). Functions may be dotted paths:
+
+    IDEMGATE_HTTP = {"GATE": "shop.gates.gate", "CALLER": "shop.auth.account_of", "RETENTION": "24h"}
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, Unpack, cast, overload
+
+from asgiref.sync import iscoroutinefunction as is_marked_async
+from asgiref.sync import markcoroutinefunction
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.module_loading import import_string
+
+from idemgate import Gate, InvalidArgument, default_gate
+from idemgate_http.core import GUARDED, MARK, STREAMED, Admission, HttpGuard
+from idemgate_http.options import ShieldOptions
+from idemgate_http.outliving import Outliving
+from idemgate_http.request import Headers, Request
+from idemgate_http.response import Response
+from idemgate_http.views import run_view, run_view_async
+
+__all__ = ["IdempotencyKeyMiddleware", "idempotent"]
+
+V = TypeVar("V", bound=Callable[..., Any])
+GetResponse = Callable[[HttpRequest], Any]
+_SETTING = "IDEMGATE_HTTP"
+_CALLABLES = ("caller", "source", "applies_to", "required", "fingerprint", "redact")
+
+
+class IdempotencyKeyMiddleware:
+    """Answer the retries of a request from its first response.
+
+    Put it behind the authentication in MIDDLEWARE, and behind GZipMiddleware. A transaction of ATOMIC_REQUESTS commits
+    before the response is stored. A request costs two round trips to the store, a retry one.
+
+    Raises:
+        InvalidArgument: an option in IDEMGATE_HTTP is invalid, or neither CALLER nor SINGLE_TENANT is given.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self._get_response = get_response
+        self._guard = _DjangoGuard({})
+        if is_marked_async(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        """Handle one request. The result is awaitable if the rest of the chain is."""
+        run = self._guard.run_async if is_marked_async(self) else self._guard.run
+        return run(request, functools.partial(self._get_response, request))
+
+
+@overload
+def idempotent(view: V, /) -> V: ...
+@overload
+def idempotent(*, gate: Gate | None = None, **options: Unpack[ShieldOptions]) -> Callable[[V], V]: ...
+def idempotent(view: Any = None, /, *, gate: Gate | None = None, **options: Unpack[ShieldOptions]) -> Any:
+    """Guard one view: `@idempotent`, or `@idempotent(retention="7d")` to replace options of IDEMGATE_HTTP.
+
+    With ATOMIC_REQUESTS the transaction of a sync view begins and commits inside the guard, so its effects are
+    committed before its response is stored. Responses of templates are rendered at once. Middleware that changes the
+    response later is not part of what is stored. Behind `IdempotencyKeyMiddleware` the decorator does nothing more.
+
+    Raises:
+        InvalidArgument: an option is invalid, or neither `caller` nor `single_tenant` is given.
+    """
+    if view is None:
+        return functools.partial(_decorate, given={**options, **({} if gate is None else {"gate": gate})})
+    return _decorate(view, {})
+
+
+def _decorate(view: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
+    guard = _DjangoGuard(given)
+    if iscoroutinefunction(view) or is_marked_async(view):
+
+        @functools.wraps(view)
+        async def guarded_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return await guard.run_async(request, functools.partial(view, request, *args, **kwargs))
+
+        return guarded_async
+
+    @functools.wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return guard.run(request, functools.partial(_make_atomic(view), request, *args, **kwargs))
+
+    # Django would commit after the guard has stored the response. `_make_atomic` commits before.
+    guarded._non_atomic_requests = set(connections.settings)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return guarded
+
+
+def _make_atomic(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the view in the transactions that ATOMIC_REQUESTS asks for, as Django's handler does."""
+    exempt: set[str] = getattr(view, "_non_atomic_requests", set())
+    for alias, database in connections.settings.items():
+        if database["ATOMIC_REQUESTS"] and alias not in exempt:
+            view = transaction.atomic(using=alias)(view)
+    return view
+
+
+class _DjangoGuard:
+    """The guard of the middleware or of one view."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        options = _read_settings() | given
+        gate = options.pop("gate", default_gate)
+        self._core = HttpGuard(gate, cast("ShieldOptions", options), ShieldOptions)
+        self._outliving = Outliving(self._core)
+
+    def run(self, request: HttpRequest, view: Callable[[], Any]) -> Any:
+        """Return the response to a request: refused, replayed, or that of the view."""
+        admission = self._admit(request)
+        if isinstance(admission, Admission):
+            return run_view(self._core, admission, _ADAPTER, view)
+        return view() if admission is None else admission
+
+    async def run_async(self, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the response to a request; see `run`."""
+        admission = self._admit(request)
+        if isinstance(admission, Admission):
+            return await run_view_async(self._core, admission, _ADAPTER, view, self._outliving)
+        return await view() if admission is None else admission
+
+    def _admit(self, request: HttpRequest) -> Admission | HttpResponseBase | None:
+        """Decide about a request: guard it, refuse it, or pass it on (None)."""
+        if request.method not in self._core.methods or _is_guarded(request):
+            return None
+        selected = self._core.select(_read_request(request))
+        if selected is None:
+            return None
+        admission = selected if isinstance(selected, Response) else self._read_body(request, selected)
+        if isinstance(admission, Response):
+            return _ADAPTER.build(admission)
+        if admission is not None:
+            request.META[MARK] = GUARDED
+        return admission
+
+    def _read_body(self, request: HttpRequest, selected: Any) -> Admission | Response | None:
+        try:
+            body = request.body
+        except RequestDataTooBig:  # DATA_UPLOAD_MAX_MEMORY_SIZE
+            return self._core.refuse("body-too-large")
+        return self._core.admit(selected, body)
+
+
+def _is_guarded(request: HttpRequest) -> bool:
+    """Return whether a middleware around this one guards the request, in Django or around its ASGI or WSGI app."""
+    scope: dict[str, Any] = getattr(request, "scope", {})
+    return request.META.get(MARK) == GUARDED or scope.get(MARK) == GUARDED
+
+
+def _read_request(request: HttpRequest) -> Request:
+    query = request.META.get("QUERY_STRING", "").encode("latin-1", "replace")
+    headers = Headers((str(name), str(value)) for name, value in request.headers.items())
+    return Request(request.method or "", request.path, query, headers, request)
+
+
+def _read_settings() -> dict[str, Any]:
+    """Return the options of the setting by their lower-case names. Raise InvalidArgument if it is no dict."""
+    given = getattr(settings, _SETTING, {})
+    if not isinstance(given, dict):
+        raise InvalidArgument(_SETTING, given, "not a dict", f'Write {_SETTING} = {{"GATE": ..., "CALLER": ...}}')
+    options = {str(name).lower(): value for name, value in cast("dict[object, Any]", given).items()}
+    for name in ("gate", *_CALLABLES):
+        if isinstance(options.get(name), str):
+            options[name] = import_string(options[name])
+    return options
+
+
+class _DjangoAdapter:
+    """Responses of Django as values."""
+
+    def read(self, response: Any) -> Response | tuple[int, str]:
+        """Return a response as a value. One of a template is rendered; one that streams cannot be kept."""
+        if not getattr(response, "is_rendered", True):
+            response.render()
+        if response.streaming:
+            return response.status_code, STREAMED
+        return Response(response.status_code, tuple(response.items()), response.content)
+
+    def build(self, response: Response) -> HttpResponse:
+        """Return a value as a response. Fields of one name are joined, because a response of Django has one of each."""
+        built = HttpResponse(response.body, status=response.status)
+        del built["content-type"]
+        for name, value in response.headers:
+            built[name] = f"{built[name]}, {value}" if name in built else value
+        return built
+
+
+_ADAPTER = _DjangoAdapter()

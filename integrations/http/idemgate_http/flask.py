@@ -1,0 +1,83 @@
+"""Flask: `@idempotent(gate, caller=...)` for one view. For a whole app wrap `app.wsgi_app` in `IdempotencyKeyWSGI`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, Unpack
+
+import flask
+
+from idemgate import Gate
+from idemgate_http.core import GUARDED, MARK, STREAMED, HttpGuard
+from idemgate_http.options import HttpOptions
+from idemgate_http.response import Response
+from idemgate_http.views import run_view
+from idemgate_http.wsgi import read_environ
+
+__all__ = ["idempotent"]
+
+P = ParamSpec("P")
+
+
+def idempotent(
+    gate: Gate, **options: Unpack[HttpOptions]
+) -> Callable[[Callable[P, Any]], Callable[P, flask.typing.ResponseReturnValue]]:
+    """Guard one view, below its `@app.post(...)`. It runs after `before_request`, so after the authentication.
+
+    What `after_request` changes in the response is not part of what is stored. Async views are supported as Flask does.
+
+    Args:
+        gate: the gate whose store keeps the responses.
+        **options: see `HttpOptions`.
+
+    Raises:
+        InvalidArgument: an option is invalid, or neither `caller` nor `single_tenant` is given.
+    """
+    core = HttpGuard(gate, options, HttpOptions)
+
+    def decorate(view: Callable[P, Any]) -> Callable[P, flask.typing.ResponseReturnValue]:
+        @functools.wraps(view)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> flask.typing.ResponseReturnValue:
+            def call() -> flask.Response:
+                return flask.make_response(flask.current_app.ensure_sync(view)(*args, **kwargs))
+
+            return _run(core, call)
+
+        return guarded
+
+    return decorate
+
+
+def _run(core: HttpGuard, call: Callable[[], flask.Response]) -> flask.Response:
+    """Return the response to the current request: refused, replayed, or that of the view."""
+    request = flask.request
+    if request.method not in core.methods or request.environ.get(MARK) == GUARDED:
+        return call()
+    selected = core.select(read_environ(request.environ))
+    if selected is None:
+        return call()
+    admission = selected if isinstance(selected, Response) else core.admit(selected, request.get_data())
+    if isinstance(admission, Response):
+        return _ADAPTER.build(admission)
+    if admission is None:
+        return call()
+    request.environ[MARK] = GUARDED
+    return run_view(core, admission, _ADAPTER, call)
+
+
+class _FlaskAdapter:
+    """Responses of Flask as values."""
+
+    def read(self, response: flask.Response) -> Response | tuple[int, str]:
+        """Return a response as a value. One that streams, or that the server sends from a file, cannot be kept."""
+        if response.is_streamed or response.direct_passthrough:
+            return response.status_code, STREAMED
+        return Response(response.status_code, tuple(response.headers.items()), response.get_data())
+
+    def build(self, response: Response) -> flask.Response:
+        """Return a value as a response."""
+        return flask.Response(response.body, response.status, list(response.headers))
+
+
+_ADAPTER = _FlaskAdapter()

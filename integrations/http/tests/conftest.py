@@ -1,0 +1,124 @@
+"""Servers that all tests of a process share, a gate whose time is moved, and a client for each face."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from idemgate import Gate
+from idemgate.testing import Clock
+from integrations.http.tests.apps import Handler, build_app
+from integrations.http.tests.servers import KINDS, Server
+
+_numbers = itertools.count()
+FACES = {
+    "asgi-uvicorn": ("asgi", "uvicorn"),
+    "asgi-hypercorn": ("asgi", "hypercorn"),
+    "wsgi-waitress": ("wsgi", "waitress"),
+    "wsgi-wsgiref": ("wsgi", "wsgiref"),
+    "django-waitress": ("django", "waitress"),
+    "django-uvicorn": ("django-async", "uvicorn"),
+}
+
+
+@pytest.fixture(scope="session")
+def server_of() -> Iterator[Callable[[str], Server]]:
+    """`server_of("uvicorn")`: the running server of a kind."""
+    running: dict[str, Server] = {}
+
+    def get(kind: str) -> Server:
+        if kind not in running:
+            running[kind] = KINDS[kind]()
+            running[kind].start()
+        return running[kind]
+
+    yield get
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def gate(clock: Clock) -> Iterator[Gate]:
+    made = Gate("embedded://", namespace=f"h{os.getpid()}-{next(_numbers)}", clock=clock)
+    yield made
+    made.close()
+
+
+class Client:
+    """A client of one mounted app. `post` sends the account "a" and a body unless the test says otherwise."""
+
+    def __init__(self, http: httpx.Client, url: str, gate: Gate) -> None:
+        self.http = http
+        self.url = url
+        self.gate = gate
+
+    def send(self, method: str, path: str, key: str | None, headers: Any, **options: Any) -> httpx.Response:
+        fields = {"x-account": "a"} | (headers or {})
+        if key is not None:
+            fields["idempotency-key"] = key
+        fields = {name: value for name, value in fields.items() if value is not None}
+        return self.http.request(method, self.url + path, headers=fields, **options)
+
+    def post(self, key: str | None = "k", path: str = "/pay", headers: Any = None, **options: Any) -> httpx.Response:
+        return self.send("POST", path, key, headers, **({"content": b"{}"} | options))
+
+
+@pytest.fixture
+def mount(server_of: Callable[[str], Server], gate: Gate) -> Iterator[Callable[..., Client]]:
+    """`mount("uvicorn", app)`: a client of an app on a real server."""
+    used: list[tuple[Server, str]] = []
+    with httpx.Client(timeout=30) as http:
+
+        def add(kind: str, app: Any, name: str = "") -> Client:
+            server, prefix = server_of(kind), name or f"app-{next(_numbers)}"
+            server.mounts.apps[prefix] = app
+            used.append((server, prefix))
+            return Client(http, f"{server.url}/{prefix}", gate)
+
+        yield add
+        http.close()
+        for server, prefix in used:
+            del server.mounts.apps[prefix]
+            if server.loop is not None:
+                server.call(gate.aio.close())
+
+
+@pytest.fixture(params=FACES)
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def serve(face: str, mount: Callable[..., Client], gate: Gate) -> Callable[..., Client]:
+    """`serve(handler, **options)`: a client of a guarded app, once for each face and server."""
+
+    def build(handler: Handler, **options: Any) -> Client:
+        kind, server = FACES[face]
+        name = f"{'async' if kind == 'django-async' else 'sync'}-{next(_numbers)}"
+        given = {"caller": lambda request: request.headers["x-account"]} | options
+        given = {key: value for key, value in given.items() if value is not None}
+        return mount(server, build_app(kind, name, handler, {"gate": gate, **given}), name)
+
+    return build
+
+
+class Effects:
+    """A handler that counts its calls, and answers each with its number."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self.calls: list[Any] = []
+        self._answer = answer
+
+    def __call__(self, call: Any) -> Any:
+        self.calls.append(call)
+        return self._answer(call, len(self.calls))
