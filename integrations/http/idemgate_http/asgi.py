@@ -62,6 +62,8 @@ class IdempotencyKey:
         if selected is None:
             await self._pass_on(scope, receive, send)
         elif isinstance(selected, Response):
+            if selected.status != 413:  # a server that closes on an unread body may lose the answer with it
+                await _read_body(receive, self._core.options.max_body_bytes)
             await send_response(send, selected)
         elif (body := await _read_body(receive, self._core.options.max_body_bytes)) is not None:
             admission = self._core.admit(selected, body)
