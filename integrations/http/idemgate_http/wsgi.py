@@ -124,7 +124,9 @@ class _Call:
     def _collect(self) -> str | None:
         """Read the response. Return why it is not kept, or None."""
         while not self._status:  # a generator calls start_response in its first step
-            self._parts.append(next(self._iterator))
+            if (part := next(self._iterator, None)) is None:
+                raise RuntimeError("the app returned without calling start_response")
+            self._parts.append(part)
         names = {name.lower(): value for name, value in self._headers}
         length = names.get("content-length", "")
         most = self._core.options.max_response_bytes

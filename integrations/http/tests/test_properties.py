@@ -1,0 +1,114 @@
+"""Properties of the pure parts: no two requests share a record by chance, and no credential is ever stored."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from idemgate_http import Headers, Response, record_key
+from idemgate_http.core import HttpGuard, Selected
+from idemgate_http.keys import MOST_CHARACTERS, parse_key
+from idemgate_http.options import HttpOptions
+from idemgate_http.request import Request
+from idemgate_http.response import NEVER_KEPT, REPLAYABLE, pack, unpack
+
+from idemgate import Gate
+
+PARTS = st.tuples(*[st.text(max_size=6)] * 4)
+NAMES = st.sampled_from([*sorted(NEVER_KEPT | REPLAYABLE), "x-cost", "x-other"]).flatmap(
+    lambda name: st.sampled_from([name, name.title(), name.upper()])
+)
+VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
+
+
+@given(PARTS, PARTS)
+def test_different_requests_have_different_records(one: Any, other: Any) -> None:
+    assert (record_key(*one) == record_key(*other)) == (one == other)
+
+
+@given(PARTS, st.integers(0, 2), st.integers(1, 5))
+def test_moving_text_from_one_part_to_the_next_makes_another_record(parts: Any, at: int, count: int) -> None:
+    moved = [*parts]
+    moved[at], moved[at + 1] = parts[at][:-count], parts[at][-count:] + parts[at + 1]
+    assert (record_key(*moved) == record_key(*parts)) == (moved == [*parts])
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=MOST_CHARACTERS))
+def test_every_string_of_the_draft_is_read(key: str) -> None:
+    quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    assert parse_key(quoted) == key
+    bare = parse_key(key)
+    assert bare is None or bare == key or key.startswith('"') or key != key.strip()
+
+
+@given(st.text(max_size=300))
+def test_whatever_a_header_holds_its_key_is_short_and_printable(field: str) -> None:
+    key = parse_key(field)
+    assert key is None or (0 < len(key) <= MOST_CHARACTERS and key.isascii() and key.isprintable())
+
+
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=20), st.sets(st.sampled_from([*sorted(NEVER_KEPT), "x-cost"])))
+def test_no_credential_and_nothing_unlisted_is_stored(headers: Any, extra: set[str]) -> None:
+    allowed = REPLAYABLE | extra  # the options refuse such names; the filter does not rely on that
+    stored = unpack(pack(Response(200, tuple(headers), b"x"), allowed))
+    assert stored is not None
+    assert stored.response is not None
+    kept = [(name, value) for name, value in headers if name.lower() in allowed - NEVER_KEPT]
+    assert [*stored.response.headers] == kept
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=8))
+def test_what_another_program_stored_is_no_response(value: Any) -> None:
+    assert unpack(value) is None or isinstance(value, list)
+
+
+_numbers = itertools.count()
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from(["POST", "PATCH"]), st.sampled_from(["/x", "/y"]),
+              st.sampled_from(["k", "l"]), st.sampled_from([b"1", b"2"]), st.sampled_from([201, 404])),
+    min_size=1, max_size=25,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared() -> Any:
+    with Gate("embedded://", namespace=f"hp{os.getpid()}") as gate:
+        yield gate
+
+
+@settings(max_examples=60)
+@given(REQUESTS)
+def test_a_caller_gets_only_answers_to_its_own_requests(shared: Gate, requests: Any) -> None:
+    """Compare any order of requests with a model: a dict from (caller, method, path, key) to the first kept answer."""
+    options: HttpOptions = {"caller": lambda request: request.headers["x"], "scope": f"p{next(_numbers)}"}
+    core = HttpGuard(shared, options, HttpOptions)
+    model: dict[Any, tuple[bytes, bytes]] = {}
+    for number, (caller, method, path, key, body, status) in enumerate(requests):
+        secret = f"{caller} {number}".encode()
+        request = Request(method, path, b"", Headers([("x", caller), ("idempotency-key", key)]), None)
+        selected = core.select(request)
+        assert isinstance(selected, Selected)
+        admission: Any = core.admit(selected, body)
+
+        def run(status: int = status, secret: bytes = secret, request: Request = request) -> Any:
+            return core.pack(request, Response(status, (), secret))
+
+        verdict = core.guard.run(admission.key, run, fingerprint=admission.fingerprint)
+        answer = core.answer(verdict)
+        first = model.get((caller, method, path, key))
+        if first is None:
+            assert answer is None
+            assert verdict.ran
+            if status == 201:
+                model[caller, method, path, key] = body, secret
+        elif first[0] != body:
+            assert answer is not None
+            assert answer.status == 422
+        else:
+            assert answer is not None
+            assert (answer.status, answer.body) == (201, first[1])
+            assert answer.body.startswith(caller.encode())
