@@ -126,11 +126,17 @@ class _Urls:
     urlpatterns: ClassVar = [re_path("^async-", _respond_async), re_path("", _respond)]
 
 
-def setup_django(**options: Any) -> None:
+def setup_django() -> None:
     """Configure Django once for this process."""
     if not settings.configured:
         settings.configure(
-            ALLOWED_HOSTS=["*"], SECRET_KEY="x" * 50, USE_TZ=True, LOGGING_CONFIG=None, ROOT_URLCONF=_Urls, **options
+            ALLOWED_HOSTS=["*"],
+            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+            LOGGING_CONFIG=None,
+            ROOT_URLCONF=_Urls,
+            SECRET_KEY="x" * 50,
+            TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates"}],
+            USE_TZ=True,
         )
         django.setup()
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from idemgate import Gate
+from idemgate.store.embedded.server import start
 from idemgate.testing import Clock
 from integrations.http.tests.apps import Handler, build_app
 from integrations.http.tests.servers import KINDS, Server
@@ -47,9 +48,16 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="session")
+def store() -> Iterator[str]:
+    """The URL of the store of this test process, for other processes."""
+    with start() as server:
+        yield server.url
+
+
 @pytest.fixture
-def gate(clock: Clock) -> Iterator[Gate]:
-    made = Gate("embedded://", namespace=f"h{os.getpid()}-{next(_numbers)}", clock=clock)
+def gate(store: str, clock: Clock) -> Iterator[Gate]:
+    made = Gate(store, namespace=f"h{os.getpid()}-{next(_numbers)}", clock=clock)
     yield made
     made.close()
 

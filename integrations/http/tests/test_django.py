@@ -1,0 +1,384 @@
+"""What is particular to Django: transactions, settings, the decorator, and views that are async."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIHandler
+from django.db import connections, transaction
+from django.http import Http404, HttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import RequestFactory, override_settings
+from idemgate_http import IdempotencyKey
+from idemgate_http.django import IdempotencyKeyMiddleware, idempotent
+
+from idemgate import Gate, InvalidArgument
+from idemgate.testing import Clock
+from integrations.http.tests.apps import Answer, django_app, setup_django
+
+SHOP = Path(__file__).with_name("shop.py")
+setup_django()
+
+
+# Transactions and crashes, in a process with a database
+
+
+@pytest.fixture(scope="module")
+def shop(store: str) -> Iterator[Callable[..., Any]]:
+    """`shop(namespace, now, database, form, kill)`: the answer to a request, or None if its process was killed."""
+    command = [sys.executable, "-W", "error", str(SHOP), store]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines, answers = process.stdin, process.stdout
+
+        def send(*words: object, kill: str = "never") -> Any:
+            print(*words, kill, file=lines, flush=True)
+            code, returned = json.loads(answers.readline())
+            assert code == (0 if kill == "never" else -9)
+            return returned
+
+        yield send
+        lines.close()
+
+
+@pytest.mark.parametrize(
+    ("kill", "payments", "replayed"), [("inside", 1, False), ("between", 2, False), ("after", 1, True)]
+)
+@pytest.mark.parametrize("form", ["middleware", "decorator"])
+def test_no_crash_loses_a_payment_of_a_key_that_is_done(
+    shop: Any, gate: Gate, clock: Clock, tmp_path: Path, form: str, kill: str, payments: int, replayed: bool
+) -> None:
+    """The commit comes before the completion. Between the two is the window in which a retry pays again."""
+    database = tmp_path / "shop.sqlite"
+
+    def send(kill: str = "never") -> Any:
+        return shop(gate.namespace, clock.microseconds() / 1_000_000, database, form, kill=kill)
+
+    assert send(kill) is None
+    clock.advance("31s")  # the lease of the process that was killed ends
+    status, _, is_replay = send()
+    assert (status, is_replay) == (201, replayed)
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM payments").fetchone() == (payments,)
+    assert send()[2] is True
+
+
+# The decorator, in this process
+
+
+@pytest.fixture
+def configure(gate: Gate) -> Iterator[Callable[..., None]]:
+    """`configure(retention="1h")`: the setting IDEMGATE_HTTP of this test."""
+    active: list[Any] = []
+
+    def enable(**options: Any) -> None:
+        given = {"GATE": gate, "SINGLE_TENANT": True} | {name.upper(): value for name, value in options.items()}
+        override = override_settings(IDEMGATE_HTTP=given)
+        override.enable()
+        active.append(override)
+
+    yield enable
+    for override in active:
+        override.disable()
+
+
+def post(key: str | None = "k", body: bytes = b"{}") -> Any:
+    headers = {} if key is None else {"idempotency-key": key}
+    return RequestFactory().post("/pay", body, content_type="application/json", headers=headers)
+
+
+def test_a_decorated_view(configure: Any, gate: Gate) -> None:
+    configure(required=True)
+    calls: list[Any] = []
+
+    @idempotent
+    def pay(request: Any, account: str) -> HttpResponse:
+        calls.append(account)
+        return HttpResponse(f"{len(calls)}", status=201, headers={"Location": "/1"})
+
+    assert [pay(post(), "a").content for _ in range(2)] == [b"1", b"1"]
+    assert pay(post(), account="a")["location"] == "/1"
+    assert pay(post(None), "a").status_code == 400
+    assert pay(RequestFactory().get("/pay"), "a").content == b"2"
+
+
+def test_options_of_the_decorator_replace_those_of_the_setting(configure: Any, gate: Gate) -> None:
+    configure(required=True, keep_statuses=[404])
+
+    @idempotent(required=False, scope="other")
+    def pay(request: Any) -> HttpResponse:
+        return HttpResponse(status=404)
+
+    assert pay(post(None)).status_code == 404
+    assert "idempotent-replayed" in [pay(post()) for _ in range(2)][1].headers
+    assert gate.counters["once.done"] == 1
+
+
+@pytest.mark.parametrize("error", [Http404, ZeroDivisionError])
+def test_an_exception_of_a_view_releases_its_key(configure: Any, error: Any) -> None:
+    configure()
+    calls: list[int] = []
+
+    @idempotent
+    def pay(request: Any) -> HttpResponse:
+        calls.append(1)
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(error):
+            pay(post())
+    assert len(calls) == 2
+
+
+def test_a_template_is_rendered_inside_the_guard(configure: Any) -> None:
+    configure()
+    numbers = iter(range(10))
+    template = engines["django"].from_string("{{ number }}") if "django" in engines else None
+    assert template is not None
+
+    @idempotent
+    def pay(request: Any) -> TemplateResponse:
+        return TemplateResponse(request, template, {"number": next(numbers)})
+
+    assert [pay(post()).content for _ in range(2)] == [b"0", b"0"]
+
+
+def test_views_keep_their_attributes_and_their_own_transactions(configure: Any) -> None:
+    configure()
+    seen: list[bool] = []
+
+    @idempotent
+    @transaction.non_atomic_requests
+    def pay(request: Any) -> HttpResponse:
+        seen.append(connections["default"].in_atomic_block)
+        return HttpResponse()
+
+    pay.csrf_exempt = True  # type: ignore[attr-defined]
+    with override_atomic():
+        pay(post())
+        assert seen == [False]
+        assert idempotent(lambda request: seen.append(connections["default"].in_atomic_block) or HttpResponse())(
+            post("l")
+        )
+        assert seen == [False, True]
+        # a request that passes has its transaction, too
+        idempotent(lambda request: seen.append(connections["default"].in_atomic_block) or HttpResponse())(post(None))
+        assert seen == [False, True, True]
+
+
+class override_atomic:  # noqa: N801 - a context manager
+    def __enter__(self) -> None:
+        connections.settings["default"]["ATOMIC_REQUESTS"] = True
+
+    def __exit__(self, *_: object) -> None:
+        connections.settings["default"]["ATOMIC_REQUESTS"] = False
+        connections.close_all()
+
+
+def test_a_view_that_raises_rolls_back(configure: Any) -> None:
+    configure()
+
+    @idempotent
+    def pay(request: Any) -> HttpResponse:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS rolled (id INTEGER)")
+        raise ZeroDivisionError
+
+    with override_atomic():
+        with pytest.raises(ZeroDivisionError):
+            pay(post())
+        assert "rolled" not in connections["default"].introspection.table_names()
+
+
+async def test_an_async_view(configure: Any, gate: Gate) -> None:
+    configure()
+    calls: list[int] = []
+
+    @idempotent
+    async def pay(request: Any) -> HttpResponse:
+        await asyncio.sleep(0)
+        calls.append(1)
+        return HttpResponse(f"{len(calls)}")
+
+    assert [(await pay(post())).content for _ in range(2)] == [b"1", b"1"]
+    await gate.aio.close()
+
+
+@pytest.mark.parametrize("shield", [True, False])
+async def test_an_async_view_whose_request_is_cancelled(configure: Any, gate: Gate, shield: bool) -> None:
+    configure(shield=shield)
+    entered, leave = asyncio.Event(), asyncio.Event()
+    ends: list[str] = []
+
+    @idempotent
+    async def pay(request: Any) -> HttpResponse:
+        entered.set()
+        try:
+            await leave.wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        ends.append("paid")
+        return HttpResponse("paid")
+
+    request = asyncio.create_task(pay(post()))
+    await entered.wait()
+    request.cancel()
+    await asyncio.wait([request])
+    leave.set()
+    async with asyncio.timeout(20):
+        while not ends or (retry := await pay(post())).status_code == 409:
+            await asyncio.sleep(0.001)
+    assert ends[0] == ("paid" if shield else "cancelled")
+    assert ("idempotent-replayed" in retry.headers) is shield
+    await gate.aio.close()
+
+
+@pytest.mark.parametrize("around", ["middleware", "asgi"])
+def test_a_client_that_gives_up_does_not_stop_an_async_view(
+    mount: Callable[..., Any], gate: Gate, around: str, configure: Any
+) -> None:
+    """Django cancels an async view when its client disconnects. The view goes on, with threads of its own."""
+    entered, leave = threading.Event(), threading.Event()
+    threads: list[int] = []
+
+    def handler(call: Any) -> Answer:
+        entered.set()
+        assert leave.wait(20)
+        return Answer(b"paid")
+
+    name = f"async-gives-up-{around}"
+    options = {"gate": gate, "single_tenant": True}
+    if around == "middleware":
+        app = django_app(name, handler, options, awaiting=True)
+    else:
+        with override_settings(MIDDLEWARE=[]):
+            app = IdempotencyKey(django_app(name, handler, options, awaiting=True), **options)  # type: ignore[arg-type]
+    client = mount("uvicorn", app, name)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(timeout=0.3)
+    assert entered.is_set()
+    leave.set()
+    answer = client.post()
+    while answer.status_code == 409:
+        answer = client.post()
+    assert (answer.content, answer.headers["idempotent-replayed"]) == (b"paid", "true")
+    assert threads == []
+
+
+async def test_a_view_may_use_the_database_after_its_client_has_gone(configure: Any, gate: Gate) -> None:
+    """`ThreadSensitiveContext` of the request has ended by then."""
+    configure()
+    from asgiref.sync import ThreadSensitiveContext
+
+    entered, leave = asyncio.Event(), asyncio.Event()
+    rows: list[Any] = []
+
+    def query() -> None:
+        with connections["default"].cursor() as cursor:
+            rows.append(cursor.execute("SELECT 1").fetchone())
+        connections.close_all()
+
+    @idempotent
+    async def pay(request: Any) -> HttpResponse:
+        await sync_to_async(query)()
+        entered.set()
+        await leave.wait()
+        await sync_to_async(query)()
+        return HttpResponse("paid")
+
+    async def serve() -> None:
+        async with ThreadSensitiveContext():
+            await pay(post())
+
+    request = asyncio.create_task(serve())
+    await entered.wait()
+    request.cancel()
+    await asyncio.wait([request])
+    leave.set()
+    async with asyncio.timeout(20):
+        while (retry := await pay(post())).status_code == 409:
+            await asyncio.sleep(0.001)
+    assert (retry.content, rows) == (b"paid", [(1,), (1,)])
+    await gate.aio.close()
+
+
+# Settings and limits
+
+
+def account_of(request: Any) -> str:
+    return "a"
+
+
+def test_a_setting_may_name_functions_and_the_gate(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    module = types.ModuleType("shop_settings")
+    module.gate, module.account_of = gate, account_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop_settings", module)
+    with override_settings(IDEMGATE_HTTP={"GATE": "shop_settings.gate", "CALLER": "shop_settings.account_of"}):
+        guarded = IdempotencyKeyMiddleware(lambda request: HttpResponse("ok"))
+    assert [guarded(post()).content for _ in range(2)] == [b"ok", b"ok"]
+    assert gate.counters["http.replayed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({}, "caller"), (["GATE"], "IDEMGATE_HTTP"), ({"CALLER": str, "GATE": 5}, "gate"), ({"RETENTION": 0}, "caller")],
+)
+def test_an_invalid_setting_is_refused_at_the_start(given: Any, name: str) -> None:
+    with override_settings(IDEMGATE_HTTP=given), pytest.raises(InvalidArgument) as refused:
+        IdempotencyKeyMiddleware(lambda request: HttpResponse())
+    assert refused.value.name == name
+
+
+def test_an_unknown_setting_is_refused_at_the_start(configure: Any) -> None:
+    configure(retries=3)
+    with pytest.raises(TypeError, match="retries"):
+        IdempotencyKeyMiddleware(lambda request: HttpResponse())
+
+
+def test_the_limit_of_django_for_bodies_is_answered_with_413(configure: Any) -> None:
+    configure()
+    guarded = IdempotencyKeyMiddleware(lambda request: HttpResponse())
+    with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
+        assert guarded(post(body=b"x" * 11)).status_code == 413
+
+
+def test_fields_of_one_name_are_joined_in_a_replay(configure: Any, gate: Gate) -> None:
+    from idemgate_http.django import _ADAPTER
+    from idemgate_http.response import Response
+
+    built = _ADAPTER.build(Response(200, (("link", "<a>"), ("link", "<b>"))))
+    assert (built["link"], built.get("content-type")) == ("<a>, <b>", None)
+
+
+def test_the_handler_of_a_sync_view_under_asgi(mount: Callable[..., Any], gate: Gate) -> None:
+    from integrations.http.tests import apps
+
+    calls: list[int] = []
+
+    def handler(call: Any) -> Answer:
+        calls.append(1)
+        return Answer(b"ok")
+
+    apps.HANDLERS["sync-under-asgi"] = handler
+    with override_settings(MIDDLEWARE=[apps.MIDDLEWARE], IDEMGATE_HTTP={"GATE": gate, "SINGLE_TENANT": True}):
+        app = ASGIHandler()
+    client = mount("uvicorn", app, "sync-under-asgi")
+    assert [client.post().content for _ in range(2)] == [b"ok", b"ok"]
+    assert len(calls) == 1
