@@ -22,6 +22,7 @@ PARTS = {
     "dispatch": "what the pieces of a script call cost the server",
     "cluster": "three primaries",
     "embedded": "the embedded server",
+    "http": "what the HTTP middleware adds to a request (needs idemgate-http)",
 }
 APART = {"backlog": "what pending messages cost, up to 5,000,000: needs 2-3 GB and some ten minutes"}
 """What `all` leaves out."""

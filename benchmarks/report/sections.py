@@ -15,7 +15,7 @@ from benchmarks.report.figures import Rows, count, cpu, middle, ranged, ratio, r
 
 __all__ = [
     "backlog",
-    "blocks", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "imports", "lateness",
+    "blocks", "cluster", "dispatch", "embedded", "guard_async", "guard_sync", "http", "imports", "lateness",
     "machine", "memory", "merging", "microseconds", "misses", "peers",
     "pieces", "profile", "scheduler", "scheduler_alone", "unpinned", "wire",
 ]  # fmt: skip
@@ -297,6 +297,18 @@ def cluster() -> str:
 
 def embedded() -> str:
     return _plain(rows_of("embedded"), ["server", ""])
+
+
+_HTTP = {
+    "without": "the app without the middleware", "passed on": "the middleware, a request without the header",
+    "first": "the middleware, a new key", "replay": "the middleware, a retry",
+}  # fmt: skip
+
+
+def http() -> str:
+    rows = rows_of("http")
+    lines = ([who, _HTTP[step], count(middle(rows, who, step, "p50")), *_rate(rows, who, step)] for who, step in rows)
+    return table(["face", "", "median us", "per s", *COSTS], lines)
 
 
 def _plain(rows: Rows, head: Sequence[str]) -> str:

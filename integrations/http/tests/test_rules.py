@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from idemgate_http import Response, record_key
 
@@ -341,10 +342,7 @@ def test_a_key_may_be_used_again_after_the_retention(serve: Serve, effects: Effe
 def test_a_record_can_be_inspected_and_forgotten(serve: Serve, effects: Effects) -> None:
     client = serve(effects, scope="payments")
     client.post("k")
-    path = client.url.partition(
-        "/",
-    )[2].partition("/")[2]
-    key = record_key("a", "POST", "/" + path.partition("/")[2] + "/pay", "k")
+    key = record_key("a", "POST", httpx.URL(client.url).path + "/pay", "k")
     assert client.gate.inspect(key, scope="payments").state == "done"
     assert client.gate.forget(key, scope="payments")
     assert client.post("k").json()["payment"] == 2
