@@ -17,7 +17,7 @@ gate = Gate("embedded://", namespace="http-example")
 payments: list[int] = []
 
 
-async def shop(scope: Any, receive: Any, send: Any) -> None:
+async def shop(_scope: Any, receive: Any, send: Any) -> None:
     """Make a payment: any ASGI app, such as one of FastAPI."""
     order = json.loads((await receive())["body"])
     payments.append(order["amount"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -60,6 +60,13 @@ def gate(store: str, clock: Clock) -> Iterator[Gate]:
     made = Gate(store, namespace=f"h{os.getpid()}-{next(_numbers)}", clock=clock)
     yield made
     made.close()
+
+
+@pytest.fixture
+async def agate(gate: Gate) -> AsyncIterator[Gate]:
+    """The gate for apps that run in the event loop of the test."""
+    yield gate
+    await gate.aio.close()
 
 
 class Client:

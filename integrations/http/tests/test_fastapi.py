@@ -13,7 +13,7 @@ from idemgate_http.fastapi import RESPONSES, require_key
 from pydantic import BaseModel
 
 from idemgate import Gate
-from integrations.http.tests.test_asgi import strip
+from integrations.http.tests.test_frameworks import strip
 
 
 class Payment(BaseModel):

