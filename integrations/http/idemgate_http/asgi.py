@@ -139,7 +139,7 @@ def _drop_extensions(scope: Scope) -> dict[str, Any]:
 
 
 async def _read_body(receive: Receive, most: int) -> bytes | None:
-    """Return the body, or one byte more than `most` allows. None: the client disconnected, so nobody waits."""
+    """Return the body, or one byte more than `most` allows. None: the client disconnected."""
     parts: list[bytes] = []
     size = 0
     while True:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import iscoroutinefunction as is_marked_async
 from asgiref.sync import markcoroutinefunction
-from django.conf import settings
+from django import conf
 from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -168,7 +168,7 @@ def _read_request(request: HttpRequest) -> Request:
 
 def _read_settings() -> dict[str, Any]:
     """Return the options of the setting by their lower-case names. Raise InvalidArgument if it is no dict."""
-    given = getattr(settings, _SETTING, {})
+    given = getattr(conf.settings, _SETTING, {})
     if not isinstance(given, dict):
         raise InvalidArgument(_SETTING, given, "not a dict", f'Write {_SETTING} = {{"GATE": ..., "CALLER": ...}}')
     options = {str(name).lower(): value for name, value in cast("dict[object, Any]", given).items()}

@@ -21,9 +21,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Exchange:
     """One run of the app, and its response up to the moment at which its key is done.
 
-    `run_app` is the handler of the guard. It returns as soon as the last part of the response is known. The app then
-    waits in `send` until the guard has stored the completion, sends its response, and goes on with what it does
-    afterwards: background tasks run as late as without the guard.
+    `run_app` is the handler of the guard. It returns as soon as the last part of the response is known. The app waits
+    in `send` until the guard has stored the completion. Then it sends its response and goes on. So background tasks run
+    after the response, as without the guard.
 
     Attributes:
         task: the task of the app, or None before it started.

@@ -40,7 +40,7 @@ class Outliving:
             log.error("http.outlived_failed method=%s path=%s record=%s", *facts.values(), exc_info=error, extra=facts)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for the tasks that go on. Cancel those that still run after so many seconds."""
+        """Wait for the tasks that go on. Cancel those that still run after `seconds`."""
         if not self._tasks:
             return
         _, pending = await asyncio.wait(self._tasks, timeout=seconds)

@@ -34,7 +34,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the record of a done key holds. `response` is None if the response was not kept, and `why` says why."""
+    """The content of the record of a done key. `response` is None if it was not kept for the reason `why`."""
 
     status: int
     response: Response | None

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Adapter(Protocol[R]):
-    """How a framework's response becomes a value, and how a value becomes a framework's response."""
+    """The conversion between the responses of a framework and values."""
 
     def read(self, response: R) -> Response | tuple[int, str]:
         """Return the response as a value, or its status and why it cannot be kept."""

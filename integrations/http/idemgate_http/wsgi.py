@@ -180,7 +180,7 @@ def _phrase(status: int) -> str:
 
 
 def read_environ(environ: Environ) -> Request:
-    """Return the view of a WSGI request. Text in an environ is Latin-1, whatever the bytes mean."""
+    """Return the view of a WSGI request. Text in an environ is Latin-1 for any encoding of the bytes."""
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     decoded = path.encode("latin-1").decode("utf-8", "surrogateescape")
     query = environ.get("QUERY_STRING", "").encode("latin-1")

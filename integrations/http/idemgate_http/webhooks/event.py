@@ -1,4 +1,4 @@
-"""What all providers have in common: the event, the errors, and the base of a source."""
+"""The common part of all sources: the event, the errors, and the base class."""
 
 from __future__ import annotations
 
