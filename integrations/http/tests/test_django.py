@@ -22,6 +22,7 @@ from django.http import Http404, HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import RequestFactory, override_settings
+from django.views import View
 from idemgate_http import IdempotencyKey
 from idemgate_http.django import IdempotencyKeyMiddleware, idempotent
 
@@ -178,6 +179,33 @@ def test_views_keep_their_attributes_and_their_own_transactions(configure: Any) 
         # a request that passes has its transaction, too
         idempotent(lambda request: seen.append(connections["default"].in_atomic_block) or HttpResponse())(post(None))
         assert seen == [False, True, True]
+
+
+def test_a_class_based_view(configure: Any) -> None:
+    configure()
+    seen: list[bool] = []
+
+    class Pay(View):
+        def post(self, request: Any) -> HttpResponse:
+            seen.append(connections["default"].in_atomic_block)
+            return HttpResponse(f"{len(seen)}")
+
+    guarded = idempotent(Pay.as_view())
+    with override_atomic():
+        assert [guarded(post()).content for _ in range(2)] == [b"1", b"1"]
+    assert seen == [True]
+
+
+async def test_an_async_class_based_view(configure: Any, gate: Gate) -> None:
+    configure()
+
+    class Pay(View):
+        async def post(self, request: Any) -> HttpResponse:
+            return HttpResponse("ok")
+
+    guarded = idempotent(Pay.as_view())
+    assert "idempotent-replayed" in [await guarded(post()) for _ in range(2)][1].headers
+    await gate.aio.close()
 
 
 class override_atomic:  # noqa: N801 - a context manager

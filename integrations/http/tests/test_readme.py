@@ -66,6 +66,29 @@ def check_answers(answers: list[httpx.Response]) -> None:
     assert '`201 {"payment":1}`' in README
 
 
+def read_sources() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in (HERE / "idemgate_http").rglob("*.py"))
+
+
+def test_the_readme_names_each_counter_each_log_event_and_each_option() -> None:
+    from idemgate_http import AsgiOptions
+    from idemgate_http.problems import PROBLEMS
+
+    sources = read_sources()
+    events = set(re.findall(r'\blog\.[a-z]+\(\s*"(http\.[a-z_]+)', sources))
+    counters = set(re.findall(r'counters\.add\(\s*"http\.([a-z_]+)"', sources)) | {"lost", "unguarded"}
+    counters |= {name.replace("-", "_") for name in PROBLEMS}
+    table = README[README.index("## Counters and logs") :]
+    assert {*re.findall(r"^\| `(http\.[a-z_]+)` \| (?:warning|error)", table, re.MULTILINE)} == events
+    listed = set(re.findall(r"`(?:http)?\.([a-z_]+)`", table))
+    assert counters <= listed
+    assert listed <= counters | {event.removeprefix("http.") for event in events}
+    assert all(f"`{name}`" in README for name in PROBLEMS)
+    options = {name for base in AsgiOptions.__mro__ for name in getattr(base, "__annotations__", ())}
+    options |= {*AsgiOptions.__annotations__}
+    assert {name for name in options if f"`{name}" not in README} == set()
+
+
 def test_the_first_block_runs(tmp_path: Path) -> None:
     check_answers(send_requests(sys.executable, tmp_path, tmp_path, dict(os.environ)))
 
