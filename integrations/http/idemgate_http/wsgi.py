@@ -86,6 +86,7 @@ class _Call:
         self._iterator: Iterator[bytes] = iter(())
         self._error: Exception | None = None
         self._server: StartResponse | None = None
+        self._complete = False
 
     def run(self) -> list[Any]:
         """Run the app, read its response up to the limit, and return what the record stores."""
@@ -108,6 +109,8 @@ class _Call:
             raise self._error
         self._server = start_response
         start_response(self._status, self._headers)
+        if self._complete:
+            return _WholeBody(iter([b"".join(self._parts)]), self._iterable)
         return _Body(chain(self._parts, self._iterator), self._iterable)
 
     def _start_response(
@@ -138,6 +141,7 @@ class _Call:
         size = sum(map(len, self._parts))
         while size <= most:
             if (part := next(self._iterator, None)) is None:
+                self._complete = True
                 return None
             self._parts.append(part)
             size += len(part)
@@ -156,6 +160,13 @@ class _Body:
 
     def close(self) -> None:
         _close(self._iterable)
+
+
+class _WholeBody(_Body):
+    """A body in one part. A server gives it a Content-Length if the app did not."""
+
+    def __len__(self) -> int:
+        return 1
 
 
 def _close(iterable: object) -> None:

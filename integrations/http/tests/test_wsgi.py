@@ -76,6 +76,17 @@ def test_an_iterable_is_closed_once_after_the_response(gate: Gate, length: str |
     assert made.closed == 1
 
 
+def test_a_server_sees_that_a_body_is_one_part(gate: Gate) -> None:
+    """`wsgiref` and others then add a Content-Length that the app did not send."""
+
+    def app(given: Any, start_response: Any) -> Any:
+        start_response("200 OK", [])
+        return [b"ab", b"cd"]
+
+    body: Any = IdempotencyKeyWSGI(app, gate=gate, **OPTIONS)(environ(), lambda *_: lambda _: None)
+    assert (len(body), [*body]) == (1, [b"abcd"])
+
+
 def test_a_stream_is_passed_on_part_by_part(gate: Gate) -> None:
     produced: list[bytes] = []
 
