@@ -86,18 +86,18 @@ def _decorate(view: Callable[..., Any], given: dict[str, Any]) -> Callable[..., 
     if iscoroutinefunction(view) or is_marked_async(view):
 
         @functools.wraps(view)
-        async def guarded_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        async def call_guarded_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             return await guard.run_async(request, functools.partial(view, request, *args, **kwargs))
 
-        return guarded_async
+        return call_guarded_async
 
     @functools.wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def call_guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return guard.run(request, functools.partial(_make_atomic(view), request, *args, **kwargs))
 
     # Django would commit after the guard has stored the response. `_make_atomic` commits before.
-    guarded._non_atomic_requests = set(connections.settings)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
-    return guarded
+    call_guarded._non_atomic_requests = set(connections.settings)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return call_guarded
 
 
 def _make_atomic(view: Callable[..., Any]) -> Callable[..., Any]:

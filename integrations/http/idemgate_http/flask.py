@@ -38,13 +38,13 @@ def idempotent(
 
     def decorate(view: Callable[P, Any]) -> Callable[P, flask.typing.ResponseReturnValue]:
         @functools.wraps(view)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> flask.typing.ResponseReturnValue:
+        def call_guarded(*args: P.args, **kwargs: P.kwargs) -> flask.typing.ResponseReturnValue:
             def call() -> flask.Response:
                 return flask.make_response(flask.current_app.ensure_sync(view)(*args, **kwargs))
 
             return _run(core, call)
 
-        return guarded
+        return call_guarded
 
     return decorate
 
