@@ -73,6 +73,8 @@ async def test_a_quick_topic_waits_for_one_slow_handler_at_most(
     async with Worker(gate, concurrency=concurrency, prefetch=prefetch) as worker:
         await eventually(lambda: handlers.started == [SLOW] * concurrency)
         for turn in range(1, 4):
+            # (the worker holds no delivery of the turn before)
+            await eventually(lambda turn=turn: gate.counters["worker.acked"] == 2 * (turn - 1))
             # When another topic gets a message, and one slow handler ends
             await quick.trigger(turn)
             await eventually(waits_or_is_held(worker, QUICK))
