@@ -20,8 +20,7 @@
 --- @include "lib/slot/slot"
 --- @include "lib/validate/run_steps"
 --- @include "lib/replies/replies"
---- @include "lib/slot/add_entries"
---- @include "lib/schedule/due_times"
+--- @include "lib/trigger/accept_new"
 local K, p, now_ms = slot(KEYS), policy(ARGV[3]), math.floor(now(ARGV[1]) / 1000)
 local given = (#ARGV - 6) / 2
 local DETAILED, TIMES, DETAILED_LIST = 0x95, 0xdc, 0xdd -- first bytes: of options, of arrays of times and options
@@ -62,48 +61,6 @@ local function count_fitting()
     room, known[key] = room - cost, size + #ARGV[6 + given + n]
   end
   return given
-end
-
--- Accept triggers of different keys that have no messages, the path of most calls. They have no options but times,
--- and most calls have one time. So the messages differ only in the accumulators. Return the reply. Return nil if a
--- key has a message: then nothing was written, and `t.stored` holds the messages.
-local function accept_new(t)
-  local n, args = t.n, ARGV -- a local name is found faster
-  t.stored = redis.call("HMGET", K.messages, unpack(args, 7, 6 + n))
-  for i = 1, n do
-    if t.stored[i] then
-      return nil
-    end
-  end
-  local serial, times, time, reply, last = t.last_serial + n, t.times, t.options, { "ok", now_ms }, 2
-  local entries, scheduled, large, earliest, earliest_score = {}, {}, false, math.huge, nil
-  local prefix, due, score
-  for i = 1, n do
-    if not prefix or times and times[i] ~= time then
-      time = times and times[i] or time
-      prefix, due, score = prepare_new(p, parse_time(time, now_ms), serial, now_ms)
-      if due < earliest then
-        earliest, earliest_score = due, score
-      end
-      reply[last + 1], reply[last + 2], last = 8 * (due - now_ms), 0, last + 2
-    end
-    reply[last] = reply[last] + 1
-    local key, m = args[6 + i], prefix .. args[6 + given + i]
-    entries[2 * i - 1], entries[2 * i] = key, m
-    scheduled[2 * i - 1], scheduled[2 * i] = score, key
-    large = large or #m > 1024
-  end
-  local is_earliest = redis.call("ZCOUNT", K.scheduled, "-inf", earliest_score) == 0
-  -- The first write is one that is refused when the server is out of memory: all or nothing.
-  redis.call("HSET", K.meta, "v", "2", "accepted", digits(serial))
-  if large then -- see track_large
-    redis.call("HSET", K.meta, "large", "1")
-  end
-  add_entries(K.messages, entries, 2 * n, K.scheduled, scheduled, 2 * n)
-  if is_earliest then
-    redis.pcall("PUBLISH", K.scheduled, earliest_score)
-  end
-  return reply
 end
 
 -- Accept the triggers and return the reply. The paths differ in what they can do: the first one that can accept all
@@ -159,7 +116,8 @@ local function steps()
       redis.call("ZCARD", K.dedup_expiry)
     end
     reply, tracked = accept_triggers({
-      K = K, p = p, now_ms = now_ms, n = fitting, options = ARGV[5], last_serial = last_serial,
+      K = K, p = p, now_ms = now_ms, n = fitting, given = given, args = ARGV, options = ARGV[5],
+      last_serial = last_serial,
     })
   end
   if reply[1] == "foreign" then
