@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from idemgate import Gate, Trigger
 from idemgate.core.calls import Batch, Call
 from idemgate.errors import InvalidArgument, TopicInUse
+from idemgate.store import retry
 from idemgate.testing import Clock
 from idemgate.topics.dead import AioDeadLetters, DeadLetters
 from idemgate.topics.messages import Peek
@@ -31,6 +32,14 @@ async def other(gate: Gate, url: str, clock: Clock) -> AsyncIterator[Gate]:
     yield made
     await made.aio.close()
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def redirects_without_delay() -> Iterator[None]:
+    """The change takes a step after each reply, so a redirected call need not wait for it."""
+    with pytest.MonkeyPatch.context() as patch:  # not the fixture: a test undoes that one
+        patch.setattr(retry, "retry_pause", lambda tried: 0.0)
+        yield
 
 
 def _policy(slots: int) -> dict[str, Any]:
