@@ -35,16 +35,21 @@ class InFlight:
         until: The lease holds at least until then, monotonic seconds. It counts from the request, because the server
             may have granted the lease long before its reply arrived.
         since: When the delivery was taken, seconds of the gate's clock.
+        margin: Seconds of the lease that must be left to start the handler: a renewal interval. A lease with less left
+            may end before a renewal reaches the server.
         settling: True while it is being settled. The store may then rightly report that the lease is gone.
     """
 
-    __slots__ = ("consumer", "delivery", "settling", "since", "until")
+    __slots__ = ("consumer", "delivery", "margin", "settling", "since", "until")
 
-    def __init__(self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float) -> None:
+    def __init__(
+        self, consumer: TopicConsumer, delivery: Delivery[Any], until: float, since: float, margin: float
+    ) -> None:
         self.consumer = consumer
         self.delivery = delivery
         self.until = until
         self.since = since
+        self.margin = margin
         self.settling = False
 
     def is_assigned(self) -> bool:
@@ -56,11 +61,8 @@ class InFlight:
         return {"topic": self.delivery.topic, "key": self.delivery.key}
 
     def can_start(self) -> bool:
-        """Return True if enough of the lease is left to start the handler.
-
-        A lease with less than a renewal interval left may end before a renewal reaches the server.
-        """
-        return not self.delivery.lost and self.until > monotonic() + self.consumer.lease / 6
+        """Return True if enough of the lease is left to start the handler."""
+        return not self.delivery.lost and self.until > monotonic() + self.margin
 
 
 FinishedDelivery = tuple[InFlight, Settlement]
@@ -96,6 +98,11 @@ class TopicConsumer:
         calls = self.topic.definition.calls
         assert calls is not None, "the topic is opened before the first take"
         return calls
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a handler that returned None leads to an acknowledgement and to nothing else."""
+        return self.limiter is None and not self.downstream.failures
 
     @property
     def lease(self) -> float:
@@ -152,8 +159,8 @@ class TopicConsumer:
         if not taken.deliveries:
             return []
         self.context.counters.add("worker.taken", len(taken.deliveries))
-        since = self.context.now()
-        accepted = [InFlight(self, delivery, until, since) for delivery in taken.deliveries]
+        since, margin = self.context.now(), self.lease / 6
+        accepted = [InFlight(self, delivery, until, since, margin) for delivery in taken.deliveries]
         self.in_flight.update(accepted)
         if self._renewal is None:
             self._renewal = FunctionRenewal(self.lease, self._extend_leases, self._on_renewal_overdue)

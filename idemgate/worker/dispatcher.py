@@ -105,9 +105,11 @@ class Dispatcher:
         if self._blocking_next and self._ready_blocking and self.free > self.reserved_places:
             self._pool.start(1)
             self._blocking_next = False
-        while self._ready and self.free > self.reserved_places and not self._stopping.is_set():
-            self._start_async(self._ready.popleft())
-            self._blocking_next = True
+        if self._ready:
+            reserved = self.reserved_places
+            while self._ready and self.free > reserved and not self._stopping.is_set():
+                self._start_async(self._ready.popleft())
+                self._blocking_next = True
         if self._ready_blocking:
             self._pool.start(self.free - self.reserved_places)
 
@@ -115,7 +117,8 @@ class Dispatcher:
         if not entry.can_start():
             self._skip(entry)
             return
-        entry.consumer.on_handler_start(entry.delivery)
+        if entry.consumer.limiter is not None:
+            entry.consumer.on_handler_start(entry.delivery)
         self._start_task(entry, entry.consumer.judge)
 
     # -- unstarted deliveries -----------------------------------------------------------------------------------------
@@ -156,7 +159,8 @@ class Dispatcher:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         verdict = task.result() if error is None else verdict_of(error)._replace(ran=True)
         self._prefetch.handled += 1
-        self._finish(entry, self._choose_settlement(entry, verdict))
+        plain = verdict is HANDLED and entry.consumer.is_plain
+        self._finish(entry, Settlement("ack", entry.delivery) if plain else self._choose_settlement(entry, verdict))
         self.dispatch()
 
     # -- blocking handlers: the first two functions run in the threads ------------------------------------------------
@@ -178,9 +182,7 @@ class Dispatcher:
         for entry, verdict in ended:
             if self._abandoned and entry in self._abandoned:
                 continue
-            consumer = entry.consumer
-            # A shortcut for the most frequent case.
-            if verdict is HANDLED and consumer.limiter is None and not consumer.downstream.failures:
+            if verdict is HANDLED and entry.consumer.is_plain:
                 self.finished.append((entry, Settlement("ack", entry.delivery)))
                 self._prefetch.handled += 1
                 self._free_place(entry)
