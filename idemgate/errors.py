@@ -42,6 +42,7 @@ __all__ = [
     "ResultUnavailable",
     "Retry",
     "ServerRejected",
+    "SharedFailure",
     "StoreError",
     "StoreUnavailable",
     "TopicInUse",
@@ -293,6 +294,18 @@ class ReplayedFailure(ClaimRejected):
 
     def __init__(self, key: str, kind: str, text: str, scope: str = "claim") -> None:
         super().__init__(key, f"{key!r} failed before (scope {scope!r}) with {kind}: {text}", scope)
+        self.args = key, kind, text, scope
+        self.kind = kind
+        self.text = text
+
+
+class SharedFailure(ClaimRejected):
+    """The run for which this call waited failed (`on_error="share"`), and released the key. See `ReplayedFailure`."""
+
+    def __init__(self, key: str, kind: str, text: str, scope: str = "claim") -> None:
+        super().__init__(
+            key, f"the run of {key!r} (scope {scope!r}) failed while this call waited: {kind}: {text}", scope
+        )
         self.args = key, kind, text, scope
         self.kind = kind
         self.text = text

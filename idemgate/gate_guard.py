@@ -184,9 +184,10 @@ class GuardMethods:
             on_in_progress, wait: "raise" AlreadyInProgress (with `retry_after`), "skip" (return None), or "wait" for
                 at most `wait`. A consumer that redelivers (a topic, stream or list) does so after "skip", too: the
                 other owner may still fail.
-            on_error: "release" (the next caller may run), "keep" (not before the lease ends) or "store" (duplicates
-                get ReplayedFailure), or a callable from the exception to one of these. Cancellation,
-                KeyboardInterrupt and SystemExit always release.
+            on_error: "release" (the next caller may run), "keep" (not before the lease ends), "store" (duplicates
+                get ReplayedFailure), "share", or a callable from the exception to one of these. "share" releases the
+                key, and the callers that waited for this run (`on_in_progress="wait"`) get SharedFailure. With
+                "release" they run one after another. Cancellation, KeyboardInterrupt and SystemExit always release.
             on_lease_loss: after a lost lease "retry", or "hold": raise OutcomeUnknown until `gate.resolve`.
             on_lost: what a call gets whose lease was taken over while it ran. "return": its own result, which was not
                 stored, and `once.lease_lost` counts it. "raise": LeaseLost. A guard's verdict is "lost" either way.
@@ -214,9 +215,9 @@ class GuardMethods:
             InvalidArgument: an option is invalid. Calls raise it for arguments that give no key.
 
         The guarded function raises its own errors, and AlreadyInProgress, AlreadyDone, KeyReused, ResultUnavailable,
-        ReplayedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the lease had nearly
-        ended before the function could start; it did not run. With an option "skip" or `at_most_once` it may return
-        None, and its return type is `R | None`.
+        ReplayedFailure, SharedFailure, OutcomeUnknown, AttemptsExhausted and StoreError. LeaseLost means that the
+        lease had nearly ended before the function could start; it did not run. With an option "skip" or `at_most_once`
+        it may return None, and its return type is `R | None`.
         """
         func, key = split_bare("once", bare, key)
         checked = once_options(self.context.codec, "once", scope, options)

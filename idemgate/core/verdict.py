@@ -46,7 +46,7 @@ class Verdict(NamedTuple, Generic[R]):
     | "duplicate" | the key was done before; the handler did not run | "ack" |
     | "in_progress" | another owner runs the key | "retry" after `retry_after` seconds |
     | "rejected" | each further delivery ends in the same error | "reject": dead-letter it |
-    | "failed" | the handler raised, or the store did not answer | "retry", after `retry_after` if it is set |
+    | "failed" | the handler raised (also SharedFailure), or no store answered | "retry", after `retry_after` if set |
     | "lost" | the lease was lost before the handler started or returned; another owner may run | "retry" |
     | "unguarded" | the handler returned without a guard, as an option asks | "ack" |
     | "skipped" | the message has no key, and `on_missing_key` is "skip" | "ack" |

@@ -31,6 +31,7 @@ from idemgate.errors import (
     OutcomeUnknown,
     ReplayedFailure,
     ResultUnavailable,
+    SharedFailure,
     StoreError,
 )
 from idemgate.guard.calls import Claims, Ending, Entry, Renewal
@@ -54,7 +55,7 @@ __all__ = [
 
 OnDone = Literal["replay", "skip", "raise"]
 OnInProgress = Literal["raise", "skip", "wait"]
-OnError = Literal["release", "keep", "store"]
+OnError = Literal["release", "keep", "store", "share"]
 OnLeaseLoss = Literal["retry", "hold"]
 OnStoreError = Literal["raise", "run", "local"]
 OnLost = Literal["return", "raise"]
@@ -257,7 +258,7 @@ class ClaimAttempt:
             self.fingerprint,
             options.max_attempts,
             options.on_lease_loss == "hold",
-            self.wait is not None,
+            0 if self.wait is None else 2 if self.waiting_since else 1,
         )
 
     def interpret_reply(self, entry: Entry) -> DuplicateResult | WaitForOwner | None:
@@ -272,6 +273,8 @@ class ClaimAttempt:
             return self._answer_done(entry)
         if entry.state == "in_progress":
             return self._answer_in_progress(entry)
+        if entry.state == "shared_failure":
+            return self._answer_shared_failure(entry)
         return DuplicateResult(error=rejection_error(entry, self.key, self.options.scope))
 
     def answer_from_cache(self, cached: CacheEntry) -> DuplicateResult:
@@ -335,6 +338,14 @@ class ClaimAttempt:
         # A wake-up ends the wait. The poll covers a lost wake-up, at the latest when the lease may end.
         return WaitForOwner(min(left, 1.0, max(entry.left_ms / 1000, 0.01)))
 
+    def _answer_shared_failure(self, entry: Entry) -> DuplicateResult:
+        """Return the failure of the run that this call waited for. A damaged one is a failure, too."""
+        try:
+            kind, text = decode_failure(entry)
+        except DecodeError as error:
+            kind, text = "unknown", f"it cannot be decoded: {error}"
+        return DuplicateResult(error=SharedFailure(text_of(self.key), kind, text, self.options.scope))
+
     def build_completion(self, result: object) -> Call[bool]:
         """Build the call that marks the key done with its result."""
         self.encode_result(result)
@@ -394,13 +405,19 @@ class ClaimAttempt:
             if policy not in get_args(OnError):
                 raise InvalidArgument("on_error", policy, "the callable returned an unknown choice", _ON_ERROR)
         self.kept = policy == "keep"
-        if policy == "store":
-            self.result = b"e", _encode_failure(error)
+        if policy in ("store", "share"):
+            self.result = b"e" if policy == "store" else _SHARED, _encode_failure(error)
         return policy
 
     def build_release(self, undo: bool = False) -> Call[bool]:
         """Build the call that releases the claim. `undo` takes back a claim that never ran."""
-        return self.claims.release(self.record, self.owner, self.options.retention, undo)
+        return self.claims.release(self.record, self.owner, self.options.retention, undo, self.shared_failure)
+
+    @property
+    def shared_failure(self) -> bytes:
+        """The encoded failure for the callers that waited, or nothing."""
+        kind, data = self.result
+        return data if kind == _SHARED else b""
 
     def raise_after_end(self) -> None:
         """Raise what the caller must learn after the work has returned: an interruption, or a lost lease."""
@@ -444,7 +461,9 @@ def build_release_calls(attempts: Sequence[ClaimAttempt], most: int, undo: bool 
     """Build the releases of many attempts, with at most `most` records in a script call."""
     if not attempts:
         return []
-    releases = [(attempt.record[0], attempt.owner, attempt.options.retention) for attempt in attempts]
+    releases = [
+        (attempt.record[0], attempt.owner, attempt.options.retention, attempt.shared_failure) for attempt in attempts
+    ]
     return attempts[0].claims.release_each(releases, most, undo)
 
 
@@ -474,4 +493,6 @@ def decode_failure(entry: Entry) -> tuple[str, str]:
 _FAILURES = Codec()
 """A codec with the default limit. `max_result_bytes` is meant for results and does not apply to failures."""
 _ON_ERROR = f"Use one of {', '.join(map(repr, get_args(OnError)))}"
+_SHARED = b"s"
+"""The kind of a failure that the release shares."""
 _NOT_STORED = "at_most_once stores no result; use on_done='skip' or 'raise'"

@@ -25,6 +25,8 @@ __all__ = ["Claims", "Ending", "Entry", "Record", "Renewal", "State"]
 T = TypeVar("T")
 Ending = tuple[bytes, bytes, int, int, bytes]
 """One completion: record, owner, fencing token, retention in ms, and encoded result."""
+Release = tuple[bytes, bytes, int, bytes]
+"""One release: record, owner, retention of its tombstone in ms, and the failure to share, or nothing."""
 TEN_YEARS = 315_360_000_000
 """The time to live (ms) of a held claim, which waits for a decision (`lua/guard/renew.lua`)."""
 _OWNER = 16
@@ -35,7 +37,7 @@ _COMPLETE = b"%b$%d\r\n%b\r\n$0\r\n\r\n$1\r\n%b\r\n$16\r\n%b\r\n$16\r\n%d\r\n%b$
 """The framed forms of a claim and a completion, for the server clock and 16-byte tokens."""
 Renewal = Literal["ok", "cancelled", "lost"]
 """The reply to a renewal. "cancelled": the lease was renewed, and the owner is asked to stop."""
-State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale"]
+State = Literal["unasked", "started", "in_progress", "done", "reused", "held", "exhausted", "stale", "shared_failure"]
 
 
 class Entry:
@@ -163,6 +165,8 @@ def _decode_claim_list(reply: list[Any]) -> Entry:
         return Entry("held", attempt=reply[2])
     if word == b"exhausted":
         return Entry("exhausted", attempt=reply[2])
+    if word == b"shared":
+        return Entry("shared_failure", attempt=reply[2], result=reply[3])
     return Entry("reused" if word == b"reused" else "stale")
 
 
@@ -188,7 +192,7 @@ def _is_completed(reply: Any) -> bool:
 
 
 @lru_cache(1024)
-def _pack_claim_options(lease: int, keep: int, max_attempts: int, hold: bool, wait: bool) -> tuple[bytes, bytes, bytes]:
+def _pack_claim_options(lease: int, keep: int, max_attempts: int, hold: bool, wait: int) -> tuple[bytes, bytes, bytes]:
     """Return the arguments that all claims with the same options share.
 
     They are the time to live of the record, the packed options, and both framed after an empty fingerprint.
@@ -226,6 +230,10 @@ def _no_size(_: object) -> int:
 
 def _result_size(ending: Ending) -> int:
     return len(ending[4])
+
+
+def _failure_size(release: Release) -> int:
+    return len(release[3])
 
 
 _STATES = {b"p": "in_progress", b"d": "done", b"f": "failed", b"r": "released", b"absent": "absent"}
@@ -274,9 +282,9 @@ class Claims:
         fingerprint: bytes = b"",
         max_attempts: int = 0,
         hold: bool = False,
-        wait: bool = False,
+        wait: int = 0,
     ) -> Call[Entry]:
-        """Build a claim."""
+        """Build a claim. `wait` is 1 if the caller will wait for another owner, and 2 if it has waited."""
         claim = script("guard/claim")
         stays, terms, common = _pack_claim_options(lease, keep, max_attempts, hold, wait)
         if self.clock is not None:
@@ -377,17 +385,18 @@ class Claims:
         """Build the call that asks the owner of a key, with this fencing token, to stop."""
         return call("guard/cancel", record, (stamp(self.clock), fence), _is_ok)
 
-    def release(self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False) -> Call[bool]:
-        """Build a release. `undo` takes back a claim whose work never ran."""
-        return call("guard/release", record, (stamp(self.clock), _pack_flag(undo), owner, keep), _is_ok)
+    def release(
+        self, record: tuple[bytes, ...], owner: bytes, keep: int, undo: bool = False, failure: bytes = b""
+    ) -> Call[bool]:
+        """Build a release. `undo` takes back a claim whose work never ran. Callers that waited get the `failure`."""
+        return call("guard/release", record, (stamp(self.clock), _pack_flag(undo), owner, keep, failure), _is_ok)
 
-    def release_each(self, releases: list[tuple[bytes, bytes, int]], most: int, undo: bool) -> list[PerKeyCall[bool]]:
-        """Build the releases of many records, with at most `most` in a call.
-
-        Each has its record, its owner, and the retention of its tombstone.
-        """
+    def release_each(self, releases: list[Release], most: int, undo: bool) -> list[PerKeyCall[bool]]:
+        """Build the releases of many records, limited by count (`most`) and by bytes."""
         common = (stamp(self.clock), _pack_flag(undo))
-        return [_build_each("guard/release", common, part, _is_ok) for part in split_batches(releases, _no_size, most)]
+        return [
+            _build_each("guard/release", common, part, _is_ok) for part in split_batches(releases, _failure_size, most)
+        ]
 
     def checkpoint(self, record: tuple[bytes, ...], owner: bytes, data: bytes) -> Call[bool]:
         """Build the call that stores a checkpoint."""

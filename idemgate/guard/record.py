@@ -55,8 +55,9 @@ def _short(code: int) -> tuple[bytes, int]:
 
 
 def _long(packed: bytes) -> tuple[bytes, int]:
-    """Return the state letter of the long form, and the offset of its data."""
+    """Return the state letter of the long form, and the offset of its data, which is behind a shared failure."""
     at = _LONG.size
+    shared = int.from_bytes(packed[29:35]) if packed[1:2] == b"r" else 0
     for _ in ("owner", "fingerprint"):
         at += 1 + (packed[at] if at < len(packed) else 0)
-    return packed[1:2], at
+    return packed[1:2], at + shared

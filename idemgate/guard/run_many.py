@@ -149,7 +149,7 @@ class _Batch(Generic[T, R]):
             policy = self._decide_end(run)
             if policy == "store":
                 completed[run.attempt.result[0]].append(run.attempt)
-            elif policy == "release":
+            elif policy in ("release", "share"):
                 released.append(run.attempt)
         calls: list[PerKeyCall[bool]] = []
         for kind, attempts in completed.items():
@@ -158,7 +158,7 @@ class _Batch(Generic[T, R]):
         return ordered + released, calls + build_release_calls(released, most)
 
     def _decide_end(self, run: _Run[T]) -> str:
-        """Encode the result of a run, and return what its claim gets: "store", "release" or "keep"."""
+        """Encode the result of a run, and return what its claim gets: a choice of `on_error`."""
         if run.position not in self.results:
             return "release"
         value, error = self.results[run.position]

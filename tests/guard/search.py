@@ -64,6 +64,10 @@ class Caller(NamedTuple):
 
     owner: bytes = b""
     fence: int = 0
+    waits: bytes = b""
+    """The owner token of a caller that was answered "busy", and waits."""
+    ends: int = 0
+    """How many runs had ended when it began to wait."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,19 @@ class World:
     """When what is not in progress is forgotten."""
     last: int = -1
     """The request that had an effect last."""
+    ends: int = 0
+    """How many runs have ended."""
+    waited: bool = False
+    """A caller was told that the key is busy, and that it may wait."""
+    failure: bytes = b""
+    """Whose failure the callers that waited get."""
     ghost: bool = False
     """The owner was granted the key by a copy of a claim, which came when others had come and gone."""
 
     def at(self, now: int) -> World:
         """What of it still counts."""
         gone = not self.owner and self.rests_until <= now
-        return replace(self, starts=0, lapses=0, done_until=0) if gone else self
+        return replace(self, starts=0, lapses=0, done_until=0, failure=b"") if gone else self
 
 
 @dataclass(frozen=True)
@@ -135,10 +145,12 @@ class Step(exhaustive.Step):
 
 
 class Search(exhaustive.Search[State, Step]):
-    """`hold`: a key whose owner vanished waits for a decision."""
+    """`hold`: a key whose owner vanished waits for a decision. `share`: callers wait, and get the failure of a run."""
 
-    def __init__(self, raw: redis.Redis, gate: Gate, hold: bool, scripts: Mapping[str, str]) -> None:
-        self.claims, self.hold = claims_of(gate), hold
+    def __init__(
+        self, raw: redis.Redis, gate: Gate, scripts: Mapping[str, str], hold: bool = False, share: bool = False
+    ) -> None:
+        self.claims, self.hold, self.share = claims_of(gate), hold, share
         self.record = claims_of(gate).key("search", "k")
         super().__init__(raw, self.record, RESET, SNAPSHOT, scripts)
 
@@ -167,16 +179,20 @@ class Search(exhaustive.Search[State, Step]):
 
     def _calls(self, state: State) -> Iterator[Step]:
         record, claims = self.record, self.claims
-        for caller, (owner, fence) in enumerate(state.callers):
+        for caller, (owner, fence, waits, _) in enumerate(state.callers):
             n = sum(one.script == "guard/claim" for one in state.sent)
-            if not owner and n < 3:
+            if waits:
+                call = claims.claim(record, waits, LEASE, KEEP, PRINT, 0, self.hold, 2)
+                yield Step(f"claim again {caller}", call.script.name, tuple(call.args[1:]), caller)
+            elif not owner and n < 3:
                 token = f"{caller}.{n}".encode()
-                call = claims.claim(record, token, LEASE, KEEP, PRINT, 0, self.hold)
+                call = claims.claim(record, token, LEASE, KEEP, PRINT, 0, self.hold, int(self.share))
                 yield Step(f"claim {caller}", call.script.name, tuple(call.args[1:]), caller)
             if owner:
+                failure = b"failure of " + owner if self.share else b""
                 for call in (
                     claims.complete(record, owner, fence, KEEP, b"v", b"result"),
-                    claims.release(record, owner, KEEP),
+                    claims.release(record, owner, KEEP, False, failure),
                     claims.renew(record, owner, LEASE, KEEP),
                 ):
                     if not _has_sent(state, call.script.name, owner) or call.script.name != "guard/renew":
@@ -220,7 +236,7 @@ class Search(exhaustive.Search[State, Step]):
         after = replace(before, dumps=dumps, content=content, found=Stored(*says), path=(*before.path, step.name))
         reply = _told(reply)
         word = reply[0].decode()
-        changed = after.content != before.content
+        changed = after.content != before.content and word != "busy"  # which notes that a caller waits
         if step.told is not None:
             self._judge_copy(before, after, step.told, reply)
             number, after = step.told.number, replace(after, copies=before.copies + 1)
@@ -244,6 +260,11 @@ class Search(exhaustive.Search[State, Step]):
             caller = int(owner[:1])
             if reply[0] == b"started" and step.heard and not before.callers[caller].owner:
                 return replace(after, callers=_put(before.callers, caller, Caller(owner, reply[2])))
+            if self.share and step.heard and step.told is None:
+                waits = before.callers[caller]
+                if reply[0] == b"busy" and not waits.waits:
+                    waits = Caller(waits=owner, ends=before.world.ends)
+                return replace(after, callers=_put(before.callers, caller, waits if reply[0] == b"busy" else Caller()))
         elif step.told is None and step.heard and step.script in ("guard/complete", "guard/release"):
             return replace(after, callers=_put(before.callers, step.caller, Caller()))
         return after
@@ -253,6 +274,7 @@ class Search(exhaustive.Search[State, Step]):
         live = bool(world.owner) and world.until > before.now
         if step.script == "guard/claim":
             self._judge_claim(before, after, owner, word, reply)
+            self._judge_waited(before, after, step, word, reply)
         elif step.script in ("guard/complete", "guard/release", "guard/renew"):
             mine = world.owner == owner and (step.script != "guard/complete" or step.args[2] == world.fence)
             self.check(after, mine or not changed, "P5: who does not own the key changes it")
@@ -273,9 +295,10 @@ class Search(exhaustive.Search[State, Step]):
         world, now = before.world.at(before.now), before.now
         live = bool(world.owner) and world.until > now
         if word != "started":
-            self.check(after, after.content == before.content, "a claim that is refused has an effect")
+            noted = self.share and word == "busy"
+            self.check(after, noted or after.content == before.content, "a claim that is refused has an effect")
             free = world.done_until <= now and (not world.owner or (not live and not self.hold))
-            self.check(after, not free or word == "stale", "a free key is refused")
+            self.check(after, not free or word in ("stale", "shared"), "a free key is refused")
             self.check(after, word != "busy" or reply[2] == world.until - now, "the lease that is left is told wrong")
             if word == "done":
                 self.check(after, reply[3] in (b"result", b"decided"), "P2: a duplicate gets another result")
@@ -289,6 +312,17 @@ class Search(exhaustive.Search[State, Step]):
         self.check(after, reply[2] > world.fence, "P4: a fencing token does not rise")
         self.check(after, reply[3] == world.starts + 1, "P11: an attempt is not counted")
         self.check(after, reply[4] == world.lapses + bool(world.owner), "P3: a lost lease is not counted")
+
+    def _judge_waited(self, before: State, after: State, step: Step, word: str, reply: tuple[Any, ...]) -> None:
+        """Those who waited for a run that failed get its failure, and nobody else does."""
+        world, owner, waited = before.world.at(before.now), _owner(step), step.args[2][-1] == 2
+        caller = before.callers[int(owner[:1])]
+        if word == "shared":
+            self.check(after, waited, "a failure goes to a caller that did not wait")
+            self.check(after, reply[3] == b"failure of " + world.failure, "a failure is not that of the last run")
+            self.check(after, step.told is not None or caller.ends < world.ends, "a failure came before the wait")
+        elif waited and step.told is None:
+            self.check(after, not world.failure, "a caller that waited for a failure does not get it")
 
     def _judge_copy(self, before: State, after: State, first: Request, reply: tuple[Any, ...]) -> None:
         """What nobody came after gets the same answer, and has no second effect. Otherwise a copy of a claim may be
@@ -309,6 +343,8 @@ class Search(exhaustive.Search[State, Step]):
         """The truth after this answer."""
         now, owner = before.now, _owner(step)
         world = before.world.at(now)
+        if word == "busy":
+            return replace(world, waited=self.share)
         if word not in GRANTS or not (changed or owner == world.owner):
             return world
         if step.script == "guard/claim":
@@ -321,10 +357,23 @@ class Search(exhaustive.Search[State, Step]):
         if owner == world.owner:
             return world
         more = {"starts": world.starts + 1, "lapses": world.lapses + bool(world.owner)}
-        return replace(world, owner=owner, fence=fence, until=now + LEASE, done_until=0, ghost=copy, **more)
+        return replace(
+            world,
+            owner=owner,
+            fence=fence,
+            until=now + LEASE,
+            done_until=0,
+            ghost=copy,
+            waited=False,
+            failure=b"",
+            **more,
+        )
 
     def _ended(self, world: World, step: Step, now: int) -> World:
-        rest = replace(world, owner=b"", until=0, ghost=False, rests_until=now + KEEP)
+        rest = replace(world, owner=b"", until=0, ghost=False, rests_until=now + KEEP, waited=False)
+        rest = replace(rest, ends=world.ends + self.share)
+        if step.script == "guard/release" and world.waited:
+            return replace(rest, failure=world.owner)
         if step.script == "guard/complete" or (step.script == "guard/resolve" and step.args[2] == b"1"):
             return replace(rest, done_until=now + KEEP)
         if step.script == "guard/forget":

@@ -272,14 +272,14 @@ def test_what_ends_within_a_millisecond_ended_when_it_began(url: str, namespace:
 
 def test_what_is_read_to_release_many_is_bounded(gate: Gate, raw: Any) -> None:
     # Given three claims with 100 KiB of progress each
-    claims, given = claims_of(gate), [(claims_of(gate).key("s", key)[0], token(), 60_000) for key in "abc"]
-    for name, owner, _ in given:
+    claims, given = claims_of(gate), [(claims_of(gate).key("s", key)[0], token(), 60_000, b"") for key in "abc"]
+    for name, owner, *_ in given:
         gate.context.link.run(claims.claim((name,), owner, 30_000, 60_000))
         assert gate.context.link.run(claims.checkpoint((name,), owner, gate.context.codec.encode(bytes(100 << 10))))
     # When they are given back in one call, then it ends with the second, and says so by what it answers
     [each] = claims.release_each(given, 100, undo=False)
     assert len(raw.eval(each.script.text, len(each.keys), *each.keys, *each.args)) == 2
-    assert [gate.context.link.run(claims.inspect((name,))).state for name, _, _ in given] == [
+    assert [gate.context.link.run(claims.inspect((name,))).state for name, *_ in given] == [
         "released",
         "released",
         "in_progress",

@@ -59,6 +59,9 @@ class Stored:
     hold: bool = False
     since: int = 0
     cancelled: bool = False
+    waited: bool = False
+    failure: bytes = b""
+    """Of a released key: what those get who waited for its end."""
 
     def left(self, now: int) -> int:
         """Of the lease; never more than a whole one."""
@@ -77,7 +80,7 @@ class Model:
         self.key = Stored()
 
     def claim(
-        self, us: int, owner: bytes, lease: int, keep: int, fingerprint: bytes, allowed: int, hold: bool
+        self, us: int, owner: bytes, lease: int, keep: int, fingerprint: bytes, allowed: int, hold: bool, wait: int = 0
     ) -> Answer:
         key, now = self.key, us // 1000
         seen = key.seen(now)
@@ -86,9 +89,12 @@ class Model:
         if seen == "released" and key.owner == owner:
             return ("stale",)
         if (refused := self._refused(now, fingerprint)) is not None:
+            self.key.waited |= refused[0] == "in_progress" and wait > 0
             return refused
         fresh = seen == "none"
         attempts = 0 if fresh else key.attempts
+        if seen == "released" and key.failure and wait == 2 and key.fingerprint == fingerprint:
+            return ("shared_failure", attempts, key.failure)
         taken_over = (0 if fresh else key.taken_over) + (seen == "running")
         if allowed and attempts >= allowed:
             return ("exhausted", attempts)
@@ -145,12 +151,16 @@ class Model:
         self._rest(state=state, owner=b"", ends=now + retention, kind=kind, result=result, note=b"", since=now)
         return (True,)
 
-    def release(self, us: int, owner: bytes, keep: int, undo: bool) -> Answer:
+    def release(self, us: int, owner: bytes, keep: int, undo: bool, failure: bytes = b"") -> Answer:
         key, now = self.key, us // 1000
         if key.owner != owner or key.state not in ("running", "released"):
             return (False,)
         if key.state == "running":
-            self._rest(state="released", ends=now + keep, attempts=key.attempts - undo, fingerprint=b"", since=now)
+            failure = failure if key.waited else b""
+            shown = key.fingerprint if failure else b""
+            attempts = key.attempts - undo
+            self._rest(state="released", ends=now + keep, attempts=attempts, fingerprint=shown, since=now)
+            self.key.failure = failure
         return (True,)
 
     def renew(self, us: int, owner: bytes, lease: int, keep: int) -> Answer:
@@ -205,7 +215,7 @@ class Model:
         return ("ok", 0)
 
     def _rest(self, **changes: Any) -> None:
-        self.key = replace(self.key, lease_end=0, lease=0, hold=False, cancelled=False, **changes)
+        self.key = replace(self.key, lease_end=0, lease=0, hold=False, cancelled=False, waited=False, **changes)
 
     def looks(self, us: int) -> Answer:
         """As `facts_of` an inspection."""
@@ -247,11 +257,14 @@ def _answer_of_entry(entry: Entry) -> Answer:
         return ("done", entry.kind, entry.result, entry.token, entry.attempt, entry.left_ms)
     if entry.state == "in_progress":
         return ("in_progress", entry.left_ms, entry.attempt)
+    if entry.state == "shared_failure":
+        return (entry.state, entry.attempt, entry.result)
     return (entry.state, entry.attempt) if entry.state in ("held", "exhausted") else (entry.state,)
 
 
 EVERY_ANSWER = {
     *(("claim", word) for word in ("started", "in_progress", "done", "reused", "held", "exhausted", "stale")),
+    ("claim", "shared_failure"),
     *(("mark", word) for word in ("started", "in_progress", "done", "reused", "held")),
     *((verb, held) for verb in ("complete", "release", "checkpoint", "cancel") for held in (True, False)),
     *(("renew", word) for word in ("ok", "cancelled", "lost")),
@@ -305,7 +318,7 @@ spans = st.sampled_from([100_000, 1_200_000])  # short and long forms of what is
 kinds = st.sampled_from([(b"v", b"value"), (b"n", b"why"), (b"e", b"failure")])
 
 
-PRELUDES = ["vanish", "release", "complete"]
+PRELUDES = ["vanish", "release", "complete", "share"]
 owned = precondition(lambda self: any(model.key.owner for model in self.models))
 
 
@@ -335,6 +348,9 @@ class GuardMachine(RuleBasedStateMachine):
         self.make(key, "claim", 30_000, 1_000_000, b"", 0, True, owner=b"owner-a-16-bytes")
         if end == "vanish":
             self.vanish(key)
+        elif end == "share":
+            self.make(key, "claim", 30_000, 1_000_000, b"", 0, True, 1, owner=b"owner-b-16-bytes")
+            self.make(key, "release", 1_000_000, False, b"failure", owner=b"owner-a-16-bytes")
         elif end == "release":
             self.make(key, "release", 1_000_000, False, owner=b"owner-a-16-bytes")
         else:
@@ -391,11 +407,11 @@ class GuardMachine(RuleBasedStateMachine):
         fingerprint=prints,
         allowed=st.sampled_from([0, 1, 2]),
         hold=st.booleans(),
+        wait=st.sampled_from([0, 1, 2]),
     )
-    def claim(
-        self, key: int, owner: bytes | None, lease: int, keep: int, fingerprint: bytes | None, allowed: int, hold: bool
-    ) -> None:
-        self.make(key, "claim", lease, keep, self.print(key, fingerprint), allowed, hold, owner=owner)
+    def claim(self, key: int, owner: bytes | None, fingerprint: bytes | None, **terms: int) -> None:
+        lease, keep, *others = (terms[name] for name in ("lease", "keep", "allowed", "hold", "wait"))
+        self.make(key, "claim", lease, keep, self.print(key, fingerprint), *others, owner=owner)
 
     @rule(key=keys, owner=owners, retention=spans, fingerprint=prints)
     def mark(self, key: int, owner: bytes | None, retention: int, fingerprint: bytes | None) -> None:
@@ -420,9 +436,9 @@ class GuardMachine(RuleBasedStateMachine):
         self.make(key, "cancel", self.models[key].key.fence - before)
 
     @owned
-    @rule(key=keys, owner=owners, keep=spans, undo=st.booleans())
-    def release(self, key: int, owner: bytes | None, keep: int, undo: bool) -> None:
-        self.make(key, "release", keep, undo, owner=owner)
+    @rule(key=keys, owner=owners, keep=spans, undo=st.booleans(), failure=st.sampled_from([b"", b"failure"]))
+    def release(self, key: int, owner: bytes | None, keep: int, undo: bool, failure: bytes) -> None:
+        self.make(key, "release", keep, undo, failure, owner=owner)
 
     @owned
     @rule(key=keys, owner=owners, data=st.sampled_from([b"note", b"another note"]))

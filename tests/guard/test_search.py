@@ -18,13 +18,17 @@ from tests.guard.search import Search, Violation
 
 DEPTH = int(os.environ.get("IDEMGATE_DEPTH", "6" if MANY >= 1000 else "5"))
 """Steps; one more takes about eight times as long."""
-SCOPES = {"an owner that vanished is taken over": False, "an owner that vanished is waited for": True}
+SCOPES = {
+    "an owner that vanished is taken over": {"hold": False},
+    "an owner that vanished is waited for": {"hold": True},
+    "a failure is shared with those who waited": {"share": True},
+}
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, record_fault: Any) -> None:
-    states = Search(raw, gate, SCOPES[scope], {}).run(DEPTH)
+    states = Search(raw, gate, {}, **SCOPES[scope]).run(DEPTH)
     print(f"{scope}: {states:,} states within {DEPTH} steps")
     assert states > 500
     record_fault(
@@ -36,7 +40,7 @@ def test_no_interleaving_breaks_a_promise(raw: Any, gate: Gate, scope: str, reco
     )
 
 
-OVER, WAIT = SCOPES
+OVER, WAIT, SHARE = SCOPES
 FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "a claim does not look at the lease": (OVER, "guard/claim", {"if left > 0 then": "if left > 1e15 then"}),
     "a claim does not know its copies": (OVER, "guard/claim", {"if owner == token and": "if false and"}),
@@ -81,7 +85,12 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "giving back does not know its copies": (OVER, "guard/release", {
         'state == "r" and owner == ARGV[at]': "false"}),
     "giving back leaves nothing": (
-        OVER, "guard/release", {'"", data), keep, wrote)': '"", data), 0, wrote)'}),
+        OVER, "guard/release", {"released, keep, wrote)": "released, 0, wrote)"}),
+    "a failure goes to those who did not wait": (SHARE, "guard/claim", {"failure and wait == 2": "failure"}),
+    "a caller that waited runs": (SHARE, "guard/claim", {"failure and wait == 2": "false"}),
+    "a failure is not kept": (SHARE, "guard/release", {"waited == 1 and ARGV[at + 2]": "false"}),
+    "a failure stays when the next run starts": (
+        SHARE, "guard/claim", {"now_ms, print, data, span": "now_ms, print, (failure or '') .. data, span"}),
     "what came since is forgotten": (OVER, "guard/forget", {"r.fence ~= tonumber(ARGV[3]) or": ""}),
     "what has ended since is forgotten": (OVER, "guard/forget", {'(state == "p") ~= (ARGV[5] == "1")': "false"}),
     "what is live is forgotten": (OVER, "guard/forget", {'state == "p" and ARGV[4] ~= "1"': "false"}),
@@ -100,6 +109,6 @@ FAULTS: dict[str, tuple[str, str, dict[str, str]]] = {
 def test_a_fault_in_a_script_is_found(raw: Any, gate: Gate, fault: str) -> None:
     scope, name, changes = FAULTS[fault]
     with pytest.raises(Violation) as found:
-        Search(raw, gate, SCOPES[scope], broken(name, changes)).run(6)
+        Search(raw, gate, broken(name, changes), **SCOPES[scope]).run(6)
     print(found.value)
-    Search(raw, gate, SCOPES[scope], {}).follow(found.value.path)  # as it is, the script breaks nothing there
+    Search(raw, gate, {}, **SCOPES[scope]).follow(found.value.path)  # as it is, the script breaks nothing there

@@ -285,9 +285,11 @@ def _tails_used(code: str) -> set[tuple[int, int]]:
         offsets = {int(offset or 0) for offset in re.findall(rf"\bARGV\[{variable}(?: \+ (\d+))?\]", body)}
         if offsets:
             read[int(start), int(step or 1)] |= offsets
-    for factor, shift in re.findall(r"\bat, \w+, \w+ = (\d+) \* i ([+-] \d+),", code if _each_in_turn(code) else ""):
+    for factor, shift in re.findall(
+        r"\bat, \w+, \w+ = (\d+) \* i((?: [+-] \d+)?),", code if _each_in_turn(code) else ""
+    ):
         offsets = {int(offset or 0) for offset in re.findall(r"\bARGV\[at(?: \+ (\d+))?\]", code)}
-        read[int(factor) + int(shift.replace(" ", "")), int(factor)] |= offsets
+        read[int(factor) + int(shift.replace(" ", "") or 0), int(factor)] |= offsets
     for shift in re.findall(r"\bARGV\[i \+ (\d+)\]", code if _each_in_turn(code) else ""):
         read[int(shift) + 1, 1] |= {0}
     for (first, several), offsets in read.items():

@@ -368,6 +368,8 @@ class Record:
                 f"renew, {who}": calls.renew(key, owner, 30_000, 60_000),
                 f"release, {who}": calls.release(key, owner, 60_000, undo=False),
                 f"undo, {who}": calls.release(key, owner, 60_000, undo=True),
+                f"waited, {who}": calls.claim(key, owner, 30_000, 60_000, b"print", wait=2),
+                f"share, {who}": calls.release(key, owner, 60_000, failure=b"failure"),
                 f"checkpoint, {who}": calls.checkpoint(key, owner, b"note"),
             }
         return asked | {
@@ -405,6 +407,17 @@ def _released(record: Record) -> None:
     record.rig.ask(record.calls.release(record.key, b"me", 60_000, undo=False))
 
 
+def _shared(record: Record) -> None:
+    calls = record.calls
+    for call in (
+        calls.claim(record.key, b"me", 30_000, 60_000, b"print"),
+        calls.checkpoint(record.key, b"me", b"note"),
+        calls.claim(record.key, b"other", 30_000, 60_000, b"print", wait=1),
+        calls.release(record.key, b"me", 60_000, failure=b"failure"),
+    ):
+        record.rig.ask(call)
+
+
 def _noted(record: Record) -> None:
     record.claim()
     record.rig.ask(record.calls.checkpoint(record.key, b"me", b"note"))
@@ -431,6 +444,7 @@ RECORDS: dict[str, Callable[[Record], Any]] = {
     "done, printed": lambda record: record.rig.ask(record.calls.mark(record.key, b"me", 60_000, b"print")),
     "failed": lambda record: record.complete(b"e"),
     "released": _released,
+    "released, shared": _shared,
     "expired": _expired,
 }
 

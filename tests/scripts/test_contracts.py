@@ -73,7 +73,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     ),
     "the argument of another key": ("guard/claim", "ARGV[i + 4]", "ARGV[i + 5]", "its header says [(5, 1)]"),
     "the arguments of another key": ("guard/complete", "4 * i - 1", "4 * i - 2", "its header says [(3, 4)]"),
-    "an argument of each that nobody reads": ("guard/release", "ARGV[at + 1]", '"0"', "its header says [(3, 2)]"),
+    "an argument of each that nobody reads": ("guard/release", "ARGV[at + 1]", '"0"', "its header says [(3, 3)]"),
     "a key too many": (
         "topics/peek",
         "--- KEYS[1..15] slot",
@@ -293,6 +293,7 @@ def _calls() -> list[Call[Any]]:
         claims.complete(record, owner, 1, 1, b"v", b"x"),
         claims.renew(record, owner, 1, 1),
         claims.release(record, owner, 1, undo=True),
+        claims.release(record, owner, 1, failure=b"x"),
         claims.checkpoint(record, owner, b"x"),
         claims.cancel(record, 1),
         claims.inspect(record),
@@ -339,7 +340,7 @@ def _calls() -> list[Call[Any]]:
         members.list_members("ns", "g", None),
         *claims.claim_each([(b"k%d" % n, owner) for n in range(3)], 1, 1, 0, False, True, 2),
         *claims.complete_each([(b"k%d" % n, owner, 1, 1, b"x") for n in range(3)], 2),
-        *claims.release_each([(b"k%d" % n, owner, 1) for n in range(3)], 2, undo=True),
+        *claims.release_each([(b"k%d" % n, owner, 1, b"") for n in range(3)], 2, undo=True),
         *(call for batch in many for call in batch.calls),
     ]
 

@@ -235,7 +235,7 @@ def test_of_many_records_each_is_answered_as_alone(scenes: Any, scene: str) -> N
             [calls.complete((key,), owner, fence[0], 60_000, b"v", b"result") for key, owner in asked],
         ),
         "release": (
-            calls.release_each([(key, owner, 60_000) for key, owner in asked], 9, undo=True)[0],
+            calls.release_each([(key, owner, 60_000, b"") for key, owner in asked], 9, undo=True)[0],
             [calls.release((key,), owner, 60_000, undo=True) for key, owner in asked],
         ),
     }
@@ -365,6 +365,7 @@ SPOILED = {
     "record in progress",
     "record done",
     "record released",
+    "record released, shared",
     "pages turned",
     "pages uneven",
     "registry",

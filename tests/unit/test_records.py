@@ -13,7 +13,7 @@ from idemgate.guard.record import decode_record
 def _long(letter: bytes, owner: bytes, print_: bytes, data: bytes) -> bytes:
     """As `lua/lib/record/format.lua` packs it."""
     numbers = b"".join(number.to_bytes(width, "big") for number, width in ((7, 7), (8, 6), (9, 6), (1, 4), (0, 4)))
-    lease = (30_000).to_bytes(6, "big")
+    lease = (0 if letter == b"r" else 30_000).to_bytes(6, "big")
     return b"\xc1" + letter + numbers + lease + b"\1" + _short(owner) + _short(print_) + data
 
 
@@ -40,6 +40,14 @@ def test_the_long_form_says_anything(letter: bytes, state: str, kind: bytes, own
     for cut in (1, len(packed) - len(b"data") - 1):
         with pytest.raises(ValueError, match="unknown state or truncated fields"):
             decode_record(packed[:cut])
+
+
+def test_the_shared_failure_of_a_released_record_is_not_its_checkpoint() -> None:
+    plain = _long(b"r", b"", b"", b"failuredata")
+    packed = plain[:29] + len(b"failure").to_bytes(6, "big") + plain[35:]
+    assert decode_record(packed) == ("released", b"", b"data", 7, 8)
+    with pytest.raises(ValueError, match="unknown state or truncated fields"):
+        decode_record(packed[: -len(b"edata")])
 
 
 @pytest.mark.parametrize(

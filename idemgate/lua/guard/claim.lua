@@ -5,11 +5,12 @@
 --- ARGV[2] fingerprint, or ""
 --- ARGV[3] lifetime of a claimed record, ms: attempts and checkpoint outlive the lease
 --- ARGV[4] terms, packed as >I6I4BB: lease, ms; maximum attempts, 0 = unlimited; 1 = hold the key if this owner dies;
----         1 = the caller will wait for the end
+---         1 = the caller will wait for the end; 2 = the caller has waited. It was answered "busy" before.
 --- ARGV[5..] owner token, one a record
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         packed "s": started; then fence, attempt, times taken over as >I8I4I4; checkpoint or nothing
 ---         packed "d": done; then kind, fence, attempt, remaining retention ms as >c1I8I4I8; result
+---         {"shared", now ms, attempt, failure}: the run failed for which the caller has waited
 ---         {"busy", now ms, remaining lease ms, attempt} {"reused", now ms} {"held", now ms, attempt} {"exhausted", now ms, attempts}
 ---         {"stale", now ms} (this token was released before) {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -21,10 +22,10 @@ local span, allowed, hold, wait
 repeat
   i = i + 1
   local key, token, answer = KEYS[i], ARGV[i + 4], nil
-  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled = unpack_record(redis.pcall("GET", key))
+  local state, kind, owner, last, attempts, taken, ends, since, known, data, lease, held, waited, cancelled, failure = unpack_record(redis.pcall("GET", key))
   local running = state == "p"
   if not running and state and ends <= now_ms then
-    state, kind, attempts, taken, data = "absent", "", 0, 0, ""
+    state, kind, attempts, taken, data, failure = "absent", "", 0, 0, "", nil
   end
   if not state then
     answer = { "foreign", now_ms, kind }
@@ -48,7 +49,7 @@ repeat
     end
     local left = running and math.min(ends - now_ms, lease) or 0 -- as lib/lease_left: making the function costs each claim
     if left > 0 then
-      local later, wanted = now_ms + left, wait == 1 and 1 or waited
+      local later, wanted = now_ms + left, wait > 0 and 1 or waited
       if wanted ~= waited or later ~= ends then
         -- If the clock jumped back, the lease restarts from now.
         local again = pack_record(state, kind, owner, last, attempts, taken, later, since, known, data, lease, held, wanted, cancelled)
@@ -57,6 +58,8 @@ repeat
       answer = { "busy", now_ms, left, attempts }
     elseif running and held == 1 then
       answer = { "held", now_ms, attempts }
+    elseif failure and wait == 2 and known == print then
+      answer = { "shared", now_ms, attempts, failure }
     elseif allowed > 0 and attempts >= allowed then
       answer = { "exhausted", now_ms, attempts }
     else

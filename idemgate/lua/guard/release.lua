@@ -1,10 +1,10 @@
 --- Release claims, so that the next callers may run. A tombstone per key keeps attempts, checkpoint and token. It
---- prevents a delayed claim of this owner from locking the key again. A retry with the same tokens gets the same
---- answers.
+--- prevents a delayed claim of this owner from locking the key again. If a caller waits, it also keeps the failure for
+--- the callers that have waited, until the next claim. A retry with the same tokens gets the same answers.
 --- KEYS[1..] records
 --- ARGV[1] now, us, or "" for the server's
 --- ARGV[2] "1" = the attempts were never started: undo their count
---- ARGV[3..] two a record: owner token; lifetime of the tombstone, ms
+--- ARGV[3..] three a record: owner token; lifetime of the tombstone, ms; failure to share, or ""
 --- Returns one answer, or for several keys an array, which ends once 128 KiB were read: the rest needs another call
 ---         {"ok", now ms} {"lost", now ms} {"foreign", now ms, problem}
 --- @include "lib/now"
@@ -14,13 +14,15 @@ local undone, now_us = ARGV[2] == "1" and 1 or 0, now(ARGV[1])
 local now_ms, answers, bytes_read, i, wrote = (now_us - now_us % 1000) / 1000, KEYS[2] and {}, 0, 0, false
 repeat
   i = i + 1
-  local at, key, answer = 2 * i + 1, KEYS[i], nil
+  local at, key, answer = 3 * i, KEYS[i], nil
   local state, kind, owner, fence, attempts, taken, ends, since, print, data, lease, held, waited = unpack_record(redis.pcall("GET", key))
   if not state then
     answer = { "foreign", now_ms, kind }
   elseif state == "p" and owner == ARGV[at] then
-    local keep = ARGV[at + 1]
-    replace_record(key, pack_record("r", "", owner, fence, attempts - undone, taken, now_ms + tonumber(keep), now_ms, "", data), keep, wrote)
+    local keep, failure = ARGV[at + 1], waited == 1 and ARGV[at + 2] or ""
+    local shown = failure == "" and "" or print -- only callers with this payload get the failure
+    local released = pack_record("r", "", owner, fence, attempts - undone, taken, now_ms + tonumber(keep), now_ms, shown, failure .. data, #failure)
+    replace_record(key, released, keep, wrote)
     wrote = true
     notify_waiters(key, waited, owner)
     answer = { "ok", now_ms }

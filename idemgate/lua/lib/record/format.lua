@@ -1,5 +1,6 @@
 -- Return the fields of a stored record as separate values, which is cheaper than a table. Their order is that of the
--- parameters of pack_record. A missing key (false) returns state "absent". A foreign value returns nil and the problem.
+-- parameters of pack_record, then the shared failure of a released record, or nil. A missing key (false) returns state
+-- "absent". A foreign value returns nil and the problem.
 local function unpack_record(stored)
   if not stored then
     return "absent", "", "", 0, 0, 0, 0, 0, "", ""
@@ -13,9 +14,11 @@ local function unpack_record(stored)
       pcall(struct.unpack, ">xc1I7I6I6I4I4I6BBc0Bc0", stored)
     if whole and at <= length + 1 then
       if letter == "p" or letter == "r" then
-        local rest = (flags - flags % 2) / 2
-        return letter, "", owner, fence, attempts, taken, ends, since, print, at > length and "" or string.sub(stored, at), lease, flags % 2,
-          rest % 2, (rest - rest % 2) / 2
+        local rest, data, failure = (flags - flags % 2) / 2, at > length and "" or string.sub(stored, at), nil
+        if letter == "r" and lease > 0 then
+          data, failure = string.sub(data, lease + 1), string.sub(data, 1, lease)
+        end
+        return letter, "", owner, fence, attempts, taken, ends, since, print, data, lease, flags % 2, rest % 2, (rest - rest % 2) / 2, failure
       elseif letter == "v" or letter == "n" or letter == "e" then
         return letter == "e" and "f" or "d", letter, owner, fence, attempts, taken, ends, since, print, string.sub(stored, at)
       end
@@ -48,7 +51,8 @@ end
 --   ends      ms: lease end while in progress, else retention end; since  ms: time of the last state change
 --   print     fingerprint or ""; data  the result when done, a failure, else the checkpoint or ""
 --   lease     ms; held  1 = wait for a decision if the owner dies; waited  1 = a caller waits for the end;
---   cancelled 1 = the owner is asked to stop; these four in progress only
+--   cancelled 1 = the owner is asked to stop; these four in progress only. The lease of a released record is the length
+--             of the shared failure, which stands before the checkpoint
 -- The long form holds any record. It starts with byte 193 and the state or kind. Then come the numbers. Owner and
 -- fingerprint follow with their lengths. The data is last.
 -- The short form is for keys done at the first attempt, which most are. It starts with byte 248, 250 or 252
