@@ -88,8 +88,8 @@ async def wired(
 
 @pytest.fixture
 async def impatient(face: Any, wire: Wire, clock: Clock, namespace: str) -> AsyncIterator[Any]:
-    """As `wired`, for a store that is away: its calls are given up after four seconds."""
-    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="4s")
+    """As `wired`, for a store that is away: its calls are given up after two seconds."""
+    made = Gate(wire.url, namespace=namespace, clock=clock, timeout="2s")
     yield type(face)(made, face.awaiting)
     await made.aio.close()
     made.close()
