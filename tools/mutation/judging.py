@@ -540,10 +540,7 @@ class Scripts(Judge[Mutant]):
         _replace({one.file: changed})
 
     def reaching(self, one: Mutant) -> set[str]:
-        """Those that have a script of their own, made of the file, too."""
-        if naming := lua._ARRAYS.get(one.file):  # whoever names places of the array has their numbers
-            where = {name for name in files() if naming.search(lua.source(name))}
-            return {test for line, tests in self.comes_by.items() if line.partition(":")[0] in where for test in tests}
+        """Return the tests that run the line, and those of modules with a script that contains the file."""
         own = {module.__file__ for module, _, _ in _texts(lua.source(one.file))}
         whole = {name for name, item in self.items.items() if str(item.path) in own}
         return self.comes_by[place(one.file, one.line, lua.source(one.file))] | whole
