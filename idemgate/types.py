@@ -15,6 +15,7 @@ from idemgate.guard.current import Execution
 from idemgate.guard.decorator import OnceFunction, once_function
 from idemgate.guard.keep import Keep
 from idemgate.guard.options import ClaimOptions, GuardOptions, NoSkipOptions
+from idemgate.guard.sink.protocol import AioSink, Sink, SinkEntry, StoredResult
 from idemgate.membership.member import Member, Membership
 from idemgate.membership.ownership import HeartbeatReply, HeartbeatRequest
 from idemgate.subscribers import Entry, Expired, ListEntry, PubSubMessage, Subscriber
@@ -30,6 +31,7 @@ from idemgate.topics.topic import AioTopic
 __all__ = [
     "Action",
     "AioClaimBatch",
+    "AioSink",
     "AioTopic",
     "BackoffPolicy",
     "ClaimBatch",
@@ -60,7 +62,10 @@ __all__ = [
     "Record",
     "ReshardProgress",
     "ReshardResult",
+    "Sink",
+    "SinkEntry",
     "Stats",
+    "StoredResult",
     "StoredTopic",
     "Subscriber",
     "Verdict",

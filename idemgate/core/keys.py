@@ -52,6 +52,7 @@ __all__ = [
     "patterns",
     "raw",
     "record",
+    "row_name",
     "slot",
     "slot_of",
     "slot_of_event",
@@ -225,6 +226,11 @@ def record(namespace: str, scope: str, key: Key) -> bytes:
     """Return the key of the record of one idempotency key."""
     plain = type(key) is str and _PLAIN_TEXT.fullmatch(key)
     return _record_prefix(namespace, scope) + (key.encode() if plain else _escape(raw(key))) + b"}"  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def row_name(namespace: str, scope: str, key: Key) -> tuple[str, str]:
+    """Return the scope and the key under which a sink stores an idempotency key. They are parts of `record`."""
+    return f"{namespace}:{_escape_scope(scope).decode()}", _escape(raw(key)).decode()
 
 
 @lru_cache(4096)

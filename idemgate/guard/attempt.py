@@ -35,23 +35,12 @@ from idemgate.errors import (
     StoreError,
 )
 from idemgate.guard.calls import Claims, Ending, Entry, Renewal
+from idemgate.guard.sink.protocol import AioSink, Sink
 
 __all__ = [
-    "ClaimAttempt",
-    "DoneCache",
-    "DuplicateResult",
-    "ErrorPolicy",
-    "OnError",
-    "OnLost",
-    "OnMissingKey",
-    "OnReplay",
-    "OnceOptions",
-    "WaitForOwner",
-    "build_claim_calls",
-    "build_release_calls",
-    "decode_failure",
-    "rejection_error",
-]
+    "ClaimAttempt", "DoneCache", "DuplicateResult", "ErrorPolicy", "OnError", "OnLost", "OnMissingKey", "OnReplay",
+    "OnceOptions", "WaitForOwner", "build_claim_calls", "build_release_calls", "decode_failure", "rejection_error",
+]  # fmt: skip
 
 OnDone = Literal["replay", "skip", "raise"]
 OnInProgress = Literal["raise", "skip", "wait"]
@@ -87,6 +76,7 @@ class OnceOptions:
     shadow: bool
     codec: Codec
     returns: object
+    sink: Sink | AioSink | None
 
 
 class DuplicateResult:
@@ -347,8 +337,9 @@ class ClaimAttempt:
         return DuplicateResult(error=SharedFailure(text_of(self.key), kind, text, self.options.scope))
 
     def build_completion(self, result: object) -> Call[bool]:
-        """Build the call that marks the key done with its result."""
-        self.encode_result(result)
+        """Build the call that marks the key done with its result, which a sink has encoded before."""
+        if self.options.sink is None:
+            self.encode_result(result)
         return self._build_completion()
 
     def encode_result(self, result: object) -> None:

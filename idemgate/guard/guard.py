@@ -51,7 +51,9 @@ class Guard(_BaseGuard):
 
     @functools.cached_property
     def aio(self) -> AioGuard:
-        """The same guard for async handlers: `await guard.aio.run(...)`."""
+        """The same guard for async handlers: `await guard.aio.run(...)`. InvalidArgument if its sink is not async."""
+        if (sink := self._driver.options.sink) is not None and not is_async(sink.apply):
+            raise InvalidArgument("sink", sink, "not async", "Use guard.run, or pass an async sink to gate.guard")
         return AioGuard(self._driver)
 
     def run(
@@ -106,8 +108,8 @@ class Guard(_BaseGuard):
         are redelivered, and those that the handler has seen run again.
 
         A copy of a message in the same batch runs after it: as a duplicate, or again if the first one failed.
-        With `at_most_once`, `shadow` or a cache the messages run one by one, as with `run`. So do messages that wait
-        for another owner.
+        With `at_most_once`, `shadow`, a sink or a cache the messages run one by one, as with `run`. So do messages that
+        wait for another owner.
 
         Args:
             messages: (key, message) tuples.

@@ -36,6 +36,9 @@ from idemgate.guard.attempt import (
 from idemgate.guard.calls import Claims
 from idemgate.guard.decorator import GuardedFunction
 from idemgate.guard.driver import Driver
+from idemgate.guard.sink.driver import SinkDriver
+from idemgate.guard.sink.protocol import AioSink, Sink
+from idemgate.guard.sink.refusals import check_flavour, check_sink
 from idemgate.store.context import Context
 
 if TYPE_CHECKING:
@@ -126,6 +129,7 @@ class _CommonOptions(TypedDict, total=False):
     max_result_bytes: int | None
     cache_size: int
     shadow: bool
+    sink: Sink | AioSink | None
 
 
 class GuardOptions(_CommonOptions, total=False):
@@ -176,6 +180,8 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
     at_most_once = options.get("at_most_once", False)
     if at_most_once:
         _check_at_most_once(options)
+    if (sink := options.get("sink")) is not None:
+        check_sink(sink, options)
     max_attempts, max_result_bytes = options.get("max_attempts"), options.get("max_result_bytes")
     return OnceOptions(
         scope=scope or "",
@@ -196,6 +202,7 @@ def once_options(codec: Codec, caller: str, scope: str | None, options: GuardOpt
         shadow=options.get("shadow", False),
         codec=codec if max_result_bytes is None else _result_codec(max_result_bytes),
         returns=None,
+        sink=sink,
     )
 
 
@@ -226,7 +233,8 @@ def split_bare(
 def build_driver(context: Context, checked_options: OnceOptions, options: GuardOptions) -> Driver:
     """Return the driver of a guard. Raise InvalidArgument for an invalid `cache_size`."""
     cache_size = check_int("cache_size", options.get("cache_size", 0), 0)
-    return Driver(context, checked_options, options.get("retry"), cache_size)
+    driver = Driver if checked_options.sink is None else SinkDriver
+    return driver(context, checked_options, options.get("retry"), cache_size)
 
 
 def decorate(
@@ -246,6 +254,8 @@ def decorate(
     check_function(inner)
     if (retry := options.get("retry")) is not None:
         _check_sync(retry, inner)
+    if checked_options.sink is not None:
+        check_flavour(checked_options.sink, inner)
     scope, returns = checked_options.scope or scope_of(inner), type_hints(inner).get("return")
     _check_storable(checked_options, returns, inner)
     spec, fingerprint_spec = compile_key(key, inner), compile_fingerprint(fingerprint, inner)

@@ -61,7 +61,7 @@ class _Batch(Generic[T, R]):
         self.results: dict[int, tuple[R | None, BaseException | None]] = {}
         self.verdicts: dict[int, Verdict[R]] = {}
         options, records = driver.options, set[bytes]()
-        apart = options.at_most_once or options.shadow or driver.cache is not None
+        apart = options.at_most_once or options.shadow or driver.cache is not None or options.sink is not None
         for index, (key, _) in enumerate(self.messages):
             attempt = None if apart else _build_attempt(driver, key)
             if attempt is None or attempt.record[0] in records:

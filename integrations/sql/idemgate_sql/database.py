@@ -1,0 +1,46 @@
+"""What an inbox needs of a client library: a transaction, and a statement in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Literal, Protocol, TypeVar
+
+__all__ = ["AioDatabase", "Database", "Dialect", "Params", "Placeholders", "Rows"]
+
+C = TypeVar("C")
+Dialect = Literal["postgresql", "sqlite"]
+Placeholders = Literal["named", "pyformat"]
+"""The form of a parameter in a statement: `:name` or `%(name)s`."""
+Params = Mapping[str, object]
+Rows = Sequence[Sequence[Any]]
+
+
+class Database(Protocol[C]):
+    """A database of blocking functions. `C` is the type of its connections."""
+
+    dialect: Dialect
+    placeholders: Placeholders
+
+    def transaction(self) -> AbstractContextManager[C]:
+        """Open a connection and begin a transaction. Commit at the end of the block, or roll back if it raises."""
+        ...
+
+    def execute(self, connection: C, sql: str, params: Params) -> Rows:
+        """Execute a statement. Return its rows, or nothing if it has none."""
+        ...
+
+
+class AioDatabase(Protocol[C]):
+    """A database of async functions; see `Database`."""
+
+    dialect: Dialect
+    placeholders: Placeholders
+
+    def transaction(self) -> AbstractAsyncContextManager[C]:
+        """Open a connection and begin a transaction; see `Database.transaction`."""
+        ...
+
+    async def execute(self, connection: C, sql: str, params: Params) -> Rows:
+        """Execute a statement; see `Database.execute`."""
+        ...

@@ -1,0 +1,44 @@
+"""The errors of an inbox."""
+
+from __future__ import annotations
+
+from idemgate import AlreadyInProgress, IdemgateError
+
+__all__ = ["ConnectionInUse", "EndedByHandler", "RowLocked"]
+
+
+class RowLocked(AlreadyInProgress):
+    """Another transaction holds the row of this key, or the whole SQLite database, and did not end in time.
+
+    The handler did not run. `retry_after` is the lock time-out of the inbox in seconds.
+    """
+
+
+class EndedByHandler(IdemgateError, RuntimeError):
+    """The handler ended the transaction of its run: it committed, rolled back, or closed the connection.
+
+    What it committed stays. The row of the key was committed with it, so the handler does not run again, and duplicates
+    get ResultUnavailable. What it rolled back is undone, and so is the row: the handler may run again.
+    """
+
+    def __init__(self, key: str, scope: str) -> None:
+        super().__init__(key, scope)
+        self._text = (
+            f"the handler of {key!r} (scope {scope!r}) ended its transaction, which idemgate commits after the "
+            "handler returns. Leave out COMMIT, ROLLBACK and close(), or use another connection for what must commit "
+            "apart"
+        )
+        self.key = key
+        self.scope = scope
+
+
+class ConnectionInUse(IdemgateError, RuntimeError):
+    """The source of an inbox returned a connection that is in a transaction. The handler did not run."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self._text = (
+            f"the connection for this run is in a transaction already (status {status}), so the run could not commit "
+            "apart from it. Let the source return a connection that nothing else uses, such as `pool.connection`"
+        )
+        self.status = status

@@ -1,0 +1,27 @@
+"""What an error of a client library means. SQLAlchemy and Django wrap the error of the driver."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+__all__ = ["is_lock_timeout"]
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Return True if a statement waited for a lock until its time-out."""
+    return any(
+        getattr(one, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+        or (isinstance(one, sqlite3.OperationalError) and one.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY)
+        for one in _unwrap(error)
+    )
+
+
+def _unwrap(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and the errors that it wraps."""
+    while error is not None:
+        yield error
+        inner = getattr(error, "orig", None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__

@@ -1,0 +1,184 @@
+"""The inbox: one row for each key, inserted in the transaction of the effect and committed with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Generic, TypeVar
+
+from idemgate.errors import NoCurrentExecution
+from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
+from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
+from idemgate_sql.errors import EndedByHandler, RowLocked
+from idemgate_sql.failures import is_lock_timeout
+from idemgate_sql.schema import split_ddl
+from idemgate_sql.statements import InboxStatements, entry_params, name_params, read_result, result_params
+
+__all__ = ["BaseAioInbox", "BaseInbox"]
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+class _Run(Generic[C]):
+    """The connection of a run, until it ends. A task that outlives the handler must not use it."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: C) -> None:
+        self.connection: C | None = connection
+
+
+class _Rows(Generic[C]):
+    """What blocking and async inboxes share: their statements, and the connection of the current run."""
+
+    def __init__(self, dialect: Dialect, placeholders: Placeholders, table: str, lock_timeout: Duration) -> None:
+        self.table = table
+        self.statements = InboxStatements.build(dialect, placeholders, table)
+        self.lock_timeout_ms = milliseconds(lock_timeout, "lock_timeout")
+        self._current: ContextVar[_Run[C] | None] = ContextVar(f"{table}_inbox", default=None)
+
+    def connection(self) -> C:
+        """Return the open connection of the guarded function that runs, in its transaction.
+
+        Raises:
+            NoCurrentExecution: the caller is not part of a function that is guarded with this inbox.
+        """
+        run = self._current.get()
+        if run is None or run.connection is None:
+            raise NoCurrentExecution(
+                "inbox.connection() works inside a function that is guarded with sink=inbox, while it runs. "
+                "Decorate the function with @gate.once(key=..., sink=inbox)"
+            )
+        return run.connection
+
+    @property
+    def is_running(self) -> bool:
+        """True inside a function that is guarded with this inbox."""
+        run = self._current.get()
+        return run is not None and run.connection is not None
+
+    @contextmanager
+    def use_connection(self, connection: C) -> Generator[None]:
+        """Make `connection()` return this connection inside the block."""
+        run, previous = _Run(connection), self._current.get()
+        self._current.set(run)
+        try:
+            yield
+        finally:
+            run.connection = None
+            self._current.set(previous)
+
+    def check_lock(self, error: Exception, entry: SinkEntry) -> None:
+        """Raise RowLocked if the error is a lock time-out."""
+        if is_lock_timeout(error):
+            raise RowLocked(entry.key, self.lock_timeout_ms / 1000, entry.scope) from error
+
+
+class BaseInbox(_Rows[C]):
+    """The inbox of blocking functions on any `Database`."""
+
+    def __init__(self, database: Database[C], table: str, lock_timeout: Duration) -> None:
+        super().__init__(database.dialect, database.placeholders, table, lock_timeout)
+        self.database = database
+
+    def create_tables(self) -> None:
+        """Create the tables if they do not exist. For development and tests; a deployment runs `ddl`."""
+        with self.database.transaction() as connection:
+            for statement in split_ddl(self.database.dialect, self.table):
+                self.database.execute(connection, statement, {})
+
+    def apply(self, entry: SinkEntry, work: Callable[[], StoredResult]) -> StoredResult | None:
+        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`."""
+        with self._begin(entry) as (connection, found):
+            if isinstance(found, StoredResult):
+                return found
+            with self.use_connection(connection):
+                result = work()
+            self._store(connection, entry, result, found)
+        return None
+
+    @contextmanager
+    def _begin(self, entry: SinkEntry) -> Generator[tuple[C, StoredResult | str]]:
+        """Begin a transaction and insert the entry. Yield the stored result, or else the id of the transaction."""
+        started = False
+        try:
+            with self.database.transaction() as connection:
+                found = self._insert(connection, entry)
+                started = True
+                yield connection, found
+        except Exception as error:
+            if not started:
+                self.check_lock(error, entry)
+            raise
+
+    def _insert(self, connection: C, entry: SinkEntry) -> StoredResult | str:
+        """Insert the entry and return the id of the transaction, or return the stored result."""
+        params = entry_params(entry, self.lock_timeout_ms)
+        while True:
+            rows = self.database.execute(connection, self.statements.insert, params)
+            if rows and rows[0][0]:
+                return str(rows[0][1])
+            stored = read_result(self.database.execute(connection, self.statements.find, name_params(entry)))
+            if stored is not None:
+                return stored  # else the row was deleted in between
+
+    def _store(self, connection: C, entry: SinkEntry, result: StoredResult, transaction: str) -> None:
+        params = result_params(entry, result, transaction)
+        if not self.database.execute(connection, self.statements.store, params):
+            raise EndedByHandler(entry.key, entry.scope)
+
+
+class BaseAioInbox(_Rows[C]):
+    """The inbox of async functions on any `AioDatabase`; see `BaseInbox`."""
+
+    def __init__(self, database: AioDatabase[C], table: str, lock_timeout: Duration) -> None:
+        super().__init__(database.dialect, database.placeholders, table, lock_timeout)
+        self.database = database
+
+    async def create_tables(self) -> None:
+        """Create the tables if they do not exist; see `BaseInbox.create_tables`."""
+        async with self.database.transaction() as connection:
+            for statement in split_ddl(self.database.dialect, self.table):
+                await self.database.execute(connection, statement, {})
+
+    async def apply(self, entry: SinkEntry, work: Callable[[], Awaitable[StoredResult]]) -> StoredResult | None:
+        """Run `work` and store its result in one transaction; see `idemgate.types.AioSink`."""
+        async with self._begin(entry) as (connection, found):
+            if isinstance(found, StoredResult):
+                return found
+            with self.use_connection(connection):
+                result = await work()
+            await self._store(connection, entry, result, found)
+        return None
+
+    @asynccontextmanager
+    async def _begin(self, entry: SinkEntry) -> AsyncGenerator[tuple[C, StoredResult | str]]:
+        """Begin a transaction and insert the entry; see `BaseInbox._begin`."""
+        started = False
+        try:
+            async with self.database.transaction() as connection:
+                found = await self._insert(connection, entry)
+                started = True
+                yield connection, found
+        except Exception as error:
+            if not started:
+                self.check_lock(error, entry)
+            raise
+
+    async def _insert(self, connection: C, entry: SinkEntry) -> StoredResult | str:
+        """Insert the entry and return the id of the transaction, or return the stored result."""
+        params = entry_params(entry, self.lock_timeout_ms)
+        while True:
+            rows = await self.database.execute(connection, self.statements.insert, params)
+            if rows and rows[0][0]:
+                return str(rows[0][1])
+            stored = read_result(await self.database.execute(connection, self.statements.find, name_params(entry)))
+            if stored is not None:
+                return stored  # else the row was deleted in between
+
+    async def _store(self, connection: C, entry: SinkEntry, result: StoredResult, transaction: str) -> None:
+        params = result_params(entry, result, transaction)
+        if not await self.database.execute(connection, self.statements.store, params):
+            raise EndedByHandler(entry.key, entry.scope)

@@ -1,0 +1,113 @@
+"""The inbox in SQLite by the standard library, for blocking functions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from os import PathLike, fspath
+from typing import TypeAlias
+
+from idemgate import InvalidArgument
+from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
+from idemgate_sql.database import Dialect, Params, Placeholders, Rows
+from idemgate_sql.errors import ConnectionInUse
+from idemgate_sql.inbox import BaseInbox
+
+__all__ = ["Inbox", "Source", "SqliteDatabase"]
+
+Source: TypeAlias = str | PathLike[str] | Callable[[], sqlite3.Connection]
+"""The path of a database, or a function that opens a new connection. The inbox closes it after the run."""
+
+
+class SqliteDatabase:
+    """Connections to one SQLite database. A transaction has the write lock from its beginning."""
+
+    dialect: Dialect = "sqlite"
+    placeholders: Placeholders = "named"
+
+    def __init__(self, source: Source, lock_timeout_ms: int) -> None:
+        _check_source(source)
+        self._source = source
+        self._lock_timeout_ms = lock_timeout_ms
+
+    def _open(self) -> sqlite3.Connection:
+        source = self._source
+        return source() if callable(source) else sqlite3.connect(fspath(source), isolation_level=None)
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Open a connection and begin a transaction; see `Database.transaction`."""
+        with closing(self._open()) as connection:
+            if connection.in_transaction:
+                raise ConnectionInUse("in_transaction")
+            before = connection.execute("PRAGMA busy_timeout").fetchone()[0]
+            connection.execute(f"PRAGMA busy_timeout = {self._lock_timeout_ms}")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"PRAGMA busy_timeout = {before}")
+            try:
+                with refuse_ends(connection):
+                    yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+    def execute(self, connection: sqlite3.Connection, sql: str, params: Params) -> Rows:
+        """Execute a statement."""
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        return cursor.execute(sql, params).fetchall()
+
+
+def _check_source(source: object) -> None:
+    """Raise InvalidArgument if the source is neither a path nor a function."""
+    if not callable(source) and not isinstance(source, str | PathLike):
+        fix = "Pass the path of a database, or a function that opens a connection"
+        raise InvalidArgument("source", source, "not a source of connections", fix)
+    if source == ":memory:":
+        fix = "Pass the path of a file: each connection of ':memory:' is a database of its own"
+        raise InvalidArgument("source", source, "gone with its connection", fix)
+
+
+@contextmanager
+def refuse_ends(connection: sqlite3.Connection) -> Generator[None]:
+    """Refuse COMMIT and ROLLBACK inside the block: SQLite answers "not authorized"."""
+    connection.set_authorizer(_authorize)
+    try:
+        yield
+    finally:
+        connection.set_authorizer(None)
+
+
+def _authorize(action: int, *_: object) -> int:
+    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
+
+
+class Inbox(BaseInbox[sqlite3.Connection]):
+    """The inbox of blocking functions in SQLite: `@gate.once(key=..., sink=inbox)`.
+
+    The function runs in a transaction, whose connection `inbox.connection()` returns. Threads can share an inbox, which
+    opens a connection for each run. Runs of one database follow one another, because SQLite has one writer.
+
+    Args:
+        source: the path of a database, or a function that opens a connection.
+        table: the prefix of the tables.
+        lock_timeout: how long a run waits for other writers of the database. Then it raises RowLocked.
+
+    Raises:
+        InvalidArgument: an argument is invalid.
+    """
+
+    def __init__(self, source: Source, *, table: str = "idemgate", lock_timeout: Duration = "5s") -> None:
+        super().__init__(SqliteDatabase(source, milliseconds(lock_timeout, "lock_timeout")), table, lock_timeout)
+
+    def apply(self, entry: SinkEntry, work: Callable[[], StoredResult]) -> StoredResult | None:
+        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`.
+
+        Raises:
+            ConnectionInUse: a function that is guarded with this inbox runs in this thread. It holds the write lock.
+        """
+        if self.is_running:
+            raise ConnectionInUse("write lock of the outer run")
+        return super().apply(entry, work)
