@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import redis.exceptions as rx
 
@@ -33,7 +34,7 @@ T = TypeVar("T")
 class _LoopState:
     """The state of one event loop: its access to the store, its subscription, and its pending calls."""
 
-    __slots__ = ("closing", "loading", "loop", "store", "subscription", "tasks")
+    __slots__ = ("at_end", "closing", "loading", "loop", "store", "subscription", "tasks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, seconds: float) -> None:
         self.loop = loop
@@ -42,6 +43,7 @@ class _LoopState:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loading: dict[bytes, asyncio.Event] = {}
         self.closing = False
+        self.at_end: AsyncGenerator[None] | None = None
 
 
 class PendingCall(Generic[T]):
@@ -97,16 +99,28 @@ class PendingCall(Generic[T]):
 
     def continue_with(self, work: Coroutine[Any, Any, T]) -> None:
         """Run a coroutine in a task and take its result as the answer."""
-        self._link.spawn(self._complete_with(work))
+        task = self._link.spawn(self._complete_with(work))
+        task.add_done_callback(partial(self._end_unstarted, work))
+
+    def _end_unstarted(self, work: Coroutine[Any, Any, T], task: asyncio.Task[None]) -> None:
+        """Answer the caller if the task was cancelled before its first step."""
+        work.close()
+        if task.cancelled() and (self.answer.cancelled() or not self.answer.done()):
+            self._end_cancelled()
+
+    def _end_cancelled(self) -> None:
+        if self._state.closing:
+            self._set_outcome(None, StoreUnavailable("the gate was closed while the call was retried", "unknown"))
+        else:
+            self.answer.cancel()
 
     async def _complete_with(self, work: Coroutine[Any, Any, T]) -> None:
         try:
             result = await work
         except asyncio.CancelledError:
+            self._end_cancelled()
             if not self._state.closing:
-                self.answer.cancel()
                 raise
-            self._set_outcome(None, StoreUnavailable("the gate was closed while the call was retried", "unknown"))
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller
             self._set_outcome(None, error)
         else:
@@ -134,6 +148,7 @@ class AsyncLink:
         self._durability_check = make_durability_check(durability, endpoint, seconds)
         self._last: _LoopState | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
+        self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     @property
     def _state(self) -> _LoopState:
@@ -143,6 +158,7 @@ class AsyncLink:
             if state is None:
                 self._drop_closed_loops()
                 state = self._loops[loop] = _LoopState(loop, self.endpoint, self.seconds)
+                self._close_at_end(state)
             self._last = state
         return state
 
@@ -394,6 +410,28 @@ class AsyncLink:
             if (state := self._loops.get(loop)) is None:
                 return
             await finish_despite_cancel(self._close_loop(state))
+            if state.at_end is not None and loop not in self._ended:
+                await state.at_end.aclose()
+
+    def _close_at_end(self, state: _LoopState) -> None:
+        """Close the state when its event loop ends without `close`, or after it.
+
+        `asyncio.run` cancels all tasks once. A call that is cancelled then still has to release its claim, in a task
+        that nothing else waits for. The loop closes its async generators after that.
+        """
+        if state.loop in self._ended:
+            return
+        state.at_end = self._wait_for_end(state)
+        with suppress(StopIteration):
+            state.at_end.__anext__().send(None)  # the loop knows a generator from its first step on
+
+    async def _wait_for_end(self, state: _LoopState) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            if self._loops.get(state.loop) is state:
+                self._ended.add(state.loop)
+                await self.close()
 
     async def _finish_tasks(self, state: _LoopState) -> None:
         """Wait for the pending calls and for those that follow them, such as the release of a cancelled claim.
