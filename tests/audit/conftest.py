@@ -31,7 +31,7 @@ def full(gate: Gate, clock: Clock) -> Gate:
     topic.bury(topic.take(1))
     topic.trigger("flies", 1, group="g")
     topic.trigger("again", 1, group="h")
-    again, flies = topic.take(2)
+    flies, again = topic.take(2)
     assert flies.key == "flies"
     topic.nack(again)
     topic.trigger("behind", 1, group="g")

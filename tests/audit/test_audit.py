@@ -222,7 +222,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "in line, not pending": (
         "orphan",
         "group:waiting",
-        lambda h: h.raw.zadd(h.key("group:waiting"), {b"g\x00\x00" + b"000000000000001nobody": 0}),
+        lambda h: h.raw.zadd(h.key("group:waiting"), {b"g\x00\x00" + b"000000000000001" + b"000000000000001nobody": 0}),
     ),
     "a lease of nothing": ("orphan", "leases", lambda h: h.raw.zadd(h.key("leases"), {"nobody": 1})),
     "a delivery without a lease": ("orphan", "inflight", lambda h: h.raw.zrem(h.key("leases"), "flies")),

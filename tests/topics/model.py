@@ -56,6 +56,7 @@ class Message:
     failure: str = ""
     holds: bool = False  # a place in its group, though it is not in flight: it came back and will be tried again
     former: bool = False  # there was another policy when it came; what it then ranked is not promised
+    serial: int = 0  # numbers its newest trigger
 
     def joined(self, newer: Message) -> Message:
         """This one with a newer one in it; when it is due, and its attempts, stay."""
@@ -68,7 +69,13 @@ class Message:
             priority=self.priority if newer.priority is None else newer.priority,
             group=newer.group,
             former=self.former or newer.former,
+            serial=max(self.serial, newer.serial),
         )
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it has one trigger, and neither an attempt nor a change of its time: its serial decides its turn."""
+        return len(self.payloads) == 1 and self.attempts == 0 and self.why in ("now", "window", "quiet")
 
 
 @dataclass
@@ -136,9 +143,10 @@ class Model:
         receipt = self._refusal(key, version, event)
         due: int | None = None
         if receipt is None:
-            new = Message([payload], self.now, self.now, self.now, "now", version, priority, group)
-            receipt, due = self._put(key, new, at)
             self.counters["accepted"] += 1
+            serial = self.counters["accepted"]
+            new = Message([payload], self.now, self.now, self.now, "now", version, priority, group, serial=serial)
+            receipt, due = self._put(key, new, at)
             if event is not None:
                 # Counted from when it is due: an occurrence that was planned ahead is not planned again.
                 self.memo["event", event, key] = (1, max(self.now, due) + self.rules.remember)
@@ -224,7 +232,19 @@ class Model:
         """The keys that may go next: those of the best rank, and those whose rank is not promised."""
         may = {key: message for key, message in self._ripe().items() if self._fits(message)}
         best = min((self._rank(message) for message in may.values() if not message.former), default=None)
-        return {key for key, message in may.items() if message.former or self._rank(message) == best}
+        return {
+            key
+            for key, message in may.items()
+            if message.former or (self._rank(message) == best and not self._is_overtaking(message, may))
+        }
+
+    def _is_overtaking(self, message: Message, may: dict[str, Message]) -> bool:
+        """Whether an earlier message of its group may go, which was accepted for the same time."""
+        return message.group != "" and message.is_fresh and any(
+            one.group == message.group and one.is_fresh and not one.former
+            and self._rank(one) == self._rank(message) and one.serial < message.serial
+            for one in may.values()
+        )  # fmt: skip
 
     def _saved(self) -> int:
         """How much of the burst there is, us."""

@@ -380,7 +380,7 @@ class Search(exhaustive.Search[State, Step]):
         self.check(after, sorted(places) == wanted, f"P7: triggers are at {sorted(places)}")
         object.__setattr__(after, "cancelled", silent)
         # Nothing stands without what it stands for
-        lined = {member.rpartition(b"\0")[2][15:] for member in line}
+        lined = {member.rpartition(b"\0")[2][30:] for member in line}
         standing = set(pending) - set(flights)
         self.check(after, set(due) | lined == standing, "P7: what is pending stands nowhere, or twice")
         self.check(after, not (set(due) & lined), "what waits in line is scheduled too")

@@ -31,6 +31,41 @@ async def test_deliveries_of_a_group_do_not_overlap_and_come_in_order(face: Any,
     assert (stats.pending, stats.blocked, stats.in_flight) == (0, 0, 0)
 
 
+def _scattered_keys(n: int) -> list[str]:
+    """Return keys whose order by bytes has nothing to do with their number."""
+    return [f"{n * 7919 % 10_007:05}-{n}" for n in range(n)]
+
+
+async def _deliver_all(topic: Any, n: int, keep: str = "ack") -> dict[str, list[str]]:
+    """Take and end all messages, at most `n` at a time. Return the keys of each group in the order of delivery."""
+    delivered: dict[str, list[str]] = {}
+    while taken := await topic.take(n):
+        for one in taken:
+            delivered.setdefault(one.group, []).append(one.key)
+        await topic.ack(taken)
+    return delivered
+
+
+@pytest.mark.parametrize("n", [1, 10, 100])
+@pytest.mark.parametrize("send", ["together", "one by one"])
+@pytest.mark.parametrize("policy", [{}, {"window": "5s"}, {"priority": True}], ids=["now", "window", "priority"])
+async def test_messages_of_one_millisecond_are_delivered_in_the_order_of_their_acceptance(
+    face: Any, clock: Clock, policy: dict[str, Any], send: str, n: int
+) -> None:
+    # Given many groups, whose messages are accepted in turn within a millisecond
+    topic, groups = face.topic("orders", **policy), [f"g{number}" for number in range(30)]
+    triggers = [_trigger(key, groups[at % 30]) for at, key in enumerate(_scattered_keys(120))]
+    if send == "together":
+        await topic.trigger_many(triggers)
+    else:
+        for one in triggers:
+            await topic.trigger(one.key, group=one.group)
+    clock.advance("5s")
+    # Then each group gets them in this order
+    expected = {group: [one.key for one in triggers if one.group == group] for group in groups}
+    assert await _deliver_all(topic, n) == expected
+
+
 async def test_a_hot_group_does_not_hold_up_others(face: Any, clock: Clock) -> None:
     # Given two thousand messages of one group before three of others
     topic = face.topic("orders")

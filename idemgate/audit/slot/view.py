@@ -183,7 +183,9 @@ def _parse_ready(member: bytes) -> tuple[int, bytes]:
 
 def _parse_waiting(member: bytes) -> tuple[bytes, int, bytes]:
     group, _, rest = member.partition(b"\0")
-    return group, *_parse_ready(rest.partition(b"\0")[2])
+    due, key = _parse_ready(rest.partition(b"\0")[2])
+    int(key[:15])  # the serial
+    return group, due, key[15:]
 
 
 def placements(view: SlotView) -> Iterator[tuple[str, bytes, bytes]]:

@@ -82,7 +82,7 @@ local function add_ready(member, rank)
   add_message("r", key, rank, K.messages)
 end
 local function add_lined(member)
-  local key = string.match(member, "^[^%z]*%z[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d(.*)$")
+  local key = string.match(member, "^[^%z]*%z[^%z]*%z" .. string.rep("%d", 30) .. "(.*)$")
   if not key then
     problem = problem or K.group_waiting .. " holds a corrupt member " .. member
     return

@@ -4,9 +4,11 @@ local function ready_member(due, key)
   return string.format("%015.0f", due) .. key
 end
 
--- Build the member of the waiting set: it sorts by group, rank (with priorities only), due time, then key.
+-- Build the member of the waiting set: it sorts by group, rank (with priorities only), due time, then the serial with
+-- which the message began to wait. A message that never waited has none.
 local function waiting_member(key, m)
-  return m.group .. "\0" .. (m.rank or "") .. "\0" .. ready_member(m.due, key)
+  local rank = m.rank or ""
+  return m.group .. "\0" .. string.sub(rank, 1, -16) .. "\0" .. ready_member(m.due, string.sub(rank, -15) .. key)
 end
 
 -- Schedule a pending message. A message behind a delivery of the same key is in no set: settling that delivery
@@ -88,7 +90,7 @@ local function group_promote(K, group, limit)
   for _, member in ipairs(redis.call("ZRANGEBYLEX", K.group_waiting, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, room)) do
     redis.call("ZREM", K.group_waiting, member)
     local at = string.find(member, "\0", #group + 2, true)
-    redis.call("ZADD", K.scheduled, tonumber(string.sub(member, at + 1, at + 15)), string.sub(member, at + 16))
+    redis.call("ZADD", K.scheduled, tonumber(string.sub(member, at + 1, at + 15)), string.sub(member, at + 31))
   end
 end
 

@@ -15,7 +15,7 @@
 --   dedup:expiry  zset  the "k" and "v" names -> expiry, ms
 --   ready         zset  due time, key -> rank                due messages of a topic with priorities, best rank first
 --   group:active  hash  group -> keys in flight or between two attempts
---   group:waiting zset  group, NUL, rank, NUL, due time, key -> 0   due messages that wait for their group (waiting_member)
+--   group:waiting zset  group, NUL, rank, NUL, due time, serial, key -> 0   due messages that wait for their group (waiting_member)
 --   replies0/1    hash  request id -> its reply, for even / odd half minutes; "" -> number of the half minute
 -- Scripts that end deliveries add `results`: the hashes of lib/slot/store_result, if the topic stores results.
 local function slot(keys)

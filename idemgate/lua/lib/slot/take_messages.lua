@@ -9,45 +9,8 @@
 --- @include "lib/slot/counters"
 --- @include "lib/schedule/next_due"
 --- @include "lib/slot/budget"
+--- @include "lib/slot/limits"
 --- @include "lib/slot/add_entries"
--- Return how many messages may be delivered, and when the slot opens again: 0 = open now, a time in ms, or nil = when a
--- delivery ends. The rate is a generic cell rate algorithm (GCRA): the theoretical arrival time may run ahead of the
--- clock by at most the burst.
-local function count_permitted(K, want, wanted, paused, rate, now_us)
-  if paused then
-    return 0, nil
-  end
-  if want.flights > 0 then
-    local room = want.flights - redis.call("HLEN", K.inflight)
-    if room <= 0 then
-      return 0, nil
-    end
-    wanted = math.min(wanted, room)
-  end
-  if want.interval > 0 then
-    local ahead, burst = math.max(rate, now_us), want.burst * want.interval
-    local room = math.max(0, math.floor((now_us + burst - ahead) / want.interval))
-    if room < wanted then
-      return room, math.ceil((ahead + want.interval * (room + 1) - burst) / 1000)
-    end
-  end
-  return wanted, 0
-end
-
--- Restart leases and the rate limit from now, because the clock jumped back: tokens follow the clock, and the last one
--- is ahead of it. Tokens of one batch run ahead of the clock by microseconds.
-local function restart_times(K, now_us, want, rate)
-  local lease_end, most = digits(math.floor(now_us / 1000) + want.lease), now_us + want.interval * want.burst
-  for _, key in ipairs(redis.call("ZRANGEBYSCORE", K.leases, "(" .. lease_end, "+inf", "LIMIT", 0, 1000)) do
-    redis.call("ZREM", K.leases, key)
-    redis.call("ZADD", K.leases, lease_end, key)
-  end
-  if rate > most then
-    redis.call("HSET", K.meta, "rate", digits(most))
-  end
-  return math.min(rate, most)
-end
-
 -- Return the next due messages: their keys, their due times, and their members in the set that holds them.
 local function next_due_messages(K, ranked, now_ms, most)
   local found, dues = {}, {}
@@ -80,42 +43,11 @@ local function replay_take(K, known, now_ms)
   return reply
 end
 
--- Return a function that lets a due message with an extension enter its group. It returns the group ("" for none), and whether
--- to deliver the message now: it waits if the group is full. It returns nil and the problem of a message that is corrupt.
--- Its own functions are created here, since few calls need them. `checked`: the slot has been validated.
-local function load_admission(K, p, checked)
-  --- @include "lib/validate/slot"
-  --- @include "lib/validate/stored"
-  --- @include "lib/schedule/schedule"
-  --- @include "lib/schedule/rank"
-  -- Let a message wait for its group, which is full.
-  local function wait_for_group(key, due, m)
-    if due ~= m.due then
-      m.due, m.why = due, reason.flush
-    end
-    -- Most ranks are negative. The offset and 16 digits sort correctly up to the highest priority.
-    m.rank = p.ranked and string.format("%016.0f", rank_of(p, m) + 4503599627370496) or nil
-    redis.call("HSET", K.messages, key, encode_message(m))
-    redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
-  end
-
-  return function(key, due, packed)
-    local m = validate_message(packed)
-    if not m then
-      return nil, corrupt_entry(K.messages, key)
-    elseif m.group == "" then
-      return "", true
-    end
-    local problem = not checked and validate_slot(K) or validate_group(K, m.group)
-    checked = true
-    if problem then
-      return nil, problem
-    elseif group_enter(K, m.group, key, p.group_limit) then
-      return m.group, true
-    end
-    wait_for_group(key, due, m)
-    return m.group, false
-  end
+-- Return a function that lets the messages of a batch enter their groups (new_admission). Its own functions are created
+-- here, since few calls need them. `checked`: the slot has been validated.
+local function load_admission(K, p, ranked, checked)
+  --- @include "lib/schedule/admission"
+  return new_admission(K, p, ranked, checked)
 end
 
 -- Move due messages into the ready set. Return a problem, or nil.
@@ -170,25 +102,28 @@ local function take_messages(K, p, now_us, request, want)
       problem = unranked
       break
     end
-    local accepted
-    accepted, bytes = count_within_budget(K, p, found, bytes, "messages")
-    if accepted == 0 then
+    local batch = { keys = found, dues = dues, members = members, full = #found == wanted - taken }
+    batch.n, bytes = count_within_budget(K, p, found, bytes, "messages")
+    if batch.n == 0 then
       break
     end
-    local entries, leases, moved, size = {}, {}, {}, 0
-    for i, packed in ipairs(redis.call("HMGET", K.messages, unpack(found, 1, accepted))) do
-      local key, due, group, admitted, flags, count, message_due = found[i], dues[i], "", true, read_header(packed)
-      problem = not packed and missing_entry(from, members[i]) or not (flags and due) and corrupt_entry(K.messages, key) or nil
+    batch.bytes, batch.messages = bytes, redis.call("HMGET", K.messages, unpack(found, 1, batch.n))
+    local entries, leases, moved, size, i = {}, {}, {}, 0, 1
+    while i <= batch.n and taken < wanted do
+      local key, due, packed, group, admitted, again = batch.keys[i], batch.dues[i], batch.messages[i], "", true, false
+      local flags, count, message_due = read_header(packed)
+      problem = not packed and missing_entry(from, batch.members[i]) or not (flags and due) and corrupt_entry(K.messages, key) or nil
       if not problem and flags > 1 then
-        admit = admit or load_admission(K, p, ranked or done.lapsed)
-        group, admitted = admit(key, due, packed)
-        problem = not group and admitted or nil
+        admit = admit or load_admission(K, p, ranked, ranked or done.lapsed)
+        group, admitted, again = admit(batch, i)
+        problem = not again and not group and admitted or nil
       end
       if problem then
         break -- the messages before it are delivered, and the next call reports it
+      elseif not again then
+        moved[i], i = batch.members[i], i + 1
       end
-      moved[i] = members[i]
-      if admitted then
+      if admitted and not again then
         local plain = count == 1 and due == message_due and group == ""
         entries[size + 1], entries[size + 2] = key, plain and token_text or format_entry(token_text, due, false, count, group)
         leases[size + 1], leases[size + 2] = lease_end, key
@@ -197,6 +132,7 @@ local function take_messages(K, p, now_us, request, want)
         at = at + 3
       end
     end
+    bytes = batch.bytes
     -- The first write is refused when the server is out of memory, or when its key has another type.
     add_entries(K.inflight, entries, size, K.leases, leases, size)
     if #moved == 0 then

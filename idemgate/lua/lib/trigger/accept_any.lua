@@ -58,6 +58,10 @@ local function accept_any(t)
   local function add_message(key, options, acc)
     local extended = options.version .. options.priority .. options.group ~= ""
     local header, due, score = prepare(options, extended)
+    if options.group ~= "" then
+      -- The messages of a group have serials of their own: those of one time are delivered in this order.
+      header = string.sub(header, 1, 25) .. struct.pack(">I6", call.new.serial)
+    end
     if extended then
       header = header .. encode_extension({ 0, "", options.version, options.priority, options.group, 0, "" })
     end
@@ -98,6 +102,7 @@ local function accept_any(t)
   -- The first write is one that is refused when the server is out of memory: all or nothing.
   redis.call("HSET", K.meta, "v", "2", "accepted", digits(t.last_serial))
   for n = 1, #names do
+    call.new.serial = t.last_serial + accepted + 1
     local receipt, due = accept_one(names[n], all_options[n], t.accs[n])
     if codes[receipt] < codes.dropped then
       accepted = accepted + 1

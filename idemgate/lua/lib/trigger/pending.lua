@@ -12,7 +12,7 @@
 --   scores     the scheduled time; false if the key is not scheduled, nil if unknown
 --   changed    true if the message has to be written
 -- `scheduled` collects due times and keys. `new` is the trigger that is merged, as a message. One table serves all
--- triggers. They share its `serial`, because some may be dropped.
+-- triggers.
 local function new_call(t)
   return {
     K = t.K, p = t.p, now_ms = t.now_ms, pending = {}, scores = {}, changed = {}, scheduled = {},

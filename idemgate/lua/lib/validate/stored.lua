@@ -65,7 +65,7 @@ local function validate_group(K, group, limit)
   if group ~= "" and limit then
     local line = redis.call("ZRANGEBYLEX", K.group_waiting, "[" .. group .. "\0", "(" .. group .. "\1", "LIMIT", 0, limit)
     for _, member in ipairs(line) do
-      if not string.find(member, "^[^%z]*%z%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d", #group + 2) then
+      if not string.find(member, "^[^%z]*%z" .. string.rep("%d", 30), #group + 2) then
         return K.group_waiting .. " holds a corrupt member in group " .. group
       end
     end
