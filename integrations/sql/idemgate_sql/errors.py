@@ -15,18 +15,18 @@ class RowLocked(AlreadyInProgress):
 
 
 class EndedByHandler(IdemgateError, RuntimeError):
-    """The handler ended the transaction of its run: it committed, rolled back, or closed the connection.
+    """The handler ended the transaction of its run with COMMIT or ROLLBACK, or tried to.
 
-    What it committed stays. The row of the key was committed with it, so the handler does not run again, and duplicates
-    get ResultUnavailable. What it rolled back is undone, and so is the row: the handler may run again.
+    In SQLite, and with `connection.commit()` of psycopg, nothing was committed. A COMMIT that PostgreSQL has executed
+    stays: the row of the key was committed with it, so the handler does not run again, and duplicates get
+    ResultUnavailable. What was rolled back is undone, and so is the row: the handler may run again.
     """
 
     def __init__(self, key: str, scope: str) -> None:
         super().__init__(key, scope)
         self._text = (
             f"the handler of {key!r} (scope {scope!r}) ended its transaction, which idemgate commits after the "
-            "handler returns. Leave out COMMIT, ROLLBACK and close(), or use another connection for what must commit "
-            "apart"
+            "handler returns. Leave out COMMIT and ROLLBACK, or use another connection for what must commit apart"
         )
         self.key = key
         self.scope = scope

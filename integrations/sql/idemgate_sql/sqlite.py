@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from os import PathLike, fspath
 from typing import TypeAlias
 
 from idemgate import InvalidArgument
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
-from idemgate_sql.errors import ConnectionInUse
+from idemgate_sql.errors import ConnectionInUse, EndedByHandler
 from idemgate_sql.inbox import BaseInbox
 
 __all__ = ["Inbox", "Source", "SqliteDatabase"]
@@ -49,7 +49,8 @@ class SqliteDatabase:
                 with refuse_ends(connection):
                     yield connection
             except BaseException:
-                connection.rollback()
+                with suppress(sqlite3.ProgrammingError):
+                    connection.rollback()
                 raise
             connection.commit()
 
@@ -62,7 +63,8 @@ class SqliteDatabase:
 
 def _check_source(source: object) -> None:
     """Raise InvalidArgument if the source is neither a path nor a function."""
-    if not callable(source) and not isinstance(source, str | PathLike):
+    is_connection = isinstance(source, sqlite3.Connection)  # which is callable, too
+    if is_connection or not (callable(source) or isinstance(source, str | PathLike)):
         fix = "Pass the path of a database, or a function that opens a connection"
         raise InvalidArgument("source", source, "not a source of connections", fix)
     if source == ":memory:":
@@ -77,7 +79,8 @@ def refuse_ends(connection: sqlite3.Connection) -> Generator[None]:
     try:
         yield
     finally:
-        connection.set_authorizer(None)
+        with suppress(sqlite3.ProgrammingError):  # the block has closed it
+            connection.set_authorizer(None)
 
 
 def _authorize(action: int, *_: object) -> int:
@@ -107,7 +110,17 @@ class Inbox(BaseInbox[sqlite3.Connection]):
 
         Raises:
             ConnectionInUse: a function that is guarded with this inbox runs in this thread. It holds the write lock.
+            EndedByHandler: the handler tried to end the transaction. It was rolled back.
         """
         if self.is_running:
             raise ConnectionInUse("write lock of the outer run")
-        return super().apply(entry, work)
+
+        def run() -> StoredResult:
+            try:
+                return work()
+            except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+                    raise EndedByHandler(entry.key, entry.scope) from error
+                raise
+
+        return super().apply(entry, run)

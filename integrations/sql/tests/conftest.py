@@ -1,0 +1,78 @@
+"""A store and a PostgreSQL server of this test process, and the inboxes of each test in an empty database."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemgate import Gate
+from idemgate.store.embedded.server import start
+from idemgate.testing import Clock, audit
+from integrations.sql.tests.flavours import FLAVOURS, Flavour, find_url
+from tests.needs import report_missing
+from tests.postgres import Postgres, find_programs
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """The URL of the store of this test process."""
+    with start() as server:
+        yield server.url
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"sql{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+async def gate(url: str, clock: Clock, namespace: str) -> AsyncIterator[Gate]:
+    """A gate on a namespace of its own, whose time is `clock`. It is audited at the end."""
+    made = Gate(url, namespace=namespace, clock=clock)
+    yield made
+    report = audit(made)
+    await made.aio.close()
+    made.close()
+    assert not report.by_kind, str(report)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The PostgreSQL server of this test process, or a skip that says how to install it."""
+    programs = find_programs()
+    if programs is None:
+        report_missing("postgresql")
+    server = Postgres(programs)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> str:
+    """The URL of an empty PostgreSQL database."""
+    return postgres.create_database()
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest, tmp_path: Path) -> Flavour:
+    """One of the flavours, whose database has the tables of the tests but not those of the inbox."""
+    kind = FLAVOURS[request.param]
+    return kind(find_url(kind, tmp_path, lambda: str(request.getfixturevalue("postgres_url"))))
+
+
+@pytest.fixture
+async def inbox(flavour: Flavour) -> Any:
+    """An inbox of the flavour, with its tables."""
+    return await flavour.create()

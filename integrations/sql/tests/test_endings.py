@@ -1,0 +1,189 @@
+"""Handlers that end their transaction, and callers that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from idemgate_sql import EndedByHandler
+
+from idemgate import Gate
+from idemgate.errors import ResultUnavailable
+from integrations.sql.tests.flavours import Flavour, Handle
+from integrations.sql.tests.test_inbox import credit, forget
+
+
+async def test_a_commit_by_the_connection_is_refused(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def body(db: Handle, key: str) -> None:
+        await db.credit(key)
+        await db.call("commit")
+
+    pay = flavour.decorate(gate, inbox, body)
+    with pytest.raises((EndedByHandler, *flavour.errors), match="commit"):
+        await pay("p1")
+    assert (flavour.credits(), flavour.rows()) == ([], [])
+
+
+async def test_a_commit_in_sql_is_an_error_and_does_not_run_again(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    runs: list[str] = []
+
+    async def body(db: Handle, key: str) -> str:
+        runs.append(key)
+        await db.credit(key)
+        await db.execute("COMMIT")
+        await db.credit(key)
+        return "paid"
+
+    pay = flavour.decorate(gate, inbox, body)
+    with pytest.raises(EndedByHandler, match=r"ended its transaction.*Leave out COMMIT"):
+        await pay("p1")
+    if flavour.dialect == "sqlite":  # refused before anything was committed
+        assert (flavour.credits(), flavour.rows()) == ([], [])
+        return
+    assert len(flavour.rows()) == 1
+    with pytest.raises(ResultUnavailable, match="ended the transaction"):
+        await pay("p1")
+    assert runs == ["p1"]
+
+
+@pytest.mark.parametrize("then", ["credit", "nothing"])
+async def test_a_rollback_in_sql_is_an_error(gate: Gate, flavour: Flavour, inbox: Any, then: str) -> None:
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        await db.execute("ROLLBACK")
+        if then == "credit":
+            await db.credit(key)
+        return "paid"
+
+    pay = flavour.decorate(gate, inbox, body)
+    with pytest.raises(EndedByHandler):
+        await pay("p1")
+    assert flavour.rows() == []
+    assert gate.inspect("p1", scope="pay").state == "released"
+
+
+async def test_a_handler_that_closes_its_connection_has_no_effect(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def body(db: Handle, key: str) -> None:
+        await db.credit(key)
+        await db.call("close")
+
+    with pytest.raises((EndedByHandler, *flavour.errors), match="closed"):
+        await flavour.decorate(gate, inbox, body)("p1")
+    assert (flavour.credits(), flavour.rows()) == ([], [])
+
+
+async def test_savepoints_of_the_handler_work(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def body(db: Handle, key: str) -> str:
+        await db.execute("SAVEPOINT one")
+        await db.credit("undone")
+        await db.execute("ROLLBACK TO SAVEPOINT one")
+        await db.credit(key)
+        return "paid"
+
+    pay = flavour.decorate(gate, inbox, body)
+    assert await pay("p1") == "paid"
+    assert flavour.credits() == ["p1"]
+
+
+async def test_a_handler_that_swallows_an_error_of_sql(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        try:
+            await db.execute("SELECT * FROM no_such_table")
+        except flavour.errors:
+            return "paid"
+        raise AssertionError
+
+    pay = flavour.decorate(gate, inbox, body)
+    if flavour.dialect == "sqlite":
+        assert await pay("p1") == "paid"
+        assert flavour.credits() == ["p1"]
+    else:  # PostgreSQL has aborted the transaction
+        with pytest.raises(flavour.errors, match="aborted"):
+            await pay("p1")
+        assert (flavour.credits(), flavour.rows()) == ([], [])
+
+
+# Cancellation
+
+
+@pytest.fixture
+def awaiting(flavour: Flavour) -> Flavour:
+    if not flavour.awaiting:
+        pytest.skip("a thread cannot be cancelled")
+    return flavour
+
+
+async def test_a_cancelled_handler_rolls_back_and_frees_the_key(gate: Gate, awaiting: Flavour, inbox: Any) -> None:
+    flavour, started = awaiting, asyncio.Event()
+
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        if not started.is_set():
+            started.set()
+            await asyncio.sleep(30)
+        return "paid"
+
+    pay = flavour.decorate(gate, inbox, body)
+    task = asyncio.create_task(pay("p1"))  # type: ignore[arg-type]
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (flavour.credits(), flavour.rows()) == ([], [])
+    assert gate.inspect("p1", scope="pay").state == "released"
+    assert await pay("p1") == "paid"
+
+
+@pytest.mark.parametrize("step", ["insert", "store", "commit"])
+async def test_a_caller_that_is_cancelled_at_a_step_of_the_transaction(
+    gate: Gate, awaiting: Flavour, inbox: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the step takes effect is not known. The row decides."""
+    flavour = awaiting
+    pay = flavour.decorate(gate, inbox, credit)
+    statement = {"insert": inbox.statements.insert, "store": inbox.statements.store, "commit": inbox.statements.store}
+    execute, tasks = inbox.database.execute, list[asyncio.Task[Any]]()
+
+    async def cancelled(connection: Any, sql: str, params: Any) -> Any:
+        found = None
+        if sql == statement[step] and tasks:
+            task = tasks.pop()
+            if step == "commit":  # once this statement is answered, COMMIT is next
+                found = await execute(connection, sql, params)
+                asyncio.get_running_loop().call_soon(task.cancel)
+                return found
+            asyncio.get_running_loop().call_soon(task.cancel)
+        return await execute(connection, sql, params)
+
+    monkeypatch.setattr(inbox.database, "execute", cancelled)
+    task = asyncio.create_task(pay("p1"))  # type: ignore[arg-type]
+    tasks.append(task)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.inspect("p1", scope="pay").state != "in_progress"
+    assert len(flavour.credits()) == len(flavour.rows())
+    assert await pay("p1") == {"receipt": "p1"}
+    assert flavour.credits() == ["p1"]
+
+
+async def test_callers_that_are_cancelled_at_random(
+    gate: Gate, awaiting: Flavour, inbox: Any, record_property: Any
+) -> None:
+    flavour = awaiting
+    seed = random.randrange(1_000_000)
+    record_property("seed", seed)
+    drawn = random.Random(seed)
+    pay = flavour.decorate(gate, inbox, credit, on_in_progress="wait")  # a release may be under way
+    for number in range(40):
+        key = f"p{number:02}"
+        task = asyncio.create_task(pay(key))  # type: ignore[arg-type]
+        await asyncio.sleep(drawn.uniform(0, 0.02))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await pay(key) == {"receipt": key}
+        forget(gate, key)
+        assert await pay(key) == {"receipt": key}
+    assert flavour.credits() == [f"p{number:02}" for number in range(40)], f"seed {seed}"
