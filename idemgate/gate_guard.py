@@ -210,6 +210,10 @@ class GuardMethods:
             cache_size: the number of done keys that this process caches to answer without a round trip. 0: none. A
                 key that another process forgot stays cached until its retention ends.
             shadow: run everything, and only count and log the duplicates.
+            sink: a database that stores the key and the result in the transaction of the effect, such as an inbox of
+                idemgate-sql. The function runs inside that transaction. A crash, a lost lease or a Redis that lost its
+                data then causes no second effect. A sync function needs a sync sink, an async one an async sink. Not
+                with `at_most_once`, `shadow` or `on_error="store"`. `retry` makes a transaction for each attempt.
 
         Raises:
             InvalidArgument: an option is invalid. Calls raise it for arguments that give no key.
