@@ -20,6 +20,7 @@ Each test runs with an async and with a sync handler. `kinds = ("async",)` leave
 | `test_a_completed_message_is_not_run_again_after_a_crash` | a crash between the completion and the acknowledgement |
 | `test_a_message_of_a_killed_consumer_runs_again` | a crash while the handler runs; its late end changes nothing |
 | `test_a_message_in_progress_elsewhere_returns_later` | redeliveries are bounded, and other messages are not delayed |
+| `test_a_message_in_progress_elsewhere_is_no_failure` | its redeliveries are not attempts, after which it is given up |
 | `test_two_messages_run_at_once` | a slow handler does not hold up the other messages |
 | `test_a_conflict_becomes_a_dead_letter` | the same id with another body does not run |
 | `test_a_failed_message_is_retried` | the failure releases the claim; the retry completes it |
@@ -50,6 +51,9 @@ MAX_ATTEMPTS = 3
 """The attempts after which a consumer must give up a message that fails."""
 MAX_REDELIVERIES = 12
 """The most deliveries of a message that another owner runs for one `LEASE`. A hot loop makes hundreds."""
+
+MAX_WAIT = 2.0
+"""The seconds for which another owner runs a message that is redelivered at most `MAX_ATTEMPTS` times."""
 
 Handler = Callable[[str, bytes], Any]
 """A handler of the contract, `handler(message_id, body)`, sync or async."""
@@ -261,6 +265,21 @@ class ConsumerContract:
         await self._stop(transport, consumer)
         assert work.runs == ["b", "a"]
         assert transport.deliveries["a"] <= MAX_REDELIVERIES
+
+    async def test_a_message_in_progress_elsewhere_is_no_failure(self, transport: Transport, kind: str) -> None:
+        self._require(transport.redelivers, "redelivers no message")
+        work = _Work(kind)
+        async with transport.gate.aio.claim("a", scope=SCOPE, fingerprint=b"one", lease="200ms") as owner:
+            consumer = await transport.start(work.handler)
+            await transport.publish("a", b"one")
+            await self._until(lambda: transport.deliveries["a"])
+            end = monotonic() + MAX_WAIT  # a consumer may hold the one delivery instead
+            await self._until(lambda: transport.deliveries["a"] > MAX_ATTEMPTS or monotonic() > end)
+            await owner.release()
+        await self._until(lambda: self._is_done(transport, "a"))
+        await self._stop(transport, consumer)
+        assert work.runs == ["a"]
+        assert await transport.list_dead_letters() == []
 
     async def test_two_messages_run_at_once(self, transport: Transport, kind: str) -> None:
         self._require(transport.is_concurrent, "runs one message after the other")

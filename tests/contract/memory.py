@@ -14,7 +14,7 @@ from idemgate.testing.contract import LEASE, MAX_ATTEMPTS, SCOPE, Handler
 __all__ = ["FAULTS", "Fault", "MemoryTransport"]
 
 Fault = Literal["none", "no guard", "no fingerprint", "hot loop", "no retry", "endless retry", "lost at kill",
-                "cancelled at stop", "serial"]  # fmt: skip
+                "cancelled at stop", "serial", "waiting counts as failing"]  # fmt: skip
 FAULTS: dict[Fault, set[str]] = {
     "no guard": {
         "test_copies_run_once",
@@ -22,6 +22,7 @@ FAULTS: dict[Fault, set[str]] = {
         "test_a_message_in_progress_elsewhere_returns_later",
         "test_a_conflict_becomes_a_dead_letter",
     },
+    "waiting counts as failing": {"test_a_message_in_progress_elsewhere_is_no_failure"},
     "no fingerprint": {"test_a_conflict_becomes_a_dead_letter"},
     "hot loop": {"test_a_message_in_progress_elsewhere_returns_later"},
     "no retry": {
@@ -96,7 +97,7 @@ class MemoryConsumer:
         if verdict.outcome in ("handled", "duplicate"):
             if not self.acknowledges:
                 self.unacknowledged.append(message)
-        elif verdict.outcome == "in_progress":
+        elif verdict.outcome == "in_progress" and fault != "waiting counts as failing":
             self.transport.requeue(message, 0 if fault == "hot loop" else verdict.retry_after or 0.01)
         elif verdict.outcome == "rejected":
             self.transport.dead.append(message.body)
