@@ -10,10 +10,7 @@ test asks by itself (`sound`); where that cannot be, it says why: `@pytest.mark.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from typing import Any
 import pytest
 
 from idemgate import Gate
+from tests.resilience.forking import Zygote
 from tests.resilience.judging import Namespaces
 from tests.resilience.servers import Server, library
 
@@ -75,54 +73,6 @@ def sound(sound: Callable[[Gate], None], namespaces: Namespaces) -> Callable[[Ga
         namespaces.audited.add(gate.namespace)
 
     return check
-
-
-class Zygote:
-    """`zygote(scene="work", die="after topics/take", ...)`: run that in its own process, and return how it ended."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.resilience.zygote"],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdin is not None
-        self.out, self.orders = self.process.stdout, self.process.stdin
-        assert self.out.readline() == "ready\n"
-        self.kills = 0
-
-    def _answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        self.orders.write(json.dumps(order) + "\n")
-        self.orders.flush()
-        answer: dict[str, Any] = json.loads(self.out.readline())
-        return answer
-
-    def start(self, **order: Any) -> int:
-        """A process that lives until `kill`; its number."""
-        return int(self._answer({"do": "start", **order})["pid"])
-
-    def preload(self, module: str) -> None:
-        """Import a module before the processes that need it are forked."""
-        self._answer({"do": "import", "module": module})
-
-    def kill(self, pid: int) -> None:
-        """Dead when this returns."""
-        assert self._answer({"do": "kill", "pid": pid}) == {"signal": 9}, "it had ended by itself"
-        self.kills += 1
-
-    def __call__(self, **order: Any) -> dict[str, Any]:
-        ended = self._answer(order)
-        assert "error" not in (ended["said"] or ()), ended["said"]["traceback"]
-        self.kills += ended["signal"] == 9
-        return ended
-
-    def close(self) -> None:
-        self.orders.close()
-        self.process.wait(10)
-        self.out.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@
 
 reads orders from its standard input, one JSON a line, and answers each with how its child ended: {"signal": 9,
 "said": null}. With `"do": "start"` it does not wait, and answers {"pid": 4711}; `"do": "kill"` ends such a child.
-`"do": "import"` imports a module once, so that no child has to.
+`"do": "stop"` answers when a child stands still, and `"do": "continue"` how it ended. `"do": "import"` imports a module
+once, so that no child has to. A scene outside of this folder is "package.module:function".
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -27,8 +29,8 @@ from tests.resilience.payments import pay
 from tests.resilience.scenes import SCENES
 
 
-def forked(order: dict[str, Any]) -> dict[str, Any]:
-    """What became of one child: the signal that ended it, or what it said."""
+def fork(order: dict[str, Any]) -> tuple[int, int]:
+    """A child, and the pipe that it writes to."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -36,10 +38,20 @@ def forked(order: dict[str, Any]) -> dict[str, Any]:
         os.dup2(2, 1)  # the standard output is for answers
         os._exit(lived(order, theirs))
     os.close(theirs)
+    return pid, ours
+
+
+def forked(order: dict[str, Any]) -> dict[str, Any]:
+    """What became of one child: the signal that ended it, or what it said."""
+    pid, ours = fork(order)
     if "kill_after" in order:
         os.read(ours, 1)  # it has begun
         if not select.select([ours], [], [], order["kill_after"])[0]:
             os.kill(pid, signal.SIGKILL)
+    return ended(pid, ours)
+
+
+def ended(pid: int, ours: int) -> dict[str, Any]:
     said = b""
     while piece := os.read(ours, 65536):
         said += piece
@@ -57,6 +69,21 @@ def started(order: dict[str, Any]) -> dict[str, Any]:
     return {"pid": pid}
 
 
+def stopped(order: dict[str, Any]) -> dict[str, Any]:
+    """A child that stands still after a while, unless it has ended."""
+    pid, ours = fork(order)
+    os.read(ours, 1)  # it has begun
+    time.sleep(order["stop_after"])
+    os.kill(pid, signal.SIGSTOP)
+    pipes[pid] = ours
+    return {"pid": pid}
+
+
+def continued(order: dict[str, Any]) -> dict[str, Any]:
+    os.kill(order["pid"], order["signal"])
+    return ended(order["pid"], pipes.pop(order["pid"]))
+
+
 def killed(order: dict[str, Any]) -> dict[str, Any]:
     """Dead for certain when this returns; another signal than 9 if it had ended before."""
     os.kill(order["pid"], signal.SIGKILL)
@@ -67,8 +94,8 @@ def lived(order: dict[str, Any], out: int) -> int:
     try:
         if order["scene"] not in LOADS:  # what counts its calls keeps them all; loads are to stay small
             points.install(order.get("die", ""))
-        scene = (SCENES | LOADS | {"chores": chores, "pay": pay})[order["scene"]](order)
-        if "kill_after" in order:
+        scene = find_scene(order["scene"])(order)
+        if "kill_after" in order or "stop_after" in order:
             os.write(out, b"\n")
         said: object = scene()
     except BaseException as error:
@@ -77,12 +104,21 @@ def lived(order: dict[str, Any], out: int) -> int:
     return 0
 
 
+def find_scene(name: str) -> Any:
+    module, _, function = name.partition(":")
+    if function:
+        return getattr(importlib.import_module(module), function)
+    return (SCENES | LOADS | {"chores": chores, "pay": pay})[name]
+
+
 def preload(order: dict[str, Any]) -> dict[str, Any]:
     importlib.import_module(order["module"])
     return {}
 
 
-ORDERS = {"run": forked, "start": started, "kill": killed, "import": preload}
+ORDERS = {"run": forked, "start": started, "kill": killed, "stop": stopped, "continue": continued, "import": preload}
+pipes: dict[int, int] = {}
+"""Of children that stand still."""
 
 
 def main() -> None:
