@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Generic, TypeVar
 
+from idemgate import InvalidArgument
 from idemgate.errors import NoCurrentExecution
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
@@ -76,6 +77,13 @@ class _Rows(Generic[C]):
             raise RowLocked(entry.key, self.lock_timeout_ms / 1000, entry.scope) from error
 
 
+def check_batch(batch: int) -> int:
+    """Return the number of rows. Raise InvalidArgument if it is not from 1 to 100,000."""
+    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 100_000:
+        raise InvalidArgument("batch", batch, "not a whole number from 1 to 100,000", "Pass an int, such as 1000")
+    return batch
+
+
 class BaseInbox(_Rows[C]):
     """The inbox of blocking functions on any `Database`."""
 
@@ -88,6 +96,18 @@ class BaseInbox(_Rows[C]):
         with self.database.transaction() as connection:
             for statement in split_ddl(self.database.dialect, self.table):
                 self.database.execute(connection, statement, {})
+
+    def purge(self, batch: int = 1000) -> int:
+        """Delete rows whose retention has ended, at most `batch`, in one transaction.
+
+        Until then a row answers duplicates. Call it again while it returns `batch`, for example every hour.
+
+        Returns:
+            the number of deleted rows.
+        """
+        params = {"batch": check_batch(batch)}
+        with self.database.transaction() as connection:
+            return len(self.database.execute(connection, self.statements.purge, params))
 
     def apply(self, entry: SinkEntry, work: Callable[[], StoredResult]) -> StoredResult | None:
         """Run `work` and store its result in one transaction; see `idemgate.types.Sink`."""
@@ -142,6 +162,12 @@ class BaseAioInbox(_Rows[C]):
         async with self.database.transaction() as connection:
             for statement in split_ddl(self.database.dialect, self.table):
                 await self.database.execute(connection, statement, {})
+
+    async def purge(self, batch: int = 1000) -> int:
+        """Delete rows whose retention has ended; see `BaseInbox.purge`."""
+        params = {"batch": check_batch(batch)}
+        async with self.database.transaction() as connection:
+            return len(await self.database.execute(connection, self.statements.purge, params))
 
     async def apply(self, entry: SinkEntry, work: Callable[[], Awaitable[StoredResult]]) -> StoredResult | None:
         """Run `work` and store its result in one transaction; see `idemgate.types.AioSink`."""

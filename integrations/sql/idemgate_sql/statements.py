@@ -43,6 +43,14 @@ _STORE = "UPDATE {table}_inbox SET kind = :kind, result = :result WHERE scope = 
 # The transaction is still the one that inserted the row.
 _SAME_TRANSACTION = " AND CAST(txid_current() AS text) = CAST(:transaction AS text)"
 
+_PURGE = """
+DELETE FROM {table}_inbox WHERE (scope, key) IN (
+    SELECT scope, key FROM {table}_inbox WHERE expires_at < {now} ORDER BY expires_at LIMIT :batch {lock}
+) RETURNING 1
+"""
+_PURGE_POSTGRESQL = _PURGE.replace("{now}", "now()").replace("{lock}", "FOR UPDATE SKIP LOCKED")
+_PURGE_SQLITE = _PURGE.replace("{now}", "strftime('%Y-%m-%d %H:%M:%f', 'now')").replace("{lock}", "")
+
 
 @dataclass(frozen=True, slots=True)
 class InboxStatements:
@@ -51,6 +59,7 @@ class InboxStatements:
     insert: str
     find: str
     store: str
+    purge: str
 
     @classmethod
     def build(cls, dialect: Dialect, placeholders: Placeholders, table: str) -> InboxStatements:
@@ -59,7 +68,8 @@ class InboxStatements:
         is_postgresql = dialect == "postgresql"
         insert = _INSERT_POSTGRESQL if is_postgresql else _INSERT_SQLITE
         store = _STORE + (_SAME_TRANSACTION if is_postgresql else "") + " RETURNING 1"
-        return cls(*(format_sql(sql, placeholders, table) for sql in (insert, _FIND, store)))
+        purge = _PURGE_POSTGRESQL if is_postgresql else _PURGE_SQLITE
+        return cls(*(format_sql(sql, placeholders, table) for sql in (insert, _FIND, store, purge)))
 
 
 def entry_params(entry: SinkEntry, lock_timeout_ms: int) -> Params:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-
-from idemgate_sql import RowLocked
 
 from idemgate import AlreadyInProgress, Gate
 from idemgate.testing import Clock
 from integrations.sql.tests.flavours import FLAVOURS, Handle
 from tests.resilience.points import reach
 
-__all__ = ["PLACES", "pay"]
+__all__ = ["PLACES", "consume", "pay"]
 
 PLACES = (
     "before insert", "after insert", "after effect", "before commit", "after commit", "after guard/complete"
@@ -26,6 +25,37 @@ def pay(order: dict[str, Any]) -> Callable[[], object]:
 
     A call that found another owner returns "busy".
     """
+    _gate, guarded = open_payments(order, "{key}")
+
+    async def call() -> object:
+        try:
+            return await guarded(order["key"])
+        except AlreadyInProgress:
+            return "busy"
+
+    async def scene() -> list[object]:
+        return [await call() for _ in range(order["times"])]
+
+    return lambda: asyncio.run(scene())
+
+
+def consume(order: dict[str, Any]) -> Callable[[], object]:
+    """Build the scene: take the due deliveries of a topic, pay each and acknowledge it."""
+    gate, guarded = open_payments(order, lambda key: key.id)
+    topic = gate.topic("payments", lease=order["lease"], backoff=0, max_attempts=100)
+
+    async def scene() -> list[object]:
+        said = []
+        for delivery in topic.take():
+            said.append(await guarded(delivery))
+            topic.ack(delivery)
+        return said
+
+    return lambda: asyncio.run(scene())
+
+
+def open_payments(order: dict[str, Any], key: Any) -> tuple[Gate, Callable[[Any], Awaitable[Any]]]:
+    """Connect. Return the gate, and a guarded payment of a key or of a delivery."""
     kind = FLAVOURS[order["flavour"]]
     flavour = kind.__new__(kind)  # the tables exist
     flavour.url = order["database"]
@@ -33,24 +63,20 @@ def pay(order: dict[str, Any]) -> Callable[[], object]:
     inbox = flavour.open_inbox(lock_timeout=order["lock_timeout"])
     reach_steps(inbox, flavour.awaiting)
 
-    async def body(db: Handle, key: str) -> dict[str, str]:
+    async def body(db: Handle, message: Any) -> dict[str, str]:
+        payment = getattr(message, "key", message)
         await db.execute("UPDATE stock SET n = n + 1 WHERE item = 'account'")
-        await db.credit(key)
+        await db.credit(payment)
         reach("after effect")
-        return {"receipt": key}
+        time.sleep(order.get("linger", 0))  # noqa: ASYNC251 - nothing else runs here
+        return {"receipt": payment}
 
-    guarded = flavour.decorate_directly(gate, inbox, body, lease=order["lease"])
+    guarded = flavour.decorate_directly(gate, inbox, body, key=key, lease=order["lease"])
 
-    async def call() -> object:
-        try:
-            return await guarded(order["key"]) if flavour.awaiting else guarded(order["key"])
-        except (AlreadyInProgress, RowLocked):
-            return "busy"
+    async def call(message: Any) -> Any:
+        return await guarded(message) if flavour.awaiting else guarded(message)
 
-    async def scene() -> list[object]:
-        return [await call() for _ in range(order["times"])]
-
-    return lambda: asyncio.run(scene())
+    return gate, call
 
 
 def reach_steps(inbox: Any, awaiting: bool) -> None:

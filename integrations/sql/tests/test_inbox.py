@@ -327,3 +327,35 @@ async def test_other_tables_are_used(gate: Gate, flavour: Flavour) -> None:
     inbox = await flavour.create(table="shop")
     await flavour.decorate(gate, inbox, credit)("p1")
     assert flavour.look("SELECT key FROM shop_inbox") == [("p1",)]
+
+
+# Retention
+
+
+async def test_an_expired_row_answers_until_it_is_purged(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    async def purge(batch: int) -> int:
+        purged = inbox.purge(batch)
+        return int(await purged if flavour.awaiting else purged)
+
+    pay = flavour.decorate(gate, inbox, credit)
+    for key in ("p1", "p2", "p3", "p4"):
+        await pay(key)
+    assert await purge(10) == 0
+    flavour.look("UPDATE idemgate_inbox SET expires_at = '2020-01-01 00:00:00.000' WHERE key <> 'p4'")
+    forget(gate, "p1")
+    assert await pay("p1") == {"receipt": "p1"}
+    assert [await purge(2), await purge(2), await purge(2)] == [2, 1, 0]
+    assert [key for _, key, _ in flavour.rows()] == ["p4"]
+    with pytest.raises(InvalidArgument, match="batch"):
+        await purge(0)
+
+
+async def test_rows_expire_after_the_retention(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    for retention in ("1h", "36500d"):
+        await flavour.decorate(gate, inbox, credit, retention=retention)(retention)
+    if flavour.dialect == "sqlite":
+        hours = "(julianday(expires_at) - julianday(created_at)) * 24"
+    else:
+        hours = "extract(epoch FROM expires_at - created_at) / 3600"
+    [(hour,), (years,)] = flavour.look(f"SELECT {hours} FROM idemgate_inbox ORDER BY expires_at")
+    assert (round(hour), round(years)) == (1, 36_500 * 24)

@@ -1,0 +1,84 @@
+"""The first block of the README, as a new user runs it, and the example.
+
+The slow test builds the wheels and installs them into an empty environment, which needs the package index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from idemgate_sql.psycopg import Inbox
+
+HERE = Path(__file__).parents[1]
+ROOT = HERE.parents[1]
+README = (HERE / "README.md").read_text(encoding="utf-8")
+INSTALL, PROGRAM, COMMAND = re.findall(r"^```(?:sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:3]
+EXPECTED = "{'receipt': 'p1'}\n{'receipt': 'p1'}\n(1,)\n"
+MINUTES = 5
+
+
+def run(*command: object, **options: Any) -> str:
+    words = [str(word) for word in command]
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=MINUTES * 60, **options).stdout
+
+
+def run_program(python: object, folder: Path, **options: Any) -> str:
+    (folder / "shop.py").write_text(PROGRAM)
+    assert COMMAND == "python shop.py\n"
+    return run(python, "-W", "error", "shop.py", cwd=folder, **options)
+
+
+def test_the_first_block_runs(tmp_path: Path) -> None:
+    assert run_program(sys.executable, tmp_path) == EXPECTED
+    assert "It prints `{'receipt': 'p1'}` twice and `(1,)`" in README
+    assert run_program(sys.executable, tmp_path) == EXPECTED  # the database and its rows are there
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES * 60)
+def test_the_first_block_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+    began = time.monotonic()
+    for package in ("idemgate-redis", "idemgate-sql"):
+        run(uv, "build", "--quiet", "--wheel", "--package", package, "--out-dir", tmp_path / "wheels", cwd=ROOT)
+    core, sql = (next((tmp_path / "wheels").glob(f"{name}-*.whl")) for name in ("idemgate_redis", "idemgate_sql"))
+    assert INSTALL.startswith('pip install ".[embedded]" ./integrations/sql ')
+    python = tmp_path / "venv" / "bin" / "python"
+    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    run(uv, "pip", "install", "--quiet", "--python", python, f"{core}[embedded]", sql, cwd=tmp_path)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    assert run_program(python, tmp_path, env=env) == EXPECTED
+    print(f"{time.monotonic() - began:.1f} s from the checkout to the output")
+
+
+def test_the_example_prints_what_happened() -> None:
+    answers = [line.split(": ", 1) for line in run(sys.executable, "-W", "error", HERE / "example.py").splitlines()]
+    assert [answer for _, answer in answers] == [
+        "{'receipt': 'p1'}, credits in all: 1",
+        "{'receipt': 'p1'}, credits in all: 1",
+        "{'receipt': 'p1'}, credits in all: 1",
+        "ConnectionError, credits in all: 1",
+        "{'receipt': 'p2'}, credits in all: 2",
+        "signal 9",
+        "{'receipt': 'p3'}, credits in all: 3",
+        "EndedByHandler, credits in all: 3",
+        "1",
+    ]
+
+
+def test_the_readme_names_each_option_and_error() -> None:
+    import inspect
+
+    import idemgate_sql
+
+    options = [name for name in inspect.signature(Inbox.__init__).parameters if name not in ("self", "source")]
+    errors = [name for name in idemgate_sql.__all__ if inspect.isclass(getattr(idemgate_sql, name))]
+    assert [name for name in options + errors if f"`{name}" not in README] == []
