@@ -5,7 +5,7 @@
 --- @include "lib/validate/stored"
 --- @include "lib/schedule/schedule"
 --- @include "lib/schedule/rank"
-local most_ordered = 500 -- messages that one call orders
+local most_ordered = 256 -- messages of a batch
 
 -- Append the messages of the same due time that follow a batch to it, up to `most_ordered` in all. The sets order
 -- messages of one time by their keys, so the first of a group may be among these.
@@ -60,16 +60,26 @@ local function order_by_acceptance(K, batch, first, ranked)
   end
 end
 
--- Let a message wait for its group, which is full.
-local function wait_for_group(K, p, key, due, m)
+-- Return the active keys of a group as the keys of a table.
+local function active_keys(K, group)
+  local found = {}
+  for _, key in ipairs(cmsgpack.unpack(redis.call("HGET", K.group_active, group))) do
+    found[key] = true
+  end
+  return found
+end
+
+-- Add a message to those of the batch that wait for their groups, which are full.
+local function add_waiting(p, batch, key, due, m)
   if due ~= m.due then
     m.due, m.why = due, reason.flush
   end
   -- Most ranks are negative. The offset and 16 digits sort correctly up to the highest priority.
   local rank = p.ranked and string.format("%016.0f", rank_of(p, m) + 4503599627370496) or ""
   m.rank = rank .. string.format("%015.0f", m.serial)
-  redis.call("HSET", K.messages, key, encode_message(m))
-  redis.call("ZADD", K.group_waiting, 0, waiting_member(key, m))
+  local waiting, members = batch.waiting, batch.waiting_members
+  waiting[#waiting + 1], waiting[#waiting + 2] = key, encode_message(m)
+  members[#members + 1], members[#members + 2] = 0, waiting_member(key, m)
 end
 
 -- Return a function that lets the i-th message of a batch, which has an extension, enter its group. It returns the group
@@ -77,6 +87,7 @@ end
 -- a message that is corrupt. At the first message with a group it orders the rest of the batch instead, and returns nil,
 -- nil and true: then another message may be the i-th.
 local function new_admission(K, p, ranked, checked)
+  local full = {} -- group -> its active keys; no delivery ends within a take
   return function(batch, i)
     local key, m = batch.keys[i], validate_message(batch.messages[i])
     if not m then
@@ -84,21 +95,23 @@ local function new_admission(K, p, ranked, checked)
     elseif m.group == "" then
       return "", true
     elseif not batch.ordered then
-      batch.ordered = true
+      batch.ordered, batch.waiting, batch.waiting_members = true, {}, {}
       if batch.full then
         complete_last_time(K, p, batch, ranked)
       end
       order_by_acceptance(K, batch, i, ranked)
       return nil, nil, true
     end
-    local problem = not checked and validate_slot(K) or validate_group(K, m.group)
+    local active = full[m.group]
+    local problem = not checked and validate_slot(K) or not active and validate_group(K, m.group)
     checked = true
     if problem then
       return nil, problem
-    elseif group_enter(K, m.group, key, p.group_limit) then
+    elseif active and active[key] or not active and group_enter(K, m.group, key, p.group_limit) then
       return m.group, true
     end
-    wait_for_group(K, p, key, batch.dues[i], m)
+    full[m.group] = active or active_keys(K, m.group)
+    add_waiting(p, batch, key, batch.dues[i], m)
     return m.group, false
   end
 end

@@ -95,8 +95,9 @@ local function take_messages(K, p, now_us, request, want)
   local from, token = ranked and K.ready or K.scheduled, fence(last, now_us)
   local token_text, lease_end = digits(token), digits(now_ms + want.lease)
   local reply, keys, at, walked, taken, admit = { "ok", now_ms, 0, done.lapsed or 0, 0 }, {}, 5, 0, 0, nil
-  -- Every pass delivers or moves what it reads, so blocked messages are read once; at most 1,000 per call.
-  while not problem and taken < wanted and walked < 1000 and bytes > 0 do
+  -- Every pass delivers or moves what it reads, so messages behind a full group are read once. A call that has moved 128
+  -- of them begins no further pass.
+  while not problem and taken < wanted and walked - taken < 128 and bytes > 0 do
     local found, dues, members = next_due_messages(K, ranked, now_ms, wanted - taken)
     if #found == 0 then
       problem = unranked
@@ -135,6 +136,10 @@ local function take_messages(K, p, now_us, request, want)
     bytes = batch.bytes
     -- The first write is refused when the server is out of memory, or when its key has another type.
     add_entries(K.inflight, entries, size, K.leases, leases, size)
+    if batch.waiting and #batch.waiting > 0 then
+      redis.call("HSET", K.messages, unpack(batch.waiting))
+      redis.call("ZADD", K.group_waiting, unpack(batch.waiting_members))
+    end
     if #moved == 0 then
       break
     end
