@@ -55,7 +55,8 @@ class DeadLetters:
         """List dead letters, newest first.
 
         Letters of different slots that died in the same millisecond come in any order. Each slot needs one round trip
-        per 50 letters examined, or per 128 KiB of them.
+        per 50 letters, or per 128 KiB of them. With `key` or `reason` a round trip examines 200 letters. Each call
+        blocks the server for about 2 ms at most.
 
         Args:
             n: The maximum number of letters.
@@ -262,7 +263,7 @@ def _send(walk: _Walk, place: _Place, request: Call[T | SlotsChanged]) -> Plan[T
 
 def _read_page(walk: _Walk, place: _Place, wanted: DeadFilter, pages: DeadPages) -> Plan[Any]:
     assert pages.at is not None
-    return (yield from _send(walk, place, place.calls.dead(place.slot, wanted.since, pages.size, pages.at)))
+    return (yield from _send(walk, place, place.calls.dead(place.slot, wanted, pages.size, pages.at)))
 
 
 def _plan_list(calls: TopicCalls, wanted: DeadFilter, n: int, skip: int) -> Plan[builtins.list[DeadLetter]]:

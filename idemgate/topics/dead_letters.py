@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ __all__ = [
     "PAGE",
     "DeadFilter",
     "DeadLetter",
+    "DeadPage",
     "DeadPages",
     "DeadPosition",
     "build_filter",
     "dead_numbers",
     "decode_dead_letter",
     "group_ids",
-    "position_of",
 ]
 
 PAGE = 50
@@ -107,10 +108,38 @@ class DeadFilter(NamedTuple):
         """True if some letters within the time range may not match."""
         return self.key is not None or self.reason is not None
 
+    @property
+    def fragments(self) -> tuple[bytes, bytes, bytes]:
+        """What a matching letter has: the start of its key, "1" if that is the whole key, and a part of its failure.
+
+        The server compares bytes. Texts are decoded leniently (`decode_dead_letter`), so a fragment ends before a
+        character that may stand for an invalid byte.
+        """
+        pattern = self.key or "*"
+        literal = _LITERAL.match(pattern)
+        start = literal[0] if literal else ""
+        failure = "" if self.reason is None or "\ufffd" in self.reason else self.reason
+        return (
+            start.encode(errors="surrogatepass"),
+            b"1" if start == pattern else b"",
+            failure.encode(errors="surrogatepass"),
+        )
+
     def matches(self, letter: DeadLetter) -> bool:
         """Return True if the key and the reason of a letter match."""
         key_matches = self.key is None or fnmatchcase(letter.key, self.key)
         return key_matches and (self.reason is None or self.reason in letter.reason)
+
+
+_LITERAL = re.compile(r"[^*?\[\\]+")
+"""The start of a shell pattern that matches itself only."""
+
+
+class DeadPage(NamedTuple):
+    """The letters that one call found, and the position where the next one goes on; None at the end."""
+
+    letters: list[DeadLetter]
+    next: DeadPosition | None
 
 
 class DeadPages:
@@ -132,12 +161,10 @@ class DeadPages:
         missing = PAGE if self._most is None or self._wanted.needs_matching else self._most - len(self.found)
         return max(1, min(PAGE, missing))
 
-    def add_page(self, page: tuple[int, list[DeadLetter]]) -> list[DeadLetter]:
-        """Add a page in the format of `TopicCalls.dead`. Return its matching letters."""
-        total, letters = page
-        complete = self.at == self._wanted.before and len(letters) == total
-        self.at = None if complete or not letters else position_of(letters[-1])
-        matching = [letter for letter in letters if self._wanted.matches(letter)]
+    def add_page(self, page: DeadPage) -> list[DeadLetter]:
+        """Add a page. Return its matching letters."""
+        self.at = page.next
+        matching = [letter for letter in page.letters if self._wanted.matches(letter)]
         if self._most is not None:
             self.found += matching
             self.at = None if len(self.found) >= self._most else self.at
@@ -157,11 +184,6 @@ def build_filter(key: str | None, reason: str | None, since: datetime | None, un
         0 if since is None else instant(since, "since"),
         DeadPosition() if until is None else DeadPosition(instant(until, "until")),
     )
-
-
-def position_of(letter: DeadLetter) -> DeadPosition:
-    """Return the position of a letter."""
-    return DeadPosition(instant(letter.died_at, "died_at"), *dead_numbers([letter]))
 
 
 def dead_numbers(letters: Iterable[DeadLetter]) -> list[str]:

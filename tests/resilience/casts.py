@@ -18,6 +18,7 @@ from idemgate.errors import OutcomeUnknown
 from idemgate.guard.calls import Entry, Record
 from idemgate.testing import Clock
 from idemgate.topics.calls import open_topic, stored_policy
+from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.messages import Peek, Ticket
 from tests.claims import claims_of
 from tests.dedup.calls import calls_of
@@ -175,7 +176,7 @@ READS: dict[str, Callable[[Any], Call[Any]]] = {
     "stats": lambda on: on.calls.stats().calls[0],
     "open": lambda on: open_topic(on.gate.namespace, on.clock, "t", on.calls.policy, redefine=False),
     "policy": lambda on: stored_policy(on.gate.namespace, on.clock, "t"),
-    "dead letters": lambda on: on.calls.dead(0, 0, 10),
+    "dead letters": lambda on: on.calls.dead(0, DeadFilter(), 10),
     "results": lambda on: (
         on.gate.topic("r", result_retention="1h").open().result(Ticket(b"flying", b"flying", 1, 1, 0))
     ),

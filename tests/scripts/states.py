@@ -31,6 +31,7 @@ from idemgate.testing import Clock
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
+from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.merge import pack
 from idemgate.topics.message import Message
 from idemgate.topics.messages import Delivery, Forward, Ticket, Trigger
@@ -178,7 +179,7 @@ class Slot:
             "peek": calls.peek("k"),
             "stats": calls._stats(0),
             "stats closed": calls.depth(0).calls[0],
-            "dead": calls.dead(0, 0, 10),
+            "dead": calls.dead(0, DeadFilter(), 10),
             "audit": self._audit(1_000),
             "audit, large": self._audit(0),
             "redrive": calls.take_dead(0, "redrive", []),

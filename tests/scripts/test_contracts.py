@@ -22,7 +22,7 @@ from idemgate.subscribers.list_entries import ListCalls, TakenEntry
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic, stored_policy
-from idemgate.topics.dead_letters import DeadPosition
+from idemgate.topics.dead_letters import DeadFilter, DeadPosition
 from idemgate.topics.message import Message
 from idemgate.topics.messages import Delivery, Forward, Ticket, Trigger
 from idemgate.topics.partial import FailedItems
@@ -320,8 +320,8 @@ def _calls() -> list[Call[Any]]:
         topic.flush("k"),
         topic.flush_slot(0),
         topic.peek("k"),
-        topic.dead(0, 0, 10),
-        topic.dead(0, 5, 10, DeadPosition(7, "8")),
+        topic.dead(0, DeadFilter(), 10),
+        topic.dead(0, DeadFilter("k*", "no", 5), 10, DeadPosition(7, "8")),
         topic.take_dead(0, "redrive", []),
         results.result(Ticket(b"k", b"k", 1, 1, 0)),
         results.cancel("k"),

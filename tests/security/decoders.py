@@ -40,7 +40,7 @@ from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, TopicCalls, open_topic
 from idemgate.topics.cron import build_recurring
-from idemgate.topics.dead_letters import decode_dead_letter
+from idemgate.topics.dead_letters import DeadFilter, decode_dead_letter
 from idemgate.topics.merge import Merge, merge_of
 from idemgate.topics.message import Message
 from idemgate.topics.messages import Delivery, Forward, Trigger, decode_forwarded
@@ -194,7 +194,7 @@ def _calls() -> Iterator[Call[Any]]:
     yield topic.flush("k")
     yield topic.flush_slot(0)
     yield topic.peek("k")
-    yield topic.dead(0, 0, 10)
+    yield topic.dead(0, DeadFilter(), 10)
     yield topic.take_dead(0, "redrive", [])
     yield from topic.pause(True).calls
     yield registry.list_entries("n", None)

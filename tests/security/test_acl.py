@@ -25,6 +25,7 @@ from idemgate.testing import Clock, audit
 from idemgate.topics import registry
 from idemgate.topics import reshard as resizing
 from idemgate.topics.calls import Settlement, open_topic, stored_policy
+from idemgate.topics.dead_letters import DeadFilter
 from idemgate.topics.messages import Forward, Ticket, Trigger
 from tests.claims import claims_of
 from tests.dedup.calls import calls_of
@@ -344,7 +345,7 @@ class Scene:
             calls.peek("x"),
             results.cancel("k"),
             results.result(Ticket(b"k", b"k", 1, 1, 0)),
-            calls.dead(0, 0, 10),
+            calls.dead(0, DeadFilter(), 10),
             calls.take_dead(0, "redrive", []),
             calls.take_dead(0, "delete", []),
             *calls.pause(True).calls,

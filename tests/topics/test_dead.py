@@ -12,6 +12,7 @@ from idemgate import Gate, InvalidArgument
 from idemgate.errors import UnexpectedData
 from idemgate.testing import Clock
 from idemgate.topics.calls import Settlement, TopicCalls
+from idemgate.topics.dead_letters import DeadFilter
 
 
 async def _bury(topic: Any, n: int = 1000, reason: str = "no") -> None:
@@ -327,13 +328,85 @@ async def test_a_filter_goes_through_many_pages(face: Any, clock: Clock) -> None
     assert await topic.dead.delete(key="*1*", limit=10) == 10
 
 
+async def _trips(topic: Any, raw: Any, **wanted: Any) -> tuple[int, list[str]]:
+    """List letters. Return how many calls it took, and the keys."""
+    before = raw.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+    found = [letter.key for letter in await topic.dead.list(**wanted)]
+    return raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before, found
+
+
+async def test_a_call_examines_many_letters_and_returns_those_that_may_match(face: Any, raw: Any) -> None:
+    # Given 2,000 letters of one millisecond
+    topic = face.topic("t", max_dead_letters=2000)
+    await topic.trigger_many([(f"order-{n}", n) for n in range(2000)])
+    await _bury(topic)
+    await _bury(topic)
+    # When letters are listed by key or by reason
+    # Then a call examines 200 of them, and stops when it has enough
+    assert await _trips(topic, raw, key="order-7") == (10, ["order-7"])
+    assert (await _trips(topic, raw, key="order-77*"))[0] == 10
+    assert await _trips(topic, raw, reason="nothing of the kind") == (10, [])
+    assert (await _trips(topic, raw, n=20, key="order-*"))[0] == 1
+    assert (await _trips(topic, raw, n=2000))[0] == 40
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching"),
+    [
+        ("a", ["a"]), ("a*", ["a", "a*b", "ab", "aé", "a\\xffb", b"a\xffb"]), ("a?", ["ab", "aé"]), ("a[*]b", ["a*b"]),
+        ("aé", ["aé"]), ("*b", ["a*b", "ab", "a\\xffb", b"a\xffb"]), ("a\\xffb", ["a\\xffb", b"a\xffb"]),
+        ("[!a]", ["é"]), ("\ud800*", []), ("A", []),
+    ],
+)  # fmt: skip
+async def test_patterns_of_keys_match_as_in_the_shell(face: Any, pattern: str, matching: list[str | bytes]) -> None:
+    topic, keys = face.topic("t"), ["a", "a*b", "ab", "aé", "é", "a\\xffb", b"a\xffb"]
+    await topic.trigger_many([(key, None) for key in keys])
+    await _bury(topic)
+    found = [letter.key for letter in await topic.dead.list(key=pattern)]
+    shown = [key if isinstance(key, str) else key.decode(errors="backslashreplace") for key in matching]
+    assert sorted(found) == sorted(shown)
+    assert await topic.dead.delete(key=pattern) == len(shown)
+
+
+async def test_parts_of_reasons_match_whatever_their_bytes_were(face: Any, raw: Any, namespace: str) -> None:
+    # Given a letter whose reason is no UTF-8
+    topic = face.topic("t")
+    await topic.trigger("k", None)
+    await topic.bury(await topic.take(), reason="broken é")
+    part = f"ig2:{{{namespace}:topic:t:0/1}}:dead:data"
+    (number,) = raw.hkeys(part)
+    raw.hset(part, number, raw.hget(part, number).replace("é".encode(), b"\xff\xfe"))
+    # Then it is found by what is shown of it
+    for reason in ("broken", "n \ufffd", "\ufffd"):
+        assert [letter.reason for letter in await topic.dead.list(reason=reason)] == ["broken \ufffd\ufffd"]
+    assert await topic.dead.list(reason="é") == []
+
+
+async def test_a_page_goes_on_behind_letters_of_its_millisecond_that_were_deleted(face: Any) -> None:
+    # Given letters of one millisecond, and a page of the newest
+    topic = face.topic("t")
+    await topic.trigger_many([(f"k{n:02}", n) for n in range(30)])
+    await _bury(topic)
+    link, calls = face.gate.context.link, await topic.open()
+    page, rest = link.run(calls.dead(0, DeadFilter(), 10)), []
+    # When the letter at its end is deleted, and some around it
+    ids = [letter.id for letter in page.letters]
+    assert await topic.dead.delete(ids[-3:]) == 3
+    while page.next is not None:
+        page = link.run(calls.dead(0, DeadFilter(), 7, page.next))
+        rest += [letter.id for letter in page.letters]
+    # Then the others follow, each once
+    assert rest == [letter.id for letter in await topic.dead.list()][7:]
+    assert len(rest) == 20
+
+
 async def test_large_letters_come_in_smaller_pages(face: Any) -> None:
     topic = face.topic("t")
     await topic.trigger_many([(n, b"x" * 50_000) for n in range(30)])
     await _bury(topic)
     # Given that one page is at most 128 KiB
-    total, letters = face.gate.context.link.run((await topic.open()).dead(0, 0, 100))
-    assert (total, len(letters)) == (30, 2)
+    page = face.gate.context.link.run((await topic.open()).dead(0, DeadFilter(), 100))
+    assert (len(page.letters), page.next is None) == (2, False)
     # Then all of them are found all the same
     assert len(await topic.dead.list()) == 30
     assert await topic.dead.redrive() == 30

@@ -8,7 +8,15 @@ import msgpack
 import pytest
 
 from idemgate.core.codec import Codec
-from idemgate.topics.dead_letters import PAGE, DeadFilter, DeadLetter, DeadPages, decode_dead_letter, position_of
+from idemgate.topics.dead_letters import (
+    PAGE,
+    DeadFilter,
+    DeadLetter,
+    DeadPage,
+    DeadPages,
+    DeadPosition,
+    decode_dead_letter,
+)
 from idemgate.topics.merge import merge_of
 from idemgate.topics.message import Message
 from tests.messages import pack_message
@@ -37,7 +45,7 @@ def test_a_page_is_as_large_as_what_is_wanted_and_no_larger_than_a_script_may_sh
 
 def test_where_nothing_is_left_it_ends() -> None:
     pages = DeadPages(DeadFilter(), 7)
-    assert pages.add_page((0, [])) == []
+    assert pages.add_page(DeadPage([], None)) == []
     assert (pages.at, pages.found) == (None, [])
 
 
@@ -49,31 +57,39 @@ def _letter(number: int) -> DeadLetter:
 _MESSAGE = Message(pack_message(attempts=1, failure=b"no"), merge_of("last"), Codec())
 
 
-def test_it_goes_on_until_all_were_seen() -> None:
-    pages = DeadPages(DeadFilter())
-    # When a page shows some of all, then the next begins behind its last one
-    assert len(pages.add_page((5, [_letter(1), _letter(2)]))) == 2
-    assert pages.at == position_of(_letter(2))
-    # And one that is not the first says by itself nothing of how many there are: others were deleted meanwhile
-    assert len(pages.add_page((2, [_letter(3), _letter(4)]))) == 2
-    assert pages.at == position_of(_letter(4))
-    pages.add_page((2, []))
-    assert pages.at is None
-
-
-def test_a_first_page_with_all_of_them_is_the_only_one() -> None:
-    pages = DeadPages(DeadFilter())
-    pages.add_page((2, [_letter(1), _letter(2)]))
+def test_the_next_page_begins_where_the_last_one_ended() -> None:
+    pages, end = DeadPages(DeadFilter()), DeadPosition(7, "3")
+    # Given a page that did not reach the end, with fewer letters than it examined
+    assert len(pages.add_page(DeadPage([_letter(1), _letter(2)], end))) == 2
+    assert pages.at == end
+    # Then a page without a next position is the last one
+    pages.add_page(DeadPage([_letter(4)], None))
     assert pages.at is None
 
 
 def test_as_many_as_were_wanted_are_found_and_no_more_are_asked_for() -> None:
     pages = DeadPages(DeadFilter(key="k[1-3]"), 2)
-    assert pages.add_page((9, [_letter(7), _letter(1), _letter(8)])) == [_letter(1)]
+    assert pages.add_page(DeadPage([_letter(7), _letter(1), _letter(8)], DeadPosition(7, "8"))) == [_letter(1)]
     assert pages.at is not None
-    pages.add_page((9, [_letter(2)]))
+    pages.add_page(DeadPage([_letter(2)], DeadPosition(7, "2")))
     assert (pages.at, pages.found) == (None, [_letter(1), _letter(2)])
     # A page is as large as what is still wanted
     some = DeadPages(DeadFilter(), 7)
-    some.add_page((9, [_letter(n) for n in range(4)]))
+    some.add_page(DeadPage([_letter(n) for n in range(4)], DeadPosition(7, "3")))
     assert some.size == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "reason", "fragments"),
+    [
+        (None, None, (b"", b"", b"")),
+        ("order-7", None, (b"order-7", b"1", b"")),
+        ("order-*", "no", (b"order-", b"", b"no")),
+        ("*7", None, (b"", b"", b"")),
+        ("a\\xff", "\ufffd", (b"a", b"", b"")),
+    ],
+)
+def test_a_filter_names_bytes_that_each_match_has(
+    key: str | None, reason: str | None, fragments: tuple[bytes, bytes, bytes]
+) -> None:
+    assert DeadFilter(key, reason).fragments == fragments

@@ -10,7 +10,7 @@ from idemgate.core.calls import Batch, Call, text
 from idemgate.core.codec.decoding import wrap_decode_errors
 from idemgate.core.keys import Key
 from idemgate.topics.calls.base import BaseCalls, SlotsChanged, flatten, route_of, single
-from idemgate.topics.dead_letters import DeadLetter, DeadPosition, decode_dead_letter
+from idemgate.topics.dead_letters import DeadFilter, DeadPage, DeadPosition, decode_dead_letter
 from idemgate.topics.message import Message, moment
 from idemgate.topics.messages import Peek, Stats, Ticket
 from idemgate.topics.results import find_result
@@ -101,25 +101,25 @@ class QueryCalls(BaseCalls):
         return Batch(calls, _join_stats)
 
     def dead(
-        self, slot: int, since: int, n: int, before: DeadPosition | None = None
-    ) -> Call[tuple[int, list[DeadLetter]] | SlotsChanged]:
-        """Build the call that lists dead letters of a slot, newest first.
+        self, slot: int, wanted: DeadFilter, n: int, at: DeadPosition | None = None
+    ) -> Call[DeadPage | SlotsChanged]:
+        """Build the call that lists dead letters of a slot, newest first, from a position on.
 
-        It returns the total in the slot and at most `n` letters, fewer if they are large. They died at `since` (ms)
-        or later, and before the position `before`. None means no upper bound. If the slot has moved, it answers
-        SlotsChanged: a position belongs to one slot.
+        It returns at most `n` letters, fewer if they are large. Letters that cannot match are left out, and others that
+        do not match may be among them. If the slot has moved, it answers SlotsChanged: a position belongs to one slot.
         """
-        before = before or DeadPosition()
+        position = at or wanted.before
 
-        def read(reply: list[Any]) -> tuple[int, list[DeadLetter]]:
+        def read(reply: list[Any]) -> DeadPage:
             letters = [
                 decode_dead_letter(slot, reply[i], reply[i + 1], self.policy.merge, self.codec)
-                for i in range(3, len(reply), 2)
+                for i in range(5, len(reply), 2)
             ]
-            return reply[2], letters
+            return DeadPage(letters, DeadPosition(int(reply[3]), reply[4].decode()) if reply[4] else None)
 
-        rebuild = self._answer_change(lambda slot: self.dead(slot, since, n, before))
-        return self._call("dead", slot, (since, before.ms, before.number, n), read, rebuild)
+        rebuild = self._answer_change(lambda slot: self.dead(slot, wanted, n, position))
+        args = (wanted.since, position.ms, position.number, n, *wanted.fragments)
+        return self._call("dead", slot, args, read, rebuild)
 
 
 def _select_current(replies: list[_SlotReply], slots: int) -> list[list[Any]]:
