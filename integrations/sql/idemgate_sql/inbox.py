@@ -19,7 +19,8 @@ from idemgate_sql.statements import InboxStatements, entry_params, name_params, 
 __all__ = ["BaseAioInbox", "BaseInbox"]
 
 C = TypeVar("C")
-T = TypeVar("T")
+_TRIES = 5
+"""How often a row that exists, and is gone when it is read, is inserted again."""
 
 
 class _Run(Generic[C]):
@@ -74,7 +75,11 @@ class _Rows(Generic[C]):
     def check_lock(self, error: Exception, entry: SinkEntry) -> None:
         """Raise RowLocked if the error is a lock time-out."""
         if is_lock_timeout(error):
-            raise RowLocked(entry.key, self.lock_timeout_ms / 1000, entry.scope) from error
+            raise self.build_locked(entry) from error
+
+    def build_locked(self, entry: SinkEntry) -> RowLocked:
+        """Return the error of a row that belongs to another transaction."""
+        return RowLocked(entry.key, self.lock_timeout_ms / 1000, entry.scope)
 
 
 def check_batch(batch: int) -> int:
@@ -136,13 +141,14 @@ class BaseInbox(_Rows[C]):
     def _insert(self, connection: C, entry: SinkEntry) -> StoredResult | str:
         """Insert the entry and return the id of the transaction, or return the stored result."""
         params = entry_params(entry, self.lock_timeout_ms)
-        while True:
+        for _ in range(_TRIES):
             rows = self.database.execute(connection, self.statements.insert, params)
             if rows and rows[0][0]:
                 return str(rows[0][1])
             stored = read_result(self.database.execute(connection, self.statements.find, name_params(entry)))
             if stored is not None:
                 return stored  # else the row was deleted in between
+        raise self.build_locked(entry)
 
     def _store(self, connection: C, entry: SinkEntry, result: StoredResult, transaction: str) -> None:
         params = result_params(entry, result, transaction)
@@ -196,13 +202,14 @@ class BaseAioInbox(_Rows[C]):
     async def _insert(self, connection: C, entry: SinkEntry) -> StoredResult | str:
         """Insert the entry and return the id of the transaction, or return the stored result."""
         params = entry_params(entry, self.lock_timeout_ms)
-        while True:
+        for _ in range(_TRIES):
             rows = await self.database.execute(connection, self.statements.insert, params)
             if rows and rows[0][0]:
                 return str(rows[0][1])
             stored = read_result(await self.database.execute(connection, self.statements.find, name_params(entry)))
             if stored is not None:
                 return stored  # else the row was deleted in between
+        raise self.build_locked(entry)
 
     async def _store(self, connection: C, entry: SinkEntry, result: StoredResult, transaction: str) -> None:
         params = result_params(entry, result, transaction)

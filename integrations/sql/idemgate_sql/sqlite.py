@@ -49,10 +49,10 @@ class SqliteDatabase:
                 with refuse_ends(connection):
                     yield connection
             except BaseException:
-                with suppress(sqlite3.ProgrammingError):
-                    connection.rollback()
+                with suppress(sqlite3.Error):  # closed, or SQLite has rolled back
+                    connection.execute("ROLLBACK")
                 raise
-            connection.commit()
+            connection.execute("COMMIT")  # `commit()` does nothing where autocommit=True
 
     def execute(self, connection: sqlite3.Connection, sql: str, params: Params) -> Rows:
         """Execute a statement."""

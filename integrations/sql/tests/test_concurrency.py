@@ -303,3 +303,47 @@ async def test_a_deadlock_reaches_one_caller_and_frees_its_key(gate: Gate, postg
     assert "deadlock" in str(error)
     assert (await pay("a")).error is (await pay("b")).error is None
     assert sorted(flavour.look("SELECT n FROM stock")) == [(2,), (2,)]
+
+
+async def test_a_successor_under_repeatable_read_calls_again(
+    gate: Gate, clock: Clock, postgresql: Flavour, inbox: Any
+) -> None:
+    flavour, body = postgresql, Stalled()
+    [(database,)] = flavour.look("SELECT current_database()")
+    flavour.look(f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'")
+    pay = flavour.guard(gate, inbox, body)
+    stalled = await body.start(pay("p1"))
+    clock.advance("30s")
+    successor = asyncio.create_task(pay("p1"))  # type: ignore[arg-type]
+    await asyncio.sleep(0.3)
+    body.go_on.set()
+    assert (await stalled).outcome == "handled"
+    # When the successor cannot see the row, PostgreSQL says so, and nothing runs
+    failed = await successor
+    assert (failed.outcome, failed.ran) == ("failed", False)
+    assert "serialize" in str(failed.error)
+    assert (await pay("p1")).value == 1
+    assert flavour.credits() == ["p1"]
+
+
+async def test_a_row_that_is_gone_when_it_is_read_is_inserted_again(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    pay = flavour.guard(gate, inbox, credit)
+    await pay("p1")
+    forget(gate, "p1")
+    database, find, looked = inbox.database, inbox.statements.find, list[str]()
+    execute = database.execute
+
+    def vanish(connection: Any, sql: str, params: Any) -> Any:
+        if sql != find:
+            return execute(connection, sql, params)
+        looked.append(sql)
+        return vanish_async() if flavour.awaiting else ()
+
+    async def vanish_async() -> Any:
+        return ()
+
+    database.execute = vanish
+    verdict = await pay("p1")
+    assert (verdict.outcome, len(looked)) == ("in_progress", 5)
+    database.execute = execute
+    assert (await pay("p1")).value == {"receipt": "p1"}
