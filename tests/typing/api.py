@@ -5,6 +5,7 @@ Lines with an `ignore` are wrong on purpose: mypy says so if one of them stops b
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, Literal, Protocol, TypedDict, assert_type
@@ -37,6 +38,7 @@ from idemgate.subscribers import Expired
 from idemgate.testing import Clock
 from idemgate.types import (
     AioClaimBatch,
+    AioSink,
     AioTopic,
     ClaimBatch,
     DeadLetter,
@@ -46,7 +48,10 @@ from idemgate.types import (
     Message,
     Peek,
     Record,
+    Sink,
+    SinkEntry,
     Stats,
+    StoredResult,
     once_function,
 )
 
@@ -627,6 +632,26 @@ assert_type(guarded_callback("abc"), int | None)
 def composed(item: str) -> int:
     return len(item)
 
+
+class InMemory:
+    """A sink of blocking functions."""
+
+    def apply(self, entry: SinkEntry, work: Callable[[], StoredResult]) -> StoredResult | None:
+        return work() if entry.token else None
+
+
+class AioInMemory:
+    """A sink of async functions."""
+
+    async def apply(self, entry: SinkEntry, work: Callable[[], Awaitable[StoredResult]]) -> StoredResult | None:
+        return await work() if entry.token else None
+
+
+sink: Sink = InMemory()
+aio_sink: AioSink = AioInMemory()
+assert_type(gate.once(key="{text}", sink=sink)(length)("abc"), int)
+gate.guard("orders", sink=AioInMemory())
+gate.guard("orders", sink="postgresql:///shop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 composed.with_options(delay="5s", event_id=7).trigger("a")
 composed.with_options(colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

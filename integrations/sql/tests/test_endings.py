@@ -7,11 +7,12 @@ import random
 from typing import Any
 
 import pytest
-from idemgate_sql import EndedByHandler
+from idemgate_sql import EndedByHandler, psycopg
+from psycopg_pool import AsyncConnectionPool
 
 from idemgate import Gate
 from idemgate.errors import ResultUnavailable
-from integrations.sql.tests.flavours import Flavour, Handle
+from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle
 from integrations.sql.tests.test_inbox import credit, forget
 
 
@@ -187,3 +188,26 @@ async def test_callers_that_are_cancelled_at_random(
         forget(gate, key)
         assert await pay(key) == {"receipt": key}
     assert flavour.credits() == [f"p{number:02}" for number in range(40)], f"seed {seed}"
+
+
+async def test_a_pool_survives_callers_that_are_cancelled(gate: Gate, postgres_url: str) -> None:
+    flavour = AsyncPsycopg(postgres_url)
+    drawn = random.Random(7)
+    async with AsyncConnectionPool(postgres_url, min_size=1, max_size=3, open=False, timeout=20) as pool:
+        inbox = psycopg.AsyncInbox(pool)
+        await inbox.create_tables()
+        pay = flavour.decorate(gate, inbox, credit, on_in_progress="wait")
+        keys = [f"p{number:02}" for number in range(30)]
+
+        async def cancel(key: str) -> None:
+            task = asyncio.create_task(pay(key))  # type: ignore[arg-type]
+            await asyncio.sleep(drawn.uniform(0, 0.03))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        await asyncio.gather(*map(cancel, keys))
+        assert await asyncio.gather(*map(pay, keys)) == [{"receipt": key} for key in keys]
+        stats = pool.get_stats()
+        assert stats["pool_size"] <= 3
+        assert stats.get("requests_waiting", 0) == 0
+    assert flavour.credits() == keys
