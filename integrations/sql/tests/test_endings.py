@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import signal
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -211,3 +214,58 @@ async def test_a_pool_survives_callers_that_are_cancelled(gate: Gate, postgres_u
         assert stats["pool_size"] <= 3
         assert stats.get("requests_waiting", 0) == 0
     assert flavour.credits() == keys
+
+
+class Interrupted(BaseException):
+    """What the signal handler of a test raises."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that were not closed
+def test_runs_that_a_signal_handler_interrupts_at_random(url: str, namespace: str, flavour: Flavour) -> None:
+    if flavour.awaiting:
+        pytest.skip("a task is cancelled instead")
+    inbox = flavour.open_inbox()
+    inbox.create_tables()
+    seed = random.randrange(1_000_000)
+    drawn = random.Random(seed)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    keys = [f"p{number:02}" for number in range(40)]
+    try:
+        with Gate(url, namespace=namespace) as gate:
+            pay = flavour.decorate_directly(gate, inbox, credit, on_in_progress="wait", lease="1s")
+            pay("warm")
+            for key in keys:
+                with suppress(Interrupted):
+                    signal.setitimer(signal.ITIMER_REAL, drawn.uniform(0.0001, 0.02))
+                    pay(key)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                gc.collect()
+                assert pay(key) == {"receipt": key}, f"seed {seed}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert flavour.credits() == [*keys, "warm"], f"seed {seed}"
+
+
+async def test_a_connection_that_breaks_during_the_run_has_no_effect(gate: Gate, flavour: Flavour, inbox: Any) -> None:
+    if flavour.dialect != "postgresql":
+        pytest.skip("SQLite has no server")
+    broken: list[str] = []
+
+    async def body(db: Handle, key: str) -> str:
+        await db.credit(key)
+        if not broken:
+            broken.append(key)
+            flavour.look(f"SELECT pg_terminate_backend({(await db.execute('SELECT pg_backend_pid()'))[0][0]})")
+        return "paid"
+
+    pay = flavour.guard(gate, inbox, body)
+    failed = await pay("p1")
+    assert (failed.outcome, failed.ran) == ("failed", True)
+    assert isinstance(failed.error, flavour.errors)
+    assert (flavour.credits(), flavour.rows()) == ([], [])
+    assert (await pay("p1")).value == "paid"
