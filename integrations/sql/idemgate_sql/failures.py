@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-__all__ = ["is_lock_timeout"]
+__all__ = ["is_lock_timeout", "is_missing_table"]
 
 _LOCK_NOT_AVAILABLE = "55P03"
+_UNDEFINED_TABLE = "42P01"
 
 
 def is_lock_timeout(error: BaseException) -> bool:
@@ -15,6 +16,15 @@ def is_lock_timeout(error: BaseException) -> bool:
     return any(
         getattr(one, "sqlstate", None) == _LOCK_NOT_AVAILABLE
         or (isinstance(one, sqlite3.OperationalError) and one.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY)
+        for one in _unwrap(error)
+    )
+
+
+def is_missing_table(error: BaseException) -> bool:
+    """Return True if a statement named a table that does not exist."""
+    return any(
+        getattr(one, "sqlstate", None) == _UNDEFINED_TABLE
+        or (isinstance(one, sqlite3.OperationalError) and str(one).startswith("no such table"))
         for one in _unwrap(error)
     )
 

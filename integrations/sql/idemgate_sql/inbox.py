@@ -12,7 +12,7 @@ from idemgate.errors import NoCurrentExecution
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
-from idemgate_sql.failures import is_lock_timeout
+from idemgate_sql.failures import is_lock_timeout, is_missing_table
 from idemgate_sql.schema import split_ddl
 from idemgate_sql.statements import InboxStatements, entry_params, name_params, read_result, result_params
 
@@ -72,8 +72,12 @@ class _Rows(Generic[C]):
             run.connection = None
             self._current.set(previous)
 
-    def check_lock(self, error: Exception, entry: SinkEntry) -> None:
-        """Raise RowLocked if the error is a lock time-out."""
+    def explain(self, error: Exception, entry: SinkEntry) -> None:
+        """Raise RowLocked if the error is a lock time-out. Add a note to the error of a missing table."""
+        if is_missing_table(error):
+            error.add_note(
+                f"Create the tables of the inbox: idemgate_sql.ddl(..., table={self.table!r}) returns the SQL"
+            )
         if is_lock_timeout(error):
             raise self.build_locked(entry) from error
 
@@ -135,7 +139,7 @@ class BaseInbox(_Rows[C]):
                 yield connection, found
         except Exception as error:
             if not started:
-                self.check_lock(error, entry)
+                self.explain(error, entry)
             raise
 
     def _insert(self, connection: C, entry: SinkEntry) -> StoredResult | str:
@@ -196,7 +200,7 @@ class BaseAioInbox(_Rows[C]):
                 yield connection, found
         except Exception as error:
             if not started:
-                self.check_lock(error, entry)
+                self.explain(error, entry)
             raise
 
     async def _insert(self, connection: C, entry: SinkEntry) -> StoredResult | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import psycopg
@@ -42,7 +42,7 @@ class PsycopgDatabase:
     placeholders: Placeholders = "pyformat"
 
     def __init__(self, source: Source) -> None:
-        self._open = _opener(source, lambda: psycopg.connect(source))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        self._open = _opener(source, False, lambda: psycopg.connect(source))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     @contextmanager
     def transaction(self) -> Generator[Connection]:
@@ -66,7 +66,7 @@ class AsyncPsycopgDatabase:
     placeholders: Placeholders = "pyformat"
 
     def __init__(self, source: AioSource) -> None:
-        self._open = _opener(source, lambda: psycopg.AsyncConnection.connect(source))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        self._open = _opener(source, True, lambda: psycopg.AsyncConnection.connect(source))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncConnection]:
@@ -110,11 +110,15 @@ class AsyncInbox(BaseAioInbox[AsyncConnection]):
         super().__init__(AsyncPsycopgDatabase(source), table, lock_timeout)
 
 
-def _opener(source: Any, connect: Callable[[], Any]) -> Callable[[], Any]:
+def _opener(source: Any, awaits: bool, connect: Callable[[], Any]) -> Callable[[], Any]:
     """Return a function that opens a connection. Raise InvalidArgument if the source is none."""
     if isinstance(source, str):
         return connect
-    opener = getattr(source, "connection", source)  # that of a pool
+    get = getattr(source, "getconn", None)  # of a pool
+    if get is not None and iscoroutinefunction(get) != awaits:
+        fix = "Pass a ConnectionPool to Inbox, and an AsyncConnectionPool to AsyncInbox"
+        raise InvalidArgument("source", source, "a pool for functions of the other kind", fix)
+    opener = getattr(source, "connection", source)
     if isinstance(source, psycopg.Connection | psycopg.AsyncConnection) or not callable(opener):
         fix = "Pass a connection string, a pool of psycopg_pool, or a function that returns a new connection"
         raise InvalidArgument("source", source, "not a source of connections", fix)

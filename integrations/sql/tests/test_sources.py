@@ -156,6 +156,25 @@ def test_an_open_connection_is_no_source(postgres_url: str, tmp_path: Path) -> N
         sqlite.Inbox(other)  # type: ignore[arg-type]
 
 
+def test_a_pool_of_the_other_kind_is_refused(postgres_url: str) -> None:
+    with ConnectionPool(postgres_url, min_size=0, max_size=1, open=False) as pool, pytest.raises(InvalidArgument):
+        psycopg.AsyncInbox(pool)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="AsyncConnectionPool to AsyncInbox"):
+        psycopg.Inbox(AsyncConnectionPool(postgres_url, open=False))  # type: ignore[arg-type]
+
+
+async def test_missing_tables_are_named_and_free_the_key(gate: Gate, flavour: Flavour) -> None:
+    inbox = flavour.open_inbox(table="shop")
+    pay = flavour.guard(gate, inbox, credit)
+    verdict = await pay("p1")
+    assert (verdict.outcome, verdict.ran) == ("failed", False)
+    assert isinstance(verdict.error, flavour.errors)
+    assert "shop_inbox" in str(verdict.error)
+    assert "ddl(..., table='shop')" in verdict.error.__notes__[0]
+    await flavour.create(table="shop")
+    assert (await pay("p1")).outcome == "handled"
+
+
 # Consumers
 
 
