@@ -12,7 +12,8 @@ from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import Settlement, TopicCalls, nack_items
 from idemgate.topics.cron import build_recurring
 from idemgate.topics.definition import TopicDefinition
-from idemgate.topics.messages import Delivery, Forward, Outcome
+from idemgate.topics.messages import Delivery, Forward, Outcome, Trigger
+from idemgate.topics.packed_trigger import decode_trigger, encode_trigger
 from idemgate.topics.policy import Policy
 
 if TYPE_CHECKING:
@@ -87,6 +88,24 @@ class BaseTopic(Generic[Sent, Delivered]):
         """
         self.definition.set_handler(func)
         return func
+
+    def pack_trigger(self, trigger: Trigger) -> bytes:
+        """Check a trigger and return it as bytes, to store it elsewhere and send it later. No round trip.
+
+        `unpack_trigger` returns it. A delay counts from now, so it becomes a time.
+
+        Raises:
+            InvalidArgument: The topic would refuse the trigger. If the topic was declared without options, only its
+                first use tells what its stored policy refuses.
+        """
+        definition = self.definition
+        calls = definition.calls or definition.build_calls()
+        calls.pack_trigger(trigger)
+        return encode_trigger(trigger, definition.context)
+
+    def unpack_trigger(self, packed: bytes) -> Trigger:
+        """Return a trigger that `pack_trigger` packed. Raises DecodeError."""
+        return decode_trigger(packed, self.definition.context.codec)
 
     def forward(
         self, to: Literal["list", "stream"], target: Key | None = None, *, keep: int = 0, trim: bool | None = None

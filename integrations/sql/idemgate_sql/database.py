@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
+from idemgate_sql.watch import Watch
+
 __all__ = ["AioDatabase", "Database", "Dialect", "Params", "Placeholders", "Rows"]
 
 C = TypeVar("C")
@@ -30,6 +32,10 @@ class Database(Protocol[C]):
         """Execute a statement. Return its rows, or nothing if it has none."""
         ...
 
+    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
+        """Return the watch of a relay, whose lock and NOTIFY have this name."""
+        ...
+
 
 class AioDatabase(Protocol[C]):
     """A database of async functions; see `Database`."""
@@ -43,4 +49,8 @@ class AioDatabase(Protocol[C]):
 
     async def execute(self, connection: C, sql: str, params: Params) -> Rows:
         """Execute a statement; see `Database.execute`."""
+        ...
+
+    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
+        """Return the watch of a relay; see `Database.watch`."""
         ...

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
-from idemgate import InvalidArgument
+from idemgate import Gate, InvalidArgument, Trigger
 from idemgate.errors import NoCurrentExecution
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import AioDatabase, Database, Dialect, Placeholders
 from idemgate_sql.errors import EndedByHandler, RowLocked
 from idemgate_sql.failures import is_lock_timeout, is_missing_table
+from idemgate_sql.outbox import AioOutbox, AnyTopic, Key, Outbox, TriggerOptions
+from idemgate_sql.relay import Relay, check_relay_options
 from idemgate_sql.schema import split_ddl
 from idemgate_sql.statements import InboxStatements, entry_params, name_params, read_result, result_params
 
@@ -96,9 +99,52 @@ def check_batch(batch: int) -> int:
 class BaseInbox(_Rows[C]):
     """The inbox of blocking functions on any `Database`."""
 
-    def __init__(self, database: Database[C], table: str, lock_timeout: Duration) -> None:
+    def __init__(self, database: Database[C], table: str, lock_timeout: Duration, notify: bool = True) -> None:
         super().__init__(database.dialect, database.placeholders, table, lock_timeout)
         self.database = database
+        self.outbox: Outbox[C] = Outbox(database, table, notify)
+
+    def trigger(
+        self, connection: C, topic: AnyTopic, key: Key, payload: Any = None, **options: Unpack[TriggerOptions]
+    ) -> None:
+        """Write a trigger into the outbox, in the open transaction of a connection. A relay sends it after the commit.
+
+        Args:
+            connection: the connection of the transaction, such as `inbox.connection()`.
+            topic: the topic, from `gate.topic(...)`.
+            key: the key of the trigger.
+            payload: its payload.
+            **options: see `Topic.trigger`. A delay counts from this call.
+
+        Raises:
+            InvalidArgument: the topic would refuse the trigger. Nothing was written.
+        """
+        self.outbox.trigger_many(connection, topic, [Trigger(key, payload, **options)])
+
+    def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+        """Write many triggers into the outbox, in order; see `trigger`. One statement for 100 of them.
+
+        Args:
+            connection: the connection of the transaction.
+            topic: the topic.
+            triggers: `Trigger` objects, or (key, payload) tuples.
+        """
+        self.outbox.trigger_many(connection, topic, triggers)
+
+    def relay(self, gate: Gate, *, batch: int = 500, poll: Duration = "1s", purge: bool = True) -> Relay:
+        """Return the relay of the outbox, for `gate.add_subscriber(...)`.
+
+        Args:
+            gate: the gate whose topics get the rows. Rows of other topics stay.
+            batch: the most rows that it sends together, 1 to 10,000.
+            poll: the time between two looks for rows. NOTIFY of PostgreSQL makes it look at once.
+            purge: whether it deletes expired rows of the inbox, too.
+        """
+        return Relay(
+            gate, self.outbox.statements, lambda sql, params: asyncio.to_thread(self.outbox.run, sql, params),
+            lambda: self.database.watch(self.outbox.statements.channel),
+            (lambda: asyncio.to_thread(self.purge)) if purge else None, *check_relay_options(batch, poll),
+        )  # fmt: skip
 
     def create_tables(self) -> None:
         """Create the tables if they do not exist. For development and tests; a deployment runs `ddl`."""
@@ -163,9 +209,28 @@ class BaseInbox(_Rows[C]):
 class BaseAioInbox(_Rows[C]):
     """The inbox of async functions on any `AioDatabase`; see `BaseInbox`."""
 
-    def __init__(self, database: AioDatabase[C], table: str, lock_timeout: Duration) -> None:
+    def __init__(self, database: AioDatabase[C], table: str, lock_timeout: Duration, notify: bool = True) -> None:
         super().__init__(database.dialect, database.placeholders, table, lock_timeout)
         self.database = database
+        self.outbox: AioOutbox[C] = AioOutbox(database, table, notify)
+
+    async def trigger(
+        self, connection: C, topic: AnyTopic, key: Key, payload: Any = None, **options: Unpack[TriggerOptions]
+    ) -> None:
+        """Write a trigger into the outbox, in an open transaction; see `BaseInbox.trigger`."""
+        await self.outbox.trigger_many(connection, topic, [Trigger(key, payload, **options)])
+
+    async def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+        """Write many triggers into the outbox, in order; see `BaseInbox.trigger_many`."""
+        await self.outbox.trigger_many(connection, topic, triggers)
+
+    def relay(self, gate: Gate, *, batch: int = 500, poll: Duration = "1s", purge: bool = True) -> Relay:
+        """Return the relay of the outbox, for `gate.add_subscriber(...)`; see `BaseInbox.relay`."""
+        return Relay(
+            gate, self.outbox.statements, self.outbox.run,
+            lambda: self.database.watch(self.outbox.statements.channel),
+            self.purge if purge else None, *check_relay_options(batch, poll),
+        )  # fmt: skip
 
     async def create_tables(self) -> None:
         """Create the tables if they do not exist; see `BaseInbox.create_tables`."""

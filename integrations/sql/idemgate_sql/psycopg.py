@@ -16,6 +16,8 @@ from idemgate.types import Duration
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse
 from idemgate_sql.inbox import BaseAioInbox, BaseInbox
+from idemgate_sql.psycopg_watch import watch, watch_async
+from idemgate_sql.watch import Watch
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -58,6 +60,10 @@ class PsycopgDatabase:
             cursor.execute(sql.encode(), params)
             return cursor.fetchall() if cursor.description else ()
 
+    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
+        """Return the watch of a relay: LISTEN and an advisory lock, on a connection of its own."""
+        return watch(self._open, channel)
+
 
 class AsyncPsycopgDatabase:
     """Async connections of psycopg."""
@@ -83,6 +89,10 @@ class AsyncPsycopgDatabase:
             await cursor.execute(sql.encode(), params)
             return await cursor.fetchall() if cursor.description else ()
 
+    def watch(self, channel: str) -> AbstractAsyncContextManager[Watch]:
+        """Return the watch of a relay; see `PsycopgDatabase.watch`."""
+        return watch_async(self._open, channel)
+
 
 class Inbox(BaseInbox[Connection]):
     """The inbox of blocking functions in PostgreSQL: `@gate.once(key=..., sink=inbox)`.
@@ -94,20 +104,25 @@ class Inbox(BaseInbox[Connection]):
             connection string opens one for each run. Nothing is opened before the first run.
         table: the prefix of the tables, with a schema if need be.
         lock_timeout: how long a run waits for another transaction that has inserted its key. Then it raises RowLocked.
+        notify: whether a trigger wakes the relay at its commit. NOTIFY takes a lock of the whole server for a moment.
 
     Raises:
         InvalidArgument: an argument is invalid.
     """
 
-    def __init__(self, source: Source, *, table: str = "idemgate", lock_timeout: Duration = "5s") -> None:
-        super().__init__(PsycopgDatabase(source), table, lock_timeout)
+    def __init__(
+        self, source: Source, *, table: str = "idemgate", lock_timeout: Duration = "5s", notify: bool = True
+    ) -> None:
+        super().__init__(PsycopgDatabase(source), table, lock_timeout, notify)
 
 
 class AsyncInbox(BaseAioInbox[AsyncConnection]):
     """The inbox of async functions in PostgreSQL; see `Inbox`. `source` may be an `AsyncConnectionPool`."""
 
-    def __init__(self, source: AioSource, *, table: str = "idemgate", lock_timeout: Duration = "5s") -> None:
-        super().__init__(AsyncPsycopgDatabase(source), table, lock_timeout)
+    def __init__(
+        self, source: AioSource, *, table: str = "idemgate", lock_timeout: Duration = "5s", notify: bool = True
+    ) -> None:
+        super().__init__(AsyncPsycopgDatabase(source), table, lock_timeout, notify)
 
 
 def _opener(source: Any, awaits: bool, connect: Callable[[], Any]) -> Callable[[], Any]:

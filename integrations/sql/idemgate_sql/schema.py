@@ -21,6 +21,16 @@ CREATE TABLE IF NOT EXISTS {table}_inbox (
     PRIMARY KEY (scope, key)
 );
 CREATE INDEX IF NOT EXISTS {name}_inbox_expires ON {table}_inbox (expires_at);
+CREATE TABLE IF NOT EXISTS {table}_outbox (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    event_id text NOT NULL,
+    topic text COLLATE "C" NOT NULL,
+    key text NOT NULL,
+    body bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    refused_at timestamptz,
+    error text
+);
 """
 _SQLITE = """
 CREATE TABLE IF NOT EXISTS {table}_inbox (
@@ -35,6 +45,16 @@ CREATE TABLE IF NOT EXISTS {table}_inbox (
     PRIMARY KEY (scope, key)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS {name}_inbox_expires ON {table}_inbox (expires_at);
+CREATE TABLE IF NOT EXISTS {table}_outbox (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    event_id TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT NOT NULL,
+    body BLOB NOT NULL,
+    created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    refused_at TEXT,
+    error TEXT
+);
 """
 _DIALECTS: dict[str, str] = {"postgresql": _POSTGRESQL, "sqlite": _SQLITE}
 
@@ -44,7 +64,7 @@ def ddl(dialect: Dialect, table: str = "idemgate") -> str:
 
     Args:
         dialect: "postgresql" or "sqlite".
-        table: the prefix of the names: `idemgate_inbox`.
+        table: the prefix of the names: `idemgate_inbox`, `idemgate_outbox`.
 
     Raises:
         InvalidArgument: the dialect is unknown, or the prefix is not a name.

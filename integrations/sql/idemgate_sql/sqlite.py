@@ -13,6 +13,7 @@ from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse, EndedByHandler
 from idemgate_sql.inbox import BaseInbox
+from idemgate_sql.watch import Polling
 
 __all__ = ["Inbox", "Source", "SqliteDatabase"]
 
@@ -59,6 +60,10 @@ class SqliteDatabase:
         cursor = connection.cursor()
         cursor.row_factory = None
         return cursor.execute(sql, params).fetchall()
+
+    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
+        """Return the watch of a relay, which polls. Several relays of a database all work."""
+        return Polling()
 
 
 def _check_source(source: object) -> None:

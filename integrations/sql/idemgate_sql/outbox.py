@@ -1,0 +1,124 @@
+"""The outbox: triggers that are stored in the user's transaction, and sent after its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from uuid import uuid4
+
+from idemgate import InvalidArgument, Topic, Trigger
+from idemgate.types import AioTopic, Duration
+from idemgate_sql.database import AioDatabase, Database, Params, Rows
+from idemgate_sql.outbox_statements import Backlog, OutboxStatements, RefusedRow, read_backlog
+
+__all__ = ["AioOutbox", "Outbox", "TriggerOptions", "pack_rows"]
+
+C = TypeVar("C")
+Key = str | int | bytes
+AnyTopic = Topic[Any, Any] | AioTopic[Any, Any]
+BATCH = 100
+"""Rows of one INSERT."""
+
+
+class TriggerOptions(TypedDict, total=False):
+    """The options of a trigger; `Topic.trigger` documents them. A delay counts from the call."""
+
+    priority: int | None
+    group: Key | None
+    delay: Duration | None
+    at: datetime | None
+    version: int | None
+    event_id: Key | None
+
+
+class _Outbox(Protocol):
+    statements: OutboxStatements
+    notify: bool
+
+
+def pack_rows(topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> list[tuple[str, str, str, bytes]]:
+    """Check triggers and return their rows: event id, topic, key and body. Raise InvalidArgument."""
+    if not isinstance(topic, Topic | AioTopic):
+        raise InvalidArgument("topic", topic, "not a topic", "Pass the object that gate.topic(...) returned")
+    rows = list[tuple[str, str, str, bytes]]()
+    for one in triggers:
+        trigger = one if isinstance(one, Trigger) else Trigger(*one)
+        rows.append((uuid4().hex, topic.name, _show_key(trigger.key), topic.pack_trigger(trigger)))
+    return rows
+
+
+def _show_key(key: object) -> str:
+    """Return a key for people who look at the table. The body has the key itself."""
+    text = key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:200]
+
+
+def build_inserts(outbox: _Outbox, rows: list[tuple[str, str, str, bytes]]) -> Iterator[tuple[str, Params]]:
+    """Return the statements that insert rows. The last one wakes the relay."""
+    rest = iter(rows)
+    while part := list(islice(rest, BATCH)):
+        yield outbox.statements.insert(part, outbox.notify)
+
+
+class Outbox(Generic[C]):
+    """The outbox of blocking functions, `inbox.outbox`."""
+
+    def __init__(self, database: Database[C], table: str, notify: bool) -> None:
+        self.database = database
+        self.statements = OutboxStatements.build(database.dialect, database.placeholders, table)
+        self.notify = notify
+
+    def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+        """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
+        for sql, params in build_inserts(self, pack_rows(topic, triggers)):
+            self.database.execute(connection, sql, params)
+
+    def run(self, sql: str, params: Params) -> Rows:
+        """Execute a statement in a transaction of its own."""
+        with self.database.transaction() as connection:
+            return self.database.execute(connection, sql, params)
+
+    def backlog(self) -> Backlog:
+        """Return the number of rows and the age of the oldest. It counts all rows of the table."""
+        return read_backlog(self.run(self.statements.backlog, {}))
+
+    def list_refused(self, n: int = 50) -> list[RefusedRow]:
+        """Return the oldest rows that their topics refused, at most `n`."""
+        return [RefusedRow(*row) for row in self.run(self.statements.refused, {"batch": n})]
+
+    def redrive_refused(self, n: int = 1000) -> int:
+        """Send the oldest refused rows again, at most `n`. Return their number."""
+        return len(self.run(self.statements.redrive, {"batch": n}))
+
+
+class AioOutbox(Generic[C]):
+    """The outbox of async functions; see `Outbox`."""
+
+    def __init__(self, database: AioDatabase[C], table: str, notify: bool) -> None:
+        self.database = database
+        self.statements = OutboxStatements.build(database.dialect, database.placeholders, table)
+        self.notify = notify
+
+    async def trigger_many(self, connection: C, topic: AnyTopic, triggers: Iterable[Trigger | tuple[Key, Any]]) -> None:
+        """Insert triggers in the caller's transaction, in order. See `Inbox.trigger`."""
+        for sql, params in build_inserts(self, pack_rows(topic, triggers)):
+            await self.database.execute(connection, sql, params)
+
+    async def run(self, sql: str, params: Params) -> Rows:
+        """Execute a statement in a transaction of its own."""
+        async with self.database.transaction() as connection:
+            return await self.database.execute(connection, sql, params)
+
+    async def backlog(self) -> Backlog:
+        """Return the number of rows and the age of the oldest; see `Outbox.backlog`."""
+        return read_backlog(await self.run(self.statements.backlog, {}))
+
+    async def list_refused(self, n: int = 50) -> list[RefusedRow]:
+        """Return the oldest rows that their topics refused, at most `n`."""
+        return [RefusedRow(*row) for row in await self.run(self.statements.refused, {"batch": n})]
+
+    async def redrive_refused(self, n: int = 1000) -> int:
+        """Send the oldest refused rows again, at most `n`. Return their number."""
+        return len(await self.run(self.statements.redrive, {"batch": n}))

@@ -1,0 +1,167 @@
+"""The SQL of an outbox, one place for all client libraries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from idemgate_sql.database import Dialect, Params, Placeholders, Rows
+from idemgate_sql.names import check_table, format_sql
+
+__all__ = ["Backlog", "OutboxRow", "OutboxStatements", "RefusedRow"]
+
+_COLUMNS = ("event_id", "topic", "key", "body")
+_INSERT = "INSERT INTO {table}_outbox (event_id, topic, key, body) VALUES {values}"
+_NOTIFY = "WITH inserted AS ({insert} RETURNING 1) SELECT pg_notify(:channel, '')"
+# PostgreSQL executes the INSERT although nothing reads it.
+
+_READ = """
+SELECT id, event_id, topic, body FROM (
+    SELECT id, event_id, topic, body, sum(length(body)) OVER (ORDER BY id) - length(body) AS before FROM (
+        SELECT id, event_id, topic, body FROM {table}_outbox
+        WHERE refused_at IS NULL AND topic IN ({topics}) ORDER BY id LIMIT :batch
+    ) AS oldest
+) AS sized WHERE before < :bytes ORDER BY id
+"""
+_DELETE = "DELETE FROM {table}_outbox WHERE id IN ({ids}) RETURNING 1"
+_REFUSE = "UPDATE {table}_outbox SET refused_at = {now}, error = :error WHERE id = :id RETURNING 1"
+_REDRIVE = """
+UPDATE {table}_outbox SET refused_at = NULL, error = NULL WHERE id IN (
+    SELECT id FROM {table}_outbox WHERE refused_at IS NOT NULL ORDER BY id LIMIT :batch
+) RETURNING 1
+"""
+_REFUSED = """
+SELECT id, topic, key, error, created_at FROM {table}_outbox WHERE refused_at IS NOT NULL ORDER BY id LIMIT :batch
+"""
+_BACKLOG = """
+SELECT count(*) - count(refused_at), count(refused_at), {age} FROM {table}_outbox
+"""
+_WAITING = """
+SELECT topic, count(*) FROM {table}_outbox WHERE refused_at IS NULL AND topic NOT IN ({topics}) GROUP BY topic
+"""
+_AGE_POSTGRESQL = """
+extract(epoch FROM clock_timestamp() - min(CASE WHEN refused_at IS NULL THEN created_at END))
+"""
+_AGE_SQLITE = """
+(julianday('now') - julianday(min(CASE WHEN refused_at IS NULL THEN created_at END))) * 86400
+"""
+_POSTGRESQL = {
+    "now": "now()", "age": _AGE_POSTGRESQL, "topics": "SELECT unnest(string_to_array(:topics, ','))",
+    "ids": "SELECT CAST(unnest(string_to_array(:ids, ',')) AS bigint)",
+}  # fmt: skip
+_SQLITE = {
+    "now": "strftime('%Y-%m-%d %H:%M:%f', 'now')", "age": _AGE_SQLITE, "topics": "SELECT value FROM json_each(:topics)",
+    "ids": "SELECT value FROM json_each(:ids)",
+}  # fmt: skip
+
+
+class OutboxRow(NamedTuple):
+    """A row to send: its id, the id of its event, its topic and the packed trigger."""
+
+    id: int
+    event_id: str
+    topic: str
+    body: bytes
+
+
+class RefusedRow(NamedTuple):
+    """A row that its topic refused. `error` says why. `created_at` is as the client library returns it."""
+
+    id: int
+    topic: str
+    key: str
+    error: str
+    created_at: object
+
+
+class Backlog(NamedTuple):
+    """The rows of an outbox.
+
+    Attributes:
+        rows: the number of rows to send.
+        refused: the number of rows that their topics refused.
+        age: the age of the oldest row to send, seconds; 0.0 without any.
+    """
+
+    rows: int
+    refused: int
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatements:
+    """The statements of one outbox."""
+
+    dialect: Dialect
+    placeholders: Placeholders
+    table: str
+    read: str
+    delete: str
+    refuse: str
+    redrive: str
+    refused: str
+    backlog: str
+    waiting: str
+
+    @classmethod
+    def build(cls, dialect: Dialect, placeholders: Placeholders, table: str) -> OutboxStatements:
+        """Build the statements for a dialect and a form of parameters. Raise InvalidArgument for a bad name."""
+        check_table(table)
+        words = _POSTGRESQL if dialect == "postgresql" else _SQLITE
+        texts = (_READ, _DELETE, _REFUSE, _REDRIVE, _REFUSED, _BACKLOG, _WAITING)
+        formatted = (format_sql(_fill(text, words), placeholders, table) for text in texts)
+        return cls(dialect, placeholders, table, *formatted)
+
+    @property
+    def channel(self) -> str:
+        """The channel of NOTIFY, and the name of the lock of the relay."""
+        return f"{self.table}_outbox"
+
+    def insert(self, rows: Sequence[tuple[str, str, str, bytes]], notify: bool) -> tuple[str, Params]:
+        """Return the statement that inserts rows (event id, topic, key, body), and its parameters."""
+        notify = notify and self.dialect == "postgresql"
+        params: dict[str, object] = {
+            f"{column}_{_letters(n)}": value
+            for n, row in enumerate(rows)
+            for column, value in zip(_COLUMNS, row, strict=True)
+        }
+        if notify:
+            params["channel"] = self.channel
+        return _build_insert(self.placeholders, self.table, len(rows), notify), params
+
+    def pack_names(self, names: Iterable[object]) -> str:
+        """Return names or numbers as the parameter of an IN."""
+        texts = [str(name) for name in names]
+        return ",".join(texts) if self.dialect == "postgresql" else json.dumps(texts)
+
+
+def read_rows(rows: Rows) -> list[OutboxRow]:
+    """Return the rows that `read` found."""
+    return [OutboxRow(int(id), event_id, topic, bytes(body)) for id, event_id, topic, body in rows]  # noqa: A001
+
+
+def read_backlog(rows: Rows) -> Backlog:
+    """Return the row that `backlog` found."""
+    ((waiting, refused, age),) = rows
+    return Backlog(int(waiting), int(refused), max(0.0, float(age or 0)))
+
+
+def _fill(sql: str, words: dict[str, str]) -> str:
+    for name, text in words.items():
+        sql = sql.replace(f"{{{name}}}", text.strip())
+    return sql
+
+
+@cache
+def _build_insert(placeholders: Placeholders, table: str, rows: int, notify: bool) -> str:
+    values = ", ".join("(" + ", ".join(f":{column}_{_letters(n)}" for column in _COLUMNS) + ")" for n in range(rows))
+    insert = _INSERT.replace("{values}", values)
+    return format_sql(_NOTIFY.replace("{insert}", insert) if notify else insert, placeholders, table)
+
+
+def _letters(n: int) -> str:
+    """Return a number as letters, because parameters have no digits."""
+    return f"{n}".translate(str.maketrans("0123456789", "abcdefghij"))
