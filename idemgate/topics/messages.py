@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 from idemgate.core import keys
 from idemgate.core.codec import Codec
 from idemgate.core.codec.decoding import unpack, wrap_decode_errors
-from idemgate.core.durations import Duration
+from idemgate.core.durations import Duration, milliseconds
 from idemgate.core.keys import Key
 from idemgate.core.validation import check_iterable
 from idemgate.errors import DecodeError, InvalidArgument
@@ -41,6 +41,8 @@ __all__ = [
     "Ticket",
     "Trigger",
     "decode_forwarded",
+    "decode_trigger",
+    "encode_trigger",
     "to_triggers",
 ]
 
@@ -60,6 +62,26 @@ class Trigger:
     at: datetime | None = field(default=None, kw_only=True)
     version: int | None = field(default=None, kw_only=True)
     event_id: Key | None = field(default=None, kw_only=True)
+
+
+_TRIGGER_FIELDS = ("key", "payload", "priority", "group", "at", "version", "event_id")
+
+
+def encode_trigger(trigger: Trigger, codec: Codec, now: float) -> bytes:
+    """Encode a trigger. A delay becomes a time, counted from `now`, in seconds since the epoch."""
+    at = trigger.at
+    if trigger.delay is not None:
+        delay = timedelta(milliseconds=milliseconds(trigger.delay, "delay", zero=True))
+        at = datetime.fromtimestamp(now, UTC) + delay
+    fields = (trigger.key, trigger.payload, trigger.priority, trigger.group, at, trigger.version, trigger.event_id)
+    return codec.encode(dict(zip(_TRIGGER_FIELDS, fields, strict=True)), "trigger")
+
+
+def decode_trigger(packed: bytes, codec: Codec) -> Trigger:
+    """Decode a trigger. Raises DecodeError."""
+    fields = codec.decode(packed)
+    with wrap_decode_errors("a packed trigger"):
+        return Trigger(**{name: fields[name] for name in _TRIGGER_FIELDS})
 
 
 def to_triggers(triggers: Iterable[Trigger | tuple[Key, object]]) -> list[Trigger]:

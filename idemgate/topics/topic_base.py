@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
@@ -12,8 +13,7 @@ from idemgate.errors import DecodeError, InvalidArgument
 from idemgate.topics.calls import Settlement, TopicCalls, nack_items
 from idemgate.topics.cron import build_recurring
 from idemgate.topics.definition import TopicDefinition
-from idemgate.topics.messages import Delivery, Forward, Outcome, Trigger
-from idemgate.topics.packed_trigger import decode_trigger, encode_trigger
+from idemgate.topics.messages import Delivery, Forward, Outcome, Trigger, decode_trigger, encode_trigger
 from idemgate.topics.policy import Policy
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ class BaseTopic(Generic[Sent, Delivered]):
         definition = self.definition
         calls = definition.calls or definition.build_calls()
         calls.pack_trigger(trigger)
-        return encode_trigger(trigger, definition.context)
+        clock = definition.context.clock
+        now = time.time() if clock is None else clock.microseconds() / 1_000_000
+        return encode_trigger(trigger, definition.context.codec, now)
 
     def unpack_trigger(self, packed: bytes) -> Trigger:
         """Return a trigger that `pack_trigger` packed. Raises DecodeError."""

@@ -6,7 +6,7 @@ from idemgate import InvalidArgument
 from idemgate_sql.database import Dialect
 from idemgate_sql.names import check_table
 
-__all__ = ["ddl", "split_ddl"]
+__all__ = ["build_migration", "ddl", "split_ddl"]
 
 _POSTGRESQL = """
 CREATE TABLE IF NOT EXISTS {table}_inbox (
@@ -78,3 +78,14 @@ def ddl(dialect: Dialect, table: str = "idemgate") -> str:
 def split_ddl(dialect: Dialect, table: str) -> list[str]:
     """Return the statements of `ddl`, one by one."""
     return [sql for statement in ddl(dialect, table).split(";") if (sql := statement.strip())]
+
+
+def build_migration(dialect: Dialect, table: str = "idemgate") -> str:
+    """Return the functions `upgrade` and `downgrade` of an Alembic revision. See `ddl`."""
+    creates = "".join(f'    op.execute("""\n{_indent(sql)}\n    """)\n' for sql in split_ddl(dialect, table))
+    drops = "".join(f'    op.execute("DROP TABLE {table}_{name}")\n' for name in ("outbox", "inbox"))
+    return f"from alembic import op\n\n\ndef upgrade():\n{creates}\n\ndef downgrade():\n{drops}"
+
+
+def _indent(sql: str) -> str:
+    return "\n".join(f"        {line}" for line in sql.splitlines())

@@ -1,0 +1,75 @@
+"""The statements that create the tables, as a command prints them."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from idemgate_sql import ddl
+from idemgate_sql.__main__ import main
+from sqlalchemy import create_engine, inspect
+
+from idemgate import InvalidArgument
+
+DIALECTS = ("postgresql", "sqlite")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_command_prints_the_statements(dialect: str) -> None:
+    words = [sys.executable, "-m", "idemgate_sql", "ddl", dialect, "--table", "shop"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert printed == ddl(dialect, "shop")  # type: ignore[arg-type]
+    assert {"shop_inbox", "shop_outbox"} <= set(printed.split())
+
+
+def test_the_statements_create_the_tables_and_may_run_again(tmp_path: Path, postgres_url: str) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as database:
+        for _ in range(2):
+            database.executescript(ddl("sqlite", "a"))
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    assert {"a_inbox", "a_outbox"} <= set(names)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA shop")
+        for _ in range(2):
+            connection.execute(ddl("postgresql", "shop.a"))
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'shop'").fetchall()
+    assert sorted(found) == [("a_inbox",), ("a_outbox",)]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_alembic_functions_create_and_drop_the_tables(
+    dialect: str, tmp_path: Path, capsys: Any, request: pytest.FixtureRequest
+) -> None:
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+
+    # Given a database of SQLAlchemy
+    url = f"sqlite:///{tmp_path / 'db'}"
+    if dialect == "postgresql":
+        url = request.getfixturevalue("postgres_url").replace("postgresql:", "postgresql+psycopg:", 1)
+    assert main(["alembic", dialect]) == 0
+    printed = capsys.readouterr().out
+    engine = create_engine(url)
+    # When the printed functions run as those of a revision
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        revision: dict[str, Any] = {}
+        exec(printed, revision)
+        revision["upgrade"]()
+        assert {"idemgate_inbox", "idemgate_outbox"} <= set(inspect(connection).get_table_names())
+        revision["downgrade"]()
+        assert not {"idemgate_inbox", "idemgate_outbox"} & set(inspect(connection).get_table_names())
+    engine.dispose()
+
+
+@pytest.mark.parametrize("table", ["", "Shop", "a b", "a;drop", "a.b.c", "x" * 42, "1a"])
+def test_a_prefix_that_is_no_name_is_refused(table: str, capsys: Any) -> None:
+    with pytest.raises(InvalidArgument, match="table"):
+        ddl("sqlite", table)
+    assert main(["ddl", "sqlite", "--table", table]) == 2
+    assert "prefix of a table" in capsys.readouterr().err
