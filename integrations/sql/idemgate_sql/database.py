@@ -21,8 +21,15 @@ Rows = Sequence[Sequence[Any]]
 class Database(Protocol[C]):
     """A database of blocking functions. `C` is the type of its connections."""
 
-    dialect: Dialect
-    placeholders: Placeholders
+    @property
+    def dialect(self) -> Dialect:
+        """The kind of the database."""
+        ...
+
+    @property
+    def placeholders(self) -> Placeholders:
+        """The form of parameters."""
+        ...
 
     def transaction(self) -> AbstractContextManager[C]:
         """Open a connection and begin a transaction. Commit at the end of the block, or roll back if it raises."""
@@ -40,8 +47,15 @@ class Database(Protocol[C]):
 class AioDatabase(Protocol[C]):
     """A database of async functions; see `Database`."""
 
-    dialect: Dialect
-    placeholders: Placeholders
+    @property
+    def dialect(self) -> Dialect:
+        """The kind of the database."""
+        ...
+
+    @property
+    def placeholders(self) -> Placeholders:
+        """The form of parameters."""
+        ...
 
     def transaction(self) -> AbstractAsyncContextManager[C]:
         """Open a connection and begin a transaction; see `Database.transaction`."""

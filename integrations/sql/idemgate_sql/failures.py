@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-__all__ = ["is_lock_timeout", "is_missing_table"]
+__all__ = ["ends_transaction", "is_lock_timeout", "is_missing_table"]
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _UNDEFINED_TABLE = "42P01"
@@ -27,6 +27,11 @@ def is_missing_table(error: BaseException) -> bool:
         or (isinstance(one, sqlite3.OperationalError) and str(one).startswith("no such table"))
         for one in _unwrap(error)
     )
+
+
+def ends_transaction(error: BaseException) -> bool:
+    """Return True if SQLite refused a COMMIT or ROLLBACK (`refuse_ends`)."""
+    return any(getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH for one in _unwrap(error))
 
 
 def _unwrap(error: BaseException | None) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ from idemgate import InvalidArgument
 from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
 from idemgate_sql.database import Dialect, Params, Placeholders, Rows
 from idemgate_sql.errors import ConnectionInUse, EndedByHandler
+from idemgate_sql.failures import ends_transaction
 from idemgate_sql.inbox import BaseInbox
 from idemgate_sql.watch import Polling
 
@@ -124,7 +125,7 @@ class Inbox(BaseInbox[sqlite3.Connection]):
             try:
                 return work()
             except sqlite3.DatabaseError as error:
-                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+                if ends_transaction(error):
                     raise EndedByHandler(entry.key, entry.scope) from error
                 raise
 

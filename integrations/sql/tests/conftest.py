@@ -13,7 +13,7 @@ import pytest
 from idemgate import Gate
 from idemgate.store.embedded.server import start
 from idemgate.testing import Clock, audit
-from integrations.sql.tests.flavours import FLAVOURS, Flavour, find_url
+from integrations.sql.tests.flavours import FLAVOURS, SLOW, Flavour, find_url
 from tests.needs import report_missing
 from tests.postgres import Postgres, find_programs
 
@@ -65,7 +65,7 @@ def postgres_url(postgres: Postgres) -> str:
     return postgres.create_database()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, ())) for name in FLAVOURS])
 def flavour(request: pytest.FixtureRequest, tmp_path: Path) -> Flavour:
     """One of the flavours, whose database has the tables of the tests but not those of the inbox."""
     kind = FLAVOURS[request.param]
@@ -76,3 +76,12 @@ def flavour(request: pytest.FixtureRequest, tmp_path: Path) -> Flavour:
 async def inbox(flavour: Flavour) -> Any:
     """An inbox of the flavour, with its tables."""
     return await flavour.create()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the kills of SQLAlchemy and Django as slow. Each of their processes takes seconds."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "kills" in item.path.name:
+            name = getattr(item, "callspec", None) and item.callspec.params.get("flavour", "")  # type: ignore[attr-defined]
+            if name and name.startswith(("sqlalchemy", "django")):
+                item.add_marker(pytest.mark.slow)

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg as driver
-from idemgate_sql import psycopg, sqlite
+import pytest
+from django.db import DatabaseError
+from idemgate_sql import psycopg, sqlalchemy, sqlite
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from idemgate import Gate
 
@@ -73,7 +80,8 @@ class AioHandle(Handle):
 class Flavour:
     """An inbox in an empty database, and the tables of the tests.
 
-    `errors` are the errors of the client library for a statement that fails. `dialect` is that of the inbox.
+    `errors` are the errors of the client library for a statement that fails. `dialect` is that of the inbox. `listens`:
+    relays use LISTEN and a lock of the database.
     """
 
     dialect = "postgresql"
@@ -81,6 +89,8 @@ class Flavour:
     errors: tuple[type[Exception], ...] = (driver.Error,)
     handle: type[Handle] = Handle
     serves_nested = True
+    listens = False
+    survives_signals = False
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -162,11 +172,14 @@ class Flavour:
 class Psycopg(Flavour):
     """Blocking psycopg."""
 
+    listens = survives_signals = True
+
 
 class AsyncPsycopg(Flavour):
     """Async psycopg."""
 
     awaiting = True
+    listens = True
     handle = AioHandle
 
     def open_inbox(self, **options: Any) -> Any:
@@ -175,6 +188,8 @@ class AsyncPsycopg(Flavour):
 
 class Sqlite(Flavour):
     """SQLite of the standard library."""
+
+    survives_signals = True
 
     dialect = "sqlite"
     errors = (sqlite3.Error,)
@@ -195,7 +210,117 @@ class Sqlite(Flavour):
             yield
 
 
-FLAVOURS: dict[str, type[Flavour]] = {"psycopg": Psycopg, "psycopg-async": AsyncPsycopg, "sqlite": Sqlite}
+class TextHandle(Handle):
+    """A connection of SQLAlchemy."""
+
+    async def execute(self, sql: str) -> list[Any]:
+        found = self.connection.execute(text(sql))
+        return [tuple(row) for row in found] if found.returns_rows else []
+
+
+class AioTextHandle(AioHandle):
+    """An async connection of SQLAlchemy."""
+
+    async def execute(self, sql: str) -> list[Any]:
+        found = await self.connection.execute(text(sql))
+        return [tuple(row) for row in found] if found.returns_rows else []
+
+
+class CursorHandle(Handle):
+    """A connection of Django."""
+
+    async def execute(self, sql: str) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+@functools.cache
+def find_engine(url: str, awaiting: bool) -> Any:
+    """Return the engine of a URL. Its connections are closed after each run, so that none outlives its event loop."""
+    is_postgresql = url.startswith("postgresql:")
+    url = url.replace("postgresql:", "postgresql+psycopg:", 1) if is_postgresql else f"sqlite:///{url}"
+    return (create_async_engine if awaiting else create_engine)(url, poolclass=NullPool)
+
+
+class SQLAlchemy(Flavour):
+    """Blocking SQLAlchemy on PostgreSQL."""
+
+    errors = (SQLAlchemyError,)
+    handle = TextHandle
+
+    def open_inbox(self, **options: Any) -> Any:
+        kind = sqlalchemy.AsyncInbox if self.awaiting else sqlalchemy.Inbox
+        return kind(find_engine(self.url, self.awaiting), **options)
+
+
+class AsyncSQLAlchemy(SQLAlchemy):
+    """Async SQLAlchemy on PostgreSQL."""
+
+    awaiting = True
+    handle = AioTextHandle
+
+
+class SQLAlchemyOnSqlite(SQLAlchemy):
+    """Blocking SQLAlchemy on SQLite."""
+
+    dialect = "sqlite"
+    serves_nested = False
+    look = Sqlite.look
+    hold = Sqlite.hold
+
+
+class Django(Flavour):
+    """Django on PostgreSQL."""
+
+    errors = (DatabaseError,)
+    handle = CursorHandle
+    serves_nested = False
+
+    def open_inbox(self, **options: Any) -> Any:
+        from idemgate_sql.django import Inbox
+
+        return Inbox(configure_django(self.dialect, self.url), **options)
+
+
+class DjangoOnSqlite(Django):
+    """Django on SQLite."""
+
+    dialect = "sqlite"
+    look = Sqlite.look
+    hold = Sqlite.hold
+
+
+def configure_django(dialect: str, url: str) -> str:
+    """Add a database to the settings of Django. Return its alias."""
+    import django
+    from django.apps import apps
+    from django.conf import settings
+    from django.db import connections
+
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # the tests create tables and look at rows in their event loop
+    if not settings.configured:
+        settings.configure(DATABASES={"default": {}}, USE_TZ=True)
+    if not apps.ready:
+        django.setup()
+    engine = {"ENGINE": f"django.db.backends.{'postgresql' if dialect == 'postgresql' else 'sqlite3'}"}
+    if dialect == "postgresql":
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        engine |= {"NAME": parts.path[1:], "HOST": query["host"][0], "USER": query["user"][0]}
+    else:
+        engine |= {"NAME": url, "OPTIONS": {"timeout": 5}}
+    connections.settings[url] = connections.configure_settings({"default": {}, url: engine})[url]
+    return url
+
+
+FLAVOURS: dict[str, type[Flavour]] = {
+    "psycopg": Psycopg, "psycopg-async": AsyncPsycopg, "sqlite": Sqlite,
+    "sqlalchemy": SQLAlchemy, "sqlalchemy-async": AsyncSQLAlchemy, "django": Django,
+    "sqlalchemy-sqlite": SQLAlchemyOnSqlite, "django-sqlite": DjangoOnSqlite,
+}  # fmt: skip
+SLOW = dict.fromkeys(("sqlalchemy-sqlite", "django-sqlite"), pytest.mark.slow)
+"""The flavours that only the slow tests run with: both halves of them run with the others."""
 
 
 def find_url(flavour: type[Flavour], folder: Path, postgres_url: Callable[[], str]) -> str:

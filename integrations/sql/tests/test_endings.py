@@ -73,7 +73,7 @@ async def test_a_handler_that_closes_its_connection_has_no_effect(gate: Gate, fl
         await db.credit(key)
         await db.call("close")
 
-    with pytest.raises((EndedByHandler, *flavour.errors), match="closed"):
+    with pytest.raises((EndedByHandler, *flavour.errors), match=r"closed|ended its transaction"):
         await flavour.decorate(gate, inbox, body)("p1")
     assert (flavour.credits(), flavour.rows()) == ([], [])
 
@@ -222,8 +222,8 @@ class Interrupted(BaseException):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that were not closed
 def test_runs_that_a_signal_handler_interrupts_at_random(url: str, namespace: str, flavour: Flavour) -> None:
-    if flavour.awaiting:
-        pytest.skip("a task is cancelled instead")
+    if not flavour.survives_signals:
+        pytest.skip("a task is cancelled instead, or the client library leaves locks behind")
     inbox = flavour.open_inbox()
     inbox.create_tables()
     seed = random.randrange(1_000_000)

@@ -12,7 +12,7 @@ import tenacity
 from idemgate import Gate
 from idemgate.errors import AlreadyDone, InvalidArgument, KeyReused, NoCurrentExecution, ResultUnavailable
 from idemgate.testing import Clock
-from integrations.sql.tests.flavours import Flavour, Handle
+from integrations.sql.tests.flavours import Flavour, Handle, run_now
 
 
 async def credit(db: Handle, key: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ async def test_another_fingerprint_in_the_row_is_refused(gate: Gate, flavour: Fl
             return await guard.aio.run("p1", work, fingerprint=amount)
 
         def work_now() -> int:
-            inbox.connection().execute("INSERT INTO effects VALUES ('p1')")
+            run_now(flavour.handle(inbox.connection()).credit("p1"))
             return amount
 
         return await asyncio.to_thread(guard.run, "p1", work_now, fingerprint=amount)

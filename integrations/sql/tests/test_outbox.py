@@ -217,8 +217,8 @@ async def test_rows_of_topics_that_the_relay_does_not_have_stay_and_are_logged_o
 async def test_a_relay_is_woken_by_a_commit_or_looks_at_intervals(
     gate: Gate, flavour: Flavour, inbox: Any, topic: Any
 ) -> None:
-    # Given a relay that on PostgreSQL would look only every hour
-    poll = "1h" if flavour.dialect == "postgresql" else "20ms"
+    # Given a relay that with LISTEN would look only every hour
+    poll = "1h" if flavour.listens else "20ms"
     async with running(inbox.relay(gate, poll=poll)):
         for number in range(5):
             await send(inbox, topic, ("k", number))
@@ -226,8 +226,8 @@ async def test_a_relay_is_woken_by_a_commit_or_looks_at_intervals(
 
 
 async def test_without_notify_the_relay_polls(gate: Gate, flavour: Flavour, inbox: Any, topic: Any) -> None:
-    if flavour.dialect != "postgresql":
-        pytest.skip("this database has no NOTIFY")
+    if not flavour.listens:
+        pytest.skip("this flavour always polls")
     quiet = flavour.open_inbox(notify=False)
     async with running(inbox.relay(gate, poll="20ms")):
         await send(quiet, topic, ("k", 1))
@@ -237,8 +237,8 @@ async def test_without_notify_the_relay_polls(gate: Gate, flavour: Flavour, inbo
 async def test_one_relay_works_and_another_one_takes_over(
     gate: Gate, flavour: Flavour, inbox: Any, topic: Any, url: str, clock: Clock
 ) -> None:
-    if flavour.dialect != "postgresql":
-        pytest.skip("this database has no lock of a session")
+    if not flavour.listens:
+        pytest.skip("this flavour has no lock")
     second = Gate(url, namespace=gate.namespace, clock=clock)
     second.topic("orders", merge="append")
     async with running(inbox.relay(second, poll="20ms")), running(inbox.relay(gate, poll="20ms")):

@@ -19,7 +19,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from idemgate import Gate
 from idemgate.errors import InvalidArgument
 from idemgate.testing import Clock
-from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle, Psycopg
+from integrations.sql.tests.flavours import AsyncPsycopg, Flavour, Handle, Psycopg, run_now
 from integrations.sql.tests.test_inbox import credit, forget
 
 
@@ -234,7 +234,7 @@ async def test_a_batch_runs_message_by_message(gate: Gate, flavour: Flavour, inb
     else:
 
         def pay(key: str) -> str:
-            inbox.connection().execute(f"INSERT INTO effects VALUES ('{key}')")
+            run_now(flavour.handle(inbox.connection()).credit(key))
             return key
 
         verdicts = await asyncio.to_thread(guard.run_many, messages, pay)

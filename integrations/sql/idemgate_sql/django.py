@@ -1,0 +1,121 @@
+"""The inbox on a database of Django, for blocking functions. Models and cursors of that database need no more."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from django.db import connections, transaction  # pyright: ignore[reportMissingTypeStubs]
+
+from idemgate import InvalidArgument
+from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
+from idemgate_sql.database import Dialect, Params, Placeholders, Rows
+from idemgate_sql.errors import ConnectionInUse, EndedByHandler
+from idemgate_sql.failures import ends_transaction
+from idemgate_sql.inbox import BaseInbox
+from idemgate_sql.sqlite import refuse_ends
+from idemgate_sql.watch import Polling
+
+__all__ = ["DjangoDatabase", "Inbox"]
+
+
+class DjangoDatabase:
+    """The connections of one entry of DATABASES, one for each thread."""
+
+    placeholders: Placeholders = "pyformat"
+
+    def __init__(self, using: str, lock_timeout_ms: int) -> None:
+        self._using = using
+        self._lock_timeout_ms = lock_timeout_ms
+
+    @property
+    def dialect(self) -> Dialect:
+        """The kind of the database. Raises InvalidArgument for one that is not supported."""
+        vendor = connections[self._using].vendor
+        if vendor not in ("postgresql", "sqlite"):
+            raise InvalidArgument("using", self._using, f"a database of {vendor}", "Use PostgreSQL or SQLite")
+        return cast(Dialect, vendor)
+
+    @contextmanager
+    def transaction(self) -> Generator[Any]:
+        """Begin a transaction on the connection of this thread; see `Database.transaction`."""
+        connection: Any = connections[self._using]
+        if connection.in_atomic_block:
+            raise ConnectionInUse("atomic")
+        is_open = connection.connection is not None
+        connection.close_if_unusable_or_obsolete()  # as before a request: a worker may have idled for hours
+        try:
+            if self.dialect == "postgresql":
+                with transaction.atomic(using=self._using, durable=True):
+                    yield connection
+                return
+            with (
+                _use_timeout(connection, self._lock_timeout_ms),
+                transaction.atomic(using=self._using, durable=True),
+                refuse_ends(connection.connection),
+            ):
+                yield connection
+        finally:
+            if not is_open:  # as after a request: CONN_MAX_AGE says how long it stays open
+                connection.close_if_unusable_or_obsolete()
+
+    def execute(self, connection: Any, sql: str, params: Params) -> Rows:
+        """Execute a statement."""
+        with connection.cursor() as cursor:
+            cursor.execute(sql, dict(params) or None)
+            return cast(Rows, cursor.fetchall()) if cursor.description else ()
+
+    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
+        """Return the watch of a relay, which polls. Several relays of a database all work."""
+        return Polling()
+
+
+@contextmanager
+def _use_timeout(connection: Any, lock_timeout_ms: int) -> Generator[None]:
+    """Set the time-out for locks of SQLite inside the block."""
+    with connection.cursor() as cursor:
+        before = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
+        cursor.execute(f"PRAGMA busy_timeout = {lock_timeout_ms}")
+    try:
+        yield
+    finally:
+        if connection.connection is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(f"PRAGMA busy_timeout = {before}")
+
+
+class Inbox(BaseInbox[Any]):
+    """The inbox in a database of Django: `@gate.once(key=..., sink=Inbox())`.
+
+    The function runs in `transaction.atomic(durable=True)`, so models and cursors of this database take part.
+
+    Args:
+        using: the alias of the database in DATABASES.
+        table: the prefix of the tables, with a schema if need be.
+        lock_timeout: how long a run waits for another transaction that has inserted its key. Then it raises RowLocked.
+
+    Raises:
+        InvalidArgument: an argument is invalid.
+    """
+
+    def __init__(self, using: str = "default", *, table: str = "idemgate", lock_timeout: Duration = "5s") -> None:
+        database = DjangoDatabase(using, milliseconds(lock_timeout, "lock_timeout"))
+        super().__init__(database, table, lock_timeout, notify=False)
+
+    def apply(self, entry: SinkEntry, work: Any) -> StoredResult | None:
+        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`.
+
+        Raises:
+            ConnectionInUse: the caller is in an atomic block, whose rollback would undo the row.
+        """
+
+        def run() -> StoredResult:
+            try:
+                return cast(StoredResult, work())
+            except Exception as error:
+                if ends_transaction(error) or isinstance(error, transaction.TransactionManagementError):
+                    raise EndedByHandler(entry.key, entry.scope) from error
+                raise
+
+        return super().apply(entry, run)

@@ -1,0 +1,228 @@
+"""The inbox by SQLAlchemy 2: PostgreSQL for blocking and async functions, and SQLite for blocking ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from idemgate import InvalidArgument
+from idemgate.types import Duration, SinkEntry, StoredResult, milliseconds
+from idemgate_sql.database import Dialect, Params, Placeholders, Rows
+from idemgate_sql.errors import ConnectionInUse, EndedByHandler
+from idemgate_sql.failures import ends_transaction
+from idemgate_sql.inbox import BaseAioInbox, BaseInbox
+from idemgate_sql.sqlite import refuse_ends
+from idemgate_sql.watch import Polling
+
+__all__ = ["AsyncInbox", "AsyncSQLAlchemyDatabase", "Inbox", "SQLAlchemyDatabase"]
+
+
+class SQLAlchemyDatabase:
+    """Blocking connections of an engine."""
+
+    placeholders: Placeholders = "named"
+
+    def __init__(self, engine: Engine, lock_timeout_ms: int) -> None:
+        self.dialect: Dialect = _check_engine(engine, Engine)
+        self._engine = engine
+        self._lock_timeout_ms = lock_timeout_ms
+
+    @contextmanager
+    def transaction(self) -> Generator[Connection]:
+        """Open a connection and begin a transaction; see `Database.transaction`."""
+        with self._engine.connect() as connection:
+            _check_isolation(connection)
+            with connection.begin():
+                if self.dialect == "sqlite":
+                    _take_write_lock(connection, self._lock_timeout_ms)
+                with _refuse_commit(connection), _refuse_ends(connection, self.dialect):
+                    yield connection
+
+    def execute(self, connection: Connection, sql: str, params: Params) -> Rows:
+        """Execute a statement."""
+        found = connection.execute(text(sql), dict(params))
+        return cast(Rows, found.fetchall()) if found.returns_rows else ()
+
+    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
+        """Return the watch of a relay, which polls. Several relays of a database all work."""
+        return Polling()
+
+
+class AsyncSQLAlchemyDatabase:
+    """Async connections of an engine."""
+
+    placeholders: Placeholders = "named"
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.dialect: Dialect = _check_engine(engine, AsyncEngine)
+        self._engine = engine
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """Open a connection and begin a transaction; see `Database.transaction`."""
+        async with self._engine.connect() as connection:
+            await connection.run_sync(_check_isolation)
+            async with connection.begin():
+                with _refuse_commit(connection.sync_connection):
+                    yield connection
+
+    async def execute(self, connection: AsyncConnection, sql: str, params: Params) -> Rows:
+        """Execute a statement; see `SQLAlchemyDatabase.execute`."""
+        found = await connection.execute(text(sql), dict(params))
+        return cast(Rows, found.fetchall()) if found.returns_rows else ()
+
+    def watch(self, channel: str) -> Polling:  # noqa: ARG002 - see `Database.watch`
+        """Return the watch of a relay; see `SQLAlchemyDatabase.watch`."""
+        return Polling()
+
+
+class Inbox(BaseInbox[Connection]):
+    """The inbox of blocking functions by an `Engine`: `@gate.once(key=..., sink=inbox)`.
+
+    The function runs in a transaction. `inbox.connection()` returns its connection, `inbox.session()` its session.
+
+    Args:
+        engine: an engine of PostgreSQL or SQLite.
+        table: the prefix of the tables, with a schema if need be.
+        lock_timeout: how long a run waits for another transaction that has inserted its key. Then it raises RowLocked.
+
+    Raises:
+        InvalidArgument: an argument is invalid.
+    """
+
+    def __init__(self, engine: Engine, *, table: str = "idemgate", lock_timeout: Duration = "5s") -> None:
+        database = SQLAlchemyDatabase(engine, milliseconds(lock_timeout, "lock_timeout"))
+        super().__init__(database, table, lock_timeout, notify=False)
+        self._sessions: WeakKeyDictionary[Connection, Session] = WeakKeyDictionary()
+
+    def session(self) -> Session:
+        """Return the ORM session of the run. It is flushed when the function returns, and committed with the row.
+
+        Raises:
+            NoCurrentExecution: the caller is not part of a function that is guarded with this inbox.
+        """
+        connection = self.connection()
+        if (session := self._sessions.get(connection)) is None:
+            session = self._sessions[connection] = Session(connection, join_transaction_mode="rollback_only")
+            event.listen(session, "before_commit", _refuse)
+        return session
+
+    def apply(self, entry: SinkEntry, work: Any) -> StoredResult | None:
+        """Run `work` and store its result in one transaction; see `idemgate.types.Sink`.
+
+        Raises:
+            ConnectionInUse: the caller runs with this inbox on SQLite, and so holds the write lock.
+            EndedByHandler: the handler called `commit`, which was refused.
+        """
+        if self.database.dialect == "sqlite" and self.is_running:
+            raise ConnectionInUse("write lock of the outer run")
+
+        def run() -> StoredResult:
+            connection = self.connection()
+            try:
+                result: StoredResult = work()
+                if (session := self._sessions.get(connection)) is not None:
+                    session.flush()
+            except Exception as error:
+                if isinstance(error, _CommitRefused) or ends_transaction(error):
+                    raise EndedByHandler(entry.key, entry.scope) from error
+                raise
+            finally:
+                if (session := self._sessions.pop(connection, None)) is not None:
+                    session.close()  # without influence on the transaction
+            return result
+
+        return super().apply(entry, run)
+
+
+class AsyncInbox(BaseAioInbox[AsyncConnection]):
+    """The inbox of async functions by an `AsyncEngine` of PostgreSQL; see `Inbox`."""
+
+    def __init__(self, engine: AsyncEngine, *, table: str = "idemgate", lock_timeout: Duration = "5s") -> None:
+        super().__init__(AsyncSQLAlchemyDatabase(engine), table, lock_timeout, notify=False)
+        self._sessions: WeakKeyDictionary[AsyncConnection, AsyncSession] = WeakKeyDictionary()
+
+    def session(self) -> AsyncSession:
+        """Return the ORM session of the run; see `Inbox.session`."""
+        connection = self.connection()
+        if (session := self._sessions.get(connection)) is None:
+            session = self._sessions[connection] = AsyncSession(connection, join_transaction_mode="rollback_only")
+            event.listen(session.sync_session, "before_commit", _refuse)
+        return session
+
+    async def apply(self, entry: SinkEntry, work: Any) -> StoredResult | None:
+        """Run `work` and store its result in one transaction; see `idemgate.types.AioSink`."""
+
+        async def run() -> StoredResult:
+            connection = self.connection()
+            try:
+                result: StoredResult = await work()
+                if (session := self._sessions.get(connection)) is not None:
+                    await session.flush()
+            except Exception as error:
+                if isinstance(error, _CommitRefused) or ends_transaction(error):
+                    raise EndedByHandler(entry.key, entry.scope) from error
+                raise
+            finally:
+                if (session := self._sessions.pop(connection, None)) is not None:
+                    session.sync_session.close()  # without influence on the transaction
+            return result
+
+        return await super().apply(entry, run)
+
+
+class _CommitRefused(Exception):
+    """The handler called `commit` of its connection or its session."""
+
+
+def _refuse(_: object) -> None:
+    raise _CommitRefused
+
+
+@contextmanager
+def _refuse_commit(connection: Any) -> Generator[None]:
+    """Refuse `connection.commit()` inside the block."""
+    event.listen(connection, "commit", _refuse)
+    try:
+        yield
+    finally:
+        event.remove(connection, "commit", _refuse)
+
+
+def _refuse_ends(connection: Connection, dialect: Dialect) -> Any:
+    """Refuse COMMIT and ROLLBACK as text inside the block, where SQLite would execute them unnoticed."""
+    driver = connection.connection.driver_connection
+    return refuse_ends(driver) if dialect == "sqlite" and hasattr(driver, "set_authorizer") else nullcontext()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def _take_write_lock(connection: Connection, lock_timeout_ms: int) -> None:
+    """Take the write lock of SQLite. The INSERT of PostgreSQL has a time-out of its own."""
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {lock_timeout_ms}")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+
+
+def _check_engine(engine: Any, kind: type[Any]) -> Dialect:
+    """Return the dialect of an engine. Raise InvalidArgument for another object or database."""
+    if not isinstance(engine, kind):
+        name = "create_engine" if kind is Engine else "create_async_engine"
+        raise InvalidArgument("engine", engine, "not an engine of this inbox", f"Pass what {name}(...) returned")
+    supported = ("postgresql", "sqlite") if kind is Engine else ("postgresql",)
+    if engine.dialect.name not in supported:
+        raise InvalidArgument("engine", engine.dialect.name, "not supported", f"Use {' or '.join(supported)}")
+    return cast(Dialect, engine.dialect.name)
+
+
+def _check_isolation(connection: Connection) -> None:
+    """Raise ConnectionInUse if each statement would commit."""
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        raise ConnectionInUse("AUTOCOMMIT")

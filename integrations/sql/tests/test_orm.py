@@ -1,0 +1,192 @@
+"""Sessions of SQLAlchemy, and models of Django, in the transaction of a guarded function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from idemgate_sql import sqlalchemy as inboxes
+from idemgate_sql.errors import ConnectionInUse, EndedByHandler
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from idemgate import Gate, InvalidArgument
+from idemgate.errors import NoCurrentExecution
+from integrations.sql.tests.flavours import AsyncSQLAlchemy, Django, SQLAlchemy, find_engine
+
+
+class Base(DeclarativeBase):
+    """The models of this file."""
+
+
+class Effect(Base):
+    """A row of the table of the tests."""
+
+    __tablename__ = "effects"
+    key: Mapped[str] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def shop(postgres_url: str) -> SQLAlchemy:
+    return SQLAlchemy(postgres_url)
+
+
+async def test_a_session_is_committed_with_the_row(gate: Gate, shop: SQLAlchemy) -> None:
+    inbox, failing = await shop.create(), [True]
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        inbox.session().add(Effect(key=key))
+        assert inbox.session() is inbox.session()
+        if failing:
+            failing.pop()
+            raise ZeroDivisionError
+        return key
+
+    # Given a run that fails: what the session holds is gone, and so is the session
+    with pytest.raises(ZeroDivisionError):
+        pay("p1")
+    assert shop.credits() == []
+    # Then the next one commits, without an explicit flush
+    assert pay("p1") == "p1"
+    assert pay("p1") == "p1"
+    assert shop.credits() == ["p1"]
+    with pytest.raises(NoCurrentExecution):
+        inbox.session()
+
+
+async def test_an_async_session_is_committed_with_the_row(gate: Gate, postgres_url: str) -> None:
+    shop = AsyncSQLAlchemy(postgres_url)
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    async def pay(key: str) -> str:
+        inbox.session().add(Effect(key=key))
+        return key
+
+    assert [await pay("p1"), await pay("p1"), await pay("p2")] == ["p1", "p1", "p2"]
+    assert shop.credits() == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("what", ["session", "connection"])
+async def test_a_commit_is_refused(gate: Gate, shop: SQLAlchemy, what: str) -> None:
+    inbox = await shop.create()
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> None:
+        inbox.session().add(Effect(key=key))
+        getattr(inbox, what)().commit()
+
+    with pytest.raises(EndedByHandler):
+        pay("p1")
+    assert (shop.credits(), shop.rows()) == ([], [])
+
+
+async def test_a_failed_flush_rolls_back(gate: Gate, shop: SQLAlchemy) -> None:
+    inbox = await shop.create()
+    shop.look("ALTER TABLE effects ADD PRIMARY KEY (key)")
+
+    @gate.once(key="{number}", scope="pay", sink=inbox)
+    def pay(number: int) -> None:
+        inbox.session().add(Effect(key="same"))
+
+    pay(1)
+    with pytest.raises(shop.errors, match="duplicate key"):
+        pay(2)
+    assert (shop.credits(), len(shop.rows())) == (["same"], 1)
+
+
+def test_other_databases_are_refused(gate: Gate) -> None:
+    for kind, engine, name in (
+        (inboxes.Inbox, create_engine("postgresql+psycopg://"), "mysql"),
+        (inboxes.AsyncInbox, create_async_engine("postgresql+psycopg://"), "sqlite"),
+    ):
+        engine.dialect.name = name
+        with pytest.raises(InvalidArgument, match=f"'{name}': not supported"):
+            kind(engine)  # type: ignore[operator]
+
+
+def test_engines_that_cannot_work_are_refused(gate: Gate, shop: SQLAlchemy) -> None:
+    for kind, engine in (
+        (inboxes.Inbox, create_async_engine("postgresql+psycopg://")),
+        (inboxes.AsyncInbox, create_engine("postgresql+psycopg://")),
+        (inboxes.Inbox, "postgresql://"),
+    ):
+        with pytest.raises(InvalidArgument, match="engine"):
+            kind(engine)  # type: ignore[operator]
+    automatic = find_engine(shop.url, False).execution_options(isolation_level="AUTOCOMMIT")
+    with pytest.raises(ConnectionInUse, match="AUTOCOMMIT"):
+        inboxes.Inbox(automatic).create_tables()
+
+
+@pytest.fixture
+async def django_shop(postgres_url: str) -> tuple[Django, Any]:
+    shop = Django(postgres_url)
+    return shop, await shop.create()
+
+
+def test_cursors_and_atomic_blocks_of_django_take_part(gate: Gate, django_shop: tuple[Django, Any]) -> None:
+    from django.db import connections, transaction
+
+    shop, inbox = django_shop
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        cursor = connections[shop.url].cursor()
+        cursor.execute("INSERT INTO effects VALUES (%s)", [key])
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=shop.url):
+            cursor.execute("INSERT INTO effects VALUES ('undone')")
+            raise ZeroDivisionError
+        return key
+
+    assert [pay("p1"), pay("p1")] == ["p1", "p1"]
+    assert shop.credits() == ["p1"]
+
+
+def test_a_call_inside_an_atomic_block_is_refused(gate: Gate, django_shop: tuple[Django, Any]) -> None:
+    from django.db import transaction
+
+    shop, inbox = django_shop
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> None:
+        raise AssertionError("it must not run")
+
+    # Given an atomic block of the caller, whose rollback would undo the row behind the back of Redis
+    with transaction.atomic(using=shop.url), pytest.raises(ConnectionInUse, match="atomic"):
+        pay("p1")
+
+
+def test_hooks_on_commit_run_after_the_commit(gate: Gate, django_shop: tuple[Django, Any]) -> None:
+    from django.db import transaction
+
+    shop, inbox = django_shop
+    seen: list[list[str]] = []
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> None:
+        transaction.on_commit(lambda: seen.append(shop.credits()), using=shop.url)
+        inbox.connection().cursor().execute("INSERT INTO effects VALUES (%s)", [key])
+
+    pay("p1")
+    assert seen == [["p1"]]
+
+
+def test_the_idle_connection_of_a_worker_is_replaced(gate: Gate, django_shop: tuple[Django, Any]) -> None:
+    from django.db import connections
+
+    shop, inbox = django_shop
+    # Given a connection that the thread keeps, and that the server has closed
+    connections[shop.url].settings_dict["CONN_MAX_AGE"] = None
+    connections[shop.url].settings_dict["CONN_HEALTH_CHECKS"] = True
+    connections[shop.url].connect()
+    shop.look("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''")
+
+    @gate.once(key="{key}", scope="pay", sink=inbox)
+    def pay(key: str) -> str:
+        return key
+
+    connections[shop.url].health_check_done = False
+    assert pay("p1") == "p1"
+    connections[shop.url].close()
